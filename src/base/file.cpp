@@ -18,7 +18,7 @@ namespace bough {
 namespace fs = std::filesystem;
 namespace {
 
-// Throws for errno `code`: what the user can change is a UserError, what may pass is an IoError.
+// Throws for errno `code`: UserError if the user can fix the cause, IoError if the failure may be temporary.
 [[noreturn]] void fail(const char* doing, const fs::path& path, int code) {
   const std::string message =
       str("cannot ", doing, " ", quoted(path.string(), 300), ": ", std::strerror(code));
@@ -178,7 +178,7 @@ void AtomicFile::commit() {
   sync_descriptor(descriptor_, path_);
   if (!temporary_.empty()) {
     if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("write", path_, errno);
-    temporary_.clear();  // it is the file now: discard() must not remove it
+    temporary_.clear();  // it is the final file now: discard() must not remove it
     sync_path(parent_of(target_), O_DIRECTORY);
   }
   ::close(std::exchange(descriptor_, -1));
@@ -200,7 +200,8 @@ void AppendFile::append(std::string_view text) {
     write_all(descriptor_, text.data(), text.size(), path_);
     if (durability_ == Durability::kSynced) sync_descriptor(descriptor_, path_);
   } catch (...) {
-    // Half a line would make the file unreadable for whoever reads lines. A failure to cut changes nothing.
+    // Half a line would make the file unreadable for readers of lines. If the cut fails, the first error is
+    // still thrown.
     if (can_cut && ::ftruncate(descriptor_, before.st_size) != 0) errno = 0;
     throw;
   }
@@ -252,7 +253,8 @@ void publish_directory(const fs::path& temporary, const fs::path& final_path) {
   for (const auto& entry : fs::recursive_directory_iterator(temporary))
     if (entry.is_regular_file() || entry.is_directory()) sync_path(entry.path(), 0);
   sync_path(temporary, O_DIRECTORY);
-  // rename() replaces an empty folder only: an old one steps aside first and goes when the new one stands.
+  // rename() replaces only an empty folder. An old folder is moved aside first and removed when the new one
+  // is in place.
   fs::path old;
   if (fs::exists(final_path)) {
     old = final_path.string() + unique_suffix();
@@ -287,7 +289,7 @@ FolderLock::FolderLock(const fs::path& folder) {
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, HOST_NAME_MAX);
   const std::string holder = str("process ", ::getpid(), " on ", host);
-  // Who holds it is for the message above only: a full disk must not stop a run here.
+  // The holder's name is only for the message above. A full disk must not stop a run here.
   if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, holder.data(), holder.size(), 0) < 0)
     errno = 0;
 }

@@ -32,7 +32,7 @@ class File : public ::testing::Test {
   fs::path folder_;
 };
 
-// Writes beyond `num_bytes` fail with EFBIG while this lives: a full disk without one.
+// While this object lives, writes beyond `num_bytes` fail with EFBIG. It simulates a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t num_bytes) {

@@ -18,7 +18,7 @@ std::string print_number(double value, int digits, char conversion) {
   return {buffer.data(), static_cast<size_t>(length)};
 }
 
-// Three significant digits at most, no zeros behind the point: 1.50 -> "1.5", 123.4 -> "123".
+// At most three significant digits, without trailing zeros after the point: 1.50 -> "1.5", 123.4 -> "123".
 std::string three_digits(double value) {
   const double size = std::abs(value);
   std::string out = print_number(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0, 'f');

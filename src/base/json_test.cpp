@@ -41,7 +41,8 @@ TEST(Json, RefusesWhatIsNotJson) {
     EXPECT_NE(error_of(text), "no error") << text.substr(0, 20);
   EXPECT_NE(error_of(std::string(kMaxJsonDepth, '[') + std::string(kMaxJsonDepth, ']')).find("no error"),
             std::string::npos);
-  EXPECT_LT(error_of("\"" + std::string(100'000, 'a') + "\n").size(), 400u);  // quotes little of the input
+  // The message quotes only a little of the input.
+  EXPECT_LT(error_of("\"" + std::string(100'000, 'a') + "\n").size(), 400u);
 }
 
 TEST(Json, LinesCountFromOneAndSkipBlankOnes) {

@@ -24,8 +24,8 @@ void write_stderr(const std::string& text) {
   std::fflush(stderr);
 }
 
-// The last lines of the terminal: status blocks are erased before anything else is written, and drawn again
-// after.
+// The status block at the end of the terminal. It is erased before any other output, and written again after
+// it.
 class Screen {
  public:
   void show(const std::string& block) {
@@ -80,8 +80,8 @@ struct Logging {
   spdlog::logger logger GUARDED_BY(mutex);  // spdlog does not lock its list of sinks
 };
 
-// stderr is one for the process, and so is this; never destroyed, so that threads may log while the process
-// ends.
+// One object per process, because stderr is one per process. It is never destroyed, so that threads may log
+// while the process ends.
 Logging& logging() {
   static Logging* instance = new Logging;
   return *instance;
@@ -138,7 +138,7 @@ void set_log_file(const std::filesystem::path& path) {
   const MutexLock lock(log.mutex);
   log.logger.sinks().resize(1);
   if (file) log.logger.sinks().push_back(file);
-  log.logger.flush_on(spdlog::level::debug);  // a killed run leaves its last lines
+  log.logger.flush_on(spdlog::level::debug);  // so that a killed run keeps its last lines
 }
 
 bool stderr_is_terminal() {

@@ -1,4 +1,4 @@
-// What concerns the process and its terminal: signals, processor, clock, log, progress.
+// Tests of the process and its terminal: signals, processor, clock, log, progress.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -76,7 +76,7 @@ TEST(Cpu, TheUsersChoiceStays) {
   EXPECT_STREQ(std::getenv("ONEDNN_MAX_CPU_ISA"), "AVX2");
   ::unsetenv("ONEDNN_MAX_CPU_ISA");
   apply_cpu_workarounds();
-  // Without it a limit is set for one reason only.
+  // Without a preset value the limit is set for one reason only.
   const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
   EXPECT_TRUE(!limit || !std::strcmp(limit, "AVX512_CORE_FP16"));
 }
@@ -118,7 +118,7 @@ std::string captured(Body body, bool terminal) {
   body();
   ::dup2(saved, STDERR_FILENO);
   ::close(saved);
-  // A terminal hands on what was written in its own time, in pieces: read until a mark written last.
+  // A terminal delivers output later and in pieces. Reads until a mark that is written last.
   const std::string mark(1, '\x1');
   EXPECT_EQ(::write(write_end, mark.data(), mark.size()), 1);
   std::string out;

@@ -10,7 +10,7 @@
 namespace bough {
 namespace {
 using Clock = std::chrono::steady_clock;
-// Ten pictures a second look smooth and cost nothing; a line every ten seconds keeps a piped log readable.
+// Ten updates per second look smooth and cost little. One line every ten seconds keeps a piped log readable.
 constexpr auto kBarInterval = std::chrono::milliseconds(100);
 constexpr auto kLineInterval = std::chrono::seconds(10);
 constexpr int kBarColumns = 20;

@@ -35,7 +35,7 @@ uint64_t join(uint32_t low_half, uint32_t high_half) {
   return low_half | static_cast<uint64_t>(high_half) << 32;
 }
 
-// The middle of one of 2^52 equal cells of (0, 1): with 2^53 the last middle would round to 1.
+// The middle of one of 2^52 equal cells of (0, 1). With 2^53 cells the last middle would round to 1.
 double open_unit(uint64_t bits) {
   return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
 }
@@ -68,8 +68,8 @@ double CounterRandom::normal(uint64_t sequence, uint64_t position) const {
 
 uint64_t CounterRandom::below(uint64_t n, uint64_t sequence, uint64_t position) const {
   BOUGH_CHECK(n > 0, "below(0)");
-  // Lemire's multiplication: of the 2^64 values, the lowest 2^64 mod n products would make some results
-  // likelier and are drawn again. A further draw comes from the other half of the block, then from the block
+  // Lemire's multiplication. Of the 2^64 values, the lowest 2^64 mod n products would make some results more
+  // likely, so they are rejected. The next value comes from the other half of the block, then from the block
   // of that value, which keeps the function pure.
   auto words = block(sequence, position);
   const uint64_t unfair = (0 - n) % n;

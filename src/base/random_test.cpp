@@ -55,7 +55,7 @@ TEST(Random, UniformAndNormalHaveTheirMoments) {
 
 TEST(Random, BelowIsUnbiased) {
   const CounterRandom random(2, Purpose::test);
-  // n = 3/4 of 2^64: without drawing again, results divisible by 3 would come half of the time instead of a
+  // n = 3/4 of 2^64. Without rejection, results divisible by 3 would have a share of one half instead of one
   // third.
   const uint64_t n = 3ull << 62;
   int divisible = 0;

@@ -143,7 +143,7 @@ void check_settings(const SettingField& root, const std::string& source) {
 
 namespace {
 
-// Text that YAML readers of both versions take for itself without quotes: not a number, a date, a boolean,
+// True if readers of YAML 1.1 and 1.2 take the unquoted text as a text: not as a number, a date, a boolean or
 // null.
 bool is_plain(const std::string& text) {
   static const char* const kWords[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
@@ -160,8 +160,9 @@ bool is_plain(const std::string& text) {
   return std::none_of(std::begin(kWords), std::end(kWords), [&](const char* word) { return lower == word; });
 }
 
-// JSON's quoting is YAML's too, but for what YAML does not print: DEL, the C1 controls, Unicode's line breaks
-// and the byte order mark. (All beyond ASCII cannot be escaped: yaml-cpp refuses JSON's surrogate pairs.)
+// JSON's quoting is valid YAML, except for characters that YAML does not print: DEL, the C1 controls,
+// Unicode's line breaks and the byte order mark. (Escaping everything beyond ASCII is no solution: yaml-cpp
+// refuses JSON's surrogate pairs.)
 std::string quoted_yaml(const Json& text) {
   const std::string json = dump_line(text);
   std::string out;
@@ -190,7 +191,7 @@ std::string quoted_yaml(const Json& text) {
 
 std::string number_text(double value) {
   std::string text = format_shortest(value);
-  // YAML 1.1 readers take "1e-05" and "1" for a text and an integer: they want a point.
+  // YAML 1.1 readers take "1e-05" as a text and "1" as an integer: a floating-point number needs a point.
   if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
   return text;
 }
@@ -268,7 +269,7 @@ std::string help_text(const SettingField& root) {
     leaves.emplace_back(key, field);
     if (field->is_group_list()) append_leaves(*field, key + "[]", leaves);
   }
-  constexpr size_t kWidestColumn = 44;  // a key longer than that pushes its own line only
+  constexpr size_t kWidestColumn = 44;  // a longer key pushes only its own line
   size_t width = 0;
   std::vector<std::string> heads;
   for (const auto& [key, field] : leaves) {

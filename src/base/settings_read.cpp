@@ -1,6 +1,6 @@
-// Settings from YAML text and from the command line. yaml-cpp lets pass what must be an error: keys given
-// twice, an empty value (whose mark is on the next line), text where a number belongs; all values are
-// therefore read from the scalars' text here, and places taken from keys.
+// Reads settings from YAML text and from the command line. yaml-cpp accepts input that must be an error:
+// duplicate keys, an empty value (its mark is on the next line), text in place of a number. Therefore all
+// values are parsed here from the scalars' text, and places are taken from keys.
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 struct Given {
   std::string place;  // "run.yaml:7"
-  std::string key;    // as it was spelled there
+  std::string key;    // as it was spelled at that place
 };
 
 std::string join_key(const std::string& prefix, const std::string& key) {
@@ -61,7 +61,7 @@ bool is_null(const YAML::Node& node) {
   return text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL";
 }
 
-// What of a node an error message shows.
+// The text that an error message shows for a node.
 std::string shown(const YAML::Node& node) {
   if (is_null(node)) return "nothing";
   if (node.IsMap()) return "a group of keys";
@@ -69,7 +69,7 @@ std::string shown(const YAML::Node& node) {
   return quoted(node.Scalar());
 }
 
-// The number in all of `text`, or nothing. Like YAML it accepts a leading plus and refuses 0x.
+// The number if it is all of `text`, else nothing. As in YAML, a leading plus is accepted and 0x is refused.
 std::optional<double> to_double(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
   if (text.starts_with('+') || text.find_first_not_of("0123456789+-.eE") != std::string_view::npos) return {};
@@ -84,14 +84,14 @@ std::optional<int64_t> to_integer(std::string_view text) {
   int64_t value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (code == std::errc() && end == text.data() + text.size()) return value;
-  // 1e6 and 4096.0 are whole numbers too; beyond 2^53 a double no longer says which.
+  // 1e6 and 4096.0 are whole numbers too. Beyond 2^53 a double is no longer an exact integer.
   const auto number = to_double(text);
   if (number && *number == std::floor(*number) && std::abs(*number) < 0x1p53)
     return static_cast<int64_t>(*number);
   return {};
 }
 
-// The scalar as Json of the field's kind; nothing when it is not of that kind or breaks the constraint.
+// The scalar as Json of the field's kind. Nothing if it is not of that kind or violates the constraint.
 std::optional<Json> to_value(const SettingField& field, const YAML::Node& node) {
   if (!node.IsScalar() || is_null(node)) return {};
   const std::string& text = node.Scalar();
@@ -126,7 +126,7 @@ std::optional<Json> to_value(const SettingField& field, const YAML::Node& node) 
       try {
         const Bytes bytes = Bytes::parse(text);
         if (bytes.is_auto() || inside(static_cast<double>(bytes.count))) return Json(bytes.to_string());
-      } catch (const UserError&) {  // the caller's message says the same with the place
+      } catch (const UserError&) {  // the caller's message says the same and names the place
       }
       return {};
     case SettingKind::kGroup: break;
@@ -158,7 +158,7 @@ class Reader {
     }
   }
 
-  // The key that a spelled one stands for; aliases may name a key or a group on the way to it.
+  // Returns the key that a spelled key stands for. An alias may name a key or a group on the way to the key.
   std::string canonical(const std::string& spelled) const {
     std::string out;
     for (size_t begin = 0; begin <= spelled.size();) {
@@ -171,7 +171,7 @@ class Reader {
     return out;
   }
 
-  // `key` is canonical but for its last word.
+  // `key` is canonical except for its last word.
   void read_entry(const SettingField* group, std::string key, const std::string& spelled,
                   const YAML::Node& value, const std::string& place) {
     for (const auto& [other, canonical] : aliases_)
@@ -180,7 +180,7 @@ class Reader {
     const bool is_group = field ? field->is_group() : begins_alias(key);
     if (!field && !is_group) unknown(group, key, spelled, place);
     if (!is_group) return set(*field, key, spelled, value, place);
-    if (is_null(value)) return;  // a group with everything commented out
+    if (is_null(value)) return;  // a group whose keys are all commented out
     if (!value.IsMap())
       throw UserError(
           str(place, ": ", quoted(spelled), ": got ", shown(value), ", expected a group of settings"));
@@ -282,7 +282,7 @@ class Reader {
     return nearest(name, pointers.data(), pointers.data() + pointers.size());
   }
 
-  // The nearest key is looked for first among the siblings, then as the same name elsewhere, then over whole
+  // The nearest key is looked for first among the siblings, then by the same name elsewhere, then over whole
   // keys.
   [[noreturn]] void unknown(const SettingField* group, const std::string& key, const std::string& spelled,
                             const std::string& place) {
@@ -318,20 +318,20 @@ class Reader {
     return names.size() > kMost ? out + ", …" : out;
   }
 
-  static inline const SettingAliases kNoAliases;  // of elements of lists
+  static inline const SettingAliases kNoAliases;  // elements of lists have no aliases
 
   SettingField& root_;
   const SettingAliases& aliases_;
   std::map<std::string, Given> given_;  // canonical key -> where it was set
 };
 
-// yaml-cpp's own errors with our kind of place. Its marks count from 0.
+// Rethrows yaml-cpp's own errors with this file's kind of place. yaml-cpp's marks count from 0.
 [[noreturn]] void bad_yaml(const YAML::Exception& error, const std::string& source, bool has_lines) {
   const bool known = has_lines && error.mark.line >= 0;
   throw UserError(str(source, known ? str(":", error.mark.line + 1) : "", ": not valid YAML: ", error.msg));
 }
 
-// What stands after "key=": texts are taken as they are unless quoted, all else is YAML.
+// The value after "key=". Texts are taken literally unless quoted. Other fields are parsed as YAML.
 YAML::Node override_value(const SettingField* field, const std::string& text) {
   const bool is_short_form = field && field->is_group_list() && field->append_text &&
                              !text.starts_with('[') && !text.starts_with('{');
@@ -341,7 +341,7 @@ YAML::Node override_value(const SettingField* field, const std::string& text) {
   const bool empties = field && field->shape == SettingShape::kOptional && (text.empty() || text == "null");
   if (is_text && !is_quoted && !empties) {
     YAML::Node node(text);
-    node.SetTag("!");  // a text whatever it looks like
+    node.SetTag("!");  // a text, whatever it looks like
     return node;
   }
   return YAML::Load(text);
@@ -355,7 +355,7 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
     documents = YAML::LoadAll(yaml);
     if (documents.size() > 1)
       throw UserError(str(source, ": ", documents.size(), " YAML documents, expected one"));
-    if (documents.empty() || is_null(documents[0])) return;  // all defaults
+    if (documents.empty() || is_null(documents[0])) return;  // all settings keep their defaults
     if (!documents[0].IsMap())
       throw UserError(
           str(source, ": got ", shown(documents[0]), ", expected settings as 'key: value' lines"));

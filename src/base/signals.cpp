@@ -8,7 +8,7 @@
 
 namespace bough {
 namespace {
-// A signal handler is given nothing but the number: this state cannot be a member.
+// A signal handler gets only the signal's number, so this state cannot be a member.
 std::atomic<int> received{0};
 std::atomic<bool> installed{false};
 static_assert(std::atomic<int>::is_always_lock_free, "the handler may only use lock-free state");
@@ -26,7 +26,7 @@ StopFlag::StopFlag() {
   struct sigaction action = {};
   action.sa_handler = handle;
   sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;  // a write to a checkpoint goes on instead of failing with EINTR
+  action.sa_flags = SA_RESTART;  // a write to a checkpoint continues instead of failing with EINTR
   ::sigaction(SIGINT, &action, &old_interrupt_);
   ::sigaction(SIGTERM, &action, &old_terminate_);
   ::sigaction(SIGUSR1, &action, &old_user_);

@@ -1,5 +1,5 @@
-// `bough bench step`: what every strategy takes for a rollout file, beside the time that the work needs at
-// least. `bough bench profile`: what a plan's costs are computed from.
+// `bough bench step`: the time of every strategy on a rollout file, beside a lower bound of the time. `bough
+// bench profile`: measures the device profile from which plan costs are computed.
 //
 // The lower bound: the FLOPs of one gradient step over the tree (linear layers of each token, the head of
 // each trained one, attention of each visible pair; backward twice forward), at the best rate of a matrix
@@ -31,17 +31,17 @@ struct Options : StepOptions {
 
 struct Bound {
   double rate = 0;     // FLOP/s
-  double seconds = 0;  // of a gradient step over the tree
+  double seconds = 0;  // of one gradient step over the tree
   double dense_seconds = 0;
 };
 
 struct Line {
   std::string mode;
   std::unique_ptr<StepTimer> timer;
-  std::string error;  // where the plan cannot be had
+  std::string error;  // set if the strategy has no plan
 };
 
-// What ops of a step are called in the table: kernels by their folder, libtorch's together by name.
+// The names of ops in the table: kernels by their folder, libtorch's ops grouped by name.
 std::string op_group(const std::string& op) {
   if (op == "bough::matrix_product" || op == "bough::batch_invariant_product" ||
       op == "bough::add_matrix_product_")
@@ -58,7 +58,7 @@ std::string op_group(const std::string& op) {
   return name;
 }
 
-// Shares of one step, largest first; what no op took is "between ops".
+// Shares of one step, largest first. Time outside of ops is "between ops".
 std::vector<std::pair<std::string, double>> op_shares(StepTimer& timer, at::Device device) {
   const auto start = std::chrono::steady_clock::now();
   std::map<std::string, double> groups;
@@ -133,7 +133,7 @@ void run_bench_step(const Options& options) {
     lines.push_back(std::move(line));
   }
   Bound bound;
-  for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
+  for (int64_t i = 0; i < options.repeat; ++i) {  // in turns, so that a busy minute affects all
     bound.rate = std::max(
         bound.rate, matrix_product_rate(input.costs.shape(), input.model->dtype(), input.model->device()));
     for (auto& line : lines)
@@ -199,7 +199,7 @@ struct ProfileOptions {
   bool json = false;
 };
 
-// GFLOP/s of a pass of each size, where a unit of work of the curve is one FLOP a token.
+// GFLOP/s of a pass of each size. A unit of work of the curve is one FLOP per token.
 std::string rates_text(const CostCurve& curve) {
   std::string text;
   for (size_t i = 0; i < curve.sizes.size(); ++i)

@@ -1,9 +1,10 @@
-// `bough bench rollout`: how fast the embedded engine generates, beside what the machine allows.
+// `bough bench rollout`: the embedded engine's generation speed, beside a lower bound of the time on this
+// machine.
 //
-// The lower bound, pass by pass: the weights and the keys and values that are visible, read once, at the rate
-// of reading so many bytes again and again; or the FLOPs of its tokens, at the best rate of a matrix product;
-// whichever takes longer. Both rates are measured in the same run. What a pass computes is what the engine
-// did compute: a cache that finds less shows in its tokens, not in the bound.
+// The lower bound of a pass is the larger of two times. One: the weights and the visible keys and values are
+// read once, at the rate of reading as many bytes again and again. Two: the FLOPs of the pass's tokens, at
+// the best rate of a matrix product. Both rates are measured in the same run. The tokens are those that the
+// engine computed: a cache that finds less shows in its tokens, not in the bound.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -38,7 +39,7 @@ struct Options {
   int64_t prompts = 16, prompt_tokens = 32, repeat = 3, seed = 1;
   SamplingParameters generation;
   EngineOptions engine_options;
-  RolloutSettings engine;  // of those
+  RolloutSettings engine;  // set from engine_options
   TorchOptions torch;
   std::vector<int64_t> contexts;
   bool interrupt = false, json = false;
@@ -51,15 +52,15 @@ void check_options(Options& options) {
   check_at_least("--repeat", options.repeat, 1);
   check_at_least("--seed", options.seed, 0);
   options.engine = engine_settings(options.engine_options);
-  // Every sample has max_new_tokens tokens.
+  // Every sample gets max_new_tokens tokens.
   options.generation.ignore_eos = true;
 }
 
-// Bytes of the whole model that each pass reads, and those of one token's keys and values.
+// Bytes of the weights that each pass reads, and bytes of one token's keys and values.
 struct ModelBytes {
   ModelBytes(const ModelShape& shape, const MatrixBytes& matrices)
       : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
-    // An embedding that is not the head is not read whole either: only the pass's rows are.
+    // An embedding that is not tied to lm_head is not read whole: only the rows of the pass's tokens are.
     const int64_t looked_up = shape.tie_word_embeddings ? 0 : shape.vocab_size * shape.hidden_size;
     weights =
         (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
@@ -68,7 +69,7 @@ struct ModelBytes {
 };
 
 struct Rates {
-  double flops = 0, bytes = 0;  // a second
+  double flops = 0, bytes = 0;  // per second
 };
 
 struct Run {
@@ -109,14 +110,15 @@ Run run_once(const Model& model, const Options& options) {
   return run;
 }
 
-// How far the log-probabilities that generation returned are from those of training, of the same tokens: what
-// mismatch/logprob_abs_diff and mismatch/importance_weight_max of a run say.
+// The differences between generation's log-probabilities and training's, of the same tokens: a run's metrics
+// mismatch/logprob_abs_diff and mismatch/importance_weight_max.
 struct Mismatch {
   double logprob_abs_diff = 0, importance_weight_max = 1;
 };
 
 Mismatch mismatch_of(Model& model, const Run& run) {
-  constexpr size_t kSequences = 32;  // one of each prompt, then the others: some thousand tokens are enough
+  // One of each prompt first, then the others; some thousand tokens are enough.
+  constexpr size_t kSequences = 32;
   std::vector<Trajectory> sampled;
   for (size_t sample = 0; sample < run.results.front().samples.size(); ++sample)
     for (const GenerationResult& result : run.results)
@@ -128,12 +130,12 @@ Mismatch mismatch_of(Model& model, const Run& run) {
   return {difference.abs().mean().item<double>(), difference.max().exp().item<double>()};
 }
 
-// What a weight update in the middle of a run costs.
+// The cost of a weight update in the middle of a run.
 struct Interruption {
-  double swap_seconds = 0;        // of update_weights(): no step is computed meanwhile
+  double swap_seconds = 0;        // of update_weights(), during which no step runs
   double decode_seconds = 0;      // of a step that only decodes, median of those before
   double seconds = 0;             // of the whole run
-  int64_t recomputed_tokens = 0;  // keys and values that had to be computed again
+  int64_t recomputed_tokens = 0;  // tokens whose keys and values had to be computed again
 };
 
 Interruption run_interrupted(const Model& model, const Options& options, const Run& uninterrupted) {
@@ -162,8 +164,8 @@ Interruption run_interrupted(const Model& model, const Options& options, const R
 
 struct Bound {
   double seconds = 0;
-  double decode_seconds = 0;  // of it, passes that only decode
-  double memory_seconds = 0;  // of it, passes that memory binds
+  double decode_seconds = 0;  // the part of passes that only decode
+  double memory_seconds = 0;  // the part of passes that memory binds
 };
 
 Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const ModelBytes& bytes,
@@ -201,7 +203,7 @@ void run_bench_rollout(Options options) {
   const ModelBytes bytes(shape, run_once(*model, options).matrices);
   Rates rates;
   std::vector<Run> runs;
-  for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
+  for (int64_t i = 0; i < options.repeat; ++i) {  // in turns, so that a busy minute affects all
     rates.flops = std::max(rates.flops, matrix_product_rate(shape, model->dtype(), model->device()));
     rates.bytes = std::max(rates.bytes, read_rate(bytes.weights, model->device()));
     runs.push_back(run_once(*model, options));
@@ -209,7 +211,7 @@ void run_bench_rollout(Options options) {
   std::vector<double> all_seconds;
   for (const Run& run : runs) all_seconds.push_back(run.seconds);
   const double seconds = median(all_seconds);
-  const Run& run = runs.front();  // what is computed is the same in all
+  const Run& run = runs.front();  // all runs compute the same
   const Bound bound = bound_of(run.passes, shape, bytes, rates);
   const auto new_tokens = static_cast<double>(run.statistics.new_tokens);
   int64_t decoding = 0, decode_passes = 0;

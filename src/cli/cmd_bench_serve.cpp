@@ -1,10 +1,10 @@
-// `bough bench serve`: what the HTTP server costs beside the engine that it serves, in one process and in
-// turns: the same number of requests of random tokens, of the same lengths,
+// `bough bench serve`: the cost of the HTTP server beside the engine that it serves, in one process. Three
+// modes take turns, with the same number of requests of random tokens, of the same lengths:
 //
-//   by the engine alone, without a server;
-//   unstreamed, over as many connections at once: tokens a second, against the engine's;
-//   streamed: when each client has its first token, against when the engine has drawn it for a request that
-//   came with all others and waited for nobody.
+//   the engine alone, without a server;
+//   unstreamed, over as many connections at once: tokens per second, against the engine's;
+//   streamed: the time of each client's first token, against the time at which the engine samples the first
+//   token of a request that was submitted with all others.
 //
 // The clients are one thread that polls sockets, so that measuring takes little of the cores.
 #include <arpa/inet.h>
@@ -46,7 +46,7 @@ struct Options {
 
 using Prompts = std::vector<std::vector<int32_t>>;
 
-// Others in each run: what is known already costs nothing.
+// Each run has other prompts, because cached prompts would cost nothing.
 Prompts draw_prompts(const Options& options, int64_t vocabulary, int64_t run) {
   const CounterRandom random(static_cast<uint64_t>(options.seed + 1000 * run), Purpose::sample);
   Prompts prompts(static_cast<size_t>(options.requests));
@@ -59,7 +59,7 @@ Prompts draw_prompts(const Options& options, int64_t vocabulary, int64_t run) {
 
 struct Measured {
   double seconds = 0;
-  std::vector<double> first_token;  // of each request, since all were sent, in order
+  std::vector<double> first_token;  // seconds since all requests were sent, in order of arrival
   double tokens_per_second(const Options& options) const {
     return static_cast<double>(options.requests * options.max_new_tokens) / seconds;
   }
@@ -82,14 +82,14 @@ Measured run_engine(Engine& engine, const Options& options, const Prompts& promp
   return out;
 }
 
-// A client: one request, its answer read to the end of the connection.
+// A client sends one request and reads the answer to the end of the connection.
 struct Client {
   int descriptor = -1;
   std::string unsent, answer;
   bool has_token = false, is_done = false;
 };
 
-// A stream's first event has no token, but the prompt's.
+// A stream's first event has only the prompt's token ids.
 bool shows_token(const std::string& answer) {
   static constexpr std::string_view kIds = "\"token_ids\":[";
   for (size_t at = 0; (at = answer.find(kIds, at)) != std::string::npos;) {
@@ -117,7 +117,7 @@ Measured run_clients(int port, const Options& options, const Prompts& prompts, b
   std::vector<Client> clients;
   for (const auto& prompt : prompts) {
     Client& client = clients.emplace_back(connect_to(port));
-    // Ids come with every token, also where the bytes so far are no text to be sent.
+    // Token ids come with every token, also if the bytes so far are not yet a valid text.
     const std::string body = dump_line({{"prompt", prompt},
                                         {"max_tokens", options.max_new_tokens},
                                         {"ignore_eos", true},
@@ -218,13 +218,13 @@ void run_bench_serve(Options& options) {
     const Measured by_engine = run_engine(*engine, options, prompts(0));
     const Measured whole = run_server(*engine, served, options, prompts(1), /*streams=*/false);
     const Measured streamed = run_server(*engine, served, options, prompts(2), /*streams=*/true);
-    if (run == 0) continue;  // it also warms caches up
+    if (run == 0) continue;  // the first run also warms up caches
     alone.push_back(by_engine.tokens_per_second(options));
     unstreamed.push_back(whole.tokens_per_second(options));
     ratios.push_back(unstreamed.back() / alone.back());
     first_alone.push_back(by_engine.first_token.back());
     first_streamed.push_back(streamed.first_token.back());
-    // The k-th client to have its first token, against the k-th request of the engine's.
+    // Compares the k-th client to have its first token with the engine's k-th request.
     double latest = 0;
     for (size_t k = 0; k < streamed.first_token.size(); ++k)
       latest = std::max(latest, streamed.first_token[k] - by_engine.first_token[k]);

@@ -1,4 +1,4 @@
-// `bough data TASK`: problems of a built-in task as a JSON Lines file, or demonstrations of them.
+// `bough data TASK`: writes problems of a built-in task, or demonstrations of them, as a JSON Lines file.
 #include <algorithm>
 #include <map>
 
@@ -23,14 +23,14 @@ struct DataOptions {
   std::string split = "train";
   int64_t seed = 1;
   bool traces = false;
-  // Settings of the task, by key, where they are given.
+  // The given settings of the task, by key.
   std::map<std::string, std::optional<int64_t>> integers;
   std::map<std::string, std::optional<double>> numbers;
   std::vector<std::string> operations;
   bool json = false;
 };
 
-constexpr int64_t kMostProblems = 10'000'000;  // a gigabyte; more is a slip of the keyboard
+constexpr int64_t kMostProblems = 10'000'000;  // about a gigabyte; a larger number is a typing error
 
 Split split_of(const std::string& name) {
   if (name == "train") return Split::train;
@@ -39,7 +39,7 @@ Split split_of(const std::string& name) {
   throw UserError(str("--split: got ", quoted(name), ", expected train, test or example"));
 }
 
-// The task's settings with what was given; their own bounds, with their messages.
+// The task's settings with the given values. The settings check their own bounds, with their own messages.
 template <class Settings>
 Settings settings_of(const DataOptions& options) {
   Settings settings;

@@ -34,7 +34,8 @@ struct Options {
   bool json = false;
 };
 
-// Starts the script, whose modules are its first arguments. Modules in the working directory stay out.
+// Starts the script, whose modules are its first arguments. Modules in the working directory are not
+// importable.
 constexpr char kStart[] = R"PY(
 import sys
 

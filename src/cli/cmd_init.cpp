@@ -28,9 +28,10 @@ struct InitOptions {
   int64_t layers = 4;
   int64_t heads = 8;
   int64_t kv_heads = 4;
-  std::optional<int64_t> head_dim;           // hidden_size / heads
-  std::optional<int64_t> intermediate_size;  // three times hidden_size, as SwiGLU models of this size have it
-  int64_t vocab_size = 272;                  // the tokenizer's 259, rounded up to a multiple of 16
+  std::optional<int64_t> head_dim;  // default: hidden_size / heads
+  // default: three times hidden_size, as in SwiGLU models of this size
+  std::optional<int64_t> intermediate_size;
+  int64_t vocab_size = 272;  // the tokenizer's 259, rounded up to a multiple of 16
   int64_t max_positions = 32768;
   bool tie = false;
   int64_t seed = 1;
@@ -63,7 +64,8 @@ Architecture read_arch(const std::string& arch) {
   }
 }
 
-// As the user would have written it, then read like any other: one place knows what is possible.
+// Writes the config.json that a user would write, then reads it like any other: one place decides what is
+// possible.
 ModelConfig make_config(const InitOptions& options) {
   const Architecture architecture = read_arch(options.arch);
   const bool is_gemma = architecture == Architecture::kGemma2 || architecture == Architecture::kGemma3;
@@ -84,7 +86,7 @@ ModelConfig make_config(const InitOptions& options) {
       {"query_pre_attn_scalar", head_dim},
       {"attn_logit_softcapping", nullptr},
       {"final_logit_softcapping", nullptr},
-      // A window that holds every sequence: all of them are exact.
+      // A window that holds every sequence, so that attention is exact.
       {"sliding_window", is_gemma ? Json(options.max_positions) : Json(nullptr)},
       {"original_max_position_embeddings",
        architecture == Architecture::kPhi3 ? Json(options.max_positions) : Json(nullptr)},
@@ -116,7 +118,7 @@ void run_init(const InitOptions& options) {
   initialise(*model, static_cast<uint64_t>(options.seed));
   SaveOptions save;
   save.generation_config = {{"eos_token_id", kStopToken}, {"pad_token_id", kPadToken}, {"do_sample", true}};
-  // The tokenizer first and the weights last: a folder that has weights has all.
+  // The tokenizer is written first and the weights last: a folder with weights is complete.
   make_directories(options.directory);
   write_file_atomically(fs::path(options.directory) / "tokenizer.json", byte_level_tokenizer_json());
   write_file_atomically(fs::path(options.directory) / "tokenizer_config.json",

@@ -1,4 +1,4 @@
-// `bough merge`: a model and an adapter to one model, for engines that take no adapters.
+// `bough merge`: merges a model and an adapter into one model, for engines that load no adapters.
 #include <filesystem>
 #include <utility>
 
@@ -18,7 +18,7 @@ struct Options {
   bool json = false;
 };
 
-// What the weights are stored in; of a model that does not say it fp32, as transformers has it.
+// The dtype in which the weights are stored. If the model does not say it, fp32, as in transformers.
 std::string stored_dtype(const ModelConfig& config) {
   for (const auto& [stored, name] : {std::pair{"float32", "fp32"}, {"float64", "fp64"}, {"bfloat16", "bf16"}})
     if (config.torch_dtype == stored) return name;
@@ -27,12 +27,12 @@ std::string stored_dtype(const ModelConfig& config) {
                       "or bf16"));
 }
 
-// Sums are taken in fp32 and rounded once, whatever type the result is stored in.
+// Sums are computed in fp32 and rounded once, whatever the stored type.
 void run_merge(const Options& options) {
   const std::string dtype =
       options.dtype.empty() ? stored_dtype(load_model_config(options.model)) : options.dtype;
   const at::ScalarType stored = parse_dtype(dtype);
-  std::error_code absent;  // then they are not the same
+  std::error_code absent;  // if a path is missing, the two are not the same
   for (const std::string& source : {options.model, options.adapter})
     if (std::filesystem::equivalent(options.out, source, absent))
       throw UserError(

@@ -1,5 +1,5 @@
-// `bough plan`: what a rollout file shares, what each strategy would cost on a device, and the picture of its
-// tree. Needs neither weights nor the device.
+// `bough plan`: what a rollout file shares, the cost of each strategy on a device, and a picture of the tree.
+// Needs neither weights nor the device.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -45,11 +45,11 @@ struct PlanOptions {
 
 struct StrategyCost {
   std::string strategy;
-  std::string error;  // why it cannot be had; then the rest says nothing
+  std::string error;  // why there is no plan; if set, the other fields are meaningless
   Plan plan;
   Simulation simulation;
   double effective_reuse = 0;  // ERR
-  bool fits = true;            // the device's memory, beside weights and gradients
+  bool fits = true;            // in the device's memory, beside weights and gradients
 };
 
 struct RankCost {
@@ -57,24 +57,24 @@ struct RankCost {
   double seconds = 0;
 };
 
-// What an iteration takes: C_rollout, C_recompute and C_update of DistillSparse's appendix B.
+// The times of an iteration: C_rollout, C_recompute and C_update of DistillSparse, appendix B.
 struct IterationCost {
   RolloutCost rollout;
-  double recompute_seconds = 0;  // one walk forward
-  double update_seconds = 0;     // one walk with gradients
+  double recompute_seconds = 0;  // one plan execution, forward only
+  double update_seconds = 0;     // one plan execution with gradients
   double sparse_step_seconds =
-      0;  // of sparse_training.arm distill, beside the update; its attention as if dense
+      0;  // for sparse_training.arm distill, in addition to the update; priced with dense attention
   double total() const {
     return rollout.seconds() + recompute_seconds + update_seconds + sparse_step_seconds;
   }
 };
 
-// Everything the reports say.
+// All data of the reports.
 struct PlanReport {
   TreeStatistics tree;
   double work_ratio = 1;
   int64_t max_tokens_per_mb = 0;
-  int64_t stages = 1;  // of a pipeline of layers, whose seconds a step's are
+  int64_t stages = 1;  // pipeline stages; a step's seconds are those of the whole pipeline
   std::vector<StrategyCost> strategies;
   std::vector<RankCost> ranks;
   IterationCost dense_iteration;
@@ -116,7 +116,7 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, co
     for (const TokenSpan& sequence : request.sequences) num_flat_tokens += std::ssize(sequence);
     cost.effective_reuse = effective_reuse_ratio(num_planned_tokens(cost.plan), num_flat_tokens);
   } catch (const UserError& error) {
-    if (strategy == "auto" && memory_given) throw;  // no plan at all fits
+    if (strategy == "auto" && memory_given) throw;  // no strategy has a plan that fits
     cost.error = error.what();
   }
   const int64_t weights = costs.shape().parameter_bytes() / request.pipeline.num_stages;
@@ -136,7 +136,7 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   return costs;
 }
 
-// A walk forward of the same passes: nothing goes backward.
+// Costs of forward only, over the same passes.
 class ForwardCosts final : public PassCosts {
  public:
   explicit ForwardCosts(const CostModel& costs) : costs_(costs) {}
@@ -163,7 +163,8 @@ class ForwardCosts final : public PassCosts {
   const CostModel& costs_;
 };
 
-// Prompts end where the policy drew its first token; what follows it is a response, tool outputs included.
+// A prompt ends before the first token that the policy sampled. Everything after that is the response, tool
+// outputs included.
 std::vector<SampledGroup> groups_of(const std::vector<Trajectory>& rollouts) {
   std::map<std::string_view, size_t> number;
   std::vector<SampledGroup> groups;
@@ -178,7 +179,7 @@ std::vector<SampledGroup> groups_of(const std::vector<Trajectory>& rollouts) {
   return groups;
 }
 
-// The model whose adapters alone are trained, as sparse_training.arm distill has them by default.
+// The model with only its adapters trained, with the defaults of sparse_training.arm distill.
 ModelShape adapted(ModelShape shape) {
   constexpr int64_t kRank = 32;
   const int64_t width = shape.hidden_size;
@@ -188,7 +189,7 @@ ModelShape adapted(ModelShape shape) {
   return shape;
 }
 
-// Stages train; a rollout is one device's.
+// Pipeline stages train. The rollout is priced on one device.
 IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan& plan,
                              const CostModel& costs, const SparseAttention& sparse, int64_t max_running,
                              const Pipeline& pipeline) {
@@ -196,7 +197,8 @@ IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan
   const ForwardCosts forward(costs);
   cost.recompute_seconds = simulate(plan, &forward, pipeline).seconds;
   cost.update_seconds = simulate(plan, &costs, pipeline).seconds;
-  if (sparse.is_sparse() && pipeline.num_stages == 1) {  // stages do not train by choice of pages
+  // Pipeline stages do not support training with page selection.
+  if (sparse.is_sparse() && pipeline.num_stages == 1) {
     const CostModel frozen(costs.device(), adapted(costs.shape()));
     cost.sparse_step_seconds = simulate(plan, &frozen).seconds;
   }
@@ -267,7 +269,7 @@ std::string percent(double ratio) {
   return str(format_significant(100 * ratio, 3), "%");
 }
 
-// What the tree's page says below the picture.
+// The text below the picture on the tree's page.
 std::string reuse_note(const PlanReport& report) {
   std::string text =
       str("POR (potential overlap ratio) ", percent(report.tree.potential_overlap_ratio),
@@ -448,7 +450,7 @@ void run_plan(const PlanOptions& options) {
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass,
                     .stages = options.stages};
-  const auto names = strategy_names();  // auto first: shown last
+  const auto names = strategy_names();  // auto comes first in the list and is shown last
   for (size_t i = 1; i <= names.size(); ++i)
     report.strategies.push_back(
         cost_of(std::string(names[i % names.size()]), request, costs, memory.has_value()));

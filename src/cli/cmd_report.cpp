@@ -1,5 +1,5 @@
-// Commands on a run's folder: `bough report`, its report.html again; `bough threads`, how it shares its
-// cores.
+// Commands on a run's folder. `bough report` writes its report.html again. `bough threads` changes how the
+// run divides its cores.
 #include <filesystem>
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-// `bough rollout`: prompts, or conversations with an environment, to a rollout file.
+// `bough rollout`: generates a rollout file from prompts, or from conversations with an environment.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -44,15 +44,15 @@ void check_options(const RolloutOptions& options) {
     throw UserError("--trace shows conversations: give --environment, too");
 }
 
-// The tokenizer where the directory has one: prompts as input_ids need none.
+// The tokenizer, if the directory has one. Prompts as input_ids need none.
 std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
   std::error_code ignored;
   if (!std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", ignored)) return {};
   return Tokenizer::load(directory);
 }
 
-// Generates all groups, in the order of their tasks. Steps stop between passes on Ctrl-C: nothing is written
-// then.
+// Generates all groups, in the order of their tasks. Ctrl-C stops between passes, and then no file is
+// written.
 std::vector<FinishedGroup> generate(const GeneratorParts& parts, const RolloutOptions& options,
                                     Generator::TaskSource next_task, size_t num_tasks) {
   const StopFlag stop;
@@ -85,8 +85,8 @@ std::vector<Trajectory> answer_prompts(Engine& engine, const RolloutOptions& opt
   std::vector<Trajectory> rollouts;
   for (FinishedGroup& group : generate({.engine = engine}, options, next_task, prompts.size()))
     for (Trajectory& rollout : group.samples) {
-      rollout.fields =
-          prompts[group.id].extra;  // the prompt's other fields (an answer, say) go with its rollouts
+      // A prompt's other fields (for example an answer) are copied to its rollouts.
+      rollout.fields = prompts[group.id].extra;
       rollouts.push_back(std::move(rollout));
     }
   return rollouts;

@@ -34,7 +34,7 @@ void run_serve(const ServeOptions& options) {
   if (settings.port < 0 || settings.port > 65535)
     throw UserError(str("--port: got ", settings.port, ", expected 0 (a free one) to 65535"));
   const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
-  check_serving(settings, key);  // before the model takes its time
+  check_serving(settings, key);  // before the slow loading of the model
   if (!settings.lora_modules.empty() && settings.rollout.quantization == "int8")
     throw UserError(
         "lora_modules: adapters are not served beside int8 weights yet; leave rollout.quantization out, or "
@@ -46,7 +46,7 @@ void run_serve(const ServeOptions& options) {
       load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype, setup.device);
   std::unique_ptr<Engine> engine = std::move(loaded.engine);
   if (!settings.lora_modules.empty()) {
-    engine.reset();  // with its memory
+    engine.reset();  // frees the engine's memory
     std::map<std::string, std::filesystem::path> adapters;
     for (const LoraModule& each : settings.lora_modules) adapters[each.name] = each.path;
     engine = std::make_unique<AdapterEngines>(

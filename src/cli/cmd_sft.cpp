@@ -1,4 +1,4 @@
-// `bough sft`: supervised fine-tuning of a model directory into another.
+// `bough sft`: supervised fine-tuning of one model directory into another.
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
@@ -21,7 +21,7 @@ struct SftCommand {
   bool json = false;
 };
 
-// Flags are settings by a shorter name: they win over the file and over key=value.
+// Flags are shorter names of settings. They win over the file and over key=value.
 std::vector<std::string> overrides_of(const SftCommand& command, const std::vector<std::string>& given) {
   std::vector<std::string> overrides = given;
   const auto add_text = [&](const char* key, const std::string& value) {
@@ -67,7 +67,7 @@ void run_command(const SftCommand& command) {
   torch.dtype = settings.dtype;
   torch.device = settings.device;
   set_up_torch(torch);
-  make_directories(settings.out);  // before the work that would be lost
+  make_directories(settings.out);  // before the training, whose result an error here would lose
   const StopFlag stop;
   SftOptions options;
   options.stop = [&stop] { return stop.requested(); };

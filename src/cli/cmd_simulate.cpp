@@ -1,5 +1,5 @@
-// `bough simulate`: how long a run would take on other splits of a cluster, by the run's own controller over
-// simulated devices.
+// `bough simulate`: how long a run would take on other splits of a cluster. Uses the run's own controller
+// with simulated devices.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -38,11 +38,11 @@ struct SimulateOptions {
 
 struct Assumed {
   SimulationOptions simulation;
-  std::string lengths, rates;  // where they come from
-  std::string iteration;       // on one device, where it is priced
+  std::string lengths, rates;  // where the values come from
+  std::string iteration;       // priced on one device, if known
 };
 
-// Bytes a second of the devices' memory, as their data sheets have it, of this machine's as it was measured.
+// Memory bandwidth in bytes per second: from the data sheets of known devices, as measured for this machine.
 double memory_bandwidth(const DeviceProfile& profile) {
   if (profile.name == "h100") return 3.35e12;
   if (profile.name == "h200") return 4.8e12;
@@ -50,9 +50,9 @@ double memory_bandwidth(const DeviceProfile& profile) {
   return profile.memory_bytes_per_s;
 }
 
-// A decoding pass reads the weights once and each sample's keys and values, as far as it attends to them and
-// no other of its group reads them (rollout_cost.h); and computes each sample's token. A step of training
-// computes three forward passes' work of every token of the tree.
+// A decoding pass reads the weights once, and each sample's keys and values that it attends to. Keys and
+// values that a group shares are read once (rollout_cost.h). The pass computes one token per sample. A
+// training step computes the work of three forward passes for every token of the tree.
 void plan_rates(const SimulateOptions& options, Assumed& assumed) {
   const DeviceProfile profile = device_profile(options.device, parse_dtype(options.dtype));
   const ModelShape shape = named_model_shape(options.shape, options.dtype);
@@ -65,7 +65,7 @@ void plan_rates(const SimulateOptions& options, Assumed& assumed) {
   const SampledGroup group{options.prompt_tokens,
                            std::vector<int64_t>(static_cast<size_t>(options.group_size),
                                                 std::max<int64_t>(1, std::llround(options.length_mean)))};
-  // One group says it of all: groups share nothing.
+  // One group represents all: groups share nothing.
   const RolloutCost drawn = rollout_cost(CostModel(profile, shape), {group}, sparse, options.group_size);
   const auto tokens = static_cast<double>(drawn.tokens);
   const double kv = drawn.bytes() / tokens;
@@ -94,7 +94,7 @@ void plan_rates(const SimulateOptions& options, Assumed& assumed) {
                       format_significant(100 * options.efficiency, 3), "% of its peaks");
 }
 
-// The rates that a run's metrics have, its lengths and its settings: the medians over its steps.
+// The rates from a run's metrics (medians over its steps), its lengths and its settings.
 void read_run(const SimulateOptions& options, Assumed& assumed) {
   const std::filesystem::path folder = options.run;
   const RunSettings settings = load_settings<RunSettings>(folder / "config.yaml", {});
@@ -188,8 +188,8 @@ std::string percent(double share) {
   return format_significant(100 * share, 2) + "%";
 }
 
-// How `bough train` is told of a split, a rank for each device: of those that generate, and of all where
-// those that train share the batch.
+// The options of `bough train` for a split, with one rank per device: the ranks that generate, and all ranks
+// if the trainers are data parallel.
 std::string options_of_engines(const SplitResult& split) {
   return str(split.max_staleness == 0 ? "" : str("rollout.ranks=", split.rollout_devices, " "),
              "rollout.max_head_offpolicyness=", split.max_staleness);
@@ -221,11 +221,11 @@ std::string table_of(const std::vector<SplitResult>& splits, double synchronous)
   return out.str();
 }
 
-// ---- A cluster: several numbers of devices, the best split of each.
+// ---- A cluster: several numbers of devices, with the best split of each.
 
 struct ClusterRow {
   int64_t devices;
-  std::optional<SplitResult> in_turns, best;  // none: nothing fits
+  std::optional<SplitResult> in_turns, best;  // nullopt: nothing fits
 };
 
 Json split_json(const SplitResult& split) {
@@ -262,7 +262,7 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
       Json entry = split_json(split);
       const auto layout = rates.layout(split.rollout_devices, split.train_devices, in_turns);
       entry["layout"] = layout->text();
-      // Engine ranks of bough train have a device each, and ranks that share layers do not generate.
+      // Engine ranks of bough train have one device each, and ranks that share layers do not generate.
       if (layout->devices_per_engine > 1 || (in_turns && layout->replica.devices() > 1))
         entry.erase("rank_options");
       else if (layout->replica.devices() > 1)

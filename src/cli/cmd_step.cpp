@@ -1,4 +1,5 @@
-// `bough step`: the gradient of one training step on a rollout file, timed. Weights are not changed.
+// `bough step`: computes and times the gradient of one training step on a rollout file. Weights are not
+// changed.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -97,7 +98,7 @@ void run_step(const Options& options) {
   if (!of_ranks.ranks) of_ranks.ranks = step_settings(options, options.mode).num_ranks();
   std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, options.torch.device);
   const bool is_first = ranks->rank() == 0;
-  if (!is_first) set_log_level(LogLevel::kSilent);  // it would say the same
+  if (!is_first) set_log_level(LogLevel::kSilent);  // other ranks would log the same
   if (options.torch.device == "cuda" && ranks->size() > 1) {
     open_cuda_library();
     ranks = nccl_communicator(std::move(ranks));
@@ -109,7 +110,7 @@ void run_step(const Options& options) {
   StepTimer& step = *timer;
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
-  const NamedTensors gradients = named_gradients(*input.model);  // of all ranks
+  const NamedTensors gradients = named_gradients(*input.model);  // over all ranks
   if (!is_first) return;
   if (!options.grads.empty()) write_safetensors(options.grads, gradients);
   print_report(options, step, input, norm_of(gradients), ranks->size());

@@ -63,7 +63,7 @@ void print_summary(const RunSummary& summary) {
   print_table(rows);
 }
 
-// Agents outside are answered by the model that is trained; their sessions are the run's samples.
+// External agents are answered by the trained model. Their sessions are the run's samples.
 std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engine, bool json) {
   ServeSettings settings;
   settings.host = run.serve.host;
@@ -73,7 +73,7 @@ std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engi
   settings.reasoning_parser = run.serve.reasoning_parser;
   settings.seed = run.seed;
   settings.log_requests = false;
-  // Inference servers say no others.
+  // Inference servers return no other log-probabilities.
   if (run.rollout.has_servers()) settings.logprobs_mode = "processed_logprobs";
   settings.gconfig = run.gconfig;
   settings.gconfig.n_samples = 1;
@@ -98,11 +98,11 @@ void set_up(const RunSettings& settings, const std::string& device) {
   set_up_torch(torch);
 }
 
-// What a rank that only generates starts.
+// The command that a rank that only generates starts.
 constexpr const char* kEngineCommand = "engine-process";
 
 void run_engine() {
-  set_log_level(LogLevel::kSilent);  // who started it says what there is to say
+  set_log_level(LogLevel::kSilent);  // the process that started this one reports errors
   run_engine_process([](const Json& job, const ServeEngine& serve) {
     const RunSettings settings = settings_of_job(job);
     set_up(settings, settings.device);
@@ -129,16 +129,16 @@ void run_train(const TrainOptions& options) {
                         " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
                         " ranks; leave one of them out"));
   std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, settings.device);
-  // The device of a rank that only generates is its engine process's.
+  // For a rank that only generates, the device is used by its engine process.
   set_up(settings, only_generates(settings, *ranks) ? "cpu" : settings.device);
   RunOptions run;
   run.ranks = ranks.get();
   run.engine_command = {std::filesystem::read_symlink("/proc/self/exe").string(), kEngineCommand};
-  if (ranks->rank() > 0) {  // it would say the same, and ends when rank 0 does
+  if (ranks->rank() > 0) {  // other ranks would log the same, and end when rank 0 does
     set_log_level(LogLevel::kSilent);
-    // Who starts ranks sends it to all, and rank 0 ends them.
+    // The launcher sends these signals to all ranks, and rank 0 ends the others.
     for (const int signal : {SIGINT, SIGUSR1}) std::signal(signal, SIG_IGN);
-    if (!is_mpi_rank()) std::signal(SIGTERM, SIG_IGN);  // torchrun's word for it
+    if (!is_mpi_rank()) std::signal(SIGTERM, SIG_IGN);  // torchrun ends ranks by SIGTERM
     run_training(settings, run);
     return;
   }
@@ -155,7 +155,7 @@ void run_train(const TrainOptions& options) {
   try {
     summary = run_training(settings, run);
   } catch (const Interrupted&) {
-    if (have_ended) ranks.reset();  // in order; else whoever started the ranks has to end them
+    if (have_ended) ranks.reset();  // an orderly end; otherwise the launcher must end the ranks
     throw;
   }
   if (options.json) print_json(to_json(summary));
@@ -177,7 +177,7 @@ void add_train_command(CommandLine& line) {
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
   line.add(kEngineCommand, "The engine of a rank that only generates: `train` starts it", run_engine)
-      .hidden();  // not listed
+      .hidden();  // not listed in the help
   add_ranks_options(command, options->ranks);
   add_max_restarts_option(command, options->ranks);
   add_json_flag(command, options->json);

@@ -23,7 +23,7 @@ namespace bough {
 
 namespace {
 
-// A message may carry input of any length (a path, a number); a few lines are shown.
+// A message may contain input of any length (a path, a number). Only a few lines are shown.
 constexpr size_t kMaxMessage = 1500;
 
 std::string bounded(std::string message) {
@@ -59,7 +59,7 @@ std::vector<std::string> option_names(const CLI::App& command) {
   return names;
 }
 
-// What CLI11 could not place: a flag nobody registered, or a word too many.
+// The error text for arguments that CLI11 could not place: an unknown flag, or a word too many.
 std::string describe_extras(const CLI::App& command, const std::vector<std::string>& extras) {
   const std::string& first = extras.front();
   const std::string name = first.substr(0, first.find('='));
@@ -68,7 +68,7 @@ std::string describe_extras(const CLI::App& command, const std::vector<std::stri
   return str("unknown option ", quoted(name), near.empty() ? "" : str("; did you mean ", near, "?"));
 }
 
-// The command that the line got to, down to `bench step`.
+// The innermost command that was parsed, for example `bench step`.
 const CLI::App& deepest(const CLI::App& app) {
   const auto parsed = app.get_subcommands();
   return parsed.empty() ? app : deepest(*parsed.back());
@@ -156,7 +156,7 @@ CommandLine::CommandLine()
           "bough")) {
   app_->set_version_flag("--version", "bough " BOUGH_VERSION, "Print the version");
   app_->set_help_flag("-h,--help", "Print this help");
-  app_->option_defaults()->always_capture_default();  // help shows them
+  app_->option_defaults()->always_capture_default();  // so that the help shows defaults
   app_->get_formatter()->column_width(36);
   app_->get_formatter()->label("SUBCOMMAND", "COMMAND");
   app_->get_formatter()->label("Subcommands", "Commands");
@@ -202,7 +202,7 @@ void CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::ExtrasError&) {
     throw UserError(describe_extras(deepest(*app_), deepest(*app_).remaining(true)));
   } catch (const CLI::ParseError& error) {
-    // A mistyped --modle leaves --model missing: what was typed is the better clue.
+    // A mistyped --modle leaves --model missing. The unknown flag is the better message.
     const auto extras = deepest(*app_).remaining(true);
     throw UserError(extras.empty() ? error.what() : describe_extras(deepest(*app_), extras));
   }
@@ -233,12 +233,12 @@ int CommandLine::run(int argc, const char* const* argv) {
   } catch (const Interrupted& error) {
     return fail(kExitInterrupted, error.what());
   } catch (const c10::Error& error) {
-    // libtorch says "not enough memory" with the error type of everything else; its stack trace is for nobody
-    // here.
+    // libtorch reports "not enough memory" with the same type as all other errors. The stack trace does not
+    // help users.
     return fail(kExitFailure, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     return fail(kExitFailure, "out of memory");
-  } catch (const std::exception& error) {  // IoError, InternalError, and what no one foresaw
+  } catch (const std::exception& error) {  // IoError, InternalError, and unforeseen exceptions
     return fail(kExitFailure, error.what());
   } catch (...) {
     return fail(kExitFailure, "an exception of unknown type");
@@ -283,7 +283,7 @@ void check_at_least(const std::string& option, int64_t value, int64_t low, const
 }
 
 void check_at_least(const std::string& option, double value, double low, const std::string& remedy) {
-  if (value >= low) return;  // false for NaN
+  if (value >= low) return;  // also false for NaN
   throw UserError(
       str(option, ": got ", value, ", expected at least ", low, remedy.empty() ? "" : "; ", remedy));
 }

@@ -20,11 +20,12 @@ namespace bough {
 
 namespace {
 
-// Pages of random numbers that are repeated to fill a cache: enough that no context has a page twice often.
+// Pages of random numbers that are repeated to fill a cache. There are so many that a context rarely has a
+// page twice.
 constexpr int64_t kRandomPages = 1021;
 constexpr int64_t kStepsPerRun = 4;
 
-// The samples' pages over one storage, and steps of decoding through it.
+// The samples' page tables over one storage. Runs steps of decoding over it.
 class Decoder {
  public:
   Decoder(const Model& model, const DecodeBench& bench, int64_t context, bool shared,
@@ -59,7 +60,7 @@ class Decoder {
     }
   }
 
-  // Seconds of a step of decoding: the layers and the head.
+  // Seconds of one decoding step: the layers and lm_head.
   double step(int64_t number, bool is_sparse) {
     const at::NoGradGuard no_grad;
     const CounterRandom random(1, Purpose::sample);
@@ -77,7 +78,7 @@ class Decoder {
     return seconds_since(start);
   }
 
-  // Keys, values and summaries that a step reads, where nothing is read twice.
+  // Bytes of keys, values and summaries that a step reads, if nothing is read twice.
   int64_t kv_bytes(bool is_sparse) const {
     const ModelConfig& config = model_.config();
     const auto element = static_cast<int64_t>(c10::elementSize(model_.dtype()));

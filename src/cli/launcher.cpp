@@ -28,8 +28,8 @@ namespace bough {
 
 namespace {
 
-// What ranks that plain processes are may still take after one of them has failed: to say what they know. One
-// that was killed says nothing, and the others know nothing of it.
+// How long ranks that are plain processes may go on after one of them has failed, to report their errors. If
+// a rank was killed by a signal, the others are killed at once: they know nothing about its end.
 constexpr auto kAfterFailure = std::chrono::seconds(3);
 
 std::vector<std::string> own_command_line() {
@@ -40,8 +40,9 @@ std::vector<std::string> own_command_line() {
   return words;
 }
 
-// A process of its own group, so that a terminal's Ctrl-C does not reach it: mpirun would kill its ranks, and
-// a rank not write its checkpoint. `at_our_end`: what it gets where this process dies.
+// Starts a process in its own group, so that a terminal's Ctrl-C does not reach it. Otherwise mpirun would
+// kill its ranks, and a rank could not write its checkpoint. `at_our_end`: the signal that the child gets if
+// this process dies.
 pid_t start(std::vector<std::string> words, int at_our_end) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -75,11 +76,11 @@ int code_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// What this process ends with, as the children ended: the first of them that failed takes all with it.
+// Returns this process's exit code. The first child that fails decides the code, and the others are ended.
 int wait_for(std::vector<pid_t> children, const StopFlag& stop) {
   int code = kExitDone;
   bool is_asked = false;
-  std::optional<std::chrono::steady_clock::time_point> last;  // then those that go on are killed
+  std::optional<std::chrono::steady_clock::time_point> last;  // when the remaining children are killed
   const auto tell = [&](int signal) {
     for (const pid_t child : children) kill(child, signal);
   };
@@ -97,12 +98,12 @@ int wait_for(std::vector<pid_t> children, const StopFlag& stop) {
     if (last && std::chrono::steady_clock::now() >= *last) tell(SIGKILL);
     if (stop.requested() && !is_asked) {
       is_asked = true;
-      tell(SIGUSR1);  // mpirun hands it on
+      tell(SIGUSR1);  // mpirun forwards it to its ranks
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   if (code == kExitDone || code == kExitBadInput || code == kExitInterrupted) return code;
-  if (is_asked && code == 128 + SIGUSR1) return kExitInterrupted;  // a command that does not catch it
+  if (is_asked && code == 128 + SIGUSR1) return kExitInterrupted;  // the command does not catch SIGUSR1
   if (code > 128)
     print_line(
         str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128), "), and with it all"));
@@ -110,7 +111,7 @@ int wait_for(std::vector<pid_t> children, const StopFlag& stop) {
 }
 
 int run_by_mpirun(const std::vector<std::string>& own, int64_t ranks, const StopFlag& stop) {
-  // More ranks than cores are allowed, for trying things out; ranks that wait leave their core to others.
+  // More ranks than cores are allowed, for experiments. Waiting ranks yield their core to others.
   std::vector<std::string> words = {"mpirun",
                                     "--quiet",
                                     "-n",
@@ -142,7 +143,7 @@ int run_by_ourselves(const std::vector<std::string>& own, int64_t ranks, const S
     set("LOCAL_RANK", std::to_string(rank));
     children.push_back(start(own, SIGKILL));
   }
-  unsetenv("RANK");  // this process is none
+  unsetenv("RANK");  // this process is not a rank
   return wait_for(std::move(children), stop);
 }
 

@@ -1,4 +1,4 @@
-// The program `bough`: one command a cmd_*.cpp.
+// The program `bough`. Each command has a file cmd_*.cpp.
 #include <csignal>
 
 #include "base/cpu.h"
@@ -6,8 +6,8 @@
 
 int main(int argc, char** argv) {
   bough::apply_cpu_workarounds();
-  // A worker or a server that hangs up is an error of one write, not the end of a run; print_text() puts the
-  // default back for readers of stdout that went away.
+  // If a worker or a server closes its connection, one write fails and the run goes on. print_text() restores
+  // the default for readers of stdout that went away.
   std::signal(SIGPIPE, SIG_IGN);
   bough::CommandLine line;
   bough::add_init_command(line);

@@ -14,9 +14,10 @@ namespace bough {
 namespace {
 using Time = std::chrono::steady_clock::time_point;
 
-// torch's callbacks are plain functions: what they add to is the present OpTimes.
+// torch's callbacks are plain functions without state. They add to the current OpTimes, which this object
+// names.
 struct Present {
-  Mutex mutex;  // several threads call a GPU's ops
+  Mutex mutex;  // a GPU's ops are called from several threads
   std::map<std::string, double>* seconds GUARDED_BY(mutex) = nullptr;
   c10::Device device{c10::kCPU};  // changes only while no callback is installed
 };
@@ -27,7 +28,7 @@ struct Call : at::ObserverContext {
   Time start = std::chrono::steady_clock::now();
 };
 
-// Autograd's own entries around the ops of a backward node are no ops.
+// Autograd's own entries around the ops of a backward node do not count as ops.
 std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& function) {
   if (std::string_view(function.name()).starts_with("autograd::")) return nullptr;
   if (depth++ == 0) synchronize(present.device);

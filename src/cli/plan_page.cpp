@@ -18,7 +18,7 @@ PlanPictureBlock::Keep keep_of(const Block& block) {
   return PlanPictureBlock::Keep::kNothing;
 }
 
-// Appends the tree's blocks, counting passes as simulate does; returns where each of its blocks stands.
+// Appends the tree's blocks, counting passes as simulate does. Returns the picture index of each block.
 std::vector<int64_t> add_blocks(const PlannedTree& planned, int64_t& num_passes, PlanPicture& picture) {
   std::vector<int64_t> index(planned.blocks.size(), -1);
   for (const auto& step : planned.steps) {

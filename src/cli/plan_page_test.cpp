@@ -15,12 +15,12 @@ TEST(PlanPage, EverySequenceStandsInOneTreeAndEveryTokenInItsBlock) {
     const auto spans = as_spans(sequences);
     for (const int64_t limit : {7, 64, 4096})
       for (const char* strategy : {"dense", "packed", "path", "blocks"}) {
-        if (strategy == std::string("packed") && limit < 4096) continue;  // refuses longer paths
+        if (strategy == std::string("packed") && limit < 4096) continue;  // packed refuses longer paths
         const auto plan = make_plan(strategy, {.sequences = spans, .max_tokens_per_pass = limit});
         const auto picture = plan_picture(plan, strategy);
         ASSERT_EQ(picture.trees.size(), plan.trees.size());
         std::vector<int64_t> tokens(picture.blocks.size());
-        std::vector<int64_t> lengths;  // of the paths drawn
+        std::vector<int64_t> lengths;  // of the paths in the picture
         for (const auto& tree : picture.trees) {
           const size_t first = lengths.size();
           for (const auto& node : tree.nodes) {

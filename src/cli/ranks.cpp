@@ -36,7 +36,7 @@ namespace {
 
 constexpr int64_t kMostRanks = 1024;
 
-// Among the ranks of this host, as its starter counts them.
+// This rank's number among the ranks of this host, as the launcher counts them.
 int64_t local_rank() {
   for (const char* name : {is_mpi_rank() ? "OMPI_COMM_WORLD_LOCAL_RANK" : "LOCAL_RANK", "SLURM_LOCALID"})
     if (const char* rank = std::getenv(name)) return std::atoll(rank);
@@ -87,7 +87,7 @@ std::unique_ptr<Communicator> enter_ranks(const RanksOptions& options, const std
         options.launcher == "auto" ? has_mpi_library() && is_on_path("mpirun") : options.launcher == "mpirun";
     launch_ranks(by_mpirun, *options.ranks, options.max_restarts);
   }
-  if (device == "cuda") see_one_gpu(local_rank());  // before CUDA is begun with
+  if (device == "cuda") see_one_gpu(local_rank());  // before CUDA is initialized
   std::unique_ptr<Communicator> group = by_store ? store_communicator(*by_store) : mpi_communicator();
   if (options.ranks && group->size() != *options.ranks)
     throw UserError(str("--ranks: got ", *options.ranks, ", but ", group->size(),

@@ -11,7 +11,7 @@
 namespace bough {
 namespace {
 
-// The GPU that a rank sees where CUDA_VISIBLE_DEVICES was `given`, or was not set.
+// The GPU that a rank sees if CUDA_VISIBLE_DEVICES was `given`. nullptr: the variable was not set.
 std::string seen(const char* given, int64_t local_rank) {
   if (given) setenv("CUDA_VISIBLE_DEVICES", given, 1);
   else unsetenv("CUDA_VISIBLE_DEVICES");
@@ -23,12 +23,12 @@ TEST(SeeOneGpu, IsTheRanksOwnOfThoseThatAreListed) {
   EXPECT_EQ(seen(nullptr, 3), "3");
   EXPECT_EQ(seen("4,5,6,7", 2), "6");
   EXPECT_EQ(seen("GPU-a,GPU-b", 1), "GPU-b");
-  EXPECT_EQ(seen("2", 5), "2");  // the starter gave each rank one
+  EXPECT_EQ(seen("2", 5), "2");  // the launcher gave each rank one GPU
   EXPECT_THROW(seen("0,1", 2), UserError);
   unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
-// What torchrun tells its workers, for rank `rank` of `size`.
+// Sets the environment variables that torchrun sets for rank `rank` of `size`.
 void set_environment(int64_t rank, int64_t size, uint16_t port) {
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("RANK", std::to_string(rank));
@@ -66,9 +66,9 @@ TEST_F(Environment, SaysWhoARankIsAndWhereAllMeet) {
   EXPECT_THROW(store_environment(), UserError);
 }
 
-// Ranks that torch's store connects, each by a connection of its own.
+// Ranks connected by torch's store, each by its own connection.
 Groups tcp_ranks(int64_t size) {
-  static std::vector<std::unique_ptr<HeldStore>> stores;  // until all tests are over
+  static std::vector<std::unique_ptr<HeldStore>> stores;  // live until all tests are over
   stores.push_back(hold_store());
   Groups ranks;
   for (int64_t rank = 0; rank < size; ++rank) {

@@ -33,7 +33,7 @@ ServedModel load_served_model(const std::filesystem::path& directory, const Serv
   try {
     model.chat_template = ChatTemplate::from_directory(directory);
   } catch (const UserError& error) {
-    model.no_template = error.what();  // matters only to those who have conversations
+    model.no_template = error.what();  // matters only for conversations
     log_warning(str("serve: no conversations: ", error.what()));
   }
   return model;

@@ -14,16 +14,16 @@ namespace bough {
 
 namespace {
 
-// Keys as in a run's settings; defaults are those of a file that is looked at by itself.
+// Keys as in a run's settings. The defaults suit a file that is examined alone.
 struct StepSettings {
   ActorSettings actor;
 
   StepSettings() {
     actor.loss.loss = "pg";
-    // The clip is against the policy that sampled the tokens: a single step has no other.
+    // The loss is clipped against the policy that sampled the tokens: a single step has no other policy.
     actor.loss.use_decoupled_loss = false;
     actor.loss.recompute_logprob = false;
-    // Rewards of a file are taken as they are.
+    // Rewards of the file are not clipped.
     actor.shaping.reward_clip = std::numeric_limits<double>::infinity();
   }
 
@@ -34,7 +34,7 @@ struct StepSettings {
   }
 };
 
-// Leaves the rollouts that enter the loss, with their advantages.
+// Keeps only the rollouts that enter the loss, with their advantages.
 void score(std::vector<Trajectory>& rollouts, const ActorSettings& settings, bool from_rewards) {
   if (from_rewards)
     for (Trajectory& rollout : rollouts) {
@@ -79,10 +79,10 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
 }
 
 StepInput load_step(const StepOptions& options, const ActorSettings& settings, const TrainingRanks* ranks) {
-  make_loss(settings.loss);  // what it refuses is said before anything is loaded
+  make_loss(settings.loss);  // unsupported settings are refused before anything is loaded
   const TorchSetup setup = set_up_torch(options.torch);
 
-  // The rollouts first: they are quickly found wrong, weights take long to load.
+  // The rollouts are read first: their errors are found quickly, and weights take long to load.
   const ModelConfig config = load_model_config(options.model);
   RolloutReadOptions reading{.vocab_size = config.vocab_size};
   if (settings.advantages.needs_values()) reading.columns = {kValuesColumn};

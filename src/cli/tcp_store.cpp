@@ -31,7 +31,7 @@ int64_t number_of(const char* name, int64_t least, int64_t most) {
   return value;
 }
 
-// A store that is not there yet is looked for in silence, and then aloud.
+// How long a store that does not exist yet is awaited silently, and then with a message.
 constexpr double kFirstSeconds = 10;
 constexpr double kConnectSeconds = 300;
 
@@ -39,12 +39,12 @@ c10d::TCPStoreOptions options_of(uint16_t port, bool is_server, double seconds =
   c10d::TCPStoreOptions options;
   options.port = port;
   options.isServer = is_server;
-  options.waitWorkers = false;  // a rank that never comes is the first collective's to wait for
+  options.waitWorkers = false;  // the first collective call waits for missing ranks
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
   return options;
 }
 
-// torch logs what it throws, too, with a stack trace for each rank. 3: what ends the process alone.
+// torch also logs what it throws, with a stack trace per rank. 3: only fatal messages are logged.
 void say_nothing_twice() {
   if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = 3;
 }
@@ -53,15 +53,15 @@ std::string reason_of(const c10::Error& error) {
   return quoted(std::string(error.what_without_backtrace()), 300);
 }
 
-// A TCPStore waits for an answer without end, and does not say which socket is its own: that goes for all of
-// this process's that lead to such a port.
+// A TCPStore waits for an answer without limit and does not expose its socket. The time limit is therefore
+// set on all sockets of this process that are connected to this port.
 void answer_within(double seconds, uint16_t port) {
   const auto microseconds = static_cast<int64_t>(1e6 * seconds);
   const timeval limit = {.tv_sec = microseconds / 1'000'000, .tv_usec = microseconds % 1'000'000};
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
     const int socket = std::atoi(entry.path().filename().c_str());
-    sockaddr_in6 peer = {};  // the port of an IPv4 address is at the same place
+    sockaddr_in6 peer = {};  // the port of an IPv4 address has the same offset
     socklen_t length = sizeof peer;
     if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
     if ((peer.sin6_family != AF_INET && peer.sin6_family != AF_INET6) || ntohs(peer.sin6_port) != port)
@@ -114,7 +114,7 @@ class TcpStore final : public KeyValueStore {
   }
 
  private:
-  // Why not, or "".
+  // Returns the reason of a failure, or "".
   std::string connect(const StoreEnvironment& environment, double seconds) {
     const MutexLock lock(mutex_);
     try {
@@ -128,7 +128,8 @@ class TcpStore final : public KeyValueStore {
 
   std::string own(const std::string& key) const { return prefix_ + key; }
 
-  // One at a time, as torch does it, and none after one that failed: its answer may still be on the way.
+  // One request at a time, as torch does it. After a failure there are no more requests: the failed one's
+  // answer may still arrive.
   template <class Work>
   std::invoke_result_t<Work, c10d::TCPStore&> ask(const Work& work) {
     const MutexLock lock(mutex_);
@@ -147,7 +148,8 @@ class TcpStore final : public KeyValueStore {
   std::string failure_ GUARDED_BY(mutex_);  // why the connection ended, or ""
 };
 
-// A socket that listens on this machine's own address alone, at any port; torch's own listen to all.
+// Returns a socket that listens only on this machine's loopback address, at any port. torch's own sockets
+// listen on all addresses.
 int listen_to_own() {
   const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};

@@ -10,7 +10,8 @@ namespace bough {
 
 namespace {
 
-// More threads than any machine has: a mistyped number, refused before OpenMP tries to start them.
+// More threads than any machine has. A larger number is a typing error, refused before OpenMP tries to start
+// the threads.
 constexpr int64_t kMaxThreads = 4096;
 
 }  // namespace
@@ -24,7 +25,7 @@ void add_torch_options(Command& command, TorchOptions& options) {
 }
 
 void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant) {
-  // CLI11 would count into an optional, from 0: absent would be false.
+  // With an optional, CLI11 would count from 0: an absent flag would be false.
   command.add_flag_function(
       "--batch-invariant,!--no-batch-invariant",
       [&batch_invariant](int64_t count) { batch_invariant = count > 0; },

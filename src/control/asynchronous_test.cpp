@@ -1,5 +1,5 @@
-// Runs whose engine generates beside the trainer: every token's log-probability is that of the weights which
-// its label names, and the loop goes on from a checkpoint.
+// Runs whose engine generates in parallel with the trainer. Every token's log-probability is that of the
+// weight version in its label. The loop resumes from a checkpoint.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
@@ -21,8 +21,8 @@
 namespace bough {
 namespace {
 
-// Takes its time and moves the weights at random, far enough that other weights give other
-// log-probabilities; keeps each version's.
+// Each step takes some time and moves the weights at random, far enough that other weights give other
+// log-probabilities. Keeps each version's weights.
 class WanderingTrainer final : public BatchTrainer {
  public:
   explicit WanderingTrainer(Model& model) : model_(model) { keep(); }
@@ -53,7 +53,7 @@ struct AsynchronousRun {
     auto options = engine_options(257, 24);
     options.settings.max_head_offpolicyness = eta;
     options.settings.max_concurrent_rollouts = 16;
-    // Slower than the trainer on any machine: weights come while samples run.
+    // Slower than the trainer on any machine, so that new weights arrive while samples run.
     options.on_pass = [](const PassWork&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
     engine = std::make_unique<EmbeddedEngine>(*generating, options);
     workers = std::make_unique<RunWorkers>(
@@ -127,11 +127,11 @@ struct AsynchronousRun {
   std::unique_ptr<Controller> controller;
 };
 
-// The largest distance between what the engine said of a token and what the weights of (its label + shift)
-// say, over all tokens of the batch.
+// The largest distance between the engine's log-probability of a token and that of the weights of version
+// (its label + shift), over all tokens of the batch.
 double largest_error(AsynchronousRun& run, const std::vector<Trajectory>& batch, int32_t shift) {
   const TrainBatch flat = make_batch(batch, {}, at::kFloat);
-  std::map<int32_t, at::Tensor> log_probs_R;  // under each version's weights
+  std::map<int32_t, at::Tensor> log_probs_R;  // by version of the weights
   double largest = 0;
   std::vector<int32_t> labels;
   for (const Trajectory& sample : batch)
@@ -188,11 +188,12 @@ TEST(Asynchronous, AnEvaluationHasItsStepsWeightsAndLosesNoSample) {
   EXPECT_EQ(run.trainer.batches.size(), 8u);
   ASSERT_FALSE(run.evaluated_versions.empty());
   EXPECT_EQ(run.evaluated_versions.back(), 8);
-  // The trainer is as fast as an evaluation: each step of it has one, or said why not.
+  // The trainer is as fast as an evaluation. Each evaluation step has an evaluation, or a logged reason why
+  // not.
   EXPECT_TRUE(std::is_sorted(run.evaluated_versions.begin(), run.evaluated_versions.end()));
 }
 
-// Stopped in the middle of samples: the run that goes on draws the rest of them under its own weights, the
+// The first run stops in the middle of samples. The resumed run samples the rest under its own weights, the
 // first tokens keep their labels, and every label is right.
 TEST(Asynchronous, WhatWasBegunSinceTheCheckpointGoesOnWhereItStoodAndIsTrainedOnOnce) {
   AsynchronousRun first(/*eta=*/3);

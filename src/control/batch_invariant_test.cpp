@@ -1,5 +1,5 @@
-// With a batch-invariant model the log-probabilities that generation returns are those of training, bit for
-// bit: the dense trainer's, and every other plan's.
+// With a batch-invariant model the log-probabilities that generation returns equal those of training, bit for
+// bit: with the dense trainer and with every other plan.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace bough {
 namespace {
 
-// Groups with common headers; small pages of memory, so that samples are set back, too.
+// Groups with common headers. KV memory has few pages, so that samples are also preempted.
 std::vector<Trajectory> sample(const Model& model, double temperature) {
   auto options = engine_options(7, 24);
   options.settings.batch_invariant = true;

@@ -20,8 +20,8 @@ TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rol
   std::vector<int64_t> node_of(trained.size());
   for (size_t t = 0; t < trained.size(); ++t) {
     const int32_t parent = tree.parent[t], depth = tree.depth[t];
-    // Where as many sequences run through a token as through its parent, the parent has no other child and no
-    // end.
+    // If as many sequences pass through a token as through its parent, the token is the parent's only child
+    // and no sequence ends at the parent.
     if (parent >= 0 && tree.num_sequences[t] == tree.num_sequences[static_cast<size_t>(parent)]) {
       node_of[t] = node_of[static_cast<size_t>(parent)];
     } else {

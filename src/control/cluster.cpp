@@ -11,16 +11,16 @@
 namespace bough {
 
 namespace {
-// AdamW's two moments and the fp32 master of a parameter.
+// Bytes per parameter: AdamW's two moments and the fp32 master weight.
 constexpr double kStateBytes = 12;
-constexpr double kUsableMemory = 0.9;  // the rest is the driver's, the libraries' and fragmentation's
-// Tokens of a pass below which a GPU is not full: what a replica must have room for.
+constexpr double kUsableMemory = 0.9;  // the rest is for the driver, the libraries and fragmentation
+// A pass with fewer tokens does not fill a GPU. A replica must have memory for a pass of this many tokens.
 constexpr int64_t kLeastPass = 2048;
 constexpr double kCollectiveLatency = 2e-5;  // seconds
-// Samples that an engine must be able to run at once.
+// An engine must be able to run this many samples at once.
 constexpr double kLeastSamples = 8;
 
-// Of a step, that a pipeline's schedule is made for: beyond that it is full.
+// Prompts per step for which a pipeline's schedule is simulated. With more prompts the pipeline is full.
 constexpr int64_t kMostPrompts = 16;
 constexpr int64_t kMostStages = 16;
 
@@ -29,7 +29,7 @@ std::string side(int64_t count, int64_t tensor, int64_t stages = 1) {
   return str("d", count, part('p', stages), part('t', tensor));
 }
 
-// Seconds of a ring all-reduce of so many bytes among `count` devices.
+// Seconds of a ring all-reduce of `bytes` bytes among `count` devices.
 double all_reduce_seconds(double bytes, int64_t count, double link) {
   return count <= 1 ? 0
                     : 2 * bytes * static_cast<double>(count - 1) / static_cast<double>(count) / link +
@@ -70,7 +70,8 @@ double ClusterRates::longest_path() const {
          std::min(static_cast<double>(one_.lengths.longest), 8 * one_.lengths.mean);
 }
 
-// A pipeline's first stage has its part of as many passes as there are stages: of one pass all.
+// The first stage of a pipeline holds its part of the activations of as many passes as there are stages.
+// Together these parts are the activations of one whole pass.
 double ClusterRates::training_bytes(int64_t replicas, const ClusterLayout::Replica& replica) const {
   const DecoderBytes bytes(shape_, device_.kernels);
   const auto devices = static_cast<double>(replica.devices());
@@ -87,7 +88,8 @@ double ClusterRates::pipeline_efficiency(int64_t replicas, int64_t stages) const
   const int64_t prompts = std::clamp<int64_t>(controller.batch_groups / replicas, 1, kMostPrompts);
   const double tokens = static_cast<double>(controller.group_size) * one_.lengths.mean;
   const int64_t leaves = std::max<int64_t>(1, std::llround(tokens / kLeastPass));
-  // Times of a pass of kLeastPass tokens forward: a prompt is computed, and again before its backward.
+  // Times in units of a forward pass of kLeastPass tokens. A prompt is computed once, and again before its
+  // backward.
   const double prompt = static_cast<double>(one_.prompt_tokens) / kLeastPass;
   std::vector<WalkStep> steps;
   std::vector<double> forward, backward;
@@ -110,11 +112,12 @@ double ClusterRates::replica_tokens_per_s(int64_t replicas, const ClusterLayout:
   const double layers = static_cast<double>(shape_.num_layers) / static_cast<double>(replica.stages);
   const double hidden = static_cast<double>(shape_.hidden_size * shape_.element_bytes);
   const double computed = one_.rates.train_tokens_per_s * static_cast<double>(replica.devices());
-  // Forward and backward sum hidden states twice a layer each; a pass recomputed, forward's once more.
+  // Forward and backward each sum hidden states twice per layer. A recomputed pass adds the sums of one more
+  // forward.
   const double sums =
       4 * layers *
       (all_reduce_seconds(hidden, replica.tensor, within()) - (replica.tensor > 1 ? kCollectiveLatency : 0));
-  // Ranks of a layer have a part of the hidden states each on their links.
+  // The tensor-parallel ranks of a stage each send their part of the hidden states over their own link.
   const bool in_node = replica.devices() <= cluster_.n_gpus_per_node;
   const double messages =
       replica.stages > 1 ? 2 * hidden / static_cast<double>(replica.tensor) / (in_node ? within() : between())
@@ -127,11 +130,12 @@ std::optional<ClusterLayout> ClusterRates::layout(int64_t rollout_devices, int64
   const double memory = memory_bytes();
   const double weights = parameters_ * static_cast<double>(shape_.element_bytes);
   const double samples = kLeastSamples * kv_bytes_per_sample();
-  // Tensor parallel stays within a node, as many devices as divide it and the heads.
+  // A tensor-parallel group stays within a node. Its size divides the node's devices and the number of heads.
   const auto may_share_layers = [&](int64_t t) {
     return t <= cluster_.n_gpus_per_node && shape_.num_heads % t == 0;
   };
-  // In turns the engine has the trainer's weights and devices, and those share layers.
+  // If generation and training take turns, the engine uses the trainer's weights and devices, with the same
+  // tensor parallelism.
   const auto replica_of = [&](int64_t devices) -> std::optional<ClusterLayout::Replica> {
     const int64_t replicas = train_devices / devices;
     std::optional<ClusterLayout::Replica> best;
@@ -181,7 +185,7 @@ std::optional<SimulatedRates> ClusterRates::rates(int64_t rollout_devices, int64
   const double weights = parameters_ * static_cast<double>(shape_.element_bytes);
 
   rates.rollout_devices = found->engines;
-  const double sums = 2 * layers;  // of a decoding pass
+  const double sums = 2 * layers;  // per decoding pass
   rates.pass_seconds =
       rates.pass_seconds / engine + (found->devices_per_engine > 1 ? sums * kCollectiveLatency : 0);
   rates.sample_seconds = rates.sample_seconds / engine +
@@ -199,7 +203,7 @@ std::optional<SimulatedRates> ClusterRates::rates(int64_t rollout_devices, int64
   const double bandwidth = device_.memory_bytes_per_s > 0 ? device_.memory_bytes_per_s : 3e12;
   rates.step_seconds = cluster_.step_seconds + state / bandwidth +
                        step_collectives_seconds(found->replicas, found->replica.devices());
-  // In turns the engines read the trainer's weights.
+  // If generation and training take turns, the engines read the trainer's weights in place.
   const bool one_node = in_turns || rollout_devices + train_devices <= cluster_.n_gpus_per_node;
   const double moved = in_turns ? 0 : weights / engine / (one_node ? within() : between());
   rates.publish_seconds = rates.swap_seconds = moved;

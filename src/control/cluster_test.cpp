@@ -20,16 +20,16 @@ ClusterRates rates_of(const char* model, ClusterSettings cluster = {}, const cha
   return {cluster, built_in_profile(device, "bf16"), named_model_shape(model, "bf16"), workload()};
 }
 
-// Weights and fp32 gradients of Qwen3-8B are 49 GB, AdamW's state and master 98: on eight devices 61 GB each,
-// beside a pass of 2,048 tokens and a path.
+// Weights and fp32 gradients of Qwen3-8B take 49 GB, AdamW's state and master weights 98 GB. On eight devices
+// that is 61 GB each, beside a pass of 2,048 tokens and a path.
 TEST(Cluster, WhatFitsDecidesHowManyDevicesHaveAReplica) {
   const ClusterRates rates = rates_of("qwen3-8b");
   const double pass = rates.training_bytes(1, {}) - 18 * 8.19e9;
   EXPECT_GT(pass, 1e9);
   EXPECT_NEAR(rates.training_bytes(8, {}) - pass, (6 + 12.0 / 8) * 8.19e9, 0.2e9);
   EXPECT_NEAR(rates.training_bytes(1, {.tensor = 8}), rates.training_bytes(1, {}) / 8, 1e9);
-  // Of a pipeline the first stage has its part of as many passes as there are stages: weights are fewer, and
-  // keys and values of the path, activations are not.
+  // The first stage of a pipeline holds its part of the activations of as many passes as there are stages.
+  // Weights and the path's keys and values are split among stages, activations are not.
   EXPECT_GT(rates.training_bytes(1, {.stages = 8}), rates.training_bytes(1, {.tensor = 8}) + 0.5 * pass);
   EXPECT_LT(rates.training_bytes(1, {.stages = 8}), 18 * 8.19e9 / 8 + pass);
   const auto eight = rates.layout(8, 8, false);
@@ -42,15 +42,15 @@ TEST(Cluster, WhatFitsDecidesHowManyDevicesHaveAReplica) {
   EXPECT_EQ(rates_of("qwen3-0.6b").layout(7, 1, false)->text(), "d7+d1");
 }
 
-// 8.19e9 parameters, 4 bytes of gradient and 2 of weight: seven eighths over NVLink; between four nodes three
-// quarters of an eighth over each device's own port.
+// 8.19e9 parameters with 4 bytes of gradient and 2 of weight. Seven eighths go over NVLink. Between four
+// nodes three quarters of an eighth go over each device's own port.
 TEST(Cluster, CollectivesTakeBytesOverLinks) {
   const ClusterRates rates = rates_of("qwen3-8b");
   const double bytes = 8.19e9 * 6;
   EXPECT_EQ(rates.step_collectives_seconds(1, 1), 0);
   EXPECT_NEAR(rates.step_collectives_seconds(8, 1), bytes * 7 / 8 / 450e9, 2e-3);
   EXPECT_NEAR(rates.step_collectives_seconds(32, 1), bytes * 7 / 8 / 450e9 + bytes / 8 * 3 / 4 / 50e9, 2e-3);
-  // Of tensor-parallel pairs each has half, and four replicas are on a node.
+  // With tensor-parallel pairs each device has half of the bytes, and a node holds four replicas.
   EXPECT_NEAR(rates.step_collectives_seconds(4, 2), bytes / 2 * 3 / 4 / 450e9, 2e-3);
 }
 
@@ -65,8 +65,8 @@ TEST(Cluster, RatesOfASplit) {
   EXPECT_EQ(within->train_tokens_per_s, one.train_tokens_per_s);
   EXPECT_NEAR(apart->swap_seconds, 9 * within->swap_seconds, 1e-9) << "over the network, not NVLink";
   EXPECT_EQ(rates.rates(8, 8, true)->swap_seconds, 0) << "in turns the engine reads the trainer's weights";
-  // A larger model needs several devices a replica: faster than one of them, not so much faster as they are
-  // many.
+  // A larger model needs several devices per replica. They are faster than one device, but less than
+  // proportionally.
   const ClusterRates large = rates_of("qwen3-14b");
   const auto split = large.rates(8, 8, false);
   ASSERT_TRUE(split);
@@ -76,7 +76,7 @@ TEST(Cluster, RatesOfASplit) {
   EXPECT_LT(split->train_tokens_per_s, one.train_tokens_per_s * static_cast<double>(tensor));
 }
 
-// Where devices of a node cannot share layers, or their links are slow, they are stages of a pipeline.
+// If the devices of a node cannot share layers, or their links are slow, they become pipeline stages.
 TEST(Cluster, PipelinesTakeWhatTheirScheduleSays) {
   const ClusterRates apart = rates_of("qwen3-14b", {.n_gpus_per_node = 1});
   const auto layout = apart.layout(8, 8, false);
@@ -89,13 +89,13 @@ TEST(Cluster, PipelinesTakeWhatTheirScheduleSays) {
     const double rate = apart.replica_tokens_per_s(2, {.stages = stages});
     EXPECT_LT(rate, static_cast<double>(stages) * one);
     EXPECT_GT(rate, 0.7 * static_cast<double>(stages) * one);
-    // More replicas leave each fewer passes to fill the stages with; a slow network takes messages longer.
+    // With more replicas each has fewer passes to fill its stages. On a slow network messages take longer.
     EXPECT_LT(apart.replica_tokens_per_s(64, {.stages = stages}), rate);
     EXPECT_LT(rates_of("qwen3-14b", {.n_gpus_per_node = 1, .network_gb_per_s = 1})
                   .replica_tokens_per_s(2, {.stages = stages}),
               rate);
   }
-  // Within a node what is faster is taken.
+  // Within a node the faster layout is chosen.
   const auto kind = [](double nvlink) {
     return rates_of("qwen3-14b", {.nvlink_gb_per_s = nvlink}).layout(8, 8, false)->replica;
   };

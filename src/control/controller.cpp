@@ -25,7 +25,7 @@ Controller::Controller(Workers& workers, const Clock& clock, ControllerOptions o
               options_.weight_sync_steps, " steps: the gate would wait for ever");
 }
 
-// ---- Gate and places.
+// ---- Staleness limiter.
 
 bool Controller::gate_is_open() const {
   const int64_t begun_steps = num_steps_ + (training_.empty() ? 0 : 1);
@@ -116,7 +116,7 @@ void Controller::handle(GroupGenerated& event) {
 
 void Controller::handle(GroupFailed& event) {
   BOUGH_CHECK(running_.erase(event.id) == 1, "group ", event.id, " failed, and nobody asked for it");
-  if (checkpoint_) checkpoint_->running.erase(event.id);  // a run that goes on from it begins the group again
+  if (checkpoint_) checkpoint_->running.erase(event.id);  // a resumed run begins the group again
   drop(event.id, event.reason);
 }
 
@@ -147,7 +147,8 @@ void Controller::count_filter_failures(const FilterVerdict& verdict) {
                     "the same command goes on from the last checkpoint"));
 }
 
-// Of a batch of which nothing is left after all that may be drawn for it, nothing can be learned.
+// If filters refuse every group that may be generated for a batch, the run stops with an error: there is
+// nothing to learn from.
 void Controller::refuse(uint64_t id, const std::string& reason) {
   drop(id, reason);
   ++refused_since_batch_;
@@ -161,7 +162,7 @@ void Controller::refuse(uint64_t id, const std::string& reason) {
           most, "; 0: no bound) may help; the same command goes on from the last checkpoint"));
 }
 
-// Failed rewards are nobody's zeros: what is left of the group is trained on, or nothing.
+// A failed reward does not count as 0. The rest of the group is trained on, or the group is dropped.
 void Controller::handle(GroupScored& event) {
   const auto found = awaiting_.find(event.id);
   BOUGH_CHECK(found != awaiting_.end(), "group ", event.id, " was scored, and nobody asked for it");
@@ -171,7 +172,7 @@ void Controller::handle(GroupScored& event) {
               event.rewards.size(), " for ", group->samples.size(), " samples");
   for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
-  int64_t num_valid = 0, size = 0;  // trajectories, not rows; a baseline is none of the group's
+  int64_t num_valid = 0, size = 0;  // trajectories, not rows; baselines are not counted
   bool has_lost_baseline = false;
   for (size_t i = 0; i < group->samples.size(); ++i) {
     const Trajectory& sample = group->samples[i];
@@ -215,7 +216,7 @@ void Controller::handle(TrainingDone& event) {
   add_own_metrics(event.record);
   if (observer_.on_batch) observer_.on_batch(event.record);
   if (evaluates) {
-    if (published_version_ < num_steps_) {  // that this was the last step was not known when it began
+    if (published_version_ < num_steps_) {  // when the step began it was not known to be the last one
       workers_.publish(num_steps_);
       published_version_ = num_steps_;
     }
@@ -245,7 +246,8 @@ void Controller::handle(EvaluationDone& event) {
   evaluation_ = Evaluation::kNone;
   for (PendingRecord& record : records_) {
     if (!record.awaits_evaluation) continue;
-    // The checkpoint of the step that the run stops after keeps its metrics until it has been evaluated.
+    // If the run stops after this step, its checkpoint keeps the step's metrics until the step has been
+    // evaluated.
     if (!event.metrics && is_stopping_ && record.step == num_steps_) {
       unwritten_ = std::move(record.metrics);
       records_.pop_back();
@@ -271,8 +273,8 @@ void Controller::handle(RunningSaved& event) {
   checkpoint_->has_running = true;
 }
 
-// A disk that is full now may have room later: the run goes on, and tries again after the next step. The last
-// checkpoint has no later: then it is the run's error.
+// A full disk may have room later. The run goes on and tries again after the next step. For the last
+// checkpoint there is no later attempt, so its failure is the run's error.
 void Controller::handle(CheckpointWritten& event) {
   BOUGH_CHECK(checkpoint_ && checkpoint_->is_written, "nobody asked for a checkpoint");
   const bool is_last = is_stopping_ || is_over();
@@ -297,7 +299,8 @@ void Controller::handle(StopRequested&) {
   if (evaluation_ == Evaluation::kRunning) workers_.cancel_evaluation();
 }
 
-// Where agents are waited for, that is said, and how long: their leases are the deadlines.
+// While the run waits for agents there is no stall error, only a warning that says how long nothing has
+// happened. The agents' leases are the deadlines.
 void Controller::handle(TimePassed&) {
   const Clock::Time now = clock_.now();
   const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
@@ -331,7 +334,7 @@ void Controller::restore(ControllerState state) {
 
 void Controller::decide() {
   if (is_finished_) return;
-  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the run that goes on makes it
+  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the resumed run makes it
     evaluation_ = Evaluation::kRunning;
     EvaluationDone given_up;
     handle(given_up);
@@ -346,7 +349,7 @@ void Controller::decide() {
   check_integrity();
 }
 
-// Weights, and the evaluation that waits for them.
+// Publishes weights and starts the evaluation that waits for them.
 void Controller::advance_engine() {
   if (evaluation_ == Evaluation::kRunning) return;
   const bool may_take = options_.interruptible || running_.empty();
@@ -390,8 +393,8 @@ void Controller::begin_groups() {
 
 void Controller::begin_training() {
   if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps) return;
-  // The weights that are to be evaluated must not be replaced before the engine has them; and without threads
-  // of their own nothing computes beside the trainer.
+  // The weights to be evaluated must not be replaced before the engine has them. Without threads of its own,
+  // nothing computes in parallel with the trainer.
   if (evaluation_ == Evaluation::kWanted) return;
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
@@ -423,7 +426,7 @@ void Controller::begin_training() {
   workers_.train(std::move(order));
 }
 
-// In order of steps; what lies before an evaluation that goes on waits for it.
+// Writes records in the order of steps. Records before an evaluation that is still running wait for it.
 void Controller::write_records() {
   while (!records_.empty() && !records_.front().awaits_evaluation) {
     if (observer_.on_record && !records_.front().metrics.empty())
@@ -432,7 +435,7 @@ void Controller::write_records() {
   }
 }
 
-// At the end of a step, where one is due and none is on its way.
+// At the end of a step: begins a checkpoint if one is due and none is being written.
 void Controller::begin_checkpoint() {
   const bool is_last = is_over() || is_stopping_;
   const bool is_due =
@@ -451,10 +454,11 @@ void Controller::begin_checkpoint() {
     state.awaiting = awaiting_;
     state.running = begun_before_;
     checkpoint.running.insert(running_.begin(), running_.end());
-    // Where no training follows, the model itself stays as it is while it is written.
+    // If no training follows, the model does not change while it is written, so no copy is needed.
     checkpoint.copied = !is_last;
   } else {
-    // Drawn again, the same: what a step draws is a function of the seed, its number and the weights.
+    // Unfinished groups are generated again with the same samples: a step's samples depend only on the seed,
+    // the step's number and the weights.
     for (const auto* groups : {&awaiting_, &buffered_})
       for (const auto& [id, group] : *groups) state.unfinished.insert(static_cast<int64_t>(id));
   }
@@ -466,7 +470,7 @@ void Controller::begin_checkpoint() {
   workers_.take_snapshot();
 }
 
-// The metrics of its steps are on the disk before it, so that a checkpoint covers complete steps.
+// The metrics of a checkpoint's steps are written to disk first, so that a checkpoint covers complete steps.
 void Controller::advance_checkpoint() {
   if (!checkpoint_ || checkpoint_->is_written || !checkpoint_->has_running || !checkpoint_->has_weights)
     return;
@@ -525,7 +529,7 @@ void Controller::add_own_metrics(StepRecord& record) {
   metrics["time/reward"] = seconds_between(std::max(begin, generated), std::max(begin, train_begin_));
   metrics["time/step"] = step_seconds;
   metrics.try_emplace("time/train", seconds_between(train_begin_, now));
-  // A synchronous engine generates in its own part of the step only.
+  // A synchronous engine generates only in its own part of the step.
   metrics["perf/generated_tokens_per_s"] =
       new_tokens / std::max(1e-9, computes_beside() ? step_seconds : rollout_seconds);
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);

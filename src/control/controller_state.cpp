@@ -1,4 +1,4 @@
-// What a checkpoint has of the controller, as JSON (docs/formats.md).
+// The controller's part of a checkpoint, as JSON (docs/formats.md).
 #include <cmath>
 #include <utility>
 

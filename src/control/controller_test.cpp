@@ -1,5 +1,5 @@
-// The controller under a fake clock: random schedules of everything that can happen, stops and resumptions
-// among them; what it promises of staleness, counts, order and the distribution of lengths.
+// The controller under a fake clock, with random schedules of all events, stops and resumptions included. The
+// tests check its guarantees on staleness, counts, order and the distribution of lengths.
 #include "control/controller.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ SimulationOptions small_run() {
   return options;
 }
 
-// Draws a run of any shape.
+// Draws random options of a run.
 SimulationOptions random_run(const CounterRandom& random, uint64_t schedule) {
   uint64_t what = 0;
   const auto below = [&](int64_t n) {
@@ -77,8 +77,8 @@ SimulationOptions random_run(const CounterRandom& random, uint64_t schedule) {
   return options;
 }
 
-// What must hold after every event, told from outside: what was begun and is neither trained on nor dropped
-// never exceeds the gate.
+// Checks the invariant after every event, from outside the controller: the number of groups that were begun
+// and are neither trained on nor dropped never exceeds the staleness limit.
 void watch(RunSimulator& run, const SimulationOptions& options, int64_t steps_before) {
   run.on_event = [&run, &options, steps_before] {
     run.controller().check_integrity();
@@ -112,7 +112,7 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     std::vector<std::vector<uint64_t>> batches;
     std::optional<ControllerState> state;
     int64_t steps = 0, dropped = 0;
-    // Stopped at random moments, and gone on from the checkpoint, as another process would.
+    // The run stops at random moments and resumes from the checkpoint, as another process would.
     for (uint64_t part = 0;; ++part) {
       RunSimulator run(options);
       if (state) run.restore(*state);
@@ -145,13 +145,13 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     num_short += static_cast<int64_t>(batches.size()) > 0 &&
                  static_cast<int64_t>(batches.back().size()) < options.controller.batch_groups;
     num_dropped += dropped;
-    // Whatever was begun was trained on or dropped (after a checkpoint once more, in the run that goes on),
-    // and nothing between was skipped.
+    // Every begun group was trained on or dropped (after a checkpoint once more, in the resumed run). No
+    // position in between was skipped.
     const auto begun = static_cast<int64_t>(state->next_position);
     const auto num_trained = static_cast<int64_t>(trained.size());
     EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), begun);
     EXPECT_GE(num_trained + dropped, begun);
-    // A run that ends because all that was left was dropped has no step to save; started again it drops them
+    // If all remaining groups are dropped, the run ends without a step to save. A restarted run drops them
     // once more.
     for (const int64_t id : state->unfinished)
       EXPECT_FALSE(trained.contains(static_cast<uint64_t>(id)))
@@ -173,7 +173,7 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
   set_log_level(LogLevel::kInfo);
 }
 
-// Two samples come from one distribution: Kolmogorov's distance below its 0.1% bound.
+// Two samples come from one distribution if Kolmogorov's distance is below its 0.1% bound.
 double ks_distance(std::vector<int64_t> a, std::vector<int64_t> b) {
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());
@@ -193,7 +193,7 @@ TEST(Controller, TrainedLengthsAreDrawnLengths) {
     SimulationOptions options = small_run();
     options.controller.max_staleness = eta;
     options.controller.total_steps = 120;
-    options.lengths = {.mean = 300, .sigma = 1.2, .longest = 20000, .seen = {}};  // what is long takes long
+    options.lengths = {.mean = 300, .sigma = 1.2, .longest = 20000, .seen = {}};  // long samples take long
     options.rates.max_running = 24;
     RunSimulator run(options);
     const SimulationResult result = run.run();
@@ -202,20 +202,20 @@ TEST(Controller, TrainedLengthsAreDrawnLengths) {
     for (int64_t id = 0; id < run.num_begun(); ++id)
       for (int64_t i = 0; i < options.controller.group_size; ++i)
         drawn.push_back(options.lengths.draw(random, static_cast<uint64_t>(id), i));
-    // Run to its end, nothing is left out: the very same numbers.
+    // If the run goes to its end, no group is left out: the numbers are exactly equal.
     std::vector<int64_t> trained = result.trained_lengths;
     ASSERT_EQ(trained.size(), drawn.size());
     std::sort(trained.begin(), trained.end());
     std::sort(drawn.begin(), drawn.end());
     EXPECT_EQ(trained, drawn) << "eta " << eta;
-    // And in the run's first half they are as long as in its second: nobody waits for ever.
+    // Samples of the run's first half are as long as those of its second half: no sample waits for ever.
     const auto middle =
         result.trained_lengths.begin() + static_cast<int64_t>(result.trained_lengths.size() / 2);
     const std::vector<int64_t> first(result.trained_lengths.begin(), middle),
         second(middle, result.trained_lengths.end());
     const auto n = static_cast<double>(first.size()), m = static_cast<double>(second.size());
     EXPECT_LT(ks_distance(first, second), 1.95 * std::sqrt((n + m) / (n * m))) << "eta " << eta;
-    // The test sees what it is for: the shorter half alone is another distribution.
+    // The check can fail: the shorter half alone has another distribution.
     const std::vector<int64_t> shorter(drawn.begin(), drawn.begin() + static_cast<int64_t>(drawn.size() / 2));
     EXPECT_GT(ks_distance(shorter, drawn), 0.4);
   }
@@ -232,7 +232,7 @@ TEST(Controller, AnEvaluationThatTakesTooLongIsGivenUpAndTrainingGoesOnBesideIt)
   EXPECT_LT(result.seconds, 200) << "the run waited for the evaluation";
 }
 
-// Records what the controller asks for, and answers when the test says so.
+// Records the controller's requests. The test decides when to answer them.
 class ManualWorkers final : public Workers {
  public:
   void begin(uint64_t id, std::vector<BegunSample>) override { begun.push_back(id); }
@@ -327,7 +327,7 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
             (std::map<std::string, int64_t>{{"all right", 1}, {"too few rewards", 1}}));
 }
 
-// Two rows of one conversation and a failed one: one sample with a reward, not two.
+// Two rows of one conversation and a failed row: one sample with a reward, not two.
 TEST(Controller, TheSmallestGroupIsOfTrajectories) {
   ManualRun run({.batch_groups = 1, .total_steps = 1});
   run.controller.start();
@@ -342,7 +342,7 @@ TEST(Controller, TheSmallestGroupIsOfTrajectories) {
   EXPECT_EQ(run.controller.dropped_by_reason(), (std::map<std::string, int64_t>{{"too few rewards", 1}}));
 }
 
-// What a synchronous step draws for refused groups is drawn in rounds, whatever the order of rewards.
+// A synchronous step replaces refused groups in rounds, whatever the order of rewards.
 TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
   ManualRun run({.batch_groups = 3, .total_steps = 2, .max_generated_batches = 3});
   run.controller.start();
@@ -524,7 +524,7 @@ TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
   auto ends = std::make_shared<FinishedGroup>();
   ends->id = 3;
   ends->samples.resize(2);
-  run.controller.on(GroupGenerated{ends});  // before the engine says what is running
+  run.controller.on(GroupGenerated{ends});  // before the engine reports what is running
   BegunSample half{.sample = {.token_ids = {7, 8},
                               .logprobs = {-1, -0.25},
                               .raw_logprobs = {-1, -0.5},

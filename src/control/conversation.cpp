@@ -29,18 +29,18 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// To milliseconds: what a person reads.
+// Rounded to milliseconds, for readers.
 std::vector<double> rounded(const std::vector<double>& seconds) {
   std::vector<double> out;
   for (const double value : seconds) out.push_back(std::round(value * 1000) / 1000);
   return out;
 }
 
-constexpr const char* kKey = "conversation";  // of Trajectory::fields
+constexpr const char* kKey = "conversation";  // key in Trajectory::fields
 
 }  // namespace
 
-// ---- What conversations have in common ----
+// ---- State that conversations share ----
 
 ConversationFormat::ConversationFormat(const ChatCodec& codec, const EnvironmentSettings& settings,
                                        int64_t max_length, bool scored_elsewhere)
@@ -54,7 +54,7 @@ ConversationFormat::ConversationFormat(const ChatCodec& codec, const Environment
       throw UserError(str("environment.chat_template_kwargs: got ", quoted(settings_.chat_template_kwargs),
                           ", expected a JSON object"));
   }
-  parse("", {}, {});  // names that are none are refused here
+  parse("", {}, {});  // unknown parser names are refused here
   const auto shows = [&](OrderedJson assistant, std::string_view probe) {
     assistant["role"] = "assistant";
     try {
@@ -73,7 +73,7 @@ ConversationFormat::ConversationFormat(const ChatCodec& codec, const Environment
       !settings_.reasoning_parser.empty() &&
       shows({{"content", "Answer"}, {"reasoning_content", "ProbeText"}, {"thinking", "ProbeText"}},
             "ProbeText");
-  // What no template is, or none at all, is found before anything is generated.
+  // A missing or invalid template is found before anything is generated.
   render(OrderedJson::array({message_of("user", "Question")}), {}, true);
 }
 
@@ -114,7 +114,7 @@ int64_t ConversationRun::max_new_tokens() const {
   return std::min(most, format_.max_context() - std::ssize(prompt()));
 }
 
-// ---- The environment's part.
+// ---- The environment's turn.
 
 void ConversationRun::observe(EpisodeReply reply) {
   BOUGH_CHECK(waits_ == Waits::kEnvironment, "an answer of the environment that nobody waits for");
@@ -142,7 +142,7 @@ void ConversationRun::observe(EpisodeReply reply) {
     for (OrderedJson& message : observation.messages)
       if (const auto content = message.find("content"); content != message.end() && content->is_string())
         *content = cut(content->get<std::string>());
-    // Answers without a name are those of the calls, in order.
+    // Answers without a name belong to the calls, in order.
     size_t next = 0;
     for (OrderedJson& message : observation.messages) {
       if (message.value("role", "") != "tool" || next == action_.calls.size()) continue;
@@ -181,7 +181,7 @@ std::string ConversationRun::cut(const std::string& text) const {
   if (most == 0 || text.size() <= most) return text;
   const std::string& side = format_.settings().tool_response_truncate_side;
   const size_t head = side == "left" ? 0 : side == "right" ? most : most / 2, tail = most - head;
-  // Between characters.
+  // True if `at` lies inside a UTF-8 character.
   const auto inside = [&](size_t at) {
     return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
   };
@@ -209,7 +209,7 @@ void ConversationRun::make_prompt() {
   rows_.push_back(std::move(next));
 }
 
-// ---- The model's part.
+// ---- The model's turn.
 
 void ConversationRun::sampled(const GeneratedSample& sample, double temperature) {
   BOUGH_CHECK(waits_ == Waits::kEngine, "a turn that nobody waits for");
@@ -237,15 +237,15 @@ void ConversationRun::sampled(const GeneratedSample& sample, double temperature)
   }
   action_ = {.text = text, .content = parts.content, .reasoning = parts.reasoning, .calls = {}};
   take_calls(parts);
-  if (action_.calls.empty() && !refusals_.empty()) {  // there is nothing that the environment could do
+  if (action_.calls.empty() && !refusals_.empty()) {  // no call is left for the environment
     for (OrderedJson& message : std::exchange(refusals_, OrderedJson::array())) messages_.push_back(message);
     return go_on();
   }
   waits_ = Waits::kEnvironment;
 }
 
-// Calls that the template shows are a list of their own in the message, where all of the turn could be read;
-// all else is content, as it was written.
+// Calls that the template shows become a list of their own in the message, if the whole turn could be parsed.
+// Otherwise everything is content, as it was written.
 OrderedJson ConversationRun::assistant_message(OutputParts& parts, const std::string& sampled) const {
   OrderedJson calls = OrderedJson::array();
   std::string content = sampled, unshown;
@@ -255,7 +255,7 @@ OrderedJson ConversationRun::assistant_message(OutputParts& parts, const std::st
   for (size_t i = 0; i < parts.calls.size(); ++i) {
     ToolCall& call = parts.calls[i];
     char id[16];
-    // Nine letters and digits: what Mistral's templates ask for.
+    // Nine letters and digits, as Mistral's templates require.
     std::snprintf(id, sizeof id, "c%05d%03d", static_cast<int>(turn_ % 100000), static_cast<int>(i % 1000));
     if (call.id.empty()) call.id = id;
     if (!are_shown) {
@@ -274,7 +274,7 @@ OrderedJson ConversationRun::assistant_message(OutputParts& parts, const std::st
   if (!calls.empty() && trimmed(content).empty()) message["content"] = "";
   if (has_reasoning) {
     message["reasoning_content"] = trimmed(parts.reasoning);
-    message["thinking"] = trimmed(parts.reasoning);  // as gpt-oss's template calls it
+    message["thinking"] = trimmed(parts.reasoning);  // the field's name in gpt-oss's template
   }
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
   return message;
@@ -317,7 +317,7 @@ void ConversationRun::take_calls(const OutputParts& parts) {
   }
 }
 
-// ---- What came of it.
+// ---- Results.
 
 std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, const std::string& name,
                                                     bool all_logprobs) const {
@@ -366,7 +366,7 @@ void ConversationRun::check_integrity() const {
 
 namespace {
 
-// What a conversation's last row knows of it; null: the row is none.
+// The conversation fields of a conversation's last row. nullptr if the row has none.
 const Json* about(const Trajectory& row) {
   if (!row.fields.is_object()) return nullptr;
   const auto found = row.fields.find(kKey);
@@ -432,7 +432,7 @@ MetricValues conversation_metrics(std::span<const Trajectory* const> rows) {
 
 namespace {
 
-// Files may have been written by others: what has another type than expected reads as if it were not there.
+// Files may have been written by other programs. A field of an unexpected type reads as absent.
 std::string text_in(const Json& object, const char* key) {
   if (!object.is_object()) return "";
   const auto found = object.find(key);
@@ -527,7 +527,7 @@ std::string describe_conversation(const Trajectory& row) {
 
 std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step, size_t most) {
   std::vector<TalkGroup> groups;
-  std::vector<const Trajectory*> rows;  // of the last group's conversations
+  std::vector<const Trajectory*> rows;  // conversations of the last group
   for (const Trajectory& row : rollouts) {
     const Json* const conversation = about(row);
     if (!conversation) continue;
@@ -546,7 +546,7 @@ std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts,
       talk.common_tokens = common;
       const auto at = static_cast<size_t>(std::min<std::ptrdiff_t>(common, std::ssize(row.turns) - 1));
       talk.fork_turn = row.turns.empty() ? -1 : row.turns[at];
-      // What an environment answered otherwise belongs to the turn that it answered.
+      // If the environment's answers differ, the fork belongs to the turn that the environment answered.
       for (size_t t = at; talk.fork_turn < 0 && t > 0; --t) talk.fork_turn = row.turns[t - 1];
     }
     groups.back().talks.push_back(std::move(talk));

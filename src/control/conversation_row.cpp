@@ -16,7 +16,8 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Whether a template shows a turn as it was: white space around its parts and how JSON is written aside.
+// Whether a template shows a turn unchanged. White space around its parts and the formatting of JSON do not
+// count.
 bool same_parts(const OutputParts& a, const OutputParts& b) {
   const auto same_call = [](const ToolCall& left, const ToolCall& right) {
     if (left.valid() != right.valid()) return false;
@@ -65,7 +66,7 @@ ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, c
   for (const double log_prob : sample.logprobs) logprobs.push_back(static_cast<float>(log_prob));
   versions.insert(versions.end(), sample.versions.begin(), sample.versions.end());
   turns.resize(segment.end, static_cast<int32_t>(turn));
-  page_choices = sample.page_choices;  // the last turn's are those of all before it
+  page_choices = sample.page_choices;  // the last turn's choices include those of all earlier turns
   raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
   truncated_logprobs.insert(truncated_logprobs.end(), sample.truncated_logprobs.begin(),
                             sample.truncated_logprobs.end());

@@ -8,7 +8,7 @@
 namespace bough {
 namespace {
 
-// Special tokens are 300 and on; "ab" is one token, 256; every other byte is its own.
+// Special tokens have ids from 300. "ab" is one token, 256. Every other byte is its own token.
 class TestCodec final : public ChatCodec {
  public:
   explicit TestCodec(const std::string& jinja) : template_(ChatTemplate::from_text(jinja, "test")) {}
@@ -48,25 +48,25 @@ class TestCodec final : public ChatCodec {
   ChatTemplate template_;
 };
 
-// When the template stops showing a turn's reasoning: never, once another message follows, or once a user's
-// does.
+// When the template stops showing a turn's reasoning: never, after any later message, or after a later user
+// message.
 enum class Drops { kNever, kAtOnce, kAtUser };
 
 struct Case {
   const char* name;
   const char* jinja;
-  const char* stop;  // the token that ends a turn before an answer of the tool
+  const char* stop;  // the token that ends a turn before a tool's answer
   Drops drops;
   bool shows_calls;
   const char* parser = "hermes";
   const char* reasoning = "qwen3";
-  bool opens_thinking = false;  // the prompt does, so that every turn thinks
+  bool opens_thinking = false;  // true if the prompt opens the reasoning, so that every turn has one
 };
 
 constexpr const char* kPlain =
     "{%- for m in messages -%}<|{{ m.role if m.role != 'system' else 'user' }}|>{{ m.content }}<|end|>\n"
     "{% endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
-// Calls and reasoning are shown, reasoning of earlier turns too.
+// Calls and reasoning are shown, also the reasoning of earlier turns.
 constexpr const char* kKeeps =
     "{%- for m in messages -%}<|{{ m.role }}|>"
     "{%- if m.reasoning_content is defined -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}"
@@ -75,7 +75,7 @@ constexpr const char* kKeeps =
     "}}}</tool_call>"
     "{%- endfor -%}{%- endif -%}<|eot|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
-// Reasoning of all but the last message is dropped.
+// The reasoning of all messages but the last is dropped.
 constexpr const char* kDrops =
     "{%- for m in messages -%}<|{{ m.role }}|>"
     "{%- if m.reasoning_content is defined and loop.last -%}<think>{{ m.reasoning_content }}</think>{%- "
@@ -85,7 +85,7 @@ constexpr const char* kDrops =
     "}}}</tool_call>"
     "{%- endfor -%}{%- endif -%}<|end|>\n{% endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
-// As GLM has it: a turn ends as the next one begins.
+// As in GLM's template: a turn ends when the next one begins.
 constexpr const char* kOpen =
     "{%- for m in messages -%}<|{{ m.role }}|>\n"
     "{%- if m.reasoning_content is defined -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}"
@@ -95,7 +95,7 @@ constexpr const char* kOpen =
     "{%- endfor -%}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>\n{%- endif -%}";
 
-// As Qwen3 has it: reasoning is shown behind the last user's message, answers of tools are a user's.
+// As in Qwen3's template: reasoning is shown after the last user message. Tool answers have the user role.
 constexpr const char* kLikeQwen3 =
     "{%- set ns = namespace(last=0) -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"
     "{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
@@ -111,28 +111,28 @@ constexpr const char* kLikeQwen3 =
     "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}<|end|>{{ '\\n' }}{%- endif -%}"
     "{%- else -%}<|user|>{{ m.content }}<|end|>{{ '\\n' }}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
-// As Llama 3 has it: a call is all of the message; no reasoning.
+// As in Llama 3's template: a call is the whole message, and there is no reasoning.
 constexpr const char* kLikeLlama3 =
     "{%- for m in messages -%}<|{{ m.role }}|>{{ '\\n\\n' }}"
     "{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
     "{\"name\": \"{{ c.function.name }}\", \"parameters\": {{ c.function.arguments | tojson }}}"
     "{%- endfor -%}{%- else -%}{{ m.content | trim }}{%- endif -%}<|eot|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{{ '\\n\\n' }}{%- endif -%}";
-// As Mistral has it: calls are a list, with the names of the calls.
+// As in Mistral's template: calls are a list with the calls' names.
 constexpr const char* kLikeMistral =
     "{%- for m in messages -%}<|{{ m.role }}|>"
     "{{ m.content }}{%- if m.tool_calls -%}[TOOL_CALLS][{%- for c in m.tool_calls -%}"
     "{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, "
     "\"id\": \"{{ c.id }}\"}{%- if not loop.last -%}, {% endif -%}{%- endfor -%}]{%- endif -%}<|eot|>"
     "{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
-// As DeepSeek's R1 has it: the prompt opens the reasoning, which is never shown again.
+// As in the template of DeepSeek's R1: the prompt opens the reasoning, which is never shown again.
 constexpr const char* kLikeR1 =
     "{%- for m in messages -%}<|{{ m.role }}|>"
     "{{ m.content }}{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
     "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson "
     "}}}</tool_call>{%- endfor -%}{%- endif -%}<|end|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|><think>{{ '\\n' }}{%- endif -%}";
-// As Qwen3-Coder has it: calls between tags, arguments as plain text.
+// As in Qwen3-Coder's template: calls stand between tags, with arguments as plain text.
 constexpr const char* kLikeCoder =
     "{%- for m in messages -%}<|{{ m.role }}|>"
     "{%- if m.reasoning_content is defined -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}"
@@ -142,7 +142,7 @@ constexpr const char* kLikeCoder =
     "<parameter={{ key }}>{{ '\\n' }}{{ value }}{{ '\\n' }}</parameter>{{ '\\n' }}{%- endfor -%}"
     "</function>{{ '\\n' }}</tool_call>{%- endfor -%}{%- endif -%}<|end|>{{ '\\n' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
-// As Phi 4 mini has it.
+// As in Phi 4 mini's template.
 constexpr const char* kLikePhi =
     "{%- for m in messages -%}<|{{ m.role }}|>"
     "{{ m.content }}{%- if m.tool_calls -%}functools[{%- for c in m.tool_calls -%}"
@@ -162,8 +162,8 @@ constexpr Case kCases[] = {
     {"like Coder", kLikeCoder, "<|end|>", Drops::kNever, true, "qwen3_coder"},
     {"like Phi", kLikePhi, "<|end|>", Drops::kNever, true, "phi4_mini_json", ""}};
 
-// A turn's calls as a model of the format writes them. Kinds: as the template shows them, with other white
-// space, of no tool; what cannot be read is for formats with a mark at both ends.
+// A turn's calls as a model writes them in this format. Kinds: as the template shows them; with other white
+// space; of an unknown tool; unreadable. Unreadable calls are only for formats with a mark at both ends.
 enum class Kind { kShown, kSpaced, kUnknown, kBroken };
 std::string calls_text(const Case& it, const std::vector<Kind>& kinds) {
   const std::string parser = it.parser;
@@ -230,14 +230,15 @@ GeneratedSample sample_of(const TestCodec& codec, const std::string& text, const
 constexpr const char* kThinksAndCalls =
     "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
 
-// What was put where, kept beside the conversation: for each row its tokens, and which were sampled in it.
+// A record of what was added, kept beside the conversation: each row's tokens, and which of them were sampled
+// in it.
 struct Ledger {
   std::vector<std::vector<int32_t>> rows;
   std::vector<std::vector<uint8_t>> masks;
 };
 
-// A thousand conversations, a hundred of each of ten templates: what engine and environment put there is kept
-// in a ledger beside each.
+// A thousand conversations, a hundred with each of ten templates. A ledger beside each records what the
+// engine and the environment added.
 TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
   const CounterRandom random(7, Purpose::test);
   int64_t num_rows = 0, num_retokenized = 0, num_otherwise = 0;
@@ -266,7 +267,8 @@ TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
       for (uint64_t turn = 0; turn < turns; ++turn) {
         ASSERT_EQ(run.waits_for(), ConversationRun::Waits::kEngine);
         const std::vector<int32_t> prompt = run.prompt();
-        // The prompt begins with the exact tokens of the last, or is a new row where thinking was dropped.
+        // The prompt begins with the exact tokens of the last row, or starts a new row if reasoning was
+        // dropped.
         const bool extends = !ledger.rows.empty() && prompt.size() > ledger.rows.back().size() &&
                              std::equal(ledger.rows.back().begin(), ledger.rows.back().end(), prompt.begin());
         const bool is_new = turn == 0 || (it.drops == Drops::kAtOnce && has_thought) || hides_thoughts;
@@ -396,7 +398,7 @@ TEST(Conversation, WhatWouldBeTokenisedOtherwiseIsLocated) {
   EXPECT_EQ(places[0].dump(), str(R"({"position":)", begin + 1, R"(,"row":0,"turn":0})"));
 }
 
-// What a conversation of calls ends with, and how many turns it has.
+// How a conversation of calls ends, and how many turns it has.
 std::pair<std::string, int64_t> end_of(EnvironmentSettings settings, const SamplingParameters& sampling,
                                        const std::string& text, bool cut = false,
                                        int64_t max_length = 100000) {
@@ -511,8 +513,8 @@ TEST(Conversation, IsDescribedForPeople) {
             "[tool calc] 2\n    3\n");
 }
 
-// Three conversations of a group: the second parts from the first in what its first turn was answered, the
-// third in its second turn from the second.
+// Three conversations of a group. The second forks from the first in the answer to its first turn. The third
+// forks from the second in its second turn.
 TEST(Conversation, GroupsSayWhereTheirConversationsForked) {
   const TestCodec codec(kKeeps);
   const ConversationFormat format(codec, thinking(), 1000);
@@ -556,7 +558,7 @@ TEST(Conversation, GroupsSayWhereTheirConversationsForked) {
   EXPECT_EQ(talks[0].messages[3].reward, 1);
 }
 
-// A file that somebody else wrote, or broke: nothing of it is believed.
+// A file that was written by another program or damaged: none of its fields are trusted.
 TEST(Conversation, WhatIsNoConversationReadsAsNothing) {
   Trajectory row;
   row.group = "g";

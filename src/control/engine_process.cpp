@@ -20,14 +20,14 @@ namespace bough {
 namespace {
 
 constexpr int kLookMilliseconds = 100;
-// What a process that closed its connection may take to be gone, so that its end says why.
+// How long a process that closed its connection may take to exit. Its exit status then says why it ended.
 constexpr auto kGrace = std::chrono::seconds(2);
 
 struct EngineDied : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A message is its length in 8 bytes, and CBOR.
+// A message is its length in 8 bytes, then CBOR.
 std::string framed(const Json& json) {
   const std::string bytes = packed(json);
   const uint64_t length = bytes.size();
@@ -36,7 +36,7 @@ std::string framed(const Json& json) {
   return frame + bytes;
 }
 
-// Takes the first message of what was heard, where all of it is there.
+// Takes the first message of the received bytes, if it is complete.
 std::optional<Json> take_message(std::string& heard) {
   uint64_t length = 0;
   if (heard.size() < sizeof length) return {};
@@ -49,7 +49,7 @@ std::optional<Json> take_message(std::string& heard) {
 
 }  // namespace
 
-// ---- The rank.
+// ---- The rank's side.
 
 EngineProcess::EngineProcess(std::vector<std::string> command, Json job, Communicator& ranks,
                              PublicationRanks& publication, double answer_seconds)
@@ -67,10 +67,11 @@ Json EngineProcess::answer(const Json& message) {
     note(command);
     if (command.at("do") != "weights") continue;
     const auto version = command.at("version").get<int32_t>();
-    // Rank 0 may say so again of what the engine has; nothing newer comes before it has what rank 0 took.
+    // Rank 0 may repeat a version that the engine has. No newer version arrives before the engine has the one
+    // that rank 0 took.
     if (weights_->held().version < version) {
       await_weights([&] { return weights_->arrived().version >= version; }, version, ranks_);
-      // Before the engine is told: it computes nothing until it has them.
+      // Before the engine is told: the engine computes nothing until it has the weights.
       weights_->hold(weights_->arrived());
     }
     const BufferedVersion held = weights_->held();
@@ -101,7 +102,7 @@ void EngineProcess::note(const Json& command) {
   if (name == "park" || name == "unpark") is_parked_ = name == "park";
 }
 
-// All that another process has to be told to be where this one was.
+// All commands that bring another process to the state of this one.
 Json EngineProcess::all_commands() const {
   Json commands = Json::array();
   const auto add = [&](const std::vector<Asked>& all) {
@@ -182,13 +183,14 @@ Json EngineProcess::exchange(const Json& message, double within) {
   }
 }
 
-// ---- The engine's process.
+// ---- The engine process's side.
 
 namespace {
 
 struct Closed {};
 
-// To who started this process: stdin, which is a socket. What is printed to stdout goes to stderr.
+// The connection to the process that started this one: stdin, which is a socket. Output to stdout goes to
+// stderr.
 class Channel {
  public:
   Channel() : socket_(dup(STDIN_FILENO)) { dup2(STDERR_FILENO, STDOUT_FILENO); }
@@ -225,7 +227,7 @@ class Channel {
 }  // namespace
 
 void run_engine_process(const std::function<void(const Json& job, const ServeEngine& serve)>& with_engine) {
-  std::ofstream("/proc/self/oom_score_adj") << 500;  // of 1000
+  std::ofstream("/proc/self/oom_score_adj") << 500;  // of at most 1000
   Channel channel;
   const auto serve = [&](Engine& engine, Model& model, bool in_place, Changing changing) {
     MappedWeights weights(model, in_place, changing);
@@ -246,7 +248,7 @@ void run_engine_process(const std::function<void(const Json& job, const ServeEng
     } catch (const std::exception& error) {
       say_error(error, false);
     }
-  } catch (const Closed&) {  // who started it has ended
+  } catch (const Closed&) {  // the process that started this one has ended
   }
 }
 

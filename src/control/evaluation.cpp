@@ -13,7 +13,7 @@ namespace bough {
 
 Interval wilson_interval(double rate, int64_t n) {
   BOUGH_CHECK(n >= 1 && rate >= 0 && rate <= 1, "rate ", rate, ", n ", n);
-  constexpr double z = 1.959963984540054;  // 97.5% of a normal distribution lie below
+  constexpr double z = 1.959963984540054;  // 97.5% of the normal distribution lie below z
   const auto trials = static_cast<double>(n);
   const double scale = 1 / (1 + z * z / trials);
   const double center = (rate + z * z / (2 * trials)) * scale;
@@ -58,7 +58,7 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
                                          RewardFunction& reward, const EvaluationOptions& options) {
   BOUGH_CHECK(dataset.size() > 0, "nothing to evaluate on");
   const Clock::Time start = SteadyClock().now();
-  // Another stream than training's, whose ids would otherwise draw the same numbers.
+  // A separate stream: with training's seed, equal ids would give the same random numbers.
   const uint64_t seed = CounterRandom(options.seed, Purpose::evaluation).bits(0, 0);
   Generator generator({engine, &codec, options.environment, options.conversations}, tasks_of(dataset),
                       {.sampling = options.sampling,
@@ -79,7 +79,7 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
     int64_t right = 0;
     for (size_t i = 0; i < group.samples.size(); ++i) {
       const Trajectory& sample = group.samples[i];
-      // Accuracy is over all problems: one whose reward could not be had is not known to be right.
+      // Accuracy is over all problems. A problem whose reward is missing counts as wrong.
       const double reward = sample.reward.value_or(0);
       out.new_tokens += sample.num_generated();
       if (!begins_trajectory(group.samples, i)) continue;

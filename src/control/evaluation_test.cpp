@@ -11,7 +11,7 @@ namespace {
 using testing::FakeEngine;
 using testing::FakeReward;
 
-// Expected values: statsmodels' proportion_confint(method="wilson") has these digits.
+// Expected values are from statsmodels' proportion_confint(method="wilson").
 TEST(WilsonInterval, KnownValues) {
   const Interval half = wilson_interval(0.5, 100);
   EXPECT_NEAR(half.low, 0.4038315, 1e-6);
@@ -35,7 +35,7 @@ TEST(Evaluate, AverageAndPassAgreeWithTheSamples) {
   const auto result = evaluate(engine, problems, encoder, reward, options);
   ASSERT_TRUE(result);
 
-  // What evaluation drew is counted again by hand, from the requests that were made.
+  // The expected counts are computed independently, from the submitted requests.
   double right = 0, passed = 0;
   for (const GenerationRequest& request : engine.submitted) {
     again.submit(request);
@@ -76,7 +76,8 @@ TEST(Evaluate, Stops) {
       evaluate(engine, testing::numbered_problems(5), testing::byte_level_encoder(), reward, options));
 }
 
-// Evaluation takes from gconfig what the task says a sample is; whatever bends training's draws stays out.
+// Evaluation takes from gconfig only what defines a sample of the task. Settings that change training's
+// sampling do not apply.
 TEST(EvaluationSampling, IsASetOfItsOwn) {
   RunSettings settings;
   settings.gconfig.n_samples = 8;
@@ -102,7 +103,7 @@ TEST(EvaluationSampling, IsASetOfItsOwn) {
   expected.max_new_tokens = 77;
   expected.stop = {"Q:"};
   expected.stop_token_ids = {7};
-  // Field by field, whatever fields there will be.
+  // Compares every field, so that future fields are covered.
   auto expected_fields = describe_settings(expected).fields;
   const auto fields = describe_settings(got).fields;
   ASSERT_EQ(fields.size(), expected_fields.size());

@@ -25,7 +25,8 @@ std::string completion_text(const TextCodec& codec, const GeneratedSample& sampl
 
 namespace {
 
-// Requests for a task's most likely response have its id and this: engines know ids below 2^44.
+// A baseline request (a task's most likely response) has the task's id with this bit. Engines accept ids
+// below 2^44.
 constexpr uint64_t kBaselineId = uint64_t{1} << 43;
 
 }  // namespace
@@ -59,7 +60,7 @@ void Generator::begin_tasks() {
   }
 }
 
-// False: there is no task.
+// Returns false if there is no task.
 bool Generator::begin_task() {
   std::optional<GroupTask> task = next_task_();
   if (!task) return false;
@@ -94,7 +95,7 @@ bool Generator::begin_task() {
   return true;
 }
 
-// Nothing while the group's other request goes on.
+// Returns nothing while the group's other request still runs.
 std::optional<FinishedGroup> Generator::finish(GenerationResult result) {
   const bool is_baseline = (result.id & kBaselineId) != 0;
   const auto found = in_flight_.find(result.id & ~kBaselineId);
@@ -139,7 +140,7 @@ uint64_t Generator::request_id(const Place& place) const {
   return place.group * static_cast<uint64_t>(samples_of_task()) + place.sample;
 }
 
-// All conversations of a group meet the same world: their rewards are compared.
+// All conversations of a group get the same environment seed, because their rewards are compared.
 void Generator::begin_conversations(GroupTask task) {
   if (!inbox_) inbox_ = std::make_shared<EpisodeInbox>();
   const uint64_t id = task.id;
@@ -160,7 +161,7 @@ void Generator::open_conversations() {
     const Place place = unopened_.front();
     unopened_.pop_front();
     InFlight& group = in_flight_.at(place.group);
-    // Shifted, so that a double holds it: JSON has no other numbers in some languages.
+    // Shifted so that a double holds the seed: some languages read JSON numbers as doubles only.
     const uint64_t seed = CounterRandom(options_.seed, Purpose::environment).bits(place.group, 0) >> 12;
     const uint64_t episode = parts_.environment->begin(*group.task.problem, seed, inbox_);
     group.episodes[place.sample] = episode;
@@ -172,12 +173,12 @@ void Generator::open_conversations() {
 void Generator::take_replies(std::vector<FinishedGroup>& finished) {
   if (episodes_.empty()) return;
   const bool has_work = !parts_.engine.idle();
-  // Where there is nothing to generate: until the first answer, but not so long that a stop goes unseen.
+  // With nothing to generate: waits for the first answer, but only briefly, so that a stop is noticed.
   constexpr std::chrono::milliseconds kWait{5};
   std::vector<EpisodeReply> replies = inbox_->take(has_work ? std::chrono::milliseconds(0) : kWait);
   const auto place_of = [&](const EpisodeReply& reply) -> const Place* {
     const auto found = episodes_.find(reply.episode);
-    return found == episodes_.end() ? nullptr : &found->second;  // null: of a group that was abandoned
+    return found == episodes_.end() ? nullptr : &found->second;  // nullptr: the group was abandoned
   };
   std::erase_if(replies, [&](const EpisodeReply& reply) { return !place_of(reply); });
   if (options_.in_rounds) {
@@ -195,7 +196,7 @@ void Generator::take_replies(std::vector<FinishedGroup>& finished) {
   }
 }
 
-// The conversation's next piece of work, or its group's end.
+// Submits the conversation's next request, or finishes its group.
 void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) {
   InFlight& group = in_flight_.at(place.group);
   const ConversationRun& conversation = group.conversations[place.sample];
@@ -206,7 +207,7 @@ void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) 
       parts_.environment->step(episode, conversation.action());
       return;
     case ConversationRun::Waits::kEngine: {
-      // What is drawn is a function of seed, group, sample and turn; requests have one number a sample.
+      // A sample is a function of seed, group, sample and turn. Requests have one number per sample.
       const uint64_t seed = CounterRandom(options_.seed, Purpose::sample)
                                 .bits(request_id(place), static_cast<uint64_t>(conversation.turn()));
       GenerationRequest request{.id = request_id(place),
@@ -313,7 +314,7 @@ void Generator::check_integrity() const {
 
 namespace {
 
-// Of a conversation that needs no reward function: the environment's reward, or that there is none.
+// The reward of a conversation that needs no reward function: the environment's reward, or none.
 std::optional<RewardResult> given_reward(const Trajectory& row) {
   if (!row.valid) {
     RewardResult failed = failed_reward({}, row.reward_failure.value_or(""));
@@ -328,9 +329,9 @@ std::optional<RewardResult> given_reward(const Trajectory& row) {
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward) {
   std::vector<RewardResult> results;
   std::vector<RewardRequest> requests;
-  std::vector<std::pair<size_t, size_t>> scored;  // result, request
+  std::vector<std::pair<size_t, size_t>> scored;  // (result index, request index)
   for (const FinishedGroup& group : groups) {
-    std::map<std::string_view, size_t> asked;  // of the group's conversations
+    std::map<std::string_view, size_t> asked;  // by name, the group's conversations so far
     std::map<std::string_view, std::string_view> last_turns;
     for (const Trajectory& row : group.samples)
       if (is_conversation(row) && row.completion) last_turns[row.trajectory] = last_turn(row);

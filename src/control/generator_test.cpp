@@ -31,7 +31,7 @@ GeneratorOptions samples_of(int64_t n_samples, int64_t in_flight = 256) {
 }
 
 TEST(Generator, GroupsStandInTheOrderOfTheTasks) {
-  FakeEngine engine;  // the last submitted finishes first
+  FakeEngine engine;  // finishes the last submitted request first
   Generator generator({engine}, prompts(9), samples_of(2));
   const auto groups = generator.collect(9, {});
   ASSERT_TRUE(groups);
@@ -114,13 +114,13 @@ TEST(Generator, RewardsAreThoseOfTheVeryCompletions) {
   EXPECT_THROW(generator.collect(1, {}), InternalError) << "nothing runs and nothing may begin";
 }
 
-// Conversations with a fake environment, about problems 0 to 8, of 1 to 3 turns.
+// Conversations with a fake environment on problems 0 to 8, with 1 to 3 turns.
 struct Conversations {
   explicit Conversations(GeneratorOptions generation = samples_of(3))
       : generator({engine, nullptr, &environment, &format}, tasks_of(problems), std::move(generation)) {
     environment.turns_of = [](const Problem& problem) { return 1 + std::stoll(problem.answer) % 3; };
   }
-  // Groups in order; state is checked after each step.
+  // Returns the groups in order. The state is checked after each step.
   std::vector<FinishedGroup> collect() {
     CollectOptions options;
     options.on_step = [this] { generator.check_integrity(); };
@@ -257,7 +257,7 @@ TEST(Generator, AStopEndsWhatIsLeftOfAGroup) {
   generator.check_integrity();
 }
 
-// What the engine is asked, in order.
+// The requests that the engine gets, in order.
 std::vector<std::string> requests_of(uint64_t shuffle, bool in_rounds) {
   GeneratorOptions options = samples_of(3);
   options.in_rounds = in_rounds;
@@ -282,7 +282,7 @@ TEST(Generator, InRoundsTheOrderOfAnswersIsNothing) {
   EXPECT_EQ(first, second) << "what is drawn does not depend on it in any case";
 }
 
-// Tools of 10 to 200 ms on a fake clock, for conversations of `turns` turns.
+// Tools that take 10 to 200 ms on a fake clock, for conversations of `turns` turns.
 class TimedTools final : public Environment {
  public:
   TimedTools(FakeClock& clock, int64_t turns) : clock_(clock), turns_(turns) {}
@@ -325,8 +325,8 @@ class TimedTools final : public Environment {
   std::multimap<Clock::Time, EpisodeReply> due_;
 };
 
-// A pass takes a millisecond of the fake clock and makes a token for each of at most 64 samples. A turn has
-// 20 tokens.
+// A pass takes one millisecond of the fake clock and generates one token for each of at most 64 samples. A
+// turn has 20 tokens.
 class BatchEngine final : public testing::BareEngine {
  public:
   BatchEngine(FakeClock& clock, TimedTools& tools) : clock_(clock), tools_(tools) {}
@@ -352,7 +352,7 @@ class BatchEngine final : public testing::BareEngine {
     });
     return out;
   }
-  // The generator asks this before it waits for tools: time then goes on to the next answer.
+  // The generator calls this before it waits for tools. The clock then advances to the next answer.
   bool idle() const override {
     if (running_.empty()) tools_.sleep_until_next();
     return running_.empty();
@@ -367,8 +367,8 @@ class BatchEngine final : public testing::BareEngine {
   std::vector<std::pair<GenerationRequest, int64_t>> running_;
 };
 
-// 504 conversations of 4 turns need 504 * 4 * 20 / 64 = 630 passes at least. One after the other, tools alone
-// would take 504 * 4 * 105 ms = 212 s.
+// 504 conversations of 4 turns need at least 504 * 4 * 20 / 64 = 630 passes. Tools run one after the other
+// would alone take 504 * 4 * 105 ms = 212 s.
 TEST(Generator, TheEngineWorksWhileToolsSleep) {
   FakeClock clock;
   TimedTools tools(clock, 4);

@@ -9,7 +9,7 @@ namespace bough {
 
 namespace {
 
-// Stands for the last message's content where what the template writes behind it is asked for.
+// A placeholder for the last message's content. It shows what the template writes after the content.
 constexpr std::string_view kProbe = "ContentOfTheLastMessage";
 
 }  // namespace
@@ -22,7 +22,7 @@ PromptEncoder PromptEncoder::from_directory(const std::filesystem::path& directo
   try {
     encoder.chat_template_ = ChatTemplate::from_directory(directory);
   } catch (const UserError& error) {
-    encoder.no_template_ = error.what();  // matters only to those who have conversations
+    encoder.no_template_ = error.what();  // matters only for conversations
   }
   return encoder;
 }
@@ -39,7 +39,7 @@ EncodedPrompt PromptEncoder::encode(const Problem& problem) const {
     prompt.ids = tokenizer_.encode(prompt.text, true);
   } else {
     prompt.text = chat_template().render(problem.messages, true);
-    prompt.ids = tokenizer_.encode(prompt.text);  // a bos_token is the chat template's to write
+    prompt.ids = tokenizer_.encode(prompt.text);  // writing a bos_token is the chat template's task
   }
   if (prompt.ids.empty()) throw UserError(str("problem ", quoted(problem.id), ": its prompt is empty"));
   return prompt;
@@ -71,8 +71,9 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
   return out;
 }
 
-// A turn ends with the first special token that the template writes behind the content; what follows that is
-// never generated. Where there is none (GLM's turns end as the next one begins) `stop_token` ends it.
+// A turn ends with the first special token that the template writes after the content. Text after that token
+// is never generated. If there is none (GLM's turns end when the next one begins), `stop_token` ends the
+// turn.
 void PromptEncoder::end_turn(std::vector<Message> chat, std::vector<int32_t>& completion,
                              std::optional<int32_t> stop_token) const {
   chat.back().content = kProbe;

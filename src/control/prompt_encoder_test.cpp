@@ -25,7 +25,7 @@ TEST(PromptEncoder, LearnsTheCompletionAndItsEnd) {
   EXPECT_EQ(learned(encoder.encode(example, std::nullopt)), " 2");
   const EncodedExample encoded = encoder.encode(example, 258);
   EXPECT_EQ(encoded.ids.size(), encoded.loss_mask.size());
-  // The tokens before what is learned are those that the model is asked with.
+  // The tokens before the completion are those that the model gets as a prompt.
   Problem problem;
   problem.prompt = example.prompt;
   const EncodedPrompt prompt = encoder.encode(problem);
@@ -39,7 +39,8 @@ TEST(PromptEncoder, OfAConversationTheLastTurnIsLearnedUpToItsEnd) {
   EXPECT_EQ(learned(encoder.encode(example, 258)), "4!");
 }
 
-// Any format of conversation: what ends a turn is the special token behind the content, else the stop token.
+// For any format of conversation: a turn ends with the special token after the content, else with the stop
+// token.
 TEST(PromptEncoder, TheTemplateSaysHowATurnEnds) {
   const auto learned_with = [](const std::string& end, const std::string& content = "4") {
     const std::string source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + end +
@@ -54,13 +55,13 @@ TEST(PromptEncoder, TheTemplateSaysHowATurnEnds) {
   EXPECT_EQ(learned_with(" <|im_end|>\n<|endoftext|>"), "4 !");
   EXPECT_EQ(learned_with(""), "4!");
   EXPECT_EQ(learned_with("\n"), "4\n!");
-  // Contents that hold what ends a turn, or are empty.
+  // Contents that contain the end of a turn, or are empty.
   EXPECT_EQ(learned_with("<|im_end|>\n", "a<|im_end|>b"), "a!b!");
   EXPECT_EQ(learned_with("<|im_end|>\n", "\n"), "\n!");
   EXPECT_EQ(learned_with("<|im_end|>\n", ""), "!");
 }
 
-// A tokenizer that puts a space in front of texts puts none between a prompt and what is learned.
+// A tokenizer that puts a space in front of texts puts none between a prompt and its completion.
 TEST(PromptEncoder, TheCompletionGoesOnAfterThePrompt) {
   Json file = Json::parse(byte_level_tokenizer_json());
   file["pre_tokenizer"]["add_prefix_space"] = true;

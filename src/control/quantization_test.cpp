@@ -1,4 +1,4 @@
-// What generating with 8-bit weights costs is what training's mismatch metric shows.
+// The cost of generating with 8-bit weights is what training's mismatch metric reports.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace bough {
 namespace {
 
-// The metrics of one training step on samples of an engine of this setting; each call begins with the same
+// The metrics of one training step on samples of an engine with this setting. Each call begins with the same
 // weights.
 MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantization) {
   const auto model = small_model(dtype, 6);

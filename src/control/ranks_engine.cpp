@@ -15,10 +15,11 @@ namespace bough {
 
 namespace {
 
-// Of a round: few enough that a finished turn is soon answered, enough that ranks seldom wait for each other.
+// Passes per round: few enough that a finished turn is answered soon, enough that ranks seldom wait for each
+// other.
 constexpr int64_t kPasses = 8;
 
-// Rank 0's where it has none: nothing is ever in it.
+// Rank 0's engine if rank 0 generates nothing. No request ever enters it.
 class NoEngine final : public Engine {
  public:
   void submit(GenerationRequest request) override {
@@ -41,7 +42,7 @@ class NoEngine final : public Engine {
   int32_t version_ = -1;
 };
 
-// Gives all tokens of a result to who would have got them one by one.
+// Passes all tokens of a result to `on_token`, which would otherwise have got them one by one.
 void stream(const GenerationResult& result, const std::function<void(const StreamedToken&)>& on_token) {
   for (size_t i = 0; i < result.samples.size(); ++i) {
     const GeneratedSample& sample = result.samples[i];
@@ -80,7 +81,7 @@ RanksEngine::RanksEngine(Engine* own, const ModelConfig& config, Communicator& r
 }
 
 size_t RanksEngine::place(const GenerationRequest& request) {
-  if (request.on_token && has_own()) return 0;  // tokens as they come do not travel
+  if (request.on_token && has_own()) return 0;  // tokens are not streamed between ranks
   if (const auto turn = rank_of_request_.find(request.id); turn != rank_of_request_.end())
     return turn->second;
   const std::string prompt(reinterpret_cast<const char*>(request.prompt_ids.data()),
@@ -201,11 +202,11 @@ void RanksEngine::update_weights(const WeightUpdate& update) {
   tell_all({{"do", "weights"}, {"version", update.version}});
   rank_of_request_.clear();
   rank_of_prompt_.clear();
-  // What runs stays where it is.
+  // Running requests stay on their rank.
   for (const auto* requests : {&in_flight_, &parked_})
     for (const auto& [id, at] : *requests) rank_of_request_[id] = at.rank;
   if (has_own()) return;
-  // At once, also where nothing runs: the next publication waits for it.
+  // At once, also if nothing runs: the next publication waits for this round.
   const auto start = std::chrono::steady_clock::now();
   const Round taken = round(0, /*asks_running=*/false);
   BOUGH_CHECK(taken.results.empty(), "a round without a pass has results");
@@ -220,7 +221,7 @@ bool RanksEngine::ready_for_weights() const {
 
 std::vector<RunningRequest> RanksEngine::running() const {
   if (!others_have_work()) return own_.running();
-  // A round without a pass changes nothing that anybody sees.
+  // A round without a pass changes no observable state.
   return const_cast<RanksEngine*>(this)->round(0, /*asks_running=*/true).running;
 }
 

@@ -1,4 +1,4 @@
-// Engines of several ranks, threads here, against one.
+// Engines of several ranks (threads here) against one engine.
 #include "control/ranks_engine.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,8 @@ struct RankOfEngine {
   SharedWeights weights{model.get()};
 };
 
-// `drive` has rank 0's engine; all ranks have published version 1. Returns what each rank drew.
+// `drive` gets rank 0's engine. All ranks have published version 1. Returns the number of new tokens of each
+// rank.
 std::vector<int64_t> on_ranks(int64_t num_ranks, const std::function<void(RanksEngine&)>& drive) {
   auto ranks = thread_communicators(num_ranks);
   std::vector<RankOfEngine> parts(static_cast<size_t>(num_ranks));
@@ -99,7 +100,7 @@ TEST(RanksEngine, WhatRunsCanBeSavedCancelledAndPutAside) {
       for (GenerationResult& result : results) finished[result.id] = std::move(result);
     };
     collect(engine.step());
-    // What runs on every rank can be saved, and goes on elsewhere.
+    // Running requests of every rank can be saved, and continue in another engine.
     const std::vector<RunningRequest> running = engine.running();
     EXPECT_GE(running.size() + finished.size(), 3u);
     RankOfEngine other;
@@ -115,7 +116,7 @@ TEST(RanksEngine, WhatRunsCanBeSavedCancelledAndPutAside) {
     for (auto& [id, result] : elsewhere) in_order.push_back(std::move(result));
     expect_same(expected, in_order);
 
-    // Others are served meanwhile.
+    // Other requests are served meanwhile.
     engine.park();
     EXPECT_TRUE(engine.idle());
     expect_same(expected, engine.generate(mixed_requests()));
@@ -130,11 +131,12 @@ TEST(RanksEngine, WhatRunsCanBeSavedCancelledAndPutAside) {
   });
 }
 
-// ---- Ranks that have nothing but an engine, in a process of its own.
+// ---- Ranks that have only an engine, in a process of its own.
 
 constexpr const char* kProcess = "BOUGH_TEST_ENGINE_PROCESS";
 
-// Ends, throws or hangs at every so many passes, as often as the job says, over all processes of an engine.
+// Exits, throws or hangs at every n-th pass, as many times as the job says, counted over all processes of an
+// engine.
 class FailingEngine final : public EmbeddedEngine {
  public:
   FailingEngine(const Model& model, const Json& job)
@@ -157,13 +159,13 @@ class FailingEngine final : public EmbeddedEngine {
   int64_t passes_ = 0;
 };
 
-// This program, started again by the tests.
+// This test program, started again by the tests as an engine process.
 class EngineProcessOfTests : public ::testing::Environment {
  public:
   void SetUp() override {
     if (!std::getenv(kProcess)) return;
     run_engine_process([](const Json& job, const ServeEngine& serve) {
-      const auto model = small_model(at::kDouble, /*seed=*/99);  // what comes is something else
+      const auto model = small_model(at::kDouble, /*seed=*/99);  // the weights that arrive are different
       FailingEngine engine(*model, job);
       serve(engine, *model, job.at("in_place").get<bool>(), Changing::kTrained);
     });
@@ -178,11 +180,11 @@ struct Failures {
   double answer_seconds = kAnswerSeconds;
 };
 
-// Rank 0 trains, the others generate; passes of the first engine rank fail. Throws what that rank does.
+// Rank 0 trains, the other ranks generate. Passes of the first engine rank fail. Rethrows rank 0's exception.
 void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine&, PublishedWeights&)>& drive,
                        const Failures& failures = {}) {
   auto ranks = thread_communicators(1 + num_engines), publication = thread_communicators(1 + num_engines);
-  // Half of the tests are of engines on another host.
+  // In half of the tests the engines are on another host.
   const auto host = [&](int64_t rank) { return str("host ", rank > 0 && num_engines == 2); };
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / str("bough_engines_", getpid());
@@ -222,7 +224,7 @@ void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine
     try {
       drive(engine, published);
       engine.end();
-    } catch (const IoError&) {  // the rank says why
+    } catch (const IoError&) {  // the rank's message says why
     }
     published.end();
   }
@@ -238,7 +240,7 @@ TEST(EngineRanks, DrawWhatOneEngineDrawsFromPublishedWeights) {
       expect_same(expected, engine.generate(mixed_requests()));
       EXPECT_GT(engine.take_longest_exchange(), 0);
       EXPECT_EQ(engine.take_longest_exchange(), 0);
-      // Another version in the middle of all: every engine has it at once, and what runs goes on.
+      // A new version in the middle of the work: every engine gets it at once, and running requests continue.
       for (GenerationRequest& request : mixed_requests()) engine.submit(std::move(request));
       engine.step();
       published.publish(2);
@@ -283,7 +285,7 @@ TEST(EngineRanks, AnEngineThatEndsCostsItsRequestsARetry) {
         [&](RanksEngine& engine, PublishedWeights& published) {
           expect_same(expected, engine.generate(mixed_requests()));
           EXPECT_GE(engine.num_restarts(), failures.count) << failures.how;
-          // What it was told before and after goes on.
+          // The restarted engine process got the earlier commands, and later commands reach it.
           published.publish(2);
           engine.update_weights(*published.take());
           for (const GenerationResult& result : engine.generate(mixed_requests()))

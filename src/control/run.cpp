@@ -28,7 +28,8 @@ namespace bough {
 
 namespace {
 
-// The run's last checkpoint, from rank 0, whose folder it is, to the others, which see the same files.
+// Broadcasts the run's last checkpoint from rank 0, which owns the folder, to the other ranks, which see the
+// same files.
 void send_checkpoint(const std::optional<RunCheckpoint>& checkpoint, Communicator& ranks) {
   ranks.broadcast(checkpoint
                       ? str(checkpoint->step, " ", std::filesystem::absolute(checkpoint->directory).string())
@@ -62,8 +63,8 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
                         "false, or ranks that share the batch"));
 }
 
-// The groups of a run's processes. With rollout.ranks M the last M of them only generate, and the others only
-// train. Making it is a collective call of all.
+// The communicators of a run's processes. With rollout.ranks M the last M ranks only generate, and the others
+// only train. The constructor is a collective call of all ranks.
 struct RankGroups {
   RankGroups(Communicator* all_ranks, const RunSettings& settings) : all(all_ranks), trainers(all_ranks) {
     const RolloutSettings& rollout = settings.rollout;
@@ -88,20 +89,20 @@ struct RankGroups {
     publication = std::make_unique<PublicationRanks>(all->split(is_served ? 0 : 1));
   }
 
-  Communicator* const all;  // null: one process
-  Communicator* trainers;   // that this process trains with; null: it trains alone, or not at all
+  Communicator* const all;  // nullptr: one process
+  Communicator* trainers;   // of the ranks that train; nullptr if this process trains alone or does not train
   bool is_engine = false;
-  // Rank 0 and those who generate for it: requests; and weights, where some only generate. Of a trainer that
-  // has no engine they are not used. They carry what the host has, whatever the device.
+  // Rank 0 and the ranks that generate for it: requests, and weights if some ranks only generate. A trainer
+  // without an engine does not use them. They carry host memory, whatever the device.
   std::unique_ptr<Communicator> engines;
   std::unique_ptr<PublicationRanks> publication;
 
  private:
-  std::unique_ptr<Communicator> of_side_;  // those that train, between GPUs by NCCL, or those that generate
+  std::unique_ptr<Communicator> of_side_;  // the ranks that train (NCCL between GPUs), or those that generate
 };
 
-// Work on a thread beside other work: what one of them throws ends both, by their groups' watches, and is
-// thrown here.
+// Runs `beside` on a thread and `here` on the caller's. If one throws, the abort checks of both sides' groups
+// end the other, and the exception is rethrown here.
 void run_both(const std::function<void()>& beside, const std::vector<Communicator*>& of_beside,
               const std::function<void()>& here, const std::vector<Communicator*>& of_here) {
   Mutex mutex;
@@ -130,7 +131,7 @@ void run_both(const std::function<void()>& beside, const std::vector<Communicato
   watch();
 }
 
-// Weights that rank 0 publishes: every rank's engine takes its own trainer's.
+// Weights that rank 0 publishes. Every rank's engine takes them from its own trainer.
 class RanksWeights final : public WeightChannel {
  public:
   RanksWeights(WeightChannel& own, Trainer& trainer) : own_(own), trainer_(trainer) {}
@@ -146,7 +147,7 @@ class RanksWeights final : public WeightChannel {
   Trainer& trainer_;
 };
 
-// Weights of layers that ranks share: rank 0's whole model is brought up to date before it is published.
+// Weights of layers that ranks share. Rank 0's unsharded model is updated before each publication.
 class WholeWeights final : public WeightChannel {
  public:
   WholeWeights(WeightChannel& published, Trainer& trainer) : published_(published), trainer_(trainer) {}
@@ -162,7 +163,7 @@ class WholeWeights final : public WeightChannel {
   Trainer& trainer_;
 };
 
-// A rank that only generates: its engine does what rank 0's has it do, while weights arrive.
+// A rank that only generates: its engine executes rank 0's commands while weights arrive.
 void follow_generation(const RunSettings& settings, const std::vector<std::string>& command,
                        RankGroups& groups) {
   EngineProcess engine(command, engine_job(settings), *groups.engines, *groups.publication);
@@ -171,8 +172,8 @@ void follow_generation(const RunSettings& settings, const std::vector<std::strin
            [&] { serve_engine(engine, *groups.engines); }, {groups.engines.get()});
 }
 
-// A rank other than 0 that trains: it does when rank 0 does, and beside that, in a thread of its own,
-// generates what rank 0's engine has it generate, unless others do.
+// A rank other than 0 that trains: it trains when rank 0 does. In a thread of its own it also generates for
+// rank 0's engine, unless other ranks generate.
 void follow_training(const RunSettings& settings, RankGroups& groups) {
   Communicator& ranks = *groups.trainers;
   RunParts parts(
@@ -188,23 +189,23 @@ void follow_training(const RunSettings& settings, RankGroups& groups) {
       [&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); }, {&ranks});
 }
 
-// The controller over the parts of a run, its workers, and the files that it leaves.
+// The controller with the parts of a run, its workers, and the files of the run's folder.
 class Run {
  public:
   Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups);
 
   RunSummary work();
-  // After work() threw: nobody waits for other ranks any more.
+  // After work() threw: from here on no call waits for other ranks.
   void give_up() {
     if (published_weights_) published_weights_->give_up();
   }
 
  private:
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
-  // A synchronous run is repeatable, whatever the time that tools take: either way.
+  // A synchronous run is repeatable, however long tools take: by rounds, or by batch invariance.
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant.value_or(false); }
   void resume();
-  // Of all ranks, where there are several.
+  // The engine of all ranks if there are several ranks.
   Engine& engine() {
     if (ranks_engine_) return *ranks_engine_;
     return *parts_.engine;
@@ -253,23 +254,23 @@ class Run {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<AppendFile> timeline_file_;
   ThreadChange thread_change_;
-  double timeline_begin_ = 0;  // seconds of the processes before this one
+  double timeline_begin_ = 0;  // seconds of earlier processes of this run
   bool is_evaluated_at_start_ = false;
   std::atomic<Clock::Time> last_checkpoint_;
-  std::atomic<int64_t> evaluated_ = 0;  // problems of the evaluation that goes on
+  std::atomic<int64_t> evaluated_ = 0;  // problems done in the current evaluation
 
   Mutex order_mutex_;
-  ProblemOrder order_ GUARDED_BY(order_mutex_);  // caches the epoch asked for last
-  TrainingSnapshot snapshot_;                    // what a checkpoint is written from while training goes on
+  ProblemOrder order_ GUARDED_BY(order_mutex_);  // caches the last requested epoch
+  TrainingSnapshot snapshot_;                    // the source of a checkpoint while training continues
 
-  std::unique_ptr<RanksEngine> ranks_engine_;            // null: one rank, or servers generate
-  std::unique_ptr<RanksWeights> ranks_weights_;          // where every rank has an engine
-  std::unique_ptr<PublishedWeights> published_weights_;  // where some ranks only generate
-  std::unique_ptr<WholeWeights> whole_weights_;          // where ranks share the trained model's layers
+  std::unique_ptr<RanksEngine> ranks_engine_;            // nullptr: one rank, or servers generate
+  std::unique_ptr<RanksWeights> ranks_weights_;          // if every rank has an engine
+  std::unique_ptr<PublishedWeights> published_weights_;  // if some ranks only generate
+  std::unique_ptr<WholeWeights> whole_weights_;          // if ranks share the trained model's layers
   EventQueue events_;
   Timeline timeline_;
-  std::unique_ptr<OutsideGroups> outside_;  // null: conversations are held here
-  RunWorkers workers_;                      // its threads use what stands above
+  std::unique_ptr<OutsideGroups> outside_;  // nullptr: the run itself holds the conversations
+  RunWorkers workers_;                      // its threads use the members above
   Controller controller_;
 };
 
@@ -322,7 +323,7 @@ std::string engine_ranks_text(int64_t count) {
   return count > 0 ? str(", of which ", count, " generate") : "";
 }
 
-// Threads and ranks decide the order in which sums are taken, and with it the last bits.
+// The numbers of threads and ranks decide the order of sums, and with it the last bits.
 Json Run::thread_state() const {
   Json state = {{"threads", parts_.threads.training}};
   if (num_ranks() > 1) state["ranks"] = num_ranks();
@@ -337,7 +338,7 @@ void Run::resume() {
     const MutexLock lock(order_mutex_);
     return controller_state_from_json(saved.at("controller"), order_);
   }();
-  // Else a run that resumed, wrote them and was killed has done it.
+  // If a resumed run wrote these metrics and was killed, they are in the file already.
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
   if (!records.empty() && records.back().step >= state.step) state.unwritten_metrics.reset();
   const int64_t step = state.step;
@@ -355,7 +356,7 @@ void Run::resume() {
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));
 }
 
-// ---- What workers and controller ask of the run.
+// ---- Callbacks of the workers and the controller.
 
 StepRecord Run::train(const TrainOrder& order) {
   StepRecord record = train_batch(order, settings_, trainer_);
@@ -403,7 +404,7 @@ WorkerOptions Run::worker_options() {
                                        .with_baseline = settings_.actor.advantages.needs_baselines()},
                         .own_threads = is_asynchronous(),
                         .reward_threads = settings_.reward_service.workers};
-  // A group a thread: as many are scored at once as the reward with the most workers takes.
+  // One thread per group: as many groups are scored at once as the reward with the most workers can take.
   for (const RewardEntry& entry : settings_.reward)
     options.reward_threads = std::max(options.reward_threads, entry.workers.value_or(0));
   options.on_engine_thread = [this] { at::set_num_threads(parts_.threads.generating); };
@@ -460,7 +461,7 @@ bool Run::evaluation_due(int64_t step, bool is_last) const {
   return (evaluator.freq_steps > 0 && step % evaluator.freq_steps == 0) || (evaluator.at_end && is_last);
 }
 
-// On the engine's thread.
+// Runs on the engine's thread.
 std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop) {
   EvaluationOptions options;
   options.sampling = settings_.evaluation_sampling();
@@ -480,7 +481,7 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
   return to_metrics(*result);
 }
 
-// On the writer's thread.
+// Runs on the writer's thread.
 void Run::write_checkpoint(const ControllerState& state, bool copied) {
   if (!copied) snapshot_ = trainer_.snapshot(/*copies=*/false);
   Json json = {{"environment", thread_state()}, {"coefficients", snapshot_.coefficients}};
@@ -502,7 +503,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
 void Run::write_record(int64_t step, const MetricValues& values) {
   metrics_->write(step, values);
   display_.write(step, values);
-  log_debug(display_.line(step, values));  // for log.txt; people see the display
+  log_debug(display_.line(step, values));  // for log.txt; users see the display
   write_timeline(/*all=*/false);
   follow_thread_change();
 }
@@ -517,7 +518,8 @@ void Run::write_timeline(bool all) {
   timeline_file_->append(lines);
 }
 
-// Not in a synchronous run: other threads are other bits, and its steps are promised to be repeatable.
+// Not for a synchronous run: another number of threads changes the bits, and a synchronous run's steps must
+// be repeatable.
 void Run::follow_thread_change() {
   const ThreadChange wanted = read_thread_change(folder_.path());
   if (wanted == thread_change_) return;
@@ -545,7 +547,7 @@ RunSummary Run::work() {
   controller_.start();
   drive(controller_, workers_, events_,
         {.stop = options_.stop, .on_activity = [this](const std::string& activity) { show(activity); }});
-  workers_.join();  // a thread says what it did after it said that it is done
+  workers_.join();  // a thread logs its result after it has posted that it is done
   write_timeline(/*all=*/true);
   display_.set_activity("");
   if (controller_.is_stopping()) {
@@ -559,12 +561,12 @@ RunSummary Run::work() {
   return summary;
 }
 
-// Gradients of the last batches with and without sharing, in turns; the first of each is not counted, because
-// it also warms caches up.
+// Times gradients of the last batches with and without sharing, in turns. The first of each is not counted,
+// because it also warms up caches.
 std::optional<Comparison> Run::compare() {
   constexpr int kRepeats = 3;
   const std::vector<int64_t> steps = folder_.steps_with_rollouts();
-  // Ranks that share the model's layers have ended by now.
+  // If ranks share the model's layers, the other ranks have ended by now.
   if (settings_.compare_dense == 0 || steps.empty() || parts_.whole) return {};
   Comparison out;
   out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));
@@ -639,9 +641,9 @@ RunSummary run_training(const RunSettings& settings, const RunOptions& options) 
   try {
     return run->work();
   } catch (const std::exception& error) {
-    log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller tells people
+    log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller shows it to the user
     run->give_up();
-    // A thread that will never come back cannot be joined, and nothing that it uses may go.
+    // A thread that hangs for ever cannot be joined, and everything that it uses must stay alive.
     if (dynamic_cast<const StallError*>(&error)) (void)run.release();
     throw;
   }

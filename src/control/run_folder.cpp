@@ -23,7 +23,7 @@ constexpr const char* kRolloutsSuffix = ".jsonl.zst";
 constexpr size_t kStepsOfConversations = 4, kGroupsOfAStep = 2;  // in the report
 constexpr size_t kSamplesOfAStep = 12;  // in the report: enough to see what the model writes
 
-// 7 of "step_7.jsonl.zst".
+// Returns 7 for "step_7.jsonl.zst".
 std::optional<int64_t> step_of(const std::string& name) {
   const std::string_view prefix = kRolloutsPrefix, suffix = kRolloutsSuffix;
   if (!name.starts_with(prefix) || !name.ends_with(suffix)) return {};
@@ -34,8 +34,8 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
-// What a kill left of files that were being written aside (base/file.h): ".NAME.….tmp". The run's lock is
-// held, so nobody else is writing them.
+// Removes ".NAME.….tmp": files that a killed process was writing before their rename (base/file.h). This
+// process holds the run's lock, so no other process writes them.
 void remove_leftovers(const fs::path& folder) {
   std::error_code missing;  // a new run has no folder yet
   std::vector<fs::path> leftovers;
@@ -168,12 +168,12 @@ fs::path RunFolder::write_report(const fs::path& folder) {
     std::vector<TokenSpan> sequences;
     for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
     trees.push_back(tree_picture(build_prefix_tree(sequences), rollouts, str("step ", step)));
-    // Spread over the batch, so that several groups are seen.
+    // Spread over the batch, so that several groups are shown.
     const size_t stride = std::max<size_t>(1, rollouts.size() / kSamplesOfAStep);
     for (size_t i = 0; i < rollouts.size(); i += stride)
       samples.push_back(sample_of_rollout(rollout_to_json(rollouts[i]), step));
   }
-  // Of the first step, the last, and two between.
+  // The first step, the last, and two between.
   std::vector<TalkGroup> conversations;
   for (size_t i = 0; i < kStepsOfConversations && !steps.empty(); ++i) {
     const int64_t step = steps[(steps.size() - 1) * i / (kStepsOfConversations - 1)];

@@ -52,7 +52,7 @@ class RunFolderTest : public ::testing::Test {
 
 TEST_F(RunFolderTest, WithoutACheckpointARunBeginsAfresh) {
   write_step(1);
-  settings_.seed = 9;  // nothing to resume: other settings are no error
+  settings_.seed = 9;  // there is nothing to resume, so other settings are no error
   RunFolder folder(settings_);
   EXPECT_FALSE(folder.checkpoint());
   EXPECT_TRUE(read_metrics(run() / "metrics.jsonl").empty());
@@ -97,7 +97,7 @@ TEST_F(RunFolderTest, OnlyHarmlessSettingsMayChange) {
       EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
     EXPECT_EQ(message.find("total_train_steps"), std::string::npos) << message;
   }
-  // A refusal changes nothing.
+  // A refusal leaves the files unchanged.
   EXPECT_EQ(load_settings<RunSettings>(run() / "config.yaml").seed, 1);
 }
 
@@ -133,7 +133,7 @@ TEST(RunSettingsTest, TakesAReaLsKeysOfTreeTraining) {
                                        "c.yaml")
         .actor.tree;
   };
-  // As AReaL's reference page on tree training has them, and the defaults of its settings.
+  // As on AReaL's reference page on tree training, with the defaults of its settings.
   const auto on =
       tree("enable_tree_training: true, pad_to_maximum: true, mb_spec: {max_tokens_per_mb: 8192}");
   EXPECT_EQ(on.strategy(), "auto");

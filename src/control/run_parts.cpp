@@ -29,7 +29,7 @@ int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
   return (settings.total_train_epochs * size + batch - 1) / batch;
 }
 
-// Agents outside may bring problems of their own: then all that the run knows of one is that there is one.
+// External agents may bring their own problems. The run then knows only that there is a problem.
 Dataset training_problems(const RunSettings& settings) {
   if (!settings.train_dataset.path.empty()) return read_dataset(settings.train_dataset);
   return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "agents outside"};
@@ -48,7 +48,7 @@ std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRank
   return model;
 }
 
-// Where ranks share the layers: what is published and saved, on the CPU.
+// If ranks share the layers: the unsharded model on the CPU, for publishing and saving.
 std::unique_ptr<Model> load_whole(const RunSettings& settings) {
   auto model =
       load_rollout_model(settings.model.path, settings.rollout, scalar_type_of(settings.dtype), at::kCPU);
@@ -57,17 +57,17 @@ std::unique_ptr<Model> load_whole(const RunSettings& settings) {
   return model;
 }
 
-// The reference has the model's element type and batch invariance, so that before the first step the two
-// agree bit for bit.
+// The reference has the model's element type and batch invariance, so that the two agree bit for bit before
+// the first step.
 std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (!settings.actor.loss.uses_reference()) return nullptr;
   if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path, model.ranks());
 }
 
-// A model that reads token ids which another one draws must mean the same by them. Vocabularies may be padded
-// differently, but each id that the other may draw must be there. `key`: the setting that names the one of
-// the two that is not model.path.
+// A model that reads the token ids which another model samples must have the same vocabulary. Vocabularies
+// may be padded differently, but the reader must have every id that the other model may sample. `key`: the
+// setting of the one of the two that is not model.path.
 void check_same_tokens(const char* key, const std::filesystem::path& reader_path, const Model& reader,
                        const std::filesystem::path& drawer_path, const Model& drawer) {
   const auto own = reader_path / "tokenizer.json", other = drawer_path / "tokenizer.json";
@@ -105,7 +105,7 @@ bool leads(const Communicator* ranks) {
   return !ranks || ranks->rank() == 0;
 }
 
-// A run that goes on has decided.
+// A resumed run keeps its decision.
 bool shares_backbone(const RunSettings& settings, Model& actor) {
   if (settings.critic.share_backbone) return *settings.critic.share_backbone;
   if (!settings.critic.path.empty() || settings.actor.lora.enabled()) return false;
@@ -127,7 +127,7 @@ std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& act
   return load_critic_backbone(settings.critic, settings.model.path, actor);
 }
 
-// `own`: its backbone, or null.
+// `own`: the critic's own backbone, or nullptr.
 std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
                                     int64_t total_steps, const TrainingRanks& ranks) {
   if (!has_critic(settings)) return nullptr;
@@ -168,7 +168,7 @@ std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& 
   return std::make_unique<SparseStudent>(std::move(weak), own, settings.actor, sparse, total_steps, &ranks);
 }
 
-// As the student of the ranks that train begins: its weights are published.
+// The initial model equals the sparse policy of the ranks that train: its weights are what they publish.
 std::unique_ptr<Model> load_generating(const RunSettings& settings) {
   const SparseTrainingSettings& student = settings.sparse_training;
   if (student.is_weak()) return load(settings, student.weak_path);
@@ -191,12 +191,13 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
                                          what_changes(settings));
 }
 
-// Servers generate for rank 0, and each rank's embedded engine for its own, unless there are engine ranks.
+// Servers generate for rank 0. Each rank's embedded engine generates for its own rank, unless there are
+// engine ranks.
 bool generates(const RunSettings& settings, const Communicator* ranks) {
   return settings.rollout.ranks == 0 && (leads(ranks) || !settings.rollout.has_servers());
 }
 
-// Rank 0's, of all: they plan alike.
+// All ranks use rank 0's cost model, so that they make the same plans.
 CostModel ranks_costs(Communicator* ranks, const Model& model, const std::function<CostModel()>& of_rank_0) {
   std::optional<CostModel> own;
   if (leads(ranks)) own.emplace(of_rank_0());
@@ -205,8 +206,8 @@ CostModel ranks_costs(Communicator* ranks, const Model& model, const std::functi
   return CostModel(DeviceProfile::from_json(Json::parse(profile), "rank 0's profile"), model_shape(model));
 }
 
-// Of a model with adapters: with them merged, since servers load no others. Files of the model that the run
-// began with go along.
+// The adapters of a model are merged, because servers load no adapters. Other files of the initial model's
+// directory are copied along.
 void write_weights(const RunSettings& settings, const std::filesystem::path& directory, const Model& model) {
   std::unique_ptr<Model> written = has_adapter(model) ? copy_of(model, Changing::kAll) : model.share();
   if (has_adapter(*written)) merge_adapter(*written);

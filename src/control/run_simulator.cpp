@@ -90,7 +90,7 @@ std::vector<int32_t> RunSimulator::labels_of(const Sample& sample, bool is_runni
   const auto size = static_cast<size_t>(
       std::min(static_cast<double>(sample.length), static_cast<double>(labels.size()) + drawn));
   const double first = sample.begins_at - static_cast<double>(labels.size());
-  // The version of the token drawn when progress passes `at`.
+  // The version of the token that is sampled when progress passes `at`.
   auto version = std::upper_bound(versions_.begin(), versions_.end(), sample.begins_at + 1e-6,
                                   [](double at, const auto& mark) { return at < mark.first; });
   while (labels.size() < size) {
@@ -128,7 +128,7 @@ void RunSimulator::schedule_engine() {
   if (running_.empty()) return;
   const double least = std::max(0.0, running_.begin()->first - progress_);
   const double busy = std::max(0.0, engine_busy_until_ - now());
-  // A little more than it takes, so that rounding does not leave a fraction of a token.
+  // Slightly longer than needed, so that rounding does not leave a fraction of a token.
   after(busy + least * pass_seconds() + 1e-8, [this, plan] {
     if (plan != engine_plan_) return;
     advance_engine();
@@ -251,7 +251,7 @@ void RunSimulator::save_running() {
   });
 }
 
-// ---- Others.
+// ---- Trainer, rewards, checkpoints.
 
 void RunSimulator::score(GroupPointer group) {
   const SimulatedRates& rates = options_.rates;
@@ -274,7 +274,7 @@ void RunSimulator::train(TrainOrder order) {
   TrainingDone done;
   done.record.step = order.step;
   const auto prompt = static_cast<double>(options_.prompt_tokens);
-  std::vector<double> whole, added;  // tokens of a sample by itself, and behind another one of its group
+  std::vector<double> whole, added;  // tokens of a sample alone, and after another sample of its group
   for (const GroupPointer& group : order.groups) {
     ids.push_back(group->id);
     bool is_first = true;

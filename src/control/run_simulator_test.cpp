@@ -31,8 +31,8 @@ double best_rate(const std::vector<SplitResult>& splits, bool is_synchronous) {
   return best;
 }
 
-// AReaL's figures 4 and 6: a synchronous run flattens, because the longest sample of a batch takes as long on
-// many devices as on few; an asynchronous one scales nearly as its devices do.
+// AReaL, figures 4 and 6. A synchronous run stops scaling, because the longest sample of a batch takes as
+// long on many devices as on few. An asynchronous run scales nearly with its devices.
 TEST(RunSimulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
   const auto few = simulate_splits(cluster(0), 4, {0, 4});
   SimulationOptions larger = cluster(0);
@@ -46,8 +46,8 @@ TEST(RunSimulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
   EXPECT_GT(best_rate(fixed_batch, false), 1.5 * best_rate(fixed_batch, true));
 }
 
-// With nothing but throughput, the end-to-end time of a split is that of its slower half (papers/areal-dta,
-// section on resource allocation): T = max of the two, each inversely to its devices.
+// If only throughput counts, the end-to-end time of a split is that of its slower side (papers/areal-dta,
+// section on resource allocation): T = max of the two, each inversely proportional to its devices.
 TEST(RunSimulator, ABalancedSplitIsTheBest) {
   SimulationOptions options = cluster(16);
   options.controller.total_steps = 40;
@@ -58,7 +58,7 @@ TEST(RunSimulator, ABalancedSplitIsTheBest) {
     if (splits[i].result.tokens_per_second() > splits[best].result.tokens_per_second()) best = i;
   EXPECT_GT(best, 0u);
   EXPECT_LT(best + 1, splits.size());
-  // On the side with few training devices the trainer is never idle, on the other it waits.
+  // With few training devices the trainer is never idle. With many it waits.
   EXPECT_LT(splits.back().result.trainer_idle, 0.1);
   EXPECT_GT(splits.front().result.trainer_idle, 0.4);
   EXPECT_NEAR(splits[splits.size() - 1].result.tokens_per_second() * 2,
@@ -66,7 +66,7 @@ TEST(RunSimulator, ABalancedSplitIsTheBest) {
               0.15 * splits[splits.size() - 2].result.tokens_per_second());
 }
 
-// AReaL, figure 6: interruption gains 12 to 17% where lengths are heavy-tailed.
+// AReaL, figure 6: interruption gains 12 to 17% with heavy-tailed lengths.
 TEST(RunSimulator, InterruptionGainsWhereLengthsAreHeavyTailed) {
   SimulationOptions options = cluster(4);
   options.lengths.sigma = 1.4;

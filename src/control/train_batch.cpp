@@ -13,11 +13,11 @@ namespace bough {
 
 namespace {
 
-// The largest resident set of the process since it began, in bytes.
+// The process's peak resident set so far, in bytes.
 int64_t peak_process_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts it in KiB
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
 }
 
 struct Moments {
@@ -35,7 +35,7 @@ Moments moments(const std::vector<double>& values) {
 }
 
 void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
-  std::vector<double> rewards;    // of those that could be had
+  std::vector<double> rewards;    // of the samples that have one
   std::vector<double> baselines;  // of the groups' most likely responses
   std::map<std::string, std::vector<double>> named;
   std::vector<const std::string*> failures;
@@ -66,7 +66,7 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   for (const auto& [name, list] : named) metrics["reward/" + name + "/mean"] = moments(list).mean;
 }
 
-// How far behind the gate let groups fall: the versions since the oldest token of a group was drawn.
+// Staleness that the limiter allowed: versions since a group's oldest token was sampled.
 void add_staleness(const TrainOrder& order, MetricValues& metrics) {
   double total = 0, count = 0;
   int64_t largest = 0;
@@ -105,7 +105,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   std::vector<const Trajectory*> rows;
   for (const Trajectory& row : record.batch)
     if (!row.baseline) rows.push_back(&row);
-  metrics.merge(conversation_metrics(rows));  // none, where there is none among them
+  metrics.merge(conversation_metrics(rows));  // adds nothing if no row is a conversation
   if (settings.actor.filters.needs_acceptance()) trainer.set_acceptance(record.batch);
   const FilterResult filtered =
       set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,

@@ -16,7 +16,7 @@ using testing::FakeEngine;
 using testing::FakeReward;
 using testing::FakeTrainer;
 
-// Groups as the engine and the rewards make them, out of the order in which they were asked for.
+// Groups as the engine and the rewards return them, out of the order in which they were requested.
 TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples, bool with_baseline = false) {
   static const Dataset problems = testing::numbered_problems(7);
   FakeEngine engine;
@@ -74,7 +74,7 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
     }
     EXPECT_EQ(prompts.size(), 1u);
     EXPECT_EQ(groups.size(), 1u);
-    EXPECT_NEAR(sum, 0, 1e-6);  // of floats
+    EXPECT_NEAR(sum, 0, 1e-6);  // sum of floats
   }
   EXPECT_DOUBLE_EQ(record.metrics.at("reward/mean"), rewards / 24);
   EXPECT_EQ(record.metrics.at("reward/failures"), failures);
@@ -84,7 +84,7 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
   EXPECT_EQ(record.metrics.at("loss/policy"), 0.25);
 }
 
-// A conversation of several rows is one sample of what the batch was rewarded with.
+// A conversation of several rows counts as one sample in the batch's reward metrics.
 TEST(TrainBatch, RewardsAreOfTrajectoriesNotOfRows) {
   TrainOrder order = order_of(0, 1, 2);
   auto group = std::make_shared<FinishedGroup>(*order.groups[0]);
@@ -105,7 +105,7 @@ TEST(TrainBatch, RewardsAreOfTrajectoriesNotOfRows) {
   EXPECT_EQ(metrics.at("reward/style/mean"), 2);
 }
 
-// Staleness is of groups, by their oldest token; age of tokens.
+// Staleness is per group, by the group's oldest token. Age is per token.
 TEST(TrainBatch, GroupsAreAsStaleAsTheirOldestToken) {
   TrainOrder order = order_of(0, 2, 2);
   order.step = 6;
@@ -148,8 +148,8 @@ TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
   EXPECT_EQ(record.metrics.at("rollout/sequences_dropped"), 2 * equal);
 }
 
-// The trainer is asked what it accepts of every sample before any is chosen; the two nearest of each group
-// train.
+// The trainer computes the acceptance of every sample before any is chosen. The two nearest samples of each
+// group are trained on.
 TEST(TrainBatch, SamplesAreChosenByWhatTheTrainerAccepts) {
   class AcceptingTrainer final : public BatchTrainer {
    public:
@@ -158,7 +158,7 @@ TEST(TrainBatch, SamplesAreChosenByWhatTheTrainerAccepts) {
       for (size_t i = 0; i < batch.size(); ++i)
         batch[i].columns[kAcceptanceColumn].assign(batch[i].input_ids.size(), share(i));
     }
-    static double share(size_t i) { return static_cast<double>(i * 7 % 5) / 5; }  // of five different ones
+    static double share(size_t i) { return static_cast<double>(i * 7 % 5) / 5; }  // five different values
   };
   RunSettings settings;
   settings.actor.filters.keep_samples = 2;
@@ -178,7 +178,7 @@ TEST(TrainBatch, SamplesAreChosenByWhatTheTrainerAccepts) {
   EXPECT_EQ(kept, 12);
   EXPECT_GT(record.metrics.at("oversampling/acceptance_3"), record.metrics.at("oversampling/acceptance_2"));
   EXPECT_TRUE(record.metrics.contains("oversampling/reward_2"));
-  // By reward nobody walks, and nothing is said of acceptance.
+  // If samples are kept by reward, no plan is executed and no acceptance is reported.
   settings.actor.filters.keep_samples_by = "reward";
   const MetricValues metrics = train_batch(order_of(0, 6, 5), settings, trainer).metrics;
   EXPECT_FALSE(metrics.contains("oversampling/acceptance_2"));
@@ -188,7 +188,7 @@ TEST(TrainBatch, SamplesAreChosenByWhatTheTrainerAccepts) {
   EXPECT_THROW(train_batch(order_of(0, 6, 5), settings, silent), UserError);
 }
 
-// FakeReward: 1 for an even digit. The baseline is in no mean, count or loss.
+// FakeReward: 1 for an even digit. The baseline counts in no mean, no number and no loss.
 TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   RunSettings settings;
   settings.actor.advantages.adv_estimator = "remax";
@@ -197,7 +197,7 @@ TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   settings.actor.shaping.reward_scaling = 2.0;
   FakeTrainer trainer;
   TrainOrder order = order_of(0, 8, 4, /*with_baseline=*/true);
-  // What could not be scored leaves its group nothing to be compared with.
+  // If the baseline could not be scored, its group has nothing to be compared with.
   auto lost = std::make_shared<FinishedGroup>(*order.groups[0]);
   lost->samples[4].valid = false;
   lost->samples[4].reward.reset();
@@ -222,7 +222,7 @@ TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   EXPECT_EQ(record.metrics.at("reward/baseline_mean"), baselines / num_baselines);
   EXPECT_NE(rewards / num_rewards, baselines / num_baselines);
   EXPECT_EQ(record.metrics.at("rollout/length_mean"), 2);
-  // Without the baselines the same samples are in the same means.
+  // Without the baselines, the means of the same samples are equal.
   const StepRecord grpo = train_batch(order_of(0, 8, 4), {}, trainer);
   RunSettings plain;
   const StepRecord beside = train_batch(order_of(0, 8, 4, true), plain, trainer);

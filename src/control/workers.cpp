@@ -137,7 +137,7 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
   if (parts_.outside) start_outside();
 }
 
-// Without a thread of its own the engine is driven by the control thread, which waits for events.
+// Without a thread of its own, the engine is driven by the control thread, which waits for events.
 void RunWorkers::start_outside() {
   EventQueue* events = &parts_.events;
   const bool own_thread = engine_.has_threads();
@@ -166,7 +166,7 @@ RunWorkers::~RunWorkers() {
 bool RunWorkers::take_weights_now() {
   if (!parts_.engine.ready_for_weights()) return false;
   const std::optional<WeightUpdate> update = parts_.weights.take();
-  if (!update) return false;  // it is being written: one pass later
+  if (!update) return false;  // the weights are being written: try again after the next pass
   const int64_t interrupted =
       parts_.outside ? parts_.outside->samples_in_flight() : generator_.samples_in_flight();
   parts_.engine.update_weights(*update);
@@ -224,8 +224,8 @@ void RunWorkers::evaluate(Clock::Time deadline) {
       throw;
     }
     parts_.engine.unpark();
-    // What evaluation has left among the known prefixes would change how passes are composed, and with it the
-    // last bits of what comes: a step's samples depend on its weights alone.
+    // Prefixes cached by the evaluation would change how passes are composed, and with it the last bits of
+    // later samples. A step's samples must depend on its weights alone.
     parts_.engine.update_weights(*weights_);
     of_evaluations_ = parts_.engine.statistics() - before;
     parts_.events.post(EvaluationDone{std::move(metrics)});
@@ -234,19 +234,19 @@ void RunWorkers::evaluate(Clock::Time deadline) {
 
 void RunWorkers::save_running() {
   engine_.post("save running samples", [this] {
-    // Conversations cannot be taken up midway, since their environments and agents cannot: they begin again.
+    // Conversations cannot resume midway, because their environments and agents cannot. They begin again.
     const bool begins_again = parts_.environment || parts_.outside;
     parts_.events.post(RunningSaved{begins_again ? std::vector<RunningRequest>() : parts_.engine.running()});
   });
 }
 
-// ---- Others.
+// ---- Rewards, training, checkpoints.
 
 void RunWorkers::score(GroupPointer group) {
   rewards_.post("reward", [this, group = std::move(group)] {
     GroupScored scored{.id = group->id, .rewards = {}, .verdict = {}};
     FinishedGroup own = *group;
-    if (!own.problem) own.problem = parts_.task_of(group->id).problem;  // the group is of a checkpoint
+    if (!own.problem) own.problem = parts_.task_of(group->id).problem;  // the group comes from a checkpoint
     scored.rewards = bough::score({&own, 1}, parts_.reward);
     if (parts_.filter && own.problem && !scored.rewards.empty()) {
       for (size_t i = 0; i < own.samples.size(); ++i) set_reward(own.samples[i], scored.rewards[i]);
@@ -327,7 +327,8 @@ bool RunWorkers::run_some() {
 void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options) {
   constexpr auto kPoll = std::chrono::milliseconds(50);
   std::string shown;
-  bool works_here = true;  // threads have work of their own; without them it is done here
+  // True while the control thread may have work of its own: events, or work of parts without a thread.
+  bool works_here = true;
   while (!controller.is_finished()) {
     if (options.stop && options.stop() && !controller.is_stopping()) controller.on(StopRequested{});
     if (controller.is_finished()) break;

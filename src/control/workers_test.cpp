@@ -1,4 +1,4 @@
-// The controller with its threads: an engine that computes nothing, a trainer and rewards that take their
+// The controller with its threads: an engine that computes nothing, and a trainer and rewards that take some
 // time.
 #include "control/workers.h"
 
@@ -16,8 +16,8 @@ namespace {
 using testing::ByteCodec;
 using testing::FakeReward;
 
-// A token a step for every sample; a request has as many as its (seed, id) draws. Each token carries the
-// version that the engine holds.
+// Every sample gets one token per step. A request's length is a random function of (seed, id). Each token is
+// labeled with the version that the engine holds.
 class SlowEngine final : public testing::BareEngine {
  public:
   explicit SlowEngine(int64_t longest) : longest_(longest) {}
@@ -77,7 +77,7 @@ class SlowEngine final : public testing::BareEngine {
   int32_t version() const override { return version_; }
 
   std::atomic<bool> is_forbidden = false, is_broken = false;
-  int64_t num_begun_tokens = 0;  // that requests brought along
+  int64_t num_begun_tokens = 0;  // tokens that requests brought from an earlier run
   int64_t steps_before_error = -1;
   std::chrono::microseconds step_time{0};
 
@@ -97,7 +97,7 @@ struct Shape {
   int64_t reward_threads = 2, evaluates = 0, saves = 0;
 };
 
-// A run whose trainer and evaluation are the test's.
+// A run with the test's trainer and evaluation.
 struct Harness {
   explicit Harness(const Shape& wanted, RewardFunction* own_reward = nullptr)
       : shape(wanted),
@@ -191,7 +191,7 @@ struct Harness {
   Controller controller;
 };
 
-// tsan's subject: every thread, in every shape.
+// The tests for tsan: every thread, in every configuration.
 TEST(Workers, RandomRunsTrainEveryGroupOnceOnAllTheirThreads) {
   const CounterRandom random(11, Purpose::test);
   for (uint64_t schedule = 0; schedule < 300 && !::testing::Test::HasFailure(); ++schedule) {
@@ -222,7 +222,8 @@ TEST(Workers, RandomRunsTrainEveryGroupOnceOnAllTheirThreads) {
 TEST(Workers, RunningSamplesGoOnUnderNewWeightsOnlyWhereTheyMayBeInterrupted) {
   for (const bool interruptible : {true, false}) {
     Harness run({.batch_groups = 2, .eta = 8, .longest = 400, .total = 40, .interruptible = interruptible});
-    run.engine.step_time = std::chrono::microseconds(20);  // the trainer waits for samples, not they for it
+    // The trainer waits for samples, not samples for the trainer.
+    run.engine.step_time = std::chrono::microseconds(20);
     run.run();
     EXPECT_EQ(run.num_mixed > 0, interruptible);
   }
@@ -230,7 +231,8 @@ TEST(Workers, RunningSamplesGoOnUnderNewWeightsOnlyWhereTheyMayBeInterrupted) {
 
 TEST(Workers, ARunStoppedAnywhereGoesOnWithTheTokensThatItHad) {
   Harness first({.batch_groups = 2, .eta = 4, .longest = 500, .total = 20});
-  first.engine.step_time = std::chrono::microseconds(20);  // the trainer waits for samples, not they for it
+  // The trainer waits for samples, not samples for the trainer.
+  first.engine.step_time = std::chrono::microseconds(20);
   first.run([&] { return first.controller.num_steps() >= 5; });
   EXPECT_TRUE(first.controller.is_stopping());
   ASSERT_TRUE(first.saved);
@@ -265,7 +267,7 @@ TEST(Workers, ARunWhoseEngineBrokeGoesOnFromItsLastCheckpoint) {
   Harness first({.batch_groups = 2, .eta = 2, .longest = 9, .total = 200, .saves = 1});
   first.breaks_after_checkpoint = 5;
   EXPECT_THROW(first.run(), IoError);
-  first.workers.join();  // another checkpoint may be being written
+  first.workers.join();  // another checkpoint may be in progress
   ASSERT_TRUE(first.saved);
   const int64_t step = first.saved->step;
   ASSERT_GE(step, 5);
@@ -276,8 +278,8 @@ TEST(Workers, ARunWhoseEngineBrokeGoesOnFromItsLastCheckpoint) {
   second.controller.restore(controller_state_from_json(saved, order));
   second.run();
   EXPECT_EQ(second.controller.num_steps(), 200);
-  // What was trained on after the checkpoint is trained on again, from the checkpoint's weights; nothing
-  // else.
+  // Groups trained on after the checkpoint are trained on again, from the checkpoint's weights. No other
+  // group is.
   EXPECT_EQ(static_cast<int64_t>(second.trained.size()), 400 - 2 * step);
   std::set<uint64_t> trained = first.trained;
   trained.insert(second.trained.begin(), second.trained.end());

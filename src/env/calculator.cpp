@@ -16,7 +16,7 @@ constexpr const char* kSystem = "Work it out with calc, one operation a call. Th
 
 struct Chain {
   std::vector<int64_t> operands;
-  std::string operations;  // one fewer
+  std::string operations;  // one fewer than the operands
 
   std::string text() const {
     std::string out = std::to_string(operands[0]);
@@ -29,7 +29,7 @@ int64_t apply(int64_t a, char operation, int64_t b) {
   return operation == '+' ? a + b : operation == '-' ? a - b : a * b;
 }
 
-// Values stay small, and not below 0: a product is the first operation only.
+// Values stay small and not below 0. Only the first operation may be a product.
 Chain draw_chain(const CounterRandom& random, uint64_t sequence, uint64_t position,
                  const CalculatorSettings& settings) {
   const auto between = [&](int64_t low, int64_t high) {
@@ -165,7 +165,7 @@ std::vector<Json> make_calculator_traces(int64_t n, Split split, uint64_t seed,
   const CounterRandom random(seed, Purpose::environment);
   std::vector<Json> traces;
   uint64_t draw = 0;
-  // Draws of their own: the problems do not depend on the slips.
+  // Slips have random numbers of their own, so that the problems do not depend on them.
   const auto slip = [&]() -> int64_t {
     constexpr uint64_t kOwn = uint64_t{1} << 61;
     if (random.uniform(kOwn, draw++) >= settings.slips) return 0;

@@ -34,7 +34,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-// Without the empty ones at the end.
+// Returns the lines without the empty ones at the end.
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
   while (!text.empty()) {
@@ -75,7 +75,7 @@ bool same_line(std::string_view a, std::string_view b, std::optional<double> tol
   });
 }
 
-// A field that is JSON, or a text that holds JSON.
+// Accepts JSON, or a text that contains JSON.
 Json parsed(const Json& field, const char* name) {
   if (!field.is_string()) return field;
   const std::string& text = field.get_ref<const std::string&>();
@@ -113,7 +113,7 @@ std::string text_field(const Json& object, std::initializer_list<const char*> ke
   return "";
 }
 
-// LiveCodeBench's arguments: one JSON value a line.
+// LiveCodeBench's arguments: one JSON value per line.
 Json arguments_of(const Json& input, const char* name) {
   if (input.is_array()) return input;
   Json arguments = Json::array();
@@ -122,8 +122,8 @@ Json arguments_of(const Json& input, const char* name) {
   return arguments;
 }
 
-// {"inputs": [...], "outputs": [...], "fn_name": optional}, as APPS and TACO have it; "input", "output" in
-// CodeContests.
+// {"inputs": [...], "outputs": [...], "fn_name": optional}, the form of APPS and TACO. CodeContests has
+// "input" and "output".
 void add_inputs_outputs(const Json& field, const char* name, CodeTests& tests) {
   const bool singular = field.contains("input");
   const Json& inputs = at(field, singular ? "input" : "inputs", name);
@@ -143,7 +143,7 @@ void add_inputs_outputs(const Json& field, const char* name, CodeTests& tests) {
   }
 }
 
-// [{"input", "output", "testtype": stdin | functional}], as LiveCodeBench has it, or a list of asserts.
+// [{"input", "output", "testtype": stdin | functional}], the form of LiveCodeBench, or a list of asserts.
 void add_cases(const Json& field, const char* name, const std::string& function, CodeTests& tests) {
   if (!field.is_array()) throw UserError(str(name, ": expected a list, got ", quoted(dump_line(field))));
   for (const Json& test : field) {
@@ -197,7 +197,7 @@ class CodeReward : public RewardFunction {
       for (size_t i; (i = next++) < requests.size();) {
         try {
           results[i] = test(requests[i]);
-        } catch (const std::exception& error) {  // nothing of the program's: no descriptor, no tests
+        } catch (const std::exception& error) {  // not the program's fault: no descriptor, no tests
           results[i] = failed_reward(options_.failure_reward, error.what());
         }
       }
@@ -228,7 +228,7 @@ class CodeReward : public RewardFunction {
   struct Tally {
     size_t passed = 0;
     size_t total = 0;
-    std::string message;  // of the first that did not pass
+    std::string message;  // of the first test that did not pass
   };
 
   RewardResult test(const RewardRequest& request) const {
@@ -241,7 +241,7 @@ class CodeReward : public RewardFunction {
           program.find(str("def ", tests.check.at("entry").get<std::string>())) != std::string::npos;
       program = whole ? str(tests.prefix, "\n", program) : tests.prefix + program;
     }
-    // The completion may have been cut inside a character of several bytes.
+    // The completion may have been cut inside a multi-byte character.
     while (!program.empty() && (static_cast<unsigned char>(program.back()) & 0x80) != 0) program.pop_back();
     const auto most = static_cast<size_t>(options_.max_tests);
     if (tests.runs.size() > most) tests.runs.resize(most);
@@ -262,7 +262,7 @@ class CodeReward : public RewardFunction {
     return {reward, false, tally.message.empty() ? "passed" : tally.message + counted};
   }
 
-  // Throws where it is not the program that failed.
+  // Throws if the sandbox did not start, because then the program is not at fault.
   static void refuse_not_started(const SandboxResult& result) {
     if (result.end == SandboxResult::End::kNotStarted) throw IoError(str("the sandbox ", result.describe()));
   }
@@ -317,11 +317,11 @@ class CodeReward : public RewardFunction {
         } catch (const std::exception& error) {
           servant_error = error.what();
         }
-        shutdown(ends[0],
-                 SHUT_RDWR);  // also where the program gave the socket away: the tester waits no more
+        // Also if the program handed the socket to another process, so that the tester stops waiting.
+        shutdown(ends[0], SHUT_RDWR);
       });
       try {
-        // The tester has its own limit a call; it must not be cut off before its verdict.
+        // The tester has its own limit per call. It must not be ended before its verdict.
         tester = run_script(kCodeTester, {"tests.json", dump_line(input)}, ends[1], left + 5, {});
       } catch (const std::exception& error) {
         servant_error = error.what();
@@ -333,7 +333,8 @@ class CodeReward : public RewardFunction {
     refuse_not_started(servant);
     refuse_not_started(tester);
     Json verdict{{"passed", Json::array()}, {"message", str("the tests' own process ", tester.describe())}};
-    // Tests that end otherwise do so by what the program gave them (a range of 10^12 numbers): not passed.
+    // If the tester ends in another way, the program's values caused it (a range of 10^12 numbers): not
+    // passed.
     if (tester.ok()) verdict = parse_json(tester.output, "the tester");
     if (verdict.contains("broken"))
       throw UserError(str("the tests are no Python: ", verdict.at("broken").get<std::string>()));
@@ -371,7 +372,7 @@ CodeTests read_code_tests(const Problem& problem) {
   const auto has = [&](const char* name) {
     return fields.is_object() && fields.contains(name) && !fields.at(name).is_null();
   };
-  // LiveCodeBench names the function in a text of JSON.
+  // LiveCodeBench names the function in a text that contains JSON.
   std::string function = text_field(fields, {"fn_name"});
   if (has("metadata") && function.empty())
     function = text_field(parsed(fields.at("metadata"), "metadata"), {"func_name", "fn_name"});
@@ -383,7 +384,7 @@ CodeTests read_code_tests(const Problem& problem) {
   for (const char* name : {"input_output", "tests", "public_test_cases", "private_test_cases", "public_tests",
                            "private_tests", "generated_tests", "test_list"})
     if (has(name)) add(parsed(fields.at(name), name), name);
-  if (has("test") && has("entry_point")) {  // HumanEval
+  if (has("test") && has("entry_point")) {  // HumanEval's form
     tests.check = {{"code", text_of(fields.at("test"), "test")},
                    {"entry", text_of(fields.at("entry_point"), "entry_point")}};
     tests.prefix = text_field(fields, {"prompt"});

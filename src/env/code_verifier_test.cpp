@@ -11,7 +11,7 @@
 namespace bough {
 namespace {
 
-// Why programs cannot be run in a sandbox here; "" where they can.
+// Why programs cannot run in a sandbox on this machine. "" if they can.
 const std::string& no_sandbox() {
   static const std::string why = [] {
     SandboxSettings settings;
@@ -48,7 +48,7 @@ const char* kHumanEval =
 TEST(ExtractProgram, TakesTheLastFence) {
   EXPECT_EQ(extract_program("a\n```python\nx\n```\nb\n```python\ny\n```\n", "python"), "y\n");
   EXPECT_EQ(extract_program("```py\nx\n```\n```\nout\n```\n", "python"),
-            "x\n");  // a named one before one without
+            "x\n");  // a named block takes precedence over a block without a name
   EXPECT_EQ(extract_program("```\nx\n```\n```c\ny\n```", "python"), "x\n");
   EXPECT_EQ(extract_program("```ruby\nx\n```", "ruby"), "x\n");
   EXPECT_EQ(extract_program("```python\nx = 1", "python"), "x = 1");  // cut off
@@ -108,10 +108,10 @@ INSTANTIATE_TEST_SUITE_P(
              "        return (0, 1)",
              1},
         Case{kTwoSum, "def twoSum(nums, target): return [1, 0]", 0},
-        Case{kHumanEval, "    return 2 * x\n", 1},                               // goes on with the prompt
-        Case{kHumanEval, "```python\ndef twice(x):\n    return x + x\n```", 1},  // writes all of it
+        Case{kHumanEval, "    return 2 * x\n", 1},                               // continues the prompt
+        Case{kHumanEval, "```python\ndef twice(x):\n    return x + x\n```", 1},  // writes the whole function
         Case{kHumanEval, "    return 3 * x\n", 0},
-        // Types cross as they are: a tuple is no list, an iterator no list, and a set no order.
+        // Types are kept: a tuple is not equal to a list, an iterator not to a list, and a set has no order.
         Case{R"json({"tests": ["assert f() == (1, [2.5, None], {3}, {'a': b'x'})"]})json",
              "def f(): return (1, [2.5, None], {3}, {'a': b'x'})", 1},
         Case{R"json({"tests": ["assert f() == [1, 2]"]})json", "def f(): return (1, 2)", 0},
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"json({"tests": ["assert math.isclose(f(), 0.5)"]})json", "def f(): return 0.5", 1},
         Case{R"json({"tests": ["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"]})json",
              "def f(x): raise ValueError('no')", 1},
-        // Objects of the program's classes: MBPP's Pair and Node.
+        // Objects of the program's own classes: MBPP's Pair and Node.
         Case{R"json({"test_list": ["assert longest([Pair(1, 2), Pair(3, 4)]) == 2"]})json",
              "class Pair:\n    def __init__(self, a, b): self.a = a\n"
              "def longest(pairs): return sum(type(p) is Pair for p in pairs)",
@@ -135,8 +135,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"json({"input_output": "{\"fn_name\": \"f\", \"inputs\": [[3]], \"outputs\": [[9]]}"})json",
              "def f(x): return x * x", 1}));
 
-// The program must not be able to say that it passed. Each of these passes in a harness that runs the tests
-// in the program's process, or trusts its exit status or its output.
+// The program must not be able to report that it passed. Each of these programs passes in a harness that runs
+// the tests in the program's process, or trusts its exit status or its output.
 INSTANTIATE_TEST_SUITE_P(
     Forgeries, CodeCases,
     testing::Values(
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"json({"tests": ["assert math.isclose(f(1), 2)"]})json",
              "def f(x): return 3\nclass math:\n    isclose = staticmethod(lambda *a: True)", 0},
         Case{R"json({"tests": ["assert pow(2, 3) == 8"]})json", "def pow(a, b): return 0",
-             0},  // tests nothing of it
+             0},  // does not test the program
         Case{kAdd,
              "import builtins, sys, json\nbuiltins.AssertionError = Exception\n"
              "sys.settrace(lambda *a: None)\njson.dumps = lambda *a, **k: '{\"value\": true}'\n"
@@ -183,7 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
              "import os\nos.write(3, b'[' * 10**6 + b'\\n')\nos._exit(0)", 0},
         Case{kSum, "import os; os.execv('/bin/true', ['true'])", 0}));
 
-// Hangs end at their limit, and are wrong and not failed: else hanging would leave out what is bad.
+// A program that hangs is stopped at its limit and counts as wrong, not as failed. Otherwise hanging would
+// remove bad samples from training.
 TEST(CodeVerifier, WhatHangsIsWrong) {
   NEEDS_SANDBOX();
   CodeVerifierOptions options;

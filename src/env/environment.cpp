@@ -128,12 +128,13 @@ void ThreadedEnvironment::run() {
   }
 }
 
-// ---- What a setting asks for ----
+// ---- Making the environment of a setting ----
 
 std::unique_ptr<Environment> make_environment(const EnvironmentSettings& settings) {
   settings.check();
   const auto threaded = [](ThreadedEnvironment::Make make) {
-    return std::make_unique<ThreadedEnvironment>(std::move(make), 1);  // microseconds a turn
+    // One thread is enough: a turn takes microseconds.
+    return std::make_unique<ThreadedEnvironment>(std::move(make), 1);
   };
   if (settings.type == "calculator") return threaded(make_calculator);
   if (settings.type == "guess") return threaded(make_guess);

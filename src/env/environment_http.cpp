@@ -13,7 +13,7 @@ namespace bough {
 
 namespace {
 
-constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is gone for a moment
+constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is away for a moment
 
 class HttpEpisodes final : public EpisodeChannel {
  public:
@@ -43,13 +43,13 @@ class HttpEpisodes final : public EpisodeChannel {
   std::optional<ChannelReply> advance() override {
     const std::optional<HttpAnswer> answer = call_.advance();
     if (!answer) return std::nullopt;
-    if (!is_open_) return ChannelReply{.kind = ChannelReply::kReady};  // of close
+    if (!is_open_) return ChannelReply{.kind = ChannelReply::kReady};  // the reply to close
     return reply_of(*answer);
   }
 
  private:
   void ask(OrderedJson request) {
-    request["id"] = 0;  // its place among the keys
+    request["id"] = 0;  // keeps the key's place in the order of keys
     request["episode"] = str(name_, "-", num_episodes_);
     call_.post(write_request(++request_, std::move(request)));
   }
@@ -86,13 +86,13 @@ class HttpEpisodes final : public EpisodeChannel {
   }
 
   HttpCall call_;
-  const std::string name_;  // of the channel, one of its kind
+  const std::string name_;  // the channel's unique name
   int64_t request_ = 0, num_episodes_ = 0;
-  size_t num_calls_ = 0;  // of the request
+  size_t num_calls_ = 0;  // calls in the current request
   bool is_open_ = false, is_reset_ = false;
 };
 
-// Names of conversations are the run's own: an endpoint may serve several.
+// Names of conversations are unique to this run: one endpoint may serve several runs.
 std::string draw_name() {
   std::random_device random;
   char text[17];

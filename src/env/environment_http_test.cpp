@@ -21,7 +21,7 @@ class HttpEnvironmentTest : public EpisodeTest {
   }
 };
 
-// Counts down from the problem's answer. What is asked of it is kept.
+// Counts down from the problem's answer. Keeps all requests.
 class Countdown {
  public:
   Endpoint::Handler handler() {
@@ -47,7 +47,7 @@ class Countdown {
       if (word == "hang") return connection.wait_for_end();
       if (word == "busy" && steps(word) < 3) return connection.answer("", "503 Service Unavailable");
       if (word == "broken") return connection.answer("oops", "500 Internal Server Error");
-      if (word == "gone") return;  // hangs up without an answer
+      if (word == "gone") return;  // closes the connection without an answer
       if (word == "garbage") return connection.answer("what?");
       if (word == "huge") {
         connection.send("HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n");

@@ -13,9 +13,9 @@ namespace bough {
 
 namespace {
 
-constexpr int64_t kMostPages = 100;  // of tools/list: a server whose cursors run in a circle ends there
+constexpr int64_t kMostPages = 100;  // pages of tools/list: stops if a server's cursors form a cycle
 
-// What a tool answered, as the model is shown it.
+// A tool's answer in the form that the model is shown.
 std::string text_of(const OrderedJson& result) {
   std::string out;
   const auto content = result.find("content");
@@ -38,7 +38,7 @@ std::string text_of(const OrderedJson& result) {
   return out;
 }
 
-// One server and the requests that wait for its answers.
+// One server and the requests that wait for its replies.
 class McpServer {
  public:
   McpServer(const std::string& command, bool in_namespace)
@@ -59,7 +59,7 @@ class McpServer {
     cancelled_.insert(id);
     notify("notifications/cancelled", {{"requestId", id}, {"reason", "the client does not wait any more"}});
   }
-  // The answer to a request, once it is there: an object with `result` or `error`.
+  // The reply to a request, once it has arrived: an object with `result` or `error`. nullptr before that.
   const OrderedJson* answer(int64_t id) const {
     const auto found = answers_.find(id);
     return found == answers_.end() ? nullptr : &found->second;
@@ -69,7 +69,7 @@ class McpServer {
   bool is_ready() const { return is_ready_; }
   const OrderedJson& tools() const { return tools_; }
   const std::optional<ChannelReply>& broken() const { return broken_; }
-  int64_t num_heard() const { return num_heard_; }  // lines of the server
+  int64_t num_heard() const { return num_heard_; }  // lines received from the server
   int descriptor() const { return broken_ ? -1 : process_.descriptor(); }
   bool wants_to_send() const { return !broken_ && process_.wants_to_send(); }
   void give_up(const std::string& why) { break_off(EpisodeFailure::kTimeout, why); }
@@ -95,7 +95,7 @@ class McpServer {
 
   void read(const std::string& line) {
     OrderedJson message = OrderedJson::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (message.is_array()) {  // a batch, as version 2025-03-26 has it
+    if (message.is_array()) {  // a batch, as in version 2025-03-26
       for (OrderedJson& each : message) take(each, line);
       return;
     }
@@ -204,7 +204,7 @@ class McpChannel final : public EpisodeChannel {
     return is_alive;
   }
 
-  // Of a shared server only who asks it something watches it.
+  // Only episodes with an open request watch a shared server.
   int descriptor() const override { return server_->descriptor(); }
   bool wants_to_send() const override { return server_->wants_to_send(); }
   bool has_come() const override {
@@ -257,8 +257,8 @@ class McpChannel final : public EpisodeChannel {
   const std::shared_ptr<McpServer> server_;
   const std::string kind_;
   bool is_ready_ = false, is_asked_ = false, is_reset_ = false;
-  int64_t num_heard_before_ = 0;   // lines of the server when the call began
-  std::vector<int64_t> requests_;  // of the turn's calls, in order
+  int64_t num_heard_before_ = 0;   // lines received from the server when the call began
+  std::vector<int64_t> requests_;  // the requests of the turn's calls, in order
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace bough {
 namespace {
 
-// A server without a library. The words after it: what it does otherwise than a good one.
+// A server without a library. Its arguments say how it differs from a correct server.
 constexpr const char* kServer = R"PY(
 import json, os, signal, subprocess, sys, threading, time
 
@@ -177,7 +177,7 @@ TEST_F(McpEnvironmentTest, ServersAreSharedAsTheSettingSays) {
     for (int i = 0; i < 3; ++i) found.insert(answer(*environment, calls("count")));
     EXPECT_EQ(found, counts) << server;
   }
-  // Two conversations at the same time: one server, or one each.
+  // Two conversations at the same time, with one shared server or one server each.
   for (const bool is_shared : {true, false}) {
     settings_.server = is_shared ? "run" : "worker";
     const auto environment = make_environment(settings_);
@@ -221,7 +221,8 @@ TEST_F(McpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
   expect_none_with(mark);
 }
 
-// The call is cancelled, the server goes on; one that says nothing at all is killed and started anew.
+// A slow call is cancelled, and the server goes on. A server that sends nothing at all is killed and
+// restarted.
 TEST_F(McpEnvironmentTest, ASharedServerOutlivesASlowCall) {
   settings_.server = "run";
   settings_.timeout_seconds = 2;
@@ -254,7 +255,8 @@ TEST_F(McpEnvironmentTest, ASharedServerOutlivesASlowCall) {
   EXPECT_EQ(answer(*environment, calls("count")), "1");
 }
 
-// The package `mcp` of PyPI, in the interpreter that BOUGH_MCP_PYTHON names; it is none of the tests' own.
+// The package `mcp` of PyPI, in the interpreter that BOUGH_MCP_PYTHON names. The tests' own environment does
+// not have it.
 TEST_F(McpEnvironmentTest, AServerOfTheOfficialPackage) {
   const char* const python = std::getenv("BOUGH_MCP_PYTHON");
   if (!python) GTEST_SKIP() << "BOUGH_MCP_PYTHON names no interpreter with mcp";

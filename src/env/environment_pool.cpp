@@ -15,11 +15,12 @@ namespace {
 
 using State = Worker::State;
 
-constexpr int64_t kMostStarting = 8;   // processes that start compete for the cores with what computes
-constexpr double kClosingSeconds = 1;  // for endpoints to be told of the end
+constexpr int64_t kMostStarting = 8;  // starting processes compete for the cores with generation and training
+// the time in which endpoints can be told that their conversations are over
+constexpr double kClosingSeconds = 1;
 
 EpisodeChannel& channel_of(Worker& worker) {
-  return static_cast<EpisodeChannel&>(*worker.channel);  // Open made it
+  return static_cast<EpisodeChannel&>(*worker.channel);  // made by Open
 }
 
 class EnvironmentPool final : public Environment, private WorkerScheduler {
@@ -56,11 +57,11 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
   struct Running {
     std::shared_ptr<EpisodeInbox> inbox;
     EpisodeCall call;
-    bool is_open = false;                            // reset has been answered
-    bool is_waiting = true;                          // somebody waits for an answer
-    int64_t num_attempts = 0;                        // at the call
-    Worker* worker = nullptr;                        // its job is this episode
-    EpisodeFailure failure = EpisodeFailure::kNone;  // found while nobody asked: the next step returns it
+    bool is_open = false;                            // reset was answered
+    bool is_waiting = true;                          // the caller waits for an answer
+    int64_t num_attempts = 0;                        // of the current call
+    Worker* worker = nullptr;                        // the worker whose job is this episode
+    EpisodeFailure failure = EpisodeFailure::kNone;  // found between calls: the next step returns it
     std::string message;
   };
 
@@ -119,8 +120,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     make_call(*running.worker, running);
   }
 
-  // The episode goes on without its channel: one that answered is free for others, one that computes is not
-  // waited for.
+  // The episode goes on without its channel. A channel that has answered becomes free for other episodes. A
+  // channel that is still computing is not waited for.
   void leave(Running& running) {
     Worker* const worker = std::exchange(running.worker, nullptr);
     if (!worker) return;
@@ -138,7 +139,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     pool_.advance(*worker);
   }
 
-  // An endpoint that holds conversations is told that they are over.
+  // Tells endpoints that their conversations are over.
   void handle_end() override {
     waiting_.clear();
     for (auto& [id, running] : episodes_) leave(running);
@@ -146,7 +147,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     while (pool_.now() < deadline && pool_.count(State::kClosing) > 0) pool_.poll_all(deadline);
   }
 
-  // An evaluation held conversations beside the run's.
+  // Extra workers were started because an evaluation held conversations beside the run's.
   bool is_surplus() const { return pool_.num_workers() > settings_.workers; }
 
   void make_call(Worker& worker, Running& running) {
@@ -195,7 +196,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     post(*worker.job, episodes_.at(*worker.job), EpisodeFailure::kTimeout, why);
   }
 
-  // The worker is of no more use. Its destructor ends what runs behind it.
+  // Removes a worker that cannot be used any more. Its destructor ends its processes.
   void lose(Worker& worker, EpisodeFailure failure, const std::string& why) {
     if (worker.state == State::kStarting) return pool_.fail_start(worker, why);
     const std::optional<uint64_t> episode = worker.job;
@@ -210,7 +211,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     if (running.is_waiting) post(*episode, running, failure, why);
   }
 
-  // Such as: the file was changed under the run. Callers that wait fail, unless a worker will be free.
+  // A start may fail because, for example, the file was changed during the run. Waiting callers fail, unless
+  // another worker exists that will be free.
   void handle_failed_start(const std::string& why) override {
     if (pool_.num_workers() > 0) return;
     for (const uint64_t episode : std::exchange(waiting_, {}))
@@ -231,14 +233,14 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
   const std::string name_;
   std::atomic<uint64_t> next_episode_ = 0;
 
-  // For the pool's thread alone.
+  // Used by the pool's thread only.
   std::unordered_map<uint64_t, Running> episodes_;
-  std::deque<uint64_t> waiting_;  // to be opened
+  std::deque<uint64_t> waiting_;  // episodes to be opened
 
   Mutex mutex_;
   std::deque<Order> orders_ GUARDED_BY(mutex_);
 
-  WorkerPool pool_;  // last: its thread uses all the others
+  WorkerPool pool_;  // last, because its thread uses all other members
 };
 
 }  // namespace

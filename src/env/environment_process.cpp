@@ -11,7 +11,8 @@ namespace bough {
 
 namespace {
 
-// As for rewards (process_reward.cpp): a first process that is there after a moment can be run.
+// As for rewards (process_reward.cpp): if the first process still runs after this time, the command can be
+// run.
 constexpr std::chrono::milliseconds kSettling{200};
 
 ChannelReply broken_protocol(std::string why) {
@@ -62,8 +63,8 @@ class EpisodeProcess final : public EpisodeChannel {
 
   LineProcess process_;
   int64_t request_ = 0;
-  size_t num_calls_ = 0;   // of the request
-  bool is_asked_ = false;  // it has not been answered
+  size_t num_calls_ = 0;   // calls in the current request
+  bool is_asked_ = false;  // the request is not answered yet
 };
 
 }  // namespace

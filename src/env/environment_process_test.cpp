@@ -15,7 +15,7 @@
 namespace bough {
 namespace {
 
-// Counts down from the problem's answer, one a step; the word of the turn says what goes wrong.
+// Counts down from the problem's answer, one per step. A word in the turn chooses the fault.
 constexpr const char* kCountdown = R"PY(
 import os, signal, socket, subprocess, sys, time
 
@@ -77,7 +77,7 @@ class ProcessEnvironmentTest : public EpisodeTest {
     settings_.type = "python";
     settings_.path = write("env.py", kCountdown) + ":Countdown";
   }
-  // What processes of the test have among their arguments.
+  // A text in the arguments of the processes that the test starts.
   std::string mark() const { return str("9", getpid(), ".0625"); }
 };
 
@@ -153,14 +153,14 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
     EXPECT_EQ(other.episode, bystander);
     EXPECT_EQ(other.failure, kNone) << other.message;
   }
-  // Processes that raised only are in use still, with what they started; it ends with them.
+  // Processes that only raised are still in use, with their child processes. Both end with the environment.
   EXPECT_FALSE(processes_with(mark()).empty());
   environment.reset();
   expect_none_with(mark());
   expect_none_with((folder_ / "env.py").string());
 }
 
-// Each fault by itself, since a process that goes on keeps what it started.
+// One fault at a time, because a process that goes on keeps its child processes.
 TEST_F(ProcessEnvironmentTest, WhatABrokenOneStartedIsGoneWhileOthersGoOn) {
   settings_.timeout_seconds = 4;
   const auto environment = make_environment(settings_);
@@ -198,7 +198,7 @@ TEST_F(ProcessEnvironmentTest, OpeningIsTriedAgainWhereTheProcessDied) {
   EXPECT_EQ(wait().failure, EpisodeFailure::kCrash);
 }
 
-// The clock stands still, so that no time limit ends the hanging call.
+// The clock does not advance, so that no time limit ends the hanging call.
 TEST_F(ProcessEnvironmentTest, AConversationThatIsLeftIsNotWaitedFor) {
   settings_.workers = 1;
   const FakeClock clock;

@@ -10,7 +10,7 @@ namespace bough {
 
 namespace {
 
-// Of messages as texts and lists.
+// Reads messages, which may be given as a list or as plain texts.
 OrderedJson read_messages(const OrderedJson& value, size_t num_calls) {
   OrderedJson out = OrderedJson::array();
   if (value.is_null()) return out;
@@ -22,7 +22,7 @@ OrderedJson read_messages(const OrderedJson& value, size_t num_calls) {
   }
   if (!value.is_array()) throw Malformed("messages: expected a list of messages, or a text");
   for (const OrderedJson& message : value) {
-    if (message.is_string() && num_calls > 0) {  // answers of the calls, in order
+    if (message.is_string() && num_calls > 0) {  // texts are the answers to the calls, in order
       out.push_back(message_of("tool", message.get<std::string>()));
       continue;
     }

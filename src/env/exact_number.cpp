@@ -7,8 +7,8 @@ namespace bough {
 
 namespace {
 
-constexpr size_t kMaxQuotientDigits = 1000;  // a quotient is compared by an O(n^2) product: milliseconds
-constexpr size_t kMaxExponentDigits = 18;    // what surely fits int64_t, with room for the digits' count
+constexpr size_t kMaxQuotientDigits = 1000;  // comparing quotients takes an O(n^2) product: milliseconds
+constexpr size_t kMaxExponentDigits = 18;    // surely fits int64_t, with room to add the number of digits
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -34,7 +34,7 @@ size_t currency_length(std::string_view text, size_t i) {
   return text.substr(i, 3) == "\xE2\x82\xAC" ? 3 : 0;  // euro
 }
 
-// A sign after these is an operator or a hyphen, not part of the number.
+// After these characters a sign is an operator or a hyphen, not part of the number.
 bool operand_before(std::string_view text, size_t i) {
   if (i == 0) return false;
   const char c = text[i - 1];
@@ -54,7 +54,7 @@ size_t skip_integer(std::string_view text, size_t i) {
   return i;
 }
 
-// End of the unsigned decimal that begins at i; i itself if there is none.
+// End of the unsigned decimal that begins at i. Returns i if there is none.
 size_t skip_decimal(std::string_view text, size_t i) {
   const size_t begin = i;
   i = skip_integer(text, i);
@@ -136,9 +136,9 @@ Decimal multiply(const Decimal& a, const Decimal& b) {
 
 bool operator==(const ExactNumber& a, const ExactNumber& b) {
   if (a.denominator == b.denominator) return a.numerator == b.numerator;
-  // A quotient's parts are short, but the other side may be millions of digits. m = n / d with m terminating
-  // has fewer digits than n and 2.4 times those of d together (worst for d a power of two), so longer is not
-  // equal.
+  // The numerator and denominator of a quotient are short, but the other side may have millions of digits. If
+  // m = n / d is a terminating decimal, it has fewer digits than n and 2.4 times those of d together (the
+  // worst case is d a power of two). A longer decimal is therefore not equal.
   const auto too_long = [](const Decimal& d) { return d.digits.size() > 4 * kMaxQuotientDigits; };
   if (too_long(a.numerator) || too_long(b.numerator)) return false;
   return multiply(a.numerator, b.denominator) == multiply(b.numerator, a.denominator);
@@ -151,7 +151,8 @@ NumberSpan find_number(std::string_view text, size_t from, bool quotients) {
   const bool point = i > from && text[i - 1] == '.' && !(i > 1 && is_digit(text[i - 2]));
   size_t begin = point ? i - 1 : i;
   size_t end = skip_decimal(text, begin);
-  // Backwards over "-$", "$-", "-", "$": never before `from`, which may be the end of the number before.
+  // Extends backwards over "-$", "$-", "-", "$", but never before `from`, which may be the end of the
+  // previous number.
   const auto take = [&](size_t length) {
     if (begin >= from + length) begin -= length;
   };

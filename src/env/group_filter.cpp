@@ -9,7 +9,7 @@ namespace bough {
 
 GroupFilter::GroupFilter(const std::string& specification, const RewardSettings& settings) {
   RewardSettings own = settings;
-  own.failure_reward.reset();  // a number that stands for a failure would be a verdict
+  own.failure_reward.reset();  // a number in place of a failure would count as a verdict
   try {
     function_ = make_python_reward(specification, own);
   } catch (const UserError& error) {
@@ -17,7 +17,8 @@ GroupFilter::GroupFilter(const std::string& specification, const RewardSettings&
   }
 }
 
-// A verdict is a reward above 0: a call of the worker has the problem's record, which the samples are put in.
+// The verdict is true if the reward is above 0. The worker's call gets the problem's record with the samples
+// added.
 FilterVerdict GroupFilter::judge(const Problem& problem, std::span<const Trajectory> samples) {
   Json list = Json::array();
   for (const Trajectory& sample : samples) {

@@ -46,7 +46,7 @@ std::vector<Game> make_games(int64_t n, Split split, uint64_t seed, const GuessS
   return games;
 }
 
-// The last whole number of a text.
+// The last integer in a text.
 std::optional<int64_t> last_number(std::string_view text) {
   const size_t end = text.find_last_of("0123456789");
   if (end == std::string_view::npos) return std::nullopt;
@@ -104,7 +104,8 @@ std::vector<Json> make_guess_problems(int64_t n, Split split, uint64_t seed, con
 }
 
 std::vector<Json> make_guess_traces(int64_t n, Split split, uint64_t seed, const GuessSettings& settings) {
-  constexpr uint64_t kOwn = uint64_t{1} << 61;  // draws of their own: the games do not depend on them
+  // Random numbers of their own, so that the games do not depend on slips.
+  constexpr uint64_t kOwn = uint64_t{1} << 61;
   const CounterRandom random(seed, Purpose::environment);
   std::vector<Json> traces;
   uint64_t draw = 0;

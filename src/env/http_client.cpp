@@ -25,10 +25,11 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr std::string_view kScheme = "http://";
-constexpr std::chrono::milliseconds kStartPause{200};  // between looks at one that is not up yet
+constexpr std::chrono::milliseconds kStartPause{200};  // between attempts while the server is not up yet
 constexpr uint32_t kMaxHeaderBytes = 1 << 16;
 
-// A connection being made: connect() has been called and may not be over. error is errno where it is, else 0.
+// A connection attempt: connect() was called and may not be complete. `error` is errno if the attempt failed,
+// else 0.
 struct Connecting {
   int descriptor = -1;
   int error = 0;
@@ -66,7 +67,7 @@ std::vector<HttpAddress> look_up(const HttpUrl& url, int& error) {
   return addresses;
 }
 
-// errno of the attempt, 0 where the connection stood.
+// Returns errno of the attempt, 0 if the connection succeeded.
 int try_connection(const HttpAddress& address, std::chrono::milliseconds limit) {
   Connecting connecting = begin_connection(address);
   if (connecting.error == 0) {
@@ -170,7 +171,7 @@ void HttpCall::begin(const std::string& method, const std::string& target, const
 }
 
 std::optional<HttpAnswer> HttpCall::advance() {
-  if (descriptor_ < 0 && error_ == 0) return std::nullopt;  // nothing is asked
+  if (descriptor_ < 0 && error_ == 0) return std::nullopt;  // there is no open request
   const auto done = [this](HttpAnswer answer) {
     hang_up();
     return answer;
@@ -188,7 +189,8 @@ std::optional<HttpAnswer> HttpCall::advance() {
   const bool is_open = receive_what_is_there(descriptor_, incoming_);
   boost::system::error_code error = parse();
   if (!error && !parser_->is_done() && !is_open) {
-    if (parser_->got_some()) parser_->put_eof(error);  // which takes nothing at all for a whole answer
+    // Without any byte, the parser would take an empty answer for a complete one.
+    if (parser_->got_some()) parser_->put_eof(error);
     if (!error && !parser_->is_done()) error = http::error::end_of_stream;
   }
   if (error == http::error::partial_message || error == http::error::end_of_stream)
@@ -237,7 +239,7 @@ void HttpCall::send_what_fits() {
     const ssize_t n = send(descriptor_, outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    // A server may answer, such as "413 too large", and close before it has read everything.
+    // A server may answer (for example "413 too large") and close before it has read everything.
     if (n < 0) return outgoing_.clear();
     outgoing_.erase(0, static_cast<size_t>(n));
   }
@@ -248,7 +250,7 @@ boost::system::error_code HttpCall::parse() {
   while (!incoming_.empty() && !parser_->is_done()) {
     const size_t used = parser_->put(boost::asio::const_buffer(incoming_.data(), incoming_.size()), error);
     incoming_.erase(0, used);
-    // Boost 1.74 forgets that the length is over the limit where a part of the body came with the header.
+    // Boost 1.74 ignores the limit of the length if a part of the body came with the header.
     if (parser_->is_header_done() && parser_->content_length().value_or(0) > max_bytes_)
       return http::error::body_limit;
     if (error == http::error::need_more) {
@@ -257,7 +259,7 @@ boost::system::error_code HttpCall::parse() {
     }
     if (error) break;
     const bool is_interim = parser_->is_done() && parser_->get().result_int() < 200;
-    if (is_interim) expect_response();  // such as "102 processing": the answer is still to come
+    if (is_interim) expect_response();  // for example "102 processing": the final answer is still to come
   }
   return error;
 }

@@ -11,7 +11,7 @@ namespace {
 
 using Kind = WorkerReply::Kind;
 
-constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is gone for a moment
+constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is away for a moment
 
 class HttpChannel : public RewardChannel {
  public:

@@ -227,7 +227,7 @@ TEST_F(HttpReward, WaitsForAnEndpointThatIsBeingStarted) {
 }
 
 TEST_F(HttpReward, CallsRunSideBySide) {
-  // Each answer waits until eight requests have come.
+  // Each answer waits until eight requests have arrived.
   std::atomic<int> begun = 0;
   const Endpoint endpoint([&](const Endpoint::Connection& connection) {
     ++begun;

@@ -16,7 +16,7 @@ std::optional<std::string> LineProcess::advance() {
   if (!outgoing_.empty()) {
     const auto sent = process_.send(outgoing_);
     if (sent) outgoing_.erase(0, *sent);
-    else outgoing_.clear();  // the end of its stream, read below, says how it ended
+    else outgoing_.clear();  // the end of the process's output, read below, says how it ended
   }
   if (auto line = incoming_.next()) return line;
   std::string bytes;

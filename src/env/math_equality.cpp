@@ -17,7 +17,7 @@ namespace {
 
 using Kind = Expression::Kind;
 
-constexpr int64_t kMostWork = 100'000;  // nodes computed for one comparison; a real one counts as twenty
+constexpr int64_t kMostWork = 100'000;  // nodes evaluated per comparison; a real-valued node counts as twenty
 
 // ---- Comparison.
 
@@ -39,7 +39,7 @@ bool has_plus_minus(const Expression& e) {
   return e.kind == Kind::kPlusMinus || std::any_of(e.children.begin(), e.children.end(), has_plus_minus);
 }
 
-// With every plus-minus as the sign says.
+// Replaces every plus-minus by the sign.
 Expression with_sign(const Expression& e, int sign) {
   Expression out = e;
   for (Expression& child : out.children) child = with_sign(child, sign);
@@ -84,7 +84,7 @@ class Comparer {
       case Kind::kSet:
       case Kind::kUnion: return equal_sets(a.children, b.children);
       case Kind::kGroup: {
-        const bool interval = a.children.size() == 2;  // else (1, 2, 3) and [1, 2, 3] are the same
+        const bool interval = a.children.size() == 2;  // otherwise (1, 2, 3) and [1, 2, 3] are equal
         return (!interval || a.text == b.text) && equal_items(a.children, b.children);
       }
       case Kind::kMatrix: return a.columns == b.columns && equal_items(a.children, b.children);
@@ -98,7 +98,8 @@ class Comparer {
                       [&](const Expression& x, const Expression& y) { return equal(x, y); });
   }
 
-  // Each has its equal in the other: {1, 1, 2} is {2, 1}. Plus-minus stands for its two values.
+  // Every element of each side has an equal element in the other: {1, 1, 2} equals {2, 1}. Plus-minus stands
+  // for its two values.
   bool equal_sets(const std::vector<Expression>& a, const std::vector<Expression>& b) {
     const auto spread = [](const std::vector<Expression>& items) {
       std::vector<Expression> out;
@@ -121,7 +122,7 @@ class Comparer {
     return covered(left, right) && covered(right, left);
   }
 
-  // A name that stands for a value: x, f(x), "area".
+  // A name for a value: x, f(x), "area".
   static bool is_name(const Expression& e) {
     if (e.kind == Kind::kText) return true;
     if (e.kind == Kind::kSymbol) return e.text != "pi" && e.text != "e" && e.text != "i";
@@ -134,7 +135,7 @@ class Comparer {
     return e.kind == Kind::kRelation && e.text.find_first_not_of('=') == std::string::npos;
   }
 
-  // Bounds of one variable as an interval; `name` is the variable.
+  // Converts bounds of one variable to an interval. `name` is set to the variable.
   static std::optional<Expression> as_interval(const Expression& e, std::string& name) {
     if (e.kind != Kind::kRelation) return std::nullopt;
     const auto variable = [&](const Expression& side) {
@@ -190,7 +191,7 @@ class Comparer {
     return equal(equation.children.back(), other);
   }
 
-  // One difference of sides is the other times a constant that is not zero.
+  // The difference of one equation's sides is the other's difference times a constant that is not zero.
   bool equal_equations(const Expression& a, const Expression& b) {
     if (is_name(a.children[0]) && is_name(b.children[0])) {
       const bool same_name = a.children[0].kind == Kind::kText ? a.children[0].text == b.children[0].text
@@ -239,7 +240,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Without spaces (but those between digits), dollars, braces, sizes and fonts, in lower case.
+// Removes spaces (except between digits), dollars, braces, sizes and fonts, and converts to lower case.
 std::string undressed(std::string_view text) {
   constexpr std::string_view kDress[] = {
       "\\left",         "\\right", "\\text", "\\mathrm", "\\mathbf", "\\textbf", "\\mbox",
@@ -272,7 +273,7 @@ std::string undressed(std::string_view text) {
   return out;
 }
 
-// The text as one literal number, however long.
+// The text as one literal number of any length.
 std::optional<ExactNumber> literal(std::string_view text) {
   text = trimmed(text);
   if (!text.empty() && text.back() == '.') text.remove_suffix(1);
@@ -281,7 +282,7 @@ std::optional<ExactNumber> literal(std::string_view text) {
   return parse_number(text);
 }
 
-// Where the last of these words begins, in any case; npos.
+// Position of the last occurrence of the word, ignoring case. npos if there is none.
 size_t rfind_word(std::string_view text, std::string_view word) {
   for (size_t i = text.size() >= word.size() ? text.size() - word.size() + 1 : 0; i-- > 0;) {
     const bool here = std::equal(word.begin(), word.end(), text.begin() + i, [](char a, char b) {
@@ -301,7 +302,7 @@ std::optional<std::string_view> last_boxed(std::string_view text) {
   if (rest[0] != '{') return rest.substr(0, rest.find_first_of(" $\n"));
   size_t depth = 0;
   for (size_t i = 0; i < rest.size(); ++i) {
-    if (rest[i] == '\\') {  // \{ is no brace
+    if (rest[i] == '\\') {  // \{ is not a brace
       ++i;
     } else if (rest[i] == '{') {
       ++depth;
@@ -309,10 +310,10 @@ std::optional<std::string_view> last_boxed(std::string_view text) {
       return trimmed(rest.substr(1, i - 1));
     }
   }
-  return std::string_view();  // never closed: cut off, or not an answer
+  return std::string_view();  // never closed: truncated, or not an answer
 }
 
-// To a line break, or to a period with a space or nothing behind it.
+// The text up to a line break, or up to a period at the end or before a space.
 std::string_view sentence(std::string_view text) {
   size_t i = std::min(text.find_first_not_of(" \t\r\n*:"), text.size());
   text.remove_prefix(i);
@@ -332,7 +333,7 @@ std::optional<std::string_view> last_formula(std::string_view text) {
     const size_t begin = text.rfind(open, end - 1);
     if (begin == std::string_view::npos || begin + open.size() > end) return std::nullopt;
     const std::string_view inside = text.substr(begin + open.size(), end - begin - open.size());
-    // What stands between the signs of two prices is no formula.
+    // The text between the dollar signs of two prices is not a formula.
     if (open == "$" && !inside.empty() && inside.back() == ' ') return std::nullopt;
     return trimmed(inside);
   };

@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
         Pair{"\\frac{1}{2}", "2"}, Pair{"3\\frac{1}{2}", "3/2"}, Pair{"3 4", "12"}, Pair{"3 4", "34"},
         Pair{"\\sqrt{2}", "2"}, Pair{"\\sqrt{2}", "-\\sqrt{2}"}, Pair{"\\sqrt{10^{80}+1}", "10^{40}"},
         Pair{"\\sqrt{x^2}", "x"}, Pair{"\\sqrt[3]{2}", "\\sqrt{2}"},
-        // Near misses: 1e-30, 1e-17, 1e-9, 1e-32, 1e-28.
+        // Near misses, which differ by 1e-30, 1e-17, 1e-9, 1e-32, 1e-28.
         Pair{"e^{\\pi\\sqrt{163}}", "262537412640768744"}, Pair{"\\frac{3\\ln 640320}{\\sqrt{163}}", "\\pi"},
         Pair{"\\frac{\\ln(640320^3+744)}{\\sqrt{163}}", "\\pi"}, Pair{"\\sqrt[4]{\\frac{2143}{22}}", "\\pi"},
         Pair{"\\sqrt[100]{10^{100}+1}", "10"}, Pair{"\\sin(1e-9)", "1e-9"}, Pair{"1+e^{-100}", "1"},
@@ -187,7 +187,7 @@ TEST(MathEquality, AReferenceThatIsNotReadIsComparedAsText) {
     EXPECT_TRUE(comparison.equal) << answer;
     EXPECT_TRUE(comparison.by_text) << answer;
   }
-  EXPECT_FALSE(compare_math("x^{2", "x^2").equal);  // an answer that is not read is wrong
+  EXPECT_FALSE(compare_math("x^{2", "x^2").equal);  // an unreadable answer is wrong
   EXPECT_FALSE(compare_math("3:5", "3:4").equal);
   EXPECT_TRUE(compare_math("3:5", "3:4").by_text);
   EXPECT_FALSE(compare_math("3:5", "3/4").by_text);
@@ -198,7 +198,7 @@ TEST(MathEquality, FindsTheFinalAnswer) {
             "\\frac{1}{\\sqrt{2}}");
   EXPECT_EQ(find_math_answer("\\boxed{\\{1, 2\\}}", false), "\\{1, 2\\}");
   EXPECT_EQ(find_math_answer("\\boxed 7 it is", false), "7");
-  EXPECT_EQ(find_math_answer("\\boxed{12", false), "");  // cut off
+  EXPECT_EQ(find_math_answer("\\boxed{12", false), "");  // truncated
   EXPECT_EQ(find_math_answer("<think>\\boxed{3}</think> The answer is 4.", false), "4");
   EXPECT_EQ(find_math_answer("<answer> x = 3 </answer>", false), "x = 3");
   EXPECT_EQ(find_math_answer("5 + 7 = 12\n#### 12\n", false), "12");
@@ -235,7 +235,8 @@ TEST(MathReward, ScoresAndChecks) {
   EXPECT_THROW(reward->check(Dataset({problem}, "data.jsonl")), UserError);
 }
 
-// Whatever a completion holds: wrong, and soon. Without the bounds each of these takes minutes, or the stack.
+// Adversarial completions are wrong, and rejected quickly. Without the bounds each takes minutes or overflows
+// the stack.
 TEST(MathEquality, HostileAnswersAreWrongAndCheap) {
   const auto repeated = [](std::string_view unit, size_t size) {
     std::string text;

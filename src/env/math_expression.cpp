@@ -25,7 +25,7 @@ class Parser {
     if (tokens_.size() == 4 && std::all_of(tokens_.begin(), tokens_.end() - 1, [&](const Token& token) {
           return token.kind == TokenKind::kSymbol && token.text.size() == 1 &&
                  (&token == &tokens_[0] || !token.space_before);
-        }))  // "cat" is not "act"
+        }))  // so that "cat" is not equal to "act"
       return make(Kind::kText, lower_words(tokens_[0].text + tokens_[1].text + tokens_[2].text));
     std::vector<Expression> items = list();
     if (peek().kind != TokenKind::kEnd) throw UnreadableFormula();
@@ -68,7 +68,7 @@ class Parser {
     return make(kind, std::move(text), std::move(children));
   }
 
-  struct Deeper {  // a level of nesting
+  struct Deeper {  // one level of nesting
     explicit Deeper(int& depth) : depth_(depth) {
       if (++depth_ > kMaxExpressionDepth) {
         --depth_;
@@ -79,7 +79,7 @@ class Parser {
     int& depth_;
   };
 
-  // Words and nothing else.
+  // Reads an expression that has only words.
   std::optional<Expression> all_text() {
     std::string text;
     for (const Token& token : tokens_) {
@@ -110,7 +110,7 @@ class Parser {
     sides.push_back(unions());
     std::string operators;
     for (;;) {
-      if (accept('E')) {  // x in S: S
+      if (accept('E')) {  // x in S is read as S
         sides.clear();
         operators.clear();
         sides.push_back(unions());
@@ -168,7 +168,7 @@ class Parser {
            std::string_view("([{SFQBI").find(token.text[0]) != std::string_view::npos;
   }
 
-  // A times sign written as a letter: 3 x 10^5.
+  // The letter x as a times sign: 3 x 10^5.
   bool is_times_letter() const {
     return peek().kind == TokenKind::kSymbol && peek().text == "x" && at_ > 0 &&
            tokens_[at_ - 1].kind == TokenKind::kNumber && peek(1).kind == TokenKind::kNumber &&
@@ -187,7 +187,7 @@ class Parser {
         left = make(Kind::kQuotient, std::move(left), signed_factor());
         drop_units();
       } else if (begins_factor()) {
-        // Two numbers side by side are no product.
+        // Two adjacent numbers are not a product.
         if (peek().kind == TokenKind::kNumber && tokens_[at_ - 1].kind == TokenKind::kNumber)
           throw UnreadableFormula();
         left = make(Kind::kProduct, std::move(left), factor());
@@ -244,13 +244,13 @@ class Parser {
     return children;
   }
 
-  // "cm", "\text{ m}^2", "miles per hour", "km/h" behind a value.
+  // Skips units after a value: "cm", "\text{ m}^2", "miles per hour", "km/h".
   void drop_units() {
     const auto unit = [&](size_t ahead) {
       return peek(ahead).kind == TokenKind::kWord || peek(ahead).kind == TokenKind::kText;
     };
     if (!unit(0)) return;
-    // What stands for a number or an operation is no unit.
+    // Words for a number or an operation are not units.
     static constexpr std::string_view kMeaning[] = {
         "not",    "dozen",   "dozens",   "squared", "cubed",   "half",    "halves",     "third",
         "thirds", "quarter", "quarters", "fourths", "fifths",  "tenths",  "hundredths", "thousandths",
@@ -276,11 +276,11 @@ class Parser {
     const Deeper deeper(depth_);
     Expression power =
         peek().kind == TokenKind::kNumber ? make(Kind::kNumber, tokens_[at_++].text) : primary();
-    if (accept('^')) return make(Kind::kPower, std::move(power), exponent());  // from the right
+    if (accept('^')) return make(Kind::kPower, std::move(power), exponent());  // right-associative
     return power;
   }
 
-  // What \frac and \sqrt take: a group in braces, or one digit, or one symbol.
+  // The argument of \frac and \sqrt: a group in braces, one digit, or one symbol.
   Expression argument() {
     if (mark(0, '{')) return primary();
     if (peek().kind == TokenKind::kNumber && peek().text.size() > 1) {
@@ -301,7 +301,7 @@ class Parser {
 
   Expression number() {
     Expression value = make(Kind::kNumber, tokens_[at_++].text);
-    if (mark(0, '_')) throw UnreadableFormula();  // another base
+    if (mark(0, '_')) throw UnreadableFormula();  // a number in another base
     if (!is_integer(value)) return value;
     // Mixed numbers: 3 1/2 and 3\frac{1}{2}.
     const auto plain = [&](size_t ahead) {

@@ -113,7 +113,7 @@ class Lexer {
     return !tokens_.empty() && tokens_.back().kind == TokenKind::kMark ? tokens_.back().text[0] : '\0';
   }
 
-  // What stands in the braces that open here; without them, the next character.
+  // Returns the content of the braces that open here. Without braces, the next character.
   std::string braced() {
     while (peek() == ' ') ++at_;
     if (peek() != '{') {
@@ -152,7 +152,7 @@ class Lexer {
     }
     if (c == '=' && peek() == '=') ++at_;
     if (c == ';') return mark(',');
-    if (c == '.' && trimmed(rest()).empty()) return space();  // the end of a sentence
+    if (c == '.' && trimmed(rest()).empty()) return space();  // the period at the end of a sentence
     if (c == '(' || c == '[' || (c == '{' && tokens_.empty())) ++brackets_;
     if ((c == ')' || c == ']') && brackets_ > 0) --brackets_;
     static constexpr std::string_view kMarks = "+-*/^_!%|()[]{},&=<>";
@@ -160,15 +160,15 @@ class Lexer {
     mark(c);
   }
 
-  // Three digits and no fourth at `at`.
+  // Exactly three digits at `at`.
   bool group_at(size_t at) const {
     const std::string_view group = std::string_view(text_).substr(std::min(at, text_.size()), 4);
     return group.size() >= 3 && is_digit(group[0]) && is_digit(group[1]) && is_digit(group[2]) &&
            (group.size() == 3 || !is_digit(group[3]));
   }
 
-  // Digits with thousands apart, a fraction, an exponent. A comma is between thousands only outside of
-  // brackets, where it is between items.
+  // Reads digits with separated thousands, a fraction, an exponent. A comma separates thousands only outside
+  // of brackets. Inside brackets it separates items.
   void number() {
     std::string digits;
     const auto take_digits = [&] {

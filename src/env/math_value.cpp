@@ -19,16 +19,16 @@ using Kind = Expression::Kind;
 using Wide = __int128;
 
 constexpr double kMostHeight = 24;    // of two expressions that are compared in real arithmetic
-constexpr double kAgreement = 1e-26;  // there, relative; a Real holds 32 digits
-constexpr double kZero = 1e-28;       // there: what is below is zero
-constexpr int kPoints = 8;            // there, where there are variables
+constexpr double kAgreement = 1e-26;  // relative, in real arithmetic; a Real has 32 digits
+constexpr double kZero = 1e-28;       // in real arithmetic, smaller values are zero
+constexpr int kPoints = 8;            // evaluation points for expressions with variables
 constexpr int64_t kMostFactorial = 2'000;
 
-// ---- Exact values of what is small.
+// ---- Exact values of small numbers.
 
 struct Rational {
   Wide numerator = 0;
-  Wide denominator = 1;  // above 0, in lowest terms
+  Wide denominator = 1;  // positive; the fraction is in lowest terms
 };
 
 Wide absolute(Wide a) {
@@ -77,10 +77,10 @@ std::optional<Rational> raised(const Rational& base, int64_t exponent) {
   return value;
 }
 
-// digits, point, exponent of a number's text.
+// Digits, point and exponent of a number's text.
 struct Digits {
   std::string digits;    // without the point
-  int64_t exponent = 0;  // times ten to this
+  int64_t exponent = 0;  // the power of ten
 };
 std::optional<Digits> digits_of(const std::string& text) {
   Digits out;
@@ -100,7 +100,7 @@ std::optional<Digits> digits_of(const std::string& text) {
   return out;
 }
 
-// The value of a constant, where it is a rational number that fits; not of roots.
+// The value of a constant if it is a rational number that fits. Roots are not evaluated.
 std::optional<Rational> exact(const Expression& e) {
   switch (e.kind) {
     case Kind::kNumber: {
@@ -152,7 +152,7 @@ std::optional<int64_t> exact_integer(const Expression& e) {
   return static_cast<int64_t>(value->numerator);
 }
 
-// The whole n-th root of a, where it has one.
+// The integer n-th root of a, if it exists.
 std::optional<Wide> whole_root(Wide a, int64_t n) {
   if (a < 0) return std::nullopt;
   const auto guess = static_cast<Wide>(std::llround(std::pow(static_cast<long double>(a), 1.0L / n)));
@@ -177,7 +177,7 @@ uint64_t power_mod(uint64_t base, uint64_t exponent, uint64_t p) {
   return value;
 }
 
-bool is_prime(uint64_t n) {  // Miller-Rabin; these bases decide all of 64 bits
+bool is_prime(uint64_t n) {  // Miller-Rabin; these bases decide all 64-bit numbers
   constexpr std::array<uint64_t, 12> kBases{2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37};
   for (const uint64_t b : kBases)
     if (n % b == 0) return n == b;
@@ -304,7 +304,7 @@ std::optional<uint64_t> PrimeField::root(const Expression& of, int64_t n, bool& 
     }
     constexpr Wide kMost = static_cast<Wide>(1) << 50;
     if (n == 2 && absolute(known->numerator) < kMost && known->denominator < kMost) {
-      // sqrt(a / b) = sqrt(a b) / b, squares taken out of a b.
+      // sqrt(a / b) = sqrt(a b) / b, with square factors moved out of a b.
       Wide rest = absolute(known->numerator) * known->denominator, outside = 1;
       for (Wide d = 2; d < 2000 && d * d <= rest; ++d) {
         while (rest % (d * d) == 0) {
@@ -367,7 +367,8 @@ namespace {
 
 // ---- Real values.
 
-// Of variables: at point `point`; i counts as one. NaN: no real value, or none that is known well.
+// Variables take their values at point `point`; i counts as one of them. NaN: there is no real value, or it
+// is not accurate enough.
 Real real_value(const Expression& e, int point) {
   const auto child = [&](size_t i) { return real_value(e.children[i], point); };
   const Real none = logarithm(-1);
@@ -459,9 +460,9 @@ Real real_value(const Expression& e, int point) {
   return none;
 }
 
-// How many digits an expression can be said to be made of: those of its numbers, twice those of their powers
-// of ten, a power as often as its exponent says, and a function that tends to a bound or to 0 as many as its
-// argument is large.
+// The number of digits that an expression can be made of: the digits of its numbers, plus twice their power
+// of ten. A power counts its base as often as the exponent says. A function that tends to a bound or to 0
+// counts as many digits as its argument is large.
 double height(const Expression& e) {
   if (e.kind == Kind::kNumber) {
     const auto digits = digits_of(e.text);
@@ -473,7 +474,7 @@ double height(const Expression& e) {
   const auto size_of = [](const Expression& constant) {
     if (has_variables(constant)) return 1.0;
     const double size = std::abs(real_value(constant, 0).high);
-    return size >= 0 ? std::max(1.0, size) : 1e9;  // NaN is not
+    return size >= 0 ? std::max(1.0, size) : 1e9;  // false for NaN
   };
   if (e.kind == Kind::kPower) return height(e.children[0]) * size_of(e.children[1]) + height(e.children[1]);
   if (e.kind == Kind::kFunction) {

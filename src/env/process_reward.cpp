@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// How long the first processes of a command are watched: a shell that does not find the program is gone in a
+// How long the first processes of a command are watched. A shell that does not find the program ends within a
 // few milliseconds.
 constexpr std::chrono::milliseconds kSettling{200};
 
@@ -46,7 +46,7 @@ std::optional<std::string> find_executable(const std::string& name) {
   return std::nullopt;
 }
 
-// A process that speaks the protocol line by line.
+// A process that speaks the line protocol.
 class RewardProcess final : public RewardChannel {
  public:
   explicit RewardProcess(const std::vector<std::string>& arguments) : process_(arguments) {}
@@ -97,7 +97,7 @@ PythonFunction parse_python_function(const std::string& specification, const std
 }
 
 std::string find_python(const std::string& setting) {
-  std::error_code ignored;  // no /proc: then nothing is looked up beside it
+  std::error_code ignored;  // without /proc, no .venv near the program is searched
   return find_python(setting, fs::read_symlink("/proc/self/exe", ignored).string());
 }
 

@@ -21,7 +21,7 @@ class ProcessReward : public testing::Test {
       : folder_(std::filesystem::path(testing::TempDir()) / str("bough_process_reward_", getpid())) {
     std::filesystem::create_directories(folder_);
     settings_.workers = 2;
-    settings_.timeout_seconds = 30;  // a machine under load must not turn slow calls into failed ones
+    settings_.timeout_seconds = 30;  // on a loaded machine slow calls must not fail
     settings_.retries = 0;
   }
   ~ProcessReward() override { std::filesystem::remove_all(folder_); }
@@ -38,7 +38,7 @@ class ProcessReward : public testing::Test {
     while (!std::filesystem::exists(folder_ / name))
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // A command that runs `code`, in which answer(id, reward) writes a reply.
+  // A command that runs `code`. In it, answer(id, reward) writes a reply.
   std::unique_ptr<RewardPool> command(const std::string& code, bool ready_line = false) {
     std::ofstream(folder_ / "judge.py")
         << "import json, os, sys, time\n"
@@ -48,7 +48,7 @@ class ProcessReward : public testing::Test {
     return make_command_reward("exec python3 '" + (folder_ / "judge.py").string() + "'", ready_line,
                                settings_);
   }
-  // Each completion is scored by a call of its own.
+  // Scores each completion by a call of its own.
   std::vector<RewardResult> score(RewardPool& reward, const std::vector<std::string>& completions) {
     std::vector<RewardRequest> requests;
     for (const std::string& completion : completions)
@@ -200,7 +200,7 @@ TEST_F(ProcessReward, AHangIsCutOffAndItsWorkerStartedAnew) {
   for (const char* completion : {"hang 1", "stop", "hang 2"}) {
     auto hanging = std::async(std::launch::async, [&] { return score(*reward, {completion})[0]; });
     wait_for_file(completion);
-    expect_fine("a");  // by the other worker
+    expect_fine("a");  // scored by the other worker
     clock_.advance(std::chrono::milliseconds(999));
     expect_fine("b");
     EXPECT_EQ(hanging.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
@@ -389,7 +389,7 @@ TEST_F(ProcessReward, WhatLeftItsGroupDiesWithItsWorker) {
   for (const pid_t pid : pids) expect_gone(pid);
 }
 
-// Kills the whole process that the rewards run for, with no chance to clean up.
+// Kills the process that uses the rewards with SIGKILL, so that it cannot clean up.
 TEST_F(ProcessReward, NothingOutlivesAKillOfBough) {
   for (const bool is_command : {false, true}) {
     std::filesystem::remove(folder_ / "pids");
@@ -532,7 +532,7 @@ TEST_F(ProcessReward, ACommandThatCannotRunEndsTheRunAtItsStart) {
   EXPECT_EQ(score(*ready, {"a"})[0].reward, 1);
 }
 
-// Every way of not answering costs its own sample only, and leaves a worker for the next.
+// Every kind of missing answer costs only its own sample, and leaves a worker for the next call.
 TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
   settings_.timeout_seconds = 3;
   const auto reward = command(
@@ -582,12 +582,12 @@ TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
     EXPECT_LT(results[3 * i].message.size(), 1500u);
     for (const size_t k : {1, 2}) EXPECT_EQ(results[3 * i + k].reward, 0.5) << results[3 * i + k].message;
   }
-  // A second answer belongs to no call: the first one counts.
+  // A second answer belongs to no call. The first one counts.
   const auto twice = score(*reward, {"twice", "fine", "fine", "fine"});
   EXPECT_EQ(twice[0].reward, 1) << twice[0].message;
 }
 
-// The clock stands still, so that no time limit ends a call.
+// The clock does not advance, so that no time limit ends a call.
 TEST_F(ProcessReward, CancelEndsWhatWaits) {
   const auto reward = load("import time\ndef score(completion, **_):\n    open('" + folder_.string() +
                                "/begun', 'w').close()\n    time.sleep(1000)\n",
@@ -605,7 +605,7 @@ TEST_F(ProcessReward, CancelEndsWhatWaits) {
 
 TEST_F(ProcessReward, CallersOfSeveralThreadsAreServedSideBySide) {
   settings_.workers = 4;
-  // Each call waits until all four have begun: one thread after the other would wait for ever.
+  // Each call waits until all four have begun. Calls one after the other would wait for ever.
   const auto reward = load(
       "import os, time\n"
       "def score(completion, **_):\n"

@@ -13,7 +13,7 @@ Real two_sum(double a, double b) {
   const double sum = a + b, part = sum - a;
   return {sum, (a - (sum - part)) + (b - part)};
 }
-Real quick_two_sum(double a, double b) {  // |a| >= |b|
+Real quick_two_sum(double a, double b) {  // requires |a| >= |b|
   const double sum = a + b;
   return {sum, b - (sum - a)};
 }
@@ -27,7 +27,8 @@ Real scaled(Real a, int exponent) {
 const Real kPi{3.141592653589793116e+00, 1.224646799147353207e-16};
 const Real kLogTwo{6.931471805599452862e-01, 2.319046813846299558e-17};
 
-// sum of a^k / k! over k = first, first + step, ..., with alternating signs where `alternate`; |a| <= 1.
+// Sum of a^k / k! over k = first, first + step, ..., with alternating signs if `alternate`. Requires |a| <=
+// 1.
 Real series(Real a, int first, int step, bool alternate) {
   Real term = 1;
   for (int k = 1; k <= first; ++k) term = term * a / Real(k);
@@ -40,12 +41,12 @@ Real series(Real a, int first, int step, bool alternate) {
   return sum;
 }
 
-// a minus a multiple of pi / 2 nearest to it; `quadrant`: that multiple, 0 to 3.
+// a minus the nearest multiple of pi / 2. `quadrant` is the multiple modulo 4.
 Real reduced(Real a, int& quadrant) {
   const double multiple = std::nearbyint(a.high / (kPi.high / 2));
-  if (!(std::abs(multiple) < 1e6)) return {kNaN, kNaN};  // too little would be left
+  if (!(std::abs(multiple) < 1e6)) return {kNaN, kNaN};  // too few digits would remain
   quadrant = static_cast<int>(std::fmod(std::fmod(multiple, 4) + 4, 4));
-  // pi / 2 to 159 bits, so that a multiple of a million keeps what a Real holds.
+  // pi / 2 to 159 bits, so that a multiple of up to a million keeps a Real's precision.
   const Real half{kPi.high / 2, kPi.low / 2};
   const double third = -1.497384904859169777e-33;
   return a - Real(multiple) * half - Real(multiple * third);
@@ -89,7 +90,7 @@ Real square_root(Real a) {
   if (a.high == 0) return 0;
   if (!(a.high > 0)) return {kNaN, kNaN};
   Real root = std::sqrt(a.high);
-  for (int i = 0; i < 2; ++i) root = (root + a / root) * Real(0.5);  // Newton
+  for (int i = 0; i < 2; ++i) root = (root + a / root) * Real(0.5);  // Newton's method
   return root;
 }
 
@@ -106,7 +107,7 @@ Real power(Real base, long long exponent) {
 Real exponential(Real a) {
   if (!(std::abs(a.high) < 700)) return {kNaN, kNaN};
   const double twos = std::nearbyint(a.high / kLogTwo.high);
-  // Digits lost by squaring ten times are few, as exp(x) - 1 is what is squared.
+  // Squaring ten times loses few digits, because exp(x) - 1 is squared instead of exp(x).
   const Real small = scaled(a - Real(twos) * kLogTwo, -10);
   Real minus_one = series(small, 1, 1, false);
   for (int i = 0; i < 10; ++i) minus_one = minus_one * Real(2) + minus_one * minus_one;
@@ -116,7 +117,7 @@ Real exponential(Real a) {
 Real logarithm(Real a) {
   if (!(a.high > 0)) return {kNaN, kNaN};
   Real value = std::log(a.high);
-  for (int i = 0; i < 2; ++i) value = value + a * exponential(-value) - Real(1);  // Newton
+  for (int i = 0; i < 2; ++i) value = value + a * exponential(-value) - Real(1);  // Newton's method
   return value;
 }
 
@@ -133,7 +134,7 @@ Real cosine(Real a) {
 
 Real arc_tangent(Real a) {
   Real value = std::atan(a.high);
-  for (int i = 0; i < 2; ++i) {  // Newton on tan: its derivative is 1 / cos^2
+  for (int i = 0; i < 2; ++i) {  // Newton's method on tan, whose derivative is 1 / cos^2
     const Real s = sine(value), c = cosine(value);
     value = value - (s - a * c) * c;
   }

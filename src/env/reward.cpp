@@ -47,7 +47,7 @@ bool is_url(const std::string& text) {
   return text.find("://") != std::string::npos;
 }
 
-// The rewards of a setting, which parses itself from a command line's text.
+// Holds the rewards of a setting, which are parsed from a command line's text.
 struct RewardHolder {
   RewardEntries reward;
 
@@ -69,7 +69,7 @@ std::unique_ptr<RewardFunction> make_part(const RewardEntry& entry, const Reward
 
 }  // namespace
 
-// ---- What a setting asks for ----
+// ---- Making the reward of a setting ----
 
 void RewardEntry::check() const {
   const std::array sources = {&function, &command, &url, &verifier};
@@ -204,7 +204,8 @@ WeightedReward::WeightedReward(std::vector<Part> parts, std::optional<double> fa
 }
 
 std::vector<RewardResult> WeightedReward::score_all(std::span<const RewardRequest> requests) {
-  // A part waits for its own workers: each on a thread of its own, the first one on this.
+  // Each part waits for its own workers, so each runs on a thread of its own. The first part runs on this
+  // thread.
   std::vector<std::future<std::vector<RewardResult>>> others;
   for (size_t p = 1; p < parts_.size(); ++p)
     others.push_back(

@@ -12,7 +12,7 @@ namespace {
 using State = Worker::State;
 
 RewardChannel& channel_of(Worker& worker) {
-  return static_cast<RewardChannel&>(*worker.channel);  // RewardPool::Open made it
+  return static_cast<RewardChannel&>(*worker.channel);  // made by RewardPool::Open
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ void RewardPool::drop_everything() {
   fail_what_waits(why);
 }
 
-// The oldest calls go first, but before all others the retries whose pause is over.
+// Retries whose pause is over go first, then the oldest calls.
 void RewardPool::give_work() {
   if (!take_calls()) return drop_everything();
   const auto is_due = [now = pool_.now()](const Call& call) { return call.not_before <= now; };
@@ -122,7 +122,7 @@ bool RewardPool::handle_reply(Worker& worker) {
   } else if (reply->kind == Kind::ready && worker.state == State::kStarting) {
     pool_.become_ready(worker);
   } else if (reply->kind == Kind::ready && !pool_.options().announces_ready) {
-    // Said unasked.
+    // An unrequested ready message is ignored.
   } else if (is_answer && reply->kind == Kind::reward) {
     finish(take_call(worker), {.reward = reply->reward});
   } else if (is_answer && reply->kind == Kind::failure) {
@@ -142,11 +142,11 @@ void RewardPool::handle_deadline(Worker& worker) {
        settings_.retry_timeouts);
 }
 
-// The worker is of no more use, whatever it was doing.
+// Removes a worker that cannot be used any more, whatever it was doing.
 void RewardPool::lose(Worker& worker, const std::string& why, bool transient) {
   if (worker.state == State::kStarting) return pool_.fail_start(worker, why + " before its first call");
   ++num_restarts_;
-  // An idle worker is started anew when there is work: no loop of deaths without any.
+  // An idle worker is restarted only when there is work, so that repeated crashes without work cause no loop.
   if (worker.state != State::kBusy) return pool_.remove(worker);
   const Call call = take_call(worker);
   pool_.remove(worker);
@@ -168,7 +168,7 @@ void RewardPool::finish(const Call& call, RewardResult result) {
   const MutexLock lock(mutex_);
   Batch& batch = *call.batch;
   batch.results[call.index] = std::move(result);
-  // Under the lock: once it is released the caller may destroy the batch.
+  // Under the lock: once the lock is released, the caller may destroy the batch.
   if (++batch.num_finished == batch.requests.size()) finished_.notify_all();
 }
 

@@ -101,7 +101,7 @@ TEST(RewardSetting, PrintsWhatParsesBack) {
             "reward: [{verifier: number}, {command: \"./judge -x\", name: style, ready_line: true}]\n");
 }
 
-// The number that the completion begins with; "x" fails.
+// Returns the number that the completion begins with. "x" fails.
 class Prefix final : public RewardFunction {
  public:
   explicit Prefix(size_t at) : at_(at) {}

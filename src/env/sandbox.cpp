@@ -37,12 +37,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr size_t kErrorsKept = 4096;
-constexpr milliseconds kWatch{20};  // how often memory and processes are counted
+constexpr milliseconds kWatch{20};  // interval of counting memory and processes
 constexpr milliseconds kReapLimit{2000};
 constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
 
-// The limit of processes counts in the box's own user namespace only where it is set inside of it. dash
-// calls it -p, bash -u; where neither is there the watch counts. On descriptor 4 it says that the box stands.
+// The limit of processes counts in the sandbox's own user namespace only if it is set inside the sandbox. The
+// option is -p in dash and -u in bash. If neither exists, the periodic count enforces the limit. Descriptor 4
+// reports that the sandbox is ready.
 constexpr const char* kLaunch =
     "ulimit -p \"$1\" 2>/dev/null || ulimit -u \"$1\" 2>/dev/null; shift; "
     "echo started >&4; exec 4>&-; exec \"$@\"";
@@ -78,7 +79,7 @@ struct Pipe {
   }
 };
 
-// A file in memory that nobody can change or make longer, open at its beginning.
+// An in-memory file that cannot be changed or extended, positioned at its beginning.
 Descriptor memory_file(std::string_view content) {
   Descriptor file(memfd_create("input", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.value < 0) no_descriptor("file in memory");
@@ -92,8 +93,8 @@ Descriptor memory_file(std::string_view content) {
   return file;
 }
 
-// A user that nobody has, another one for each of up to 1,024 boxes at a time of one process. nullopt: not
-// root. Where a container maps few users it is one of the last of those.
+// An unused user id, a different one for each of up to 1,024 concurrent sandboxes of a process. nullopt: this
+// process is not root. If a container maps few users, one of the last mapped ids.
 std::optional<uid_t> spare_user() {
   if (geteuid() != 0) return std::nullopt;
   static std::atomic<uint32_t> next{0};
@@ -105,17 +106,18 @@ std::optional<uid_t> spare_user() {
     if (wanted >= inside && wanted < inside + count) return static_cast<uid_t>(wanted);
     last = inside + count - 1;
   }
-  if (last == 0) return std::nullopt;  // only its root is mapped
+  if (last == 0) return std::nullopt;  // only the container's root is mapped
   return static_cast<uid_t>(last - slot % std::max<uint64_t>(1, last / 4));
 }
 
-// What the child does between fork and exec, prepared before: only system calls are allowed there.
+// Everything that the child needs between fork and exec, prepared before fork. The child may make only system
+// calls.
 struct Launch {
   std::vector<std::string> arguments;
   std::vector<char*> argv;
   std::vector<char*> environment;
-  std::string home;              // of the environment: "HOME=..."
-  std::vector<int> descriptors;  // becomes 0, 1, 2, ...; -1: closed there
+  std::string home;              // in the environment: "HOME=..."
+  std::vector<int> descriptors;  // these become 0, 1, 2, ...; -1: closed in the child
   std::optional<uid_t> user;
   std::string folder = "/";
   std::vector<std::pair<__rlimit_resource_t, rlim_t>> limits;
@@ -123,7 +125,7 @@ struct Launch {
   pid_t parent = -1;
 };
 
-// The raw call: _exit is intercepted by sanitizers, which miss the parent's threads in the child.
+// The raw system call: sanitizers intercept _exit, and miss the parent's threads in the child.
 [[noreturn]] void end_child(int status) {
   for (;;) syscall(SYS_exit_group, status);
 }
@@ -138,7 +140,7 @@ struct Launch {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
-  // Out of the way of the numbers that they become.
+  // Moves the descriptors above the numbers that they will get.
   constexpr int kAbove = 256;
   const int num = static_cast<int>(launch.descriptors.size());
   std::array<int, 64> moved;
@@ -147,18 +149,20 @@ struct Launch {
     moved[i] = launch.descriptors[i] < 0 ? -1 : fcntl(launch.descriptors[i], F_DUPFD_CLOEXEC, kAbove);
   for (int i = 0; i < num; ++i) {
     if (launch.descriptors[i] < 0) close(i);
-    else check(dup2(moved[i], i) == i);  // the copy stays open over exec
+    else check(dup2(moved[i], i) == i);  // the copy stays open across exec
   }
   check(close_range(static_cast<unsigned>(num), ~0u, CLOSE_RANGE_CLOEXEC) == 0);
-  if (launch.user) {  // the raw calls: glibc's would ask threads that are not here
+  // Raw system calls: glibc's versions would signal threads that do not exist in the child.
+  if (launch.user) {
     const uid_t user = *launch.user;
     check(syscall(SYS_setgroups, 0, nullptr) == 0);
     check(syscall(SYS_setresgid, user, user, user) == 0);
     check(syscall(SYS_setresuid, user, user, user) == 0);
   }
-  syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);  // not the keys of our session; may be missing
+  // Hides this session's keys; the call may be missing.
+  syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);
   check(chdir(launch.folder.c_str()) == 0);
-  // After the change of user, which forgets it.
+  // After the change of user, which resets the setting.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launch.parent) end_child(127);
   for (const auto& [resource, value] : launch.limits) {
@@ -175,13 +179,13 @@ struct Launch {
   end_child(127);
 }
 
-// Start time of a process, in ticks since the machine's; with the number it names a process for ever.
-// nullopt: it is no more, but for the number that its parent has not asked for.
+// Start time of a process, in clock ticks since boot. Together with the process id it identifies a process
+// uniquely. nullopt: the process has ended, or is a zombie that its parent has not reaped.
 std::optional<uint64_t> start_time(pid_t pid) {
   std::ifstream file(str("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
-  const size_t name_end = line.rfind(')');  // the name may hold anything
+  const size_t name_end = line.rfind(')');  // the name may contain any character
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(line.substr(name_end + 2));
   std::string skipped, state;
@@ -193,7 +197,8 @@ std::optional<uint64_t> start_time(pid_t pid) {
   return time;
 }
 
-// `pid` and all its descendants. A process between two looks may be missed, not taken for another.
+// `pid` and all its descendants. A process that starts during the search may be missed, but no other process
+// is returned in its place.
 std::vector<pid_t> process_tree(pid_t pid) {
   std::vector<pid_t> tree{pid};
   constexpr size_t kMost = 10'000;
@@ -214,7 +219,7 @@ int64_t resident_bytes(pid_t pid) {
   return std::max<int64_t>(0, resident - shared) * sysconf(_SC_PAGESIZE);
 }
 
-bool ended(pid_t pid) {  // without reaping: its number stays taken
+bool ended(pid_t pid) {  // does not reap, so that the process id stays taken
   siginfo_t info{};
   return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid;
 }
@@ -228,7 +233,7 @@ bool wait_until(milliseconds limit, const auto& condition) {
   return true;
 }
 
-// Kills every process of a user that only our box has.
+// Kills every process of a user that only this sandbox uses.
 void kill_user(uid_t user) {
   const pid_t killer = fork();
   if (killer == 0) {
@@ -365,7 +370,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   child.descriptors = {input.value, out.write.value, errors.write.value, program.channel,
                        started.write.value};
   std::vector<Descriptor> contents;
-  std::string folder;  // unsandboxed: the working folder
+  std::string folder;  // the working folder of an unsandboxed program
   struct RemoveFolder {
     const std::string& path;
     ~RemoveFolder() {
@@ -395,7 +400,8 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
     child.folder = folder;
     child.arguments = {"/bin/sh"};
   }
-  // Without a namespace of users the limit of processes would count all of this user's: only for a spare one.
+  // Without a user namespace the limit would count all processes of this user. It is therefore set only for a
+  // spare user.
   const bool count_processes = sandboxed_ || child.user;
   const std::string processes = count_processes ? std::to_string(settings_.processes) : "unlimited";
   for (const std::string& word : {std::string("-c"), std::string(kLaunch), std::string("sh"), processes})
@@ -403,7 +409,8 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   child.arguments.insert(child.arguments.end(), program.command.begin(), program.command.end());
   for (std::string& argument : child.arguments) child.argv.push_back(argument.data());
   child.argv.push_back(nullptr);
-  // bwrap's own environment can be read in /proc/1/environ of the box, so it has nothing of ours either.
+  // The sandboxed program can read bwrap's own environment in /proc/1/environ, so bwrap gets none of our
+  // variables either.
   std::string path = str("PATH=", kPath), language = "LANG=C.UTF-8";
   child.home = str("HOME=", child.folder);
   child.environment = {path.data(), language.data(), child.home.data(), nullptr};
@@ -424,7 +431,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   setpgid(pid, pid);
   for (Descriptor* end : {&out.write, &errors.write, &started.write, &exec_error.write}) end->reset();
 
-  std::map<pid_t, uint64_t> seen;  // what the program started, by number and start time
+  std::map<pid_t, uint64_t> seen;  // processes that the program started: process id and start time
   const auto watch = [&] {
     const std::vector<pid_t> tree = process_tree(pid);
     int64_t bytes = 0;
@@ -444,7 +451,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   while (!killed && (out_open || errors_open || !ended(pid))) {
     std::array<pollfd, 2> polled{
         {{out_open ? out.read.value : -1, POLLIN, 0}, {errors_open ? errors.read.value : -1, POLLIN, 0}}};
-    const bool nothing_open = !out_open && !errors_open;  // it closed both, and runs on
+    const bool nothing_open = !out_open && !errors_open;  // the program closed both and goes on
     poll(polled.data(), polled.size(), nothing_open ? 1 : static_cast<int>(kWatch.count()));
     if (polled[0].revents != 0) out_open = read_some(out.read.value, result.output);
     if (polled[1].revents != 0) errors_open = read_some(errors.read.value, result.errors);
@@ -460,13 +467,13 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
       killed = !watch();
       next_watch = Clock::now() + kWatch;
     }
-    // What was left behind may hold the pipes open for ever.
+    // A process that was left behind may hold the pipes open for ever.
     if (!killed && ended(pid)) break;
   }
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 
-  // Stopped, the first process reaps nobody, so that the numbers of its children stay theirs while we kill
-  // them. The first one of the box takes its whole namespace with it.
+  // While the first process is stopped, it reaps no child, so that its children's process ids stay valid
+  // while they are killed. If the sandbox's first process is killed, the whole namespace ends.
   if (!ended(pid)) {
     kill(pid, SIGSTOP);
     wait_until(milliseconds(200), [&] {
@@ -487,7 +494,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
     kill(pid, SIGKILL);
   }
   wait_until(kReapLimit, [&] { return ended(pid); });
-  kill(-pid, SIGKILL);  // the group, while its leader's number is still taken
+  kill(-pid, SIGKILL);  // the process group, while its leader's id is still taken
   if (!sandboxed_ && child.user) kill_user(*child.user);
   if (!sandboxed_ && !child.user) {
     for (const auto& [each, time] : seen)
@@ -498,7 +505,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   if (!killed) {
     result.end = SandboxResult::End::kExited;
     if (reaped) result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    // The box's first process holds the pipe until all others of the box are gone.
+    // The sandbox's first process holds the pipe until all other processes of the sandbox have ended.
     const auto gone = Clock::now() + (sandboxed_ ? kReapLimit : milliseconds(0));
     while (out_open && static_cast<int64_t>(result.output.size()) <= settings_.output.count) {
       pollfd more{out.read.value, POLLIN, 0};

@@ -27,7 +27,7 @@ SandboxSettings allowed() {
   return settings;
 }
 
-// Why programs cannot be run in a sandbox here; "" where they can.
+// Why programs cannot run in a sandbox on this machine. "" if they can.
 const std::string& no_sandbox() {
   static const std::string why = Sandbox(allowed()).why_not();
   return why;
@@ -49,7 +49,7 @@ SandboxResult python(const std::string& program, SandboxSettings settings = {}, 
   return Sandbox(settings).run({.command = command, .seconds = seconds});
 }
 
-// Processes of the machine whose command line holds `mark`.
+// Number of processes on this machine whose command line contains `mark`.
 int count_processes(const std::string& mark) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -63,7 +63,7 @@ int count_processes(const std::string& mark) {
   return count;
 }
 
-// A moment for the kernel to bury what was killed: the last of a namespace may be a zombie for a while.
+// Waits for the kernel to remove killed processes: the last one of a namespace may stay a zombie for a while.
 int count_processes_left(const std::string& mark) {
   for (int i = 0; i < 200 && count_processes(mark) > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -108,7 +108,7 @@ TEST(Sandbox, RefusesWhereNoneCanBeMade) {
     EXPECT_NE(message.find("apparmor_restrict_unprivileged_userns"), std::string::npos);
     EXPECT_NE(message.find("allow_unsandboxed: true"), std::string::npos);
   }
-  settings.bubblewrap = "/bin/false";  // there, and makes no box
+  settings.bubblewrap = "/bin/false";  // exists, but makes no sandbox
   EXPECT_THROW(Sandbox{settings}, UserError);
   settings = {};
   settings.read_only_paths = {"/no/such/folder"};
@@ -129,12 +129,12 @@ TEST(Sandbox, WithoutOneLimitsStillHold) {
   EXPECT_EQ(python("import os; print(os.environ)", without_bwrap()).output.find("hunter2"),
             std::string::npos);
   EXPECT_EQ(Sandbox(without_bwrap()).run({.command = {"/bin/no-such-program"}}).status, 127);
-  // Only root, and where there are others than root, can run them as another user.
+  // Only root can run programs as another user, and only if other users are mapped.
   std::ifstream map("/proc/self/uid_map");
   uint64_t inside = 0, outside = 0, count = 0;
   map >> inside >> outside >> count;
   if (geteuid() != 0 || count < 2) return;
-  // As another user, of which nothing is left.
+  // As another user, whose processes are all ended.
   const std::string mark = unique_mark("unsandboxed");
   EXPECT_NE(python("import os; print(os.getuid())", without_bwrap()).output, "0\n");
   python("import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(1000)",
@@ -147,8 +147,8 @@ TEST(Sandbox, WithoutOneLimitsStillHold) {
   EXPECT_EQ(bomb.output, "stopped True\n");
 }
 
-// An escape: a program that prints "escaped" where it gets out. With `outside` set it is also run without a
-// sandbox, where it must get out: else it proves nothing.
+// An escape: a program that prints "escaped" if it gets out of the sandbox. If `outside` is set, it is also
+// run without a sandbox. There it must get out, otherwise the test would prove nothing.
 struct Escape {
   const char* name;
   const char* program;
@@ -157,7 +157,7 @@ struct Escape {
 
 class SandboxEscape : public testing::TestWithParam<Escape> {
  protected:
-  // What there is to get at: a run's folder, a secret in the environment, a process, a server.
+  // The targets: a run's folder, a secret in the environment, a process, a server.
   void SetUp() override {
     folder_ = std::filesystem::temp_directory_path() / str("bough-run-", getpid());
     std::filesystem::create_directories(folder_);
@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(SandboxLimits, ForkBomb) {
   NEEDS_SANDBOX();
   const std::string mark = unique_mark("bomb");
-  // It counts how many it gets before it is refused; then a real one.
+  // First a program that counts its forks until one is refused, then a real fork bomb.
   const SandboxResult counted = python(
       "import os, time\nn = 0\ntry:\n  while n < 500:\n    if os.fork() == 0: time.sleep(5)\n    n += 1\n"
       "except OSError: print(n)",
@@ -325,7 +325,7 @@ TEST(SandboxLimits, Memory) {
   settings.memory = Bytes{256 << 20};
   EXPECT_NE(python("x = bytearray(300 << 20)", settings).errors.find("MemoryError"), std::string::npos);
   EXPECT_TRUE(python("x = bytearray(100 << 20)", settings).ok());
-  // Many that keep to the limit of each.
+  // Many processes that each stay below the limit of one process.
   const SandboxResult many = python(
       "import os, time\nfor i in range(8):\n  if os.fork() == 0:\n    x = bytearray(b'x') * (100 << 20); "
       "time.sleep(100)\n"
@@ -347,7 +347,7 @@ TEST(SandboxLimits, Disk) {
   EXPECT_LE(std::stoi(python(fill, settings, 20, {"/dev/shm"}).output), 8);
   EXPECT_EQ(python(fill, settings, 20, {"/dev"}).output, "0\n");
   EXPECT_EQ(python(fill, settings, 20, {"/"}).output, "0\n");
-  // One file: by the limit of its size.
+  // One file is limited by its size.
   EXPECT_FALSE(python("f = open('/tmp/f', 'wb'); f.truncate(1 << 30)", settings).ok());
 }
 
@@ -369,7 +369,7 @@ TEST(SandboxLimits, Time) {
   EXPECT_EQ(python("import time; time.sleep(1000)", {}, 0.3, {mark}).end, End::kTimedOut);
   EXPECT_EQ(python("import sys; sys.stdin.read(); import time; time.sleep(1000)", {}, 0.3, {mark}).end,
             End::kTimedOut);
-  EXPECT_TRUE(python("import sys; sys.stdin.read()", {}, 20).ok());  // no stdin is an empty one
+  EXPECT_TRUE(python("import sys; sys.stdin.read()", {}, 20).ok());  // no stdin is an empty stdin
   EXPECT_EQ(python("import signal, time\nfor s in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(s, "
                    "signal.SIG_IGN)\n"
                    "while True: time.sleep(1)",
@@ -428,7 +428,7 @@ TEST(SandboxLimits, WhateverTheMomentNothingIsLeft) {
   NEEDS_SANDBOX();
   const std::string mark = unique_mark("moment");
   const Sandbox sandbox({});
-  for (int i = 0; i < 40; ++i)  // also while the box is being made
+  for (int i = 0; i < 40; ++i)  // also while the sandbox is being made
     sandbox.run({.command = {"/bin/sh", "-c", "sleep 1000 & sleep 1000", mark}, .seconds = 0.001 * i});
   EXPECT_EQ(count_processes_left(mark), 0);
 }

@@ -14,11 +14,11 @@ namespace bough {
 
 namespace {
 
-// A way to tell a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects}
-// the object in the plural, {a} and {b} the operands.
+// The wording of a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects}
+// is the object in the plural, {a} and {b} are the operands.
 struct Wording {
   std::string_view start;           // the first number
-  std::string_view start_multiply;  // the first two numbers, when the first operation multiplies them
+  std::string_view start_multiply;  // the first two numbers if the first operation multiplies them
   std::string_view add;
   std::string_view subtract;
   std::string_view end;
@@ -39,14 +39,15 @@ constexpr std::array<Wording, 6> kWordings = {{
      " {name} gives {b}.", " What is the total?"},
 }};
 
-// Short: every byte of a question is a token of a byte-level model.
+// Short, because every byte of a question is a token of a byte-level model.
 constexpr std::array<std::string_view, 16> kNames = {"Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe",
                                                      "Ben", "Ida", "Kim", "Ned", "Joy", "Ray", "Una", "Gus"};
 constexpr std::array<std::string_view, 16> kObjects = {"figs", "pens",  "eggs",  "keys", "cups", "nuts",
                                                        "toys", "hats",  "caps",  "pins", "gems", "maps",
                                                        "tags", "beads", "bolts", "dates"};
 
-// A setting that allows n problems finds each within a few draws; one that does not must not loop for ever.
+// If the settings allow n problems, each is found within a few attempts. If they do not, the search must not
+// loop for ever.
 constexpr uint64_t kMaxAttempts = 20'000;
 constexpr uint64_t kDrawsPerAttempt = 64;  // a chain of 8 steps needs 3 + 2 * 8 + 1
 
@@ -72,7 +73,7 @@ int64_t apply(int64_t value, const Step& step) {
                                  : value * step.operand;
 }
 
-// The draws of one attempt at one problem.
+// The random numbers of one attempt at one problem.
 class Draws {
  public:
   Draws(const CounterRandom& random, uint64_t sequence, uint64_t attempt)
@@ -93,7 +94,7 @@ class Draws {
   uint64_t position_;
 };
 
-// nullopt: the chain came to where no operation is allowed (subtracting from too small a number).
+// nullopt: no operation is allowed at some step (the number is too small to subtract from).
 std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
   Chain chain;
   const int64_t num_steps = draws.between(settings.min_steps, settings.max_steps);
@@ -110,7 +111,7 @@ std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
     const int64_t highest =
         step.operation == '-' ? std::min(value, settings.max_operand) : settings.max_operand;
     step.operand = draws.between(settings.min_operand, highest);
-    // "1 bags of 5 figs" would be wrong, and 1 figs: products are told with plurals only.
+    // "1 bags of 5 figs" and "1 figs" would be wrong: the wordings of products have plurals only.
     if (step.operation == '*' && (chain.first == 1 || step.operand == 1)) return std::nullopt;
     value = apply(value, step);
     chain.steps.push_back(step);
@@ -137,7 +138,7 @@ std::string tell(const Wording& wording, const Chain& chain, std::string_view na
   return text;
 }
 
-// `slip` is added to the last result, or taken off where that would make it negative.
+// `slip` is added to the last result, or subtracted if the result would be negative.
 std::string work_out(const Chain& chain, int64_t slip) {
   std::string text;
   int64_t value = chain.first;
@@ -160,7 +161,8 @@ std::string skeleton_of(size_t wording, Chain chain) {
   return text;
 }
 
-// How far problem number `sequence` is off. From draws of its own: the questions do not depend on the slips.
+// The error of problem number `sequence`. It has random numbers of its own, so that the questions do not
+// depend on it.
 int64_t draw_slip(const CounterRandom& random, uint64_t sequence, double share) {
   constexpr int64_t kLargest = 3;
   const uint64_t own = sequence + (uint64_t{1} << 60);

@@ -14,7 +14,7 @@
 namespace bough {
 namespace {
 
-// Works the answer out from the question's numbers alone, by the words of the question.
+// Computes the answer from the question alone: its numbers and words.
 int64_t solve(const std::string& question) {
   std::vector<std::pair<std::string, int64_t>> numbers;  // text before a number, the number
   size_t begin = 0;
@@ -54,7 +54,7 @@ TEST(Sums, AnswersAreRightAndWorkedOut) {
       const NumberVerifier verifier;
       const ExactNumber gold = verifier.gold(problem.answer, "test");
       EXPECT_EQ(verifier.verify(std::to_string(solve(problem.question)), gold).score, 1) << problem.question;
-      // The last step of the work ends in the final number.
+      // The last step of the worked solution ends in the final number.
       const std::string work = problem.answer.substr(0, problem.answer.find(" #### "));
       EXPECT_EQ(verifier.verify(work, gold).score, 1) << problem.answer;
     }
@@ -84,7 +84,7 @@ TEST(Sums, SplitsAreDisjoint) {
 
 TEST(Sums, OrderOfOperandsIsNoWayAroundTheSplit) {
   for (const auto& problem : make_sums(3000, Split::train, 1, hard())) {
-    if (problem.answer.find(' ') != problem.answer.find(" ####")) continue;  // one step
+    if (problem.answer.find(' ') != problem.answer.find(" ####")) continue;  // only questions of one step
     const auto plus = problem.skeleton.find_first_of("+*");
     if (plus == std::string::npos) continue;
     const auto colon = problem.skeleton.find(':');
@@ -190,7 +190,7 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
   EXPECT_TRUE(prefix.ends_with("\n\n"));
 }
 
-// What a model is warmed up on must begin as what it is then asked.
+// The prompts of a model's warm-up must begin like the prompts that the model is asked later.
 TEST(SumsDataset, SftPromptsAreTheDatasets) {
   DatasetSettings settings;
   settings.path = (std::filesystem::path(::testing::TempDir()) / str("sums_", ::getpid(), ".jsonl")).string();

@@ -12,13 +12,13 @@ namespace bough {
 
 namespace {
 
-constexpr int64_t kBase = 10;  // a register is a digit
-// Neither digits nor names of registers, and nothing that stands elsewhere in a text.
+constexpr int64_t kBase = 10;  // a register holds a digit
+// Characters that are neither digits nor names of registers, and that appear nowhere else in a text.
 constexpr std::string_view kLabels = "ABCDEFGHIJKLMNOPQRSTUVWXYZqrstuvwxyz!$%&()*,./:;<>?@[]^_{|}~";
 static_assert(kLabels.size() == kTraceLabels);
 constexpr uint64_t kMaxAttempts = 20'000;
-constexpr uint64_t kDrawsPerAttempt = uint64_t{1} << 20;  // 4 a step, one a register
-constexpr uint64_t kOwn = uint64_t{1} << 60;              // sequences of the slips' draws
+constexpr uint64_t kDrawsPerAttempt = uint64_t{1} << 20;  // 4 per step, 1 per register
+constexpr uint64_t kOwn = uint64_t{1} << 60;              // sequences of the slips' random numbers
 
 struct Step {
   int64_t target;
@@ -42,13 +42,13 @@ std::string text_of(const std::vector<int64_t>& registers) {
   return text;
 }
 
-// "Bc+b"
+// For example "Bc+b".
 std::string text_of(const Step& step, size_t label) {
   if (step.operation == 'r') return str(kLabels[label], name_of(step.target), '+', name_of(step.operand));
   return str(kLabels[label], name_of(step.target), step.operation, step.operand);
 }
 
-// What the step adds or takes off.
+// The amount that the step adds or subtracts.
 int64_t amount_of(const Step& step, const std::vector<int64_t>& registers) {
   return step.operation == 'r' ? registers[static_cast<size_t>(step.operand)] : step.operand;
 }
@@ -65,7 +65,7 @@ Program draw_program(const CounterRandom& random, uint64_t sequence, uint64_t po
   for (int64_t i = 0; i < num_steps; ++i) {
     Step step{below(settings.registers), '+', 0};
     if (random.uniform(sequence, position++) < settings.mixing) {
-      step.operation = 'r';  // another one: adding a register to itself could not be undone
+      step.operation = 'r';  // another register: adding a register to itself could not be undone
       step.operand = (step.target + 1 + below(settings.registers - 1)) % settings.registers;
     } else {
       if (below(2) == 1) step.operation = '-';

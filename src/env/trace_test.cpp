@@ -21,7 +21,7 @@ Registers registers_of(const std::string& text) {
   return registers;
 }
 
-// By the question's text alone: what follows the label of a step is TARGET SIGN OPERAND.
+// Uses the question's text alone: after its label a step is TARGET SIGN OPERAND.
 void follow(Registers& registers, const std::string& step) {
   const std::string text = step.substr(1);
   const int by = isdigit(text[2]) ? text[2] - '0' : registers.at(text[2]);
@@ -41,7 +41,7 @@ std::string number_of(const Registers& registers) {
   return text;
 }
 
-// Lines of the answer that do not follow from the line before them.
+// Number of lines in the answer that do not follow from the previous line.
 int64_t count_slips(const Json& problem) {
   const auto question = words_of(problem.at("question")), answer = words_of(problem.at("answer"));
   EXPECT_EQ(answer.size(), 3 * (question.size() - 1) + 2);
@@ -96,7 +96,7 @@ TEST(Trace, ResponsesAreAsLongAsTheSettingsSay) {
   EXPECT_GT(lengths.size(), 10u);
 }
 
-// Labels follow each other, each once in a question, from a first one that max_first bounds.
+// Labels are consecutive, each occurs once in a question, and max_first bounds the first one.
 TEST(Trace, LabelsBeginWhereTheSettingsSay) {
   TraceSettings whole;
   whole.min_steps = whole.max_steps = kTraceLabels;
@@ -120,7 +120,7 @@ TEST(Trace, LabelsBeginWhereTheSettingsSay) {
   EXPECT_LT(largest, 40u);
 }
 
-// One slip, carried on, ends in another number: the answer needs every step.
+// One slip that is carried on changes the final number: the answer needs every step.
 TEST(Trace, AnyOneSlipChangesTheNumber) {
   TraceSettings slipping = small();
   slipping.slips = 0.1;

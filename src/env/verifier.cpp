@@ -16,7 +16,7 @@ char lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
 
-// Begin of what follows the last "answer is" or "answer:", in any case; npos if there is none.
+// Begin of the text after the last "answer is" or "answer:", ignoring case. npos if there is none.
 size_t after_answer_is(std::string_view text) {
   constexpr std::string_view kWord = "answer";
   for (size_t i = text.size(); i-- > 0;) {
@@ -31,7 +31,7 @@ size_t after_answer_is(std::string_view text) {
   return std::string_view::npos;
 }
 
-// Length of the sentence: to a line break, or to a period, '!' or '?' with nothing or a space behind it.
+// Length of the sentence: up to a line break, or up to a period, '!' or '?' at the end or before a space.
 size_t sentence_length(std::string_view text) {
   // The line break right after "Answer:" is not the end.
   size_t i = std::min(text.find_first_not_of(" \t\r\n*"), text.size());
@@ -43,7 +43,7 @@ size_t sentence_length(std::string_view text) {
   return i;
 }
 
-// Length up to the brace that closes the one before `text`; all of it if none does.
+// Length up to the brace that closes the one before `text`. The whole length if no brace does.
 size_t braced_length(std::string_view text) {
   size_t depth = 1;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -53,8 +53,8 @@ size_t braced_length(std::string_view text) {
   return text.size();
 }
 
-// LaTeX of a number as plain text: \frac{a}{b} and \dfrac to a/b, "{,}" to ",", "\$" to "$", "\!" and "\,"
-// gone.
+// Converts the LaTeX of a number to plain text: \frac{a}{b} and \dfrac become a/b, "{,}" becomes ",", "\$"
+// becomes "$", "\!" and "\," are removed.
 std::string plain_latex(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -81,7 +81,7 @@ std::string shown(std::string_view text) {
   return std::string(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");
 }
 
-// What follows the last '=' of a formula.
+// The text after the last '=' of a formula.
 std::string_view after_equals(std::string_view text) {
   const size_t equals = text.rfind('=');
   return equals == std::string_view::npos ? text : text.substr(equals + 1);

@@ -96,7 +96,7 @@ TEST(Verifier, GoldThatIsNotOneNumberIsTheUsersError) {
   }
 }
 
-// A quadratic scan of any of these takes minutes; a linear one, well under a second.
+// A quadratic scan of any of these takes minutes, a linear scan well under a second.
 TEST(Verifier, HostileCompletionsTakeLinearTime) {
   const NumberVerifier verifier;
   const ExactNumber gold = verifier.gold("12", "test");

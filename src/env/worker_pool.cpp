@@ -42,7 +42,7 @@ WorkerPool::WorkerPool(WorkerPoolOptions options, WorkerPoolStart start, Open op
     error = start_error_;
   }
   if (error.empty()) return;
-  stop();  // the destructor does not run for an object that was never complete
+  stop();  // the destructor does not run if the constructor throws
   throw UserError(str(start_.what, " ", options_.name, ": ", error));
 }
 
@@ -63,7 +63,7 @@ void WorkerPool::stop() {
 void WorkerPool::wake() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written =
-      write(wake_descriptor_, &one, sizeof one);  // full means awake already
+      write(wake_descriptor_, &one, sizeof one);  // if the counter is full, the thread is being woken already
 }
 
 Clock::Time WorkerPool::after(double seconds) const {
@@ -114,7 +114,7 @@ bool WorkerPool::start() {
   auto opened = std::make_unique<Worker>();
   try {
     opened->channel = open_();
-  } catch (const IoError& error) {  // such as: the system gives no process at this time
+  } catch (const IoError& error) {  // for example, the system cannot start a process at this time
     report_failed_start(error.what());
     return false;
   }
@@ -159,7 +159,7 @@ void WorkerPool::poll_all(Clock::Time nearest) {
     const short events = worker->channel->wants_to_send() ? POLLIN | POLLOUT : POLLIN;
     watched.push_back({worker->channel->descriptor(), events, 0});
     numbers.push_back(number);
-    // A worker that answered as soon as it was given work takes the next call without waiting.
+    // If a worker answered as soon as it was given work, it takes the next call without waiting.
     is_urgent |= worker->channel->has_come() || (worker->state == State::kIdle && scheduler_.has_waiting());
     if (worker->has_deadline()) nearest = std::min(nearest, worker->deadline);
   }
@@ -175,7 +175,7 @@ void WorkerPool::poll_all(Clock::Time nearest) {
   }
 }
 
-// In milliseconds, rounded up. An early end only means another round.
+// In milliseconds, rounded up. If poll() ends early, there is only one more round.
 int WorkerPool::poll_timeout(Clock::Time nearest) const {
   const int64_t longest = options_.time.longest_poll.count();
   if (nearest == Clock::Time::max()) return options_.time.clock ? static_cast<int>(longest) : -1;

@@ -21,12 +21,13 @@ namespace bough {
 
 namespace {
 
-// A killed process can be in the kernel for a while (a hanging network file system); we do not hang with it.
+// A killed process can stay in the kernel for a while (a hanging network file system). This is the longest
+// wait for it.
 constexpr std::chrono::milliseconds kReapLimit{2000};
 
-// Keeps the program "$@" where there is no namespace. A shell starts what runs beside it with SIGINT and
-// SIGQUIT ignored and an empty stdin; both are put right. The list of children needs no process to read it;
-// `sleep` is what the shell reaps the dead beside.
+// Keeps the program "$@" if there is no namespace. A shell starts background processes with SIGINT and
+// SIGQUIT ignored and an empty stdin. The script undoes both. Reading the list of children needs no process.
+// While `sleep` runs, the shell reaps dead children.
 constexpr const char* kKeeperScript = R"SH(
 end() {
   kill -KILL "$worker" 2> /dev/null
@@ -52,7 +53,8 @@ end
 exit "$status"
 )SH";
 
-// Between fork and exec only async-signal-safe calls are allowed: other threads may have held any lock.
+// Between fork and exec only async-signal-safe calls are allowed: other threads may have held any lock at
+// fork.
 struct Child {
   char* const* arguments;
   int channel;
@@ -62,14 +64,14 @@ struct Child {
 };
 [[noreturn]] void run_child(const Child& child) {
   setpgid(0, 0);
-  if (child.is_keeper) prctl(PR_SET_CHILD_SUBREAPER, 1);  // exec keeps both
+  if (child.is_keeper) prctl(PR_SET_CHILD_SUBREAPER, 1);  // exec keeps this setting and the next one
   prctl(PR_SET_PDEATHSIG, child.is_keeper ? SIGTERM : SIGKILL);
-  if (getppid() != child.parent) _exit(127);  // it died before prctl
+  if (getppid() != child.parent) _exit(127);  // the parent died before prctl
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
-  // dup2 clears close-on-exec of the copies; everything else that Bough has open stays with Bough.
+  // dup2 clears close-on-exec of the copies. The child inherits no other descriptor of Bough.
   if (dup2(child.channel, STDIN_FILENO) >= 0 && dup2(child.channel, STDOUT_FILENO) >= 0) {
     close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);
     execv(child.arguments[0], child.arguments);
@@ -104,7 +106,7 @@ std::string find_bubblewrap() {
   return "";
 }
 
-// What is started to keep the program, and the program.
+// The command line of the keeper, followed by the program.
 std::vector<std::string> kept(const std::vector<std::string>& program, bool in_namespace) {
   std::vector<std::string> out;
   if (in_namespace)
@@ -143,13 +145,13 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& arguments, bool in_
   pid_ = fork();
   if (pid_ < 0) cannot_start(program, errno);
   if (pid_ == 0) run_child({argv.data(), theirs.value, error_write.value, parent, !in_namespace});
-  setpgid(pid_, pid_);  // also here: kill(-pid) must not come before the child has done it
+  setpgid(pid_, pid_);  // also in the parent: kill(-pid) must not come before the child has made the group
   error_write.reset();
   int error = 0;
   ssize_t got;
   while ((got = read(error_read.value, &error, sizeof error)) < 0 && errno == EINTR) {
   }
-  if (got > 0) {  // the pipe closes silently when exec succeeds
+  if (got > 0) {  // if exec succeeds, the pipe closes without a message
     waitpid(pid_, nullptr, 0);
     cannot_start(program, error);
   }
@@ -192,7 +194,7 @@ bool receive_what_is_there(int descriptor, std::string& bytes) {
 bool WorkerProcess::wait_for_exit(std::chrono::milliseconds limit) const {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
-    siginfo_t info{};  // WNOWAIT: stays a zombie, so that its number is not given to another process
+    siginfo_t info{};  // WNOWAIT: it stays a zombie, so that its process id is not reused
     if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid == pid_)
       return true;
@@ -209,10 +211,10 @@ std::string WorkerProcess::end(std::chrono::milliseconds grace) {
       kill(pid_, SIGCONT);
       wait_for_exit(kReapLimit);
     }
-    kill(-pid_, SIGKILL);  // the group
+    kill(-pid_, SIGKILL);  // the process group
     int status = 0;
     const bool reaped = wait_for_exit(kReapLimit) && waitpid(pid_, &status, WNOHANG) == pid_;
-    // Keepers end as shells do: 128 and the signal that ended the program.
+    // Keepers end as shells do: with 128 plus the signal that ended the program.
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (!by_itself || !reaped) ended_ = "closed its connection";
     else if (code <= 128) ended_ = str("exited with status ", code);

@@ -67,15 +67,15 @@ TEST_P(WorkerProcessTest, SaysHowItEnded) {
 }
 
 TEST_P(WorkerProcessTest, InheritsNoOtherDescriptors) {
-  const int kept_open = dup(STDERR_FILENO);       // as a library does that knows no close-on-exec
-  WorkerProcess first({"/bin/cat"}, GetParam());  // its socket must not be seen by the second
+  const int kept_open = dup(STDERR_FILENO);       // like a library that does not set close-on-exec
+  WorkerProcess first({"/bin/cat"}, GetParam());  // the second process must not inherit this socket
   WorkerProcess second({"/bin/sh", "-c", "ls /proc/self/fd | wc -l"}, GetParam());
-  EXPECT_EQ(read_all(second), "4\n");  // 0, 1, 2 and the folder that ls reads
+  EXPECT_EQ(read_all(second), "4\n");  // 0, 1, 2 and the directory that ls reads
   close(kept_open);
 }
 
-// Whatever it did to be rid of us: three sleeps that ignore signals, one of them a daemon without an
-// environment, another started by a program that is gone.
+// Three processes that try to survive: sleeps that ignore signals, one of them a daemon without an
+// environment, another one started by a program that has ended.
 TEST_P(WorkerProcessTest, WhatItStartedEndsWithIt) {
   const std::string mark = str("8", getpid(), GetParam() ? ".125" : ".0625");
   const std::string script = str("trap '' TERM HUP INT QUIT; sleep ", mark, " & setsid sleep ", mark,
@@ -101,10 +101,10 @@ std::string ignored_signals() {
   return "";
 }
 
-// A shell starts what runs beside it deaf to SIGINT: the keeper must not. What this process ignores (nohup's
-// SIGHUP) its children do, too.
+// A shell starts background processes with SIGINT ignored, but the keeper must not. Signals that this process
+// ignores (nohup's SIGHUP) are ignored by its children, too.
 TEST_P(WorkerProcessTest, SignalsAreThoseOfAnyProgram) {
-  // A shell may have started this test so, too.
+  // A shell may also have started this test with SIGINT ignored.
   const auto interrupt = std::signal(SIGINT, SIG_DFL), quit = std::signal(SIGQUIT, SIG_DFL);
   WorkerProcess process({"/bin/sh", "-c", "grep SigIgn /proc/self/status; kill -INT $$; echo deaf"},
                         GetParam());

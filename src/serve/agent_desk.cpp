@@ -150,7 +150,7 @@ void AgentDesk::end(Leases::iterator lease, Member& member) {
   if (++lease->second.num_ended == options_.group_size) close_lease(lease, "");
 }
 
-// `reason`: of closing it before its sessions have ended.
+// `reason`: why the lease is closed before its sessions have ended.
 void AgentDesk::close_lease(Leases::iterator lease, const std::string& reason) {
   Lease& closed = lease->second;
   FinishedGroup group{.id = lease->first, .problem = closed.task.problem, .samples = {}};

@@ -1,6 +1,6 @@
-// Leases under the run's own controller and a fake clock: whatever clients do, the gate holds, every group
-// that was begun is trained on or dropped for a counted reason, and nobody who was admitted is refused. Rows
-// of sessions: exact tokens, each trained once.
+// Leases under the run's own controller and a fake clock. Whatever clients do, the staleness limit holds,
+// every begun group is trained on or dropped for a counted reason, and no admitted request is refused. Rows
+// of sessions have exact tokens, each trained on once.
 #include "serve/agent_desk.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ struct Desk {
     }
     return 200;
   }
-  // A turn of a conversation: what the template shows, and what the model says to it.
+  // One turn of a conversation: the template shows `messages`, and the model answers.
   void talk(AgentSession& session, OrderedJson messages, const std::string& answer,
             const std::string& id) const {
     const std::string text = format.render(messages, {}, true);
@@ -183,7 +183,7 @@ TEST(AgentSession, ARowGrowsByTheTokensThatWereSampled) {
   Desk run;
   AgentSession session(run.format, "s", 0, "0");
   OrderedJson messages = user("hi");
-  run.talk(session, messages, " yo ", "a1");  // the client's text may be trimmed
+  run.talk(session, messages, " yo ", "a1");  // the client may have trimmed the text
   messages.push_back(message_of("assistant", "yo"));
   messages.push_back(message_of("user", "more"));
   run.talk(session, messages, "no", "a2");
@@ -204,7 +204,7 @@ TEST(AgentSession, HistoriesThatDifferForkAndTrainEachTokenOnce) {
   AgentSession session(run.format, "s", 0, "0");
   OrderedJson messages = user("hi");
   run.talk(session, messages, "one", "a1");
-  run.talk(session, messages, "two", "a2");  // the same request: another sample
+  run.talk(session, messages, "two", "a2");  // the same request gets another sample
   OrderedJson first = messages, rewritten = messages;
   first.push_back(message_of("assistant", "one"));
   first.push_back(message_of("user", "go"));
@@ -298,7 +298,7 @@ TEST(AgentSession, ARequestSentAgainIsTheSameInteraction) {
 
 // ---- Under the controller.
 
-// The controller's workers: the engine's part is the desk's, the rest is done when the test says so.
+// The controller's workers. The desk does the engine's part. The test decides when the rest is done.
 class DeskWorkers final : public Workers {
  public:
   explicit DeskWorkers(Desk& run) : run_(run) {}
@@ -375,7 +375,7 @@ TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
         str("schedule ", schedule, ": groups of ", group_size, ", batches of ", batch, ", eta ", eta));
     int64_t version = -1, num_trained = 0;
     std::set<uint64_t> trained;
-    std::vector<std::string> keys;  // ended ones too
+    std::vector<std::string> keys;  // also of ended sessions
     const auto check = [&] {
       for (FinishedGroup& group : std::exchange(run.finished, {}))
         controller.on(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
@@ -389,7 +389,7 @@ TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
       const int64_t live = counts.buffered + counts.awaiting + counts.running + counts.training + num_trained;
       EXPECT_LE(live, std::min(version + eta + 1, steps) * batch) << "more than the gate admits";
     };
-    const auto work = [&] {  // one thing that the run's own threads do
+    const auto work = [&] {  // one event of the run's own threads
       if (workers.wants_weights && below(2) == 0) {
         workers.wants_weights = false;
         controller.on(WeightsTaken{version = workers.published, 0});
@@ -420,7 +420,7 @@ TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
     };
     const char* tasks[] = {"", "a", "b"};
     for (int i = 0; i < 20000 && !controller.is_finished(); ++i) {
-      const bool is_friendly = i > 400;  // in the end somebody wants the run to end
+      const bool is_friendly = i > 400;  // in the end clients let the run finish
       switch (is_friendly ? below(3) + 2 : below(8)) {
         case 0: run.clock.advance(std::chrono::seconds(below(8))); break;
         case 1: run.desk.expire(run.clock.now()); break;

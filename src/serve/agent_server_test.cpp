@@ -1,4 +1,4 @@
-// The routes of agents that are trained, over sockets: AReaL's names, keys as sessions, retries, deadlines.
+// The HTTP routes for trained agents, over sockets: AReaL's names, keys as sessions, retries, deadlines.
 #include "serve/agent_server.h"
 
 #include <gtest/gtest.h>
@@ -177,7 +177,7 @@ TEST_F(AgentServerTest, ARetryIsTheSameInteractionAndADisconnectCancels) {
   ask("/v1/chat/completions", kChat, key);
   EXPECT_EQ(engine_.submitted, 3) << "an equal request is a sample of its own";
 
-  // One that is being answered is given up for the one that takes its place.
+  // A request that is being answered is abandoned when its retry arrives.
   engine_.is_open = false;
   RawClient gone(port_);
   Json other = kChat;

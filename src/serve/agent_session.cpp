@@ -10,7 +10,7 @@ namespace bough {
 AgentSession::AgentSession(const ConversationFormat& format, std::string id, uint64_t group, std::string name)
     : format_(format), id_(std::move(id)), group_(group), name_(std::move(name)) {}
 
-// The row whose tokens the text goes on from furthest; of equal ones the newest.
+// Chooses the row with the longest prefix that the prompt's text extends. If rows are equal, the newest.
 std::shared_ptr<const AskedTurn> AgentSession::ask(const std::string& prompt, OutputBegin begun,
                                                    OrderedJson messages, OrderedJson tools) {
   const ChatCodec& codec = format_.codec();
@@ -82,7 +82,7 @@ void AgentSession::take(const AskedTurn& asked, const GenerationResult& result,
                         const std::string& answer_id) {
   const GeneratedSample& sample = result.samples.at(0);
   const MutexLock lock(mutex_);
-  // Another request may have gone on from the row in the meantime.
+  // Another request may have extended the row in the meantime.
   ConversationRow* row = nullptr;
   if (asked.base && rows_[*asked.base].segments.size() == asked.kept) {
     row = &rows_[*asked.base];
@@ -129,7 +129,7 @@ bool AgentSession::has_reward() const {
                      [](const Interaction& each) { return each.reward.has_value(); });
 }
 
-// The last answer with its history, as people read it.
+// The last answer with its history, as readers see it.
 OrderedJson AgentSession::messages_of(const Interaction& interaction) const {
   OrderedJson messages = interaction.messages;
   OrderedJson message = message_of("assistant", interaction.said.content);

@@ -45,7 +45,7 @@ class MessageAnswer final : public Answer {
     return sse("message_start", {{"type", "message_start"}, {"message", std::move(message)}});
   }
 
-  // Blocks follow each other: one is open at a time.
+  // Blocks follow each other. Only one is open at a time.
   std::string add(size_t, const ChoiceDelta& choice) override {
     const OutputParts& parts = choice.parts;
     std::string text;
@@ -117,7 +117,7 @@ class MessageAnswer final : public Answer {
   }
 
   const ServedRequest request_;
-  std::string open_;  // the type of the block that is open
+  std::string open_;  // the type of the open block
   int64_t num_blocks_ = 0;
   bool has_calls_ = false;
 };
@@ -131,7 +131,7 @@ OrderedJson tool_result(Fields& block, const std::string& where) {
   return message;
 }
 
-// A message's blocks as messages of OpenAI's form: results of tools become messages of their own.
+// Converts a message's blocks to messages of OpenAI's form. Tool results become messages of their own.
 void add_blocks(const std::string& role, const OrderedJson& blocks, const std::string& where,
                 OrderedJson& messages) {
   OrderedJson texts = OrderedJson::array(), calls = OrderedJson::array();
@@ -245,7 +245,7 @@ ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model,
                              const SessionPointer& session) {
   Fields fields(body);
   ReadRequest read;
-  read.request = read_conversation(fields, model, nullptr);  // nothing is asked of the model
+  read.request = read_conversation(fields, model, nullptr);  // only for counting: the model gets no request
   fields.done();
   read.ready = Json({{"input_tokens", read.request.prompt_tokens()}});
   return read;

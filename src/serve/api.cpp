@@ -213,14 +213,15 @@ ToolChoice read_tool_choice(Fields& fields) {
   if (!choice->is_object()) fields.wrong("tool_choice", expected);
   Fields inner(*choice, "tool_choice");
   if (inner.required_text("type") != "function") fields.wrong("tool_choice", expected);
-  const OrderedJson* function = inner.object("function");  // as chat completions have it; responses do not
+  // The form of chat completions; responses have the fields at the top level.
+  const OrderedJson* function = inner.object("function");
   return {Kind::kForced, function ? Fields(*function, "tool_choice.function").required_text("name")
                                   : inner.required_text("name")};
 }
 
 namespace {
 
-// Whether there are any that the answer may call.
+// Returns whether there are tools that the answer may call.
 bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedModel& model) {
   const bool has_tools = tools.is_array() && !tools.empty();
   if (choice.kind == ToolChoice::Kind::kNone) return false;
@@ -248,7 +249,7 @@ bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedMode
 
 void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
                       ServedRequest& request) {
-  // Templates know one role above the user's, and pass over those that they do not know.
+  // Templates know one role above the user's, and skip roles that they do not know.
   for (OrderedJson& message : conversation.messages)
     if (message.value("role", "") == "developer") message["role"] = "system";
   request.reasoning_parser = model.settings.reasoning_parser;
@@ -348,7 +349,7 @@ std::string content_text(const OrderedJson& content, const std::string& where) {
       throw ApiError(400, str(where, ": parts of type ", quoted(type), " are not supported; text is"), where);
     if (!part.contains(key) || !part[key].is_string())
       throw ApiError(400, str(where, ": a part of type ", type, " has no ", key), where);
-    if (!text.empty()) text += "\n";  // as vLLM joins them
+    if (!text.empty()) text += "\n";  // as vLLM joins texts
     text += part[key].get_ref<const std::string&>();
   }
   return text;
@@ -367,7 +368,7 @@ OrderedJson arguments_object(const std::string& arguments, const std::string& wh
 }
 
 std::string new_id(const std::string& prefix) {
-  // Only uniqueness matters: no id decides what is drawn.
+  // Only uniqueness matters: no sample depends on an id.
   thread_local std::mt19937_64 random{std::random_device{}() + (uint64_t{std::random_device{}()} << 32)};
   std::array<char, 40> digits;
   std::snprintf(digits.data(), digits.size(), "%016llx%08llx", static_cast<unsigned long long>(random()),
@@ -401,7 +402,7 @@ int64_t count_tokens(const std::vector<ChoiceDelta>& choices) {
 }
 
 std::string token_text(const Tokenizer& tokenizer, int32_t id) {
-  // The writer of JSON puts U+FFFD where bytes are no UTF-8; here it makes the text that lengths are of.
+  // The JSON writer replaces bytes that are not UTF-8 by U+FFFD. Lengths are counted in the replaced text.
   return Json::parse(dump_line(tokenizer.id_to_bytes(id))).get<std::string>();
 }
 

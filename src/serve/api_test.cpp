@@ -10,7 +10,7 @@ namespace {
 
 using Read = ReadRequest (*)(const OrderedJson&, const ServedModel&, const SessionPointer&);
 
-// Shows what templates are given.
+// Shows what the template gets.
 constexpr const char* kTemplate =
     "{% for message in messages %}[{{ message | tojson }}]{% endfor %}{{ tools | tojson if tools }}";
 
@@ -107,7 +107,7 @@ TEST(ApiTest, LimitsOfTokensAndSamples) {
   EXPECT_THROW(read(R"("n": 1)"), ApiError);
 }
 
-// A random value, or a copy of the body with one somewhere in it.
+// Makes a random value, or a copy of the body with a random value somewhere in it.
 class Mutator {
  public:
   explicit Mutator(uint64_t seed) : random_(seed, Purpose::test) {}
@@ -159,7 +159,7 @@ class Mutator {
   uint64_t next_ = 0;
 };
 
-// What a client sends is refused by an ApiError or can be answered: nothing else is thrown.
+// A client's request is either refused by an ApiError or can be answered. No other exception is thrown.
 TEST(ApiTest, HostileBodies) {
   const ServedModel served = model();
   const std::pair<Read, const char*> bodies[] = {{read_chat_completion, kChatBody},

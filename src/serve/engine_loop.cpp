@@ -59,7 +59,7 @@ void EngineLoop::run(const std::function<bool()>& stop) {
 bool EngineLoop::pass() {
   const bool was_asked = take_commands();
   if (!was_asked && engine_.idle()) return false;
-  deliver_events();  // what was accepted or refused is known before the pass that begins with it
+  deliver_events();  // clients learn what was accepted or refused before the pass begins
   for (GenerationResult& result : engine_.step()) {
     if (running_.erase(result.id) == 0) continue;
     EngineEvent& event = events_.emplace_back();

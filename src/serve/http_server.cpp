@@ -27,12 +27,12 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr size_t kReadBytes = 16 << 10;                 // of one read
-constexpr size_t kAheadBytes = 64 << 10;                // of a next request, read while one is answered
-constexpr size_t kLongBody = 256 << 10;                 // for the second lane
-constexpr size_t kLingerBytes = 64 << 20;               // thrown away behind an answer that ends a connection
-constexpr double kLingerSeconds = 2;                    // and for how long
-constexpr std::chrono::milliseconds kAcceptPause{100};  // where the process has no descriptor left
+constexpr size_t kReadBytes = 16 << 10;    // per read
+constexpr size_t kAheadBytes = 64 << 10;   // of the next request, read ahead while one is answered
+constexpr size_t kLongBody = 256 << 10;    // a longer body goes to the second lane
+constexpr size_t kLingerBytes = 64 << 20;  // input discarded after an answer that ends a connection
+constexpr double kLingerSeconds = 2;       // how long input is discarded
+constexpr std::chrono::milliseconds kAcceptPause{100};  // if the process has no descriptor left
 
 asio::ip::address parse_address(const std::string& host) {
   if (host == "localhost") return asio::ip::address_v4::loopback();
@@ -62,7 +62,7 @@ class Connection;
 
 namespace {
 
-// Bytes of a body, counted as long as somebody has them.
+// Counts the bytes of a body as long as the body is held.
 struct Hold {
   explicit Hold(std::shared_ptr<std::atomic<int64_t>> sum) : total(std::move(sum)) {}
   ~Hold() { *total -= bytes; }
@@ -95,15 +95,15 @@ struct HttpServer::State {
   tcp::acceptor acceptor;
   asio::steady_timer accept_timer;
   std::optional<asio::steady_timer> repeat_timer;
-  std::unordered_set<std::shared_ptr<Connection>> connections;  // of the I/O thread
-  bool is_closing = false;                                      // of the I/O thread
+  std::unordered_set<std::shared_ptr<Connection>> connections;  // I/O thread only
+  bool is_closing = false;                                      // I/O thread only
   int port = 0;
   asio::thread_pool short_lane{1}, long_lane{1};
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work;
   std::thread thread;
 };
 
-// A client's connection: one request is read, answered, then the next one. On the I/O thread alone.
+// A client's connection: reads one request, answers it, then reads the next one. Runs on the I/O thread only.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(HttpServer::State& server, tcp::socket socket)
@@ -128,7 +128,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     socket_.close(ignored);
     if (state_ == State::kBusy && !is_complete_) {
       ++server_.statistics.gone;
-      // Whoever is told may be the one whose write has just failed: it is told when that has returned.
+      // The callback may belong to the caller whose write has just failed, so it runs after that call has
+      // returned.
       if (gone_) asio::post(server_.context, std::exchange(gone_, {}));
     }
     gone_ = {};
@@ -203,7 +204,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     ++number_;
   }
 
-  // One timer serves all: what it ends depends on the state that it finds.
+  // One timer serves all states. When it fires, the connection's state decides what ends.
   void arm(double seconds) {
     const uint64_t number = ++timer_number_;
     timer_.expires_after(std::chrono::duration_cast<std::chrono::steady_clock::duration>(
@@ -257,12 +258,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (error || used == 0) break;
     }
     if (error == http::error::need_more) error = {};
-    // Boost 1.74 forgets the limit where a part of the body came with the header.
+    // Boost 1.74 ignores the limit if a part of the body came with the header.
     const auto longest = static_cast<uint64_t>(limits().max_body.count);
     if (!error && parser_->is_header_done() &&
         std::max<uint64_t>(parser_->content_length().value_or(0), parser_->get().body().size()) > longest)
       error = http::error::body_limit;
-    // Only what the parser waits for the end of is kept: a line of the header, or of a chunk's.
+    // The buffer holds only input whose end the parser waits for: a line of the header or of a chunk's
+    // header.
     if (!error && !parser_->is_done() && incoming_.size() > static_cast<size_t>(limits().max_header.count))
       error = http::error::header_limit;
     if (error == http::error::body_limit)
@@ -307,11 +309,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void hand_over(HttpRequest request);
 
-  // Answers a request that cannot be read, and ends the connection.
+  // Answers an unreadable request with an error, and ends the connection.
   void refuse(int status, const std::string& message) {
     ++server_.statistics.malformed;
     disarm();
-    std::string path(parser_->get().target());  // empty where it has not been read
+    std::string path(parser_->get().target());  // empty if it was not parsed
     path.resize(std::min(path.size(), path.find('?')));
     state_ = State::kBusy;
     incoming_.clear();
@@ -350,7 +352,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!is_writing_ && !is_closed_) next();
   }
 
-  // The answer is written.
+  // Called when the answer is written.
   void next() {
     std::string().swap(writing_);
     written_ = 0;
@@ -360,7 +362,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!incoming_.empty()) parse();
     read();
   }
-  // Closing with unread input would make the client's system throw the answer away.
+  // If the socket is closed with unread input, the client's system discards the answer.
   void linger() {
     state_ = State::kLingering;
     error_code ignored;
@@ -377,10 +379,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Parser> parser_;
   std::shared_ptr<Hold> hold_;
   std::array<char, kReadBytes> chunk_;
-  std::string incoming_;            // read and not parsed
-  std::string outgoing_, writing_;  // to be written; being written, of which `written_` bytes are
+  std::string incoming_;            // read but not parsed
+  std::string outgoing_, writing_;  // to be written; being written, `written_` bytes of it are done
   size_t written_ = 0, lingered_ = 0;
-  uint64_t number_ = 0;  // of the request
+  uint64_t number_ = 0;  // the request's number
   bool is_reading_ = false, is_writing_ = false, is_closed_ = false;
   bool keep_alive_ = true, is_chunked_ = true, is_head_ = false;
   bool is_streaming_ = false, is_complete_ = false, is_body_due_ = false;
@@ -497,7 +499,8 @@ HttpServer::HttpServer(HttpServerOptions options, Handler handler)
       try {
         state->context.run();
         return;
-      } catch (const std::exception& error) {  // one connection's, such as memory: the others go on
+        // An error of one connection, such as no memory: the others go on.
+      } catch (const std::exception& error) {
         log_error(str("serve: ", error.what()));
       }
     }

@@ -10,7 +10,8 @@ namespace {
 using testing::eventually;
 using testing::RawClient;
 
-// Answers with the method, the path and the body's length; /stream until the client goes away.
+// Answers with the method, the path and the body's length. /stream runs until the client closes the
+// connection.
 class HttpServerTest : public ::testing::Test {
  protected:
   void start(HttpLimits limits = {}) {
@@ -96,11 +97,11 @@ TEST_F(HttpServerTest, BoundsBodiesWhateverTheirEncoding) {
   for (int i = 0; i < 30 && goes_on; ++i) goes_on = many.send("64\r\n" + std::string(100, 'x') + "\r\n");
   EXPECT_NE(many.read_all().find("error 413/a"), std::string::npos);
 
-  RawClient begun(server_->port());  // with a part of the body beside the header
+  RawClient begun(server_->port());  // sends a part of the body together with the header
   begun.send("POST /a HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + std::string(500, 'x'));
   EXPECT_NE(begun.read_all().find("error 413/a"), std::string::npos);
 
-  RawClient extension(server_->port());  // of a chunk, which never ends
+  RawClient extension(server_->port());  // a chunk extension that never ends
   extension.send(begin + "1;" + std::string(4000, 'x'));
   EXPECT_NE(extension.read_all().find("error 4"), std::string::npos);
 
@@ -119,7 +120,7 @@ TEST_F(HttpServerTest, BoundsTheBytesOfAllBodiesTogether) {
   const std::string begin = "POST /a HTTP/1.1\r\nContent-Length: 8000\r\n\r\n";
   RawClient first(server_->port()), second(server_->port());
   first.send(begin + std::string(7000, 'x'));
-  // The first is read before the second, which only then is one too many.
+  // The server reads the first before the second, so that the second is one too many.
   first.send("");
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   second.send(begin + std::string(7000, 'x'));
@@ -183,7 +184,7 @@ TEST_F(HttpServerTest, CutsOffWhoDoesNotRead) {
   ASSERT_TRUE(eventually([&] { return requests_ == 1; }));
   for (int i = 0; i < 400 && gone_ == 0; ++i) {
     write_stream(std::string(50000, 'x'));
-    RawClient other(server_->port());  // is served meanwhile
+    RawClient other(server_->port());  // is served at the same time
     other.send(get("/a"));
     EXPECT_NE(other.read_until("GET/a0").find("200"), std::string::npos);
   }

@@ -6,7 +6,7 @@ namespace bough {
 namespace {
 
 struct ChatOptions {
-  ServedRequest request;  // without prompts' use: for names and sizes
+  ServedRequest request;  // holds names and sizes; its prompts are not used
   bool include_usage = false;
   bool logprobs = false;
   bool return_token_ids = false;
@@ -130,10 +130,10 @@ class ChatAnswer final : public Answer {
   const ServedModel& model_;
   const ChatOptions options_;
   const int64_t created_;
-  std::vector<int64_t> calls_of_;  // streamed so far, of each choice
+  std::vector<int64_t> calls_of_;  // calls streamed so far, by choice
 };
 
-// Messages as templates want them: texts for lists of parts, arguments as objects.
+// Messages in the form that templates expect: texts in place of lists of parts, arguments as objects.
 OrderedJson template_messages(const OrderedJson& given) {
   OrderedJson messages = given;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -192,7 +192,7 @@ void refuse_what_is_lacking(Fields& fields) {
     fields.only(name, false, "the server lacks it");
   fields.only("skip_special_tokens", true, "the server lacks it");
   fields.only("add_special_tokens", false, "the chat template writes them");
-  // Nothing of the answer depends on these here.
+  // No part of the answer depends on these fields here.
   fields.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
                  "safety_identifier", "parallel_tool_calls", "verbosity", "priority", "request_id",
                  "spaces_between_special_tokens", "cache_salt"});

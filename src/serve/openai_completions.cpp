@@ -9,7 +9,7 @@ namespace {
 
 struct CompletionOptions {
   ServedRequest request;
-  std::vector<std::string> prompt_texts;  // where the prompts are echoed
+  std::vector<std::string> prompt_texts;  // if the prompts are echoed
   bool echo = false, logprobs = false, include_usage = false, return_token_ids = false;
 };
 
@@ -88,7 +88,7 @@ class CompletionAnswer final : public Answer {
         offsets.push_back(offsets_[index]);
         offsets_[index] += num_characters(text);
         Json top = Json::object();
-        for (const auto& [id, logprob] : token.top)  // of tokens of the same text the most likely
+        for (const auto& [id, logprob] : token.top)  // of tokens with the same text, the most likely
           top.emplace(token_text(model_.tokenizer, id), logprob);
         tops.push_back(std::move(top));
       }
@@ -150,7 +150,7 @@ void read_prompts(Fields& fields, const ServedModel& model, ServedRequest& reque
 
 ReadRequest read_completion(const OrderedJson& body, const ServedModel& model,
                             const SessionPointer& session) {
-  constexpr int64_t kDefaultTokens = 16;  // OpenAI's
+  constexpr int64_t kDefaultTokens = 16;  // OpenAI's default
   Fields fields(body);
   ReadRequest read;
   ServedRequest& request = read.request = begin_request(fields, model, session);

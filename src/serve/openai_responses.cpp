@@ -1,4 +1,4 @@
-// POST /v1/responses: OpenAI's API of items. Nothing is stored: a conversation comes whole with each request.
+// POST /v1/responses: OpenAI's API of items. Nothing is stored: each request contains the whole conversation.
 #include "serve/api.h"
 
 namespace bough {
@@ -8,7 +8,7 @@ namespace {
 struct ResponseOptions {
   ServedRequest request;
   bool logprobs = false;
-  Json echoed;  // fields of the request that the answer repeats
+  Json echoed;  // request fields that the answer repeats
 };
 
 class ResponseAnswer final : public Answer {
@@ -20,16 +20,17 @@ class ResponseAnswer final : public Answer {
     close();
     return response(choices);
   }
-  bool wants_deltas() const override { return true; }  // which tokens are a message's, only they tell
+  bool wants_deltas() const override { return true; }  // only deltas tell which tokens belong to a message
 
   std::string begin() override {
     Json response = frame("in_progress");
-    std::string text = event("response.created", {{"response", response}});  // numbered in this order
+    // Events are numbered in this order.
+    std::string text = event("response.created", {{"response", response}});
     text += event("response.in_progress", {{"response", std::move(response)}});
     return text;
   }
 
-  // Items follow each other: one is open at a time, the last of output_.
+  // Items follow each other. Only one is open at a time, the last of output_.
   std::string add(size_t, const ChoiceDelta& choice) override {
     const OutputParts& parts = choice.parts;
     std::string text;
@@ -72,7 +73,7 @@ class ResponseAnswer final : public Answer {
     data["sequence_number"] = sequence_++;
     return sse(type, data);
   }
-  // What events of a part say of where it is.
+  // Adds the fields by which a part's events say where the part is.
   Json place(Json data) {
     data["item_id"] = item()["id"];
     data["output_index"] = output_.size() - 1;
@@ -151,7 +152,8 @@ class ResponseAnswer final : public Answer {
     return text + event("response.output_item.done", item_event());
   }
 
-  // Of the open message's tokens that no event has shown yet; the item has them from now on.
+  // Log-probabilities of the open message's tokens that no event has shown yet. They are also added to the
+  // item.
   Json take_logprobs() {
     Json list = Json::array();
     for (const AnswerToken& token : pending_) {
@@ -187,12 +189,13 @@ class ResponseAnswer final : public Answer {
   const ResponseOptions options_;
   const int64_t created_;
   Json output_ = Json::array();
-  std::string open_;                  // the type of the item that is open
-  std::vector<AnswerToken> pending_;  // drawn, and not shown yet
+  std::string open_;                  // the type of the open item
+  std::vector<AnswerToken> pending_;  // sampled and not shown yet
   int64_t sequence_ = 0;
 };
 
-// Items as messages of the chat API. What the assistant thought, said and called in a row is one message.
+// Converts items to messages of the chat API. Consecutive reasoning, texts and calls of the assistant become
+// one message.
 class ItemReader {
  public:
   OrderedJson read(const OrderedJson& input) {

@@ -26,8 +26,8 @@ OutputParts SampleText::finish(std::optional<int32_t> last_token, FinishReason r
   return parts;
 }
 
-// Stop strings are looked for where the engine looks for them: in matches that end with a token that is not
-// before min_new_tokens.
+// Looks for stop strings as the engine does: a match counts only if its last token comes at or after
+// min_new_tokens.
 OutputParts SampleText::take(const std::string& text, bool is_last) {
   if (has_stopped_) return is_last ? readable(parser_.finish()) : OutputParts{};
   const std::vector<std::string>& stops = sampling_->stop;

@@ -9,7 +9,7 @@ namespace {
 
 class SampleTextTest : public ::testing::Test {
  protected:
-  // Of bytes as tokens, the last of which is given to finish(); pieces as they come.
+  // Each byte of the text is a token. finish() gets the last one. Returns the pieces as they were streamed.
   std::vector<std::string> pieces_of(const std::string& text, FinishReason reason) {
     SampleText sample(tokenizer_, OutputParser("", ""), &sampling_, true);
     std::vector<std::string> pieces;
@@ -60,7 +60,7 @@ TEST_F(SampleTextTest, LooksForStopStringsFromMinNewTokensOn) {
   EXPECT_EQ(joined(pieces_of("abcd", FinishReason::kLength)), "abcd");
 }
 
-// What a stream has shown is never taken back, and all of it is the text up to the first stop string.
+// A stream never takes back a piece. All pieces together are the text up to the first stop string.
 TEST_F(SampleTextTest, StreamsOfRandomTextsAreTheirCutTexts) {
   const CounterRandom random(1, Purpose::test);
   for (uint64_t i = 0; i < 2000; ++i) {

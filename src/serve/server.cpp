@@ -32,14 +32,14 @@ const Api kApis[] = {{"/v1/chat/completions", read_chat_completion, openai_error
                      {"/v1/messages", read_message, anthropic_error},
                      {"/v1/messages/count_tokens", read_token_count, anthropic_error}};
 
-// Errors have the shape of the API that the path belongs to.
+// Errors have the format of the API that the path belongs to.
 const Api& api_of(const std::string& path) {
   for (const Api& api : kApis)
     if (path == api.path) return api;
   return kApis[path.starts_with("/v1/messages") ? 3 : 0];
 }
 
-// With and without /v1 a path is the same: clients put it into their base_url or do not.
+// A path is the same with and without /v1, because some clients include it in their base_url.
 std::string canonical_path(const std::string& path) {
   constexpr std::string_view kVersion = "/v1";
   if (path.starts_with("/v1/rl/")) return path.substr(kVersion.size());
@@ -50,7 +50,7 @@ std::string canonical_path(const std::string& path) {
 
 constexpr const char* kAgentPaths[] = {"/rl/start_session", "/rl/set_reward", "/rl/end_session"};
 
-// The time that comparing takes tells nothing of the key.
+// Compares in a time that tells nothing about the key.
 bool same_key(const std::string& given, const std::string& key) {
   unsigned char difference = given.size() != key.size();
   for (size_t i = 0; i < given.size(); ++i)
@@ -59,7 +59,7 @@ bool same_key(const std::string& given, const std::string& key) {
 }
 
 // Whether a Host or Origin header names this machine. A page in a browser may send requests to loopback, but
-// cannot choose these: without a key they are what tells it from the programs of this machine.
+// cannot choose these headers. Without a key they distinguish such a page from this machine's programs.
 bool names_this_machine(std::string name) {
   if (const size_t scheme = name.find("://"); scheme != std::string::npos) name.erase(0, scheme + 3);
   if (name.starts_with('[')) name = name.substr(1, name.find(']') - 1);
@@ -72,8 +72,9 @@ bool names_this_machine(std::string name) {
   }
 }
 
-// A token as answers show it. The engine gives the most likely ones at the request's temperature T, where
-// log p_T(a) - log p_T(b) = (logit a - logit b) / T; the drawn token is known both ways.
+// A token as answers show it. The engine gives the most likely tokens at the request's temperature T, where
+// log p_T(a) - log p_T(b) = (logit a - logit b) / T. The sampled token's log-probability is known at T and at
+// 1.
 AnswerToken answer_token(const ServedModel& model, const SamplingParameters& sampling,
                          const StreamedToken& drawn) {
   AnswerToken token{drawn.token, model.logprob_of(drawn.raw_logprob, drawn.truncated_logprob), {}};
@@ -84,7 +85,7 @@ AnswerToken answer_token(const ServedModel& model, const SamplingParameters& sam
   return token;
 }
 
-// The one at a place of a whole sample.
+// The token at position `at` of a whole sample.
 StreamedToken token_at(const GeneratedSample& sample, size_t at) {
   StreamedToken token{.token = sample.token_ids[at],
                       .logprob = sample.logprobs[at],
@@ -103,12 +104,12 @@ struct Job {
   ReadRequest read;
   std::string id;
   Time start;
-  std::vector<uint64_t> engine_ids;  // of its prompts
-  std::vector<SampleText> texts;     // of its choices
-  std::vector<ChoiceDelta> choices;  // what they have come to
+  std::vector<uint64_t> engine_ids;  // by prompt
+  std::vector<SampleText> texts;     // by choice
+  std::vector<ChoiceDelta> choices;  // all output so far, by choice
   std::vector<std::optional<AnswerToken>> last;
-  std::vector<size_t> seen;  // tokens of them
-  RequestIdentity identity;  // where it is of an agent's session
+  std::vector<size_t> seen;  // tokens taken, by choice
+  RequestIdentity identity;  // the request's place in an agent's session
   SessionPointer session;
   size_t num_accepted = 0, num_finished = 0;
   std::string unsent;  // of a stream
@@ -145,7 +146,7 @@ class ServedCodec final : public ChatCodec {
   const ServedModel& model_;
 };
 
-// Agents that are trained.
+// Sessions of trained agents.
 struct Agents {
   Agents(const ServedModel& model, const AgentDeskOptions& options)
       : codec(model), format(codec, environment_of(model), model.max_length), desk(format, options) {}
@@ -164,7 +165,7 @@ struct Server::State {
   State(Engine& engine, ServedModel served, std::string key, const std::optional<AgentDeskOptions>& options);
   ~State() {
     http.close();
-    jobs.clear();  // their sockets belong to it
+    jobs.clear();  // the jobs' sockets belong to the server
     agent_jobs.clear();
   }
 
@@ -196,25 +197,25 @@ struct Server::State {
   HttpHeaders headers_of(const std::string& id) const { return {{"X-Request-Id", id}, {"Request-Id", id}}; }
 
   const ServedModel model;
-  std::unique_ptr<Agents> agents;  // null: there are none
+  std::unique_ptr<Agents> agents;  // nullptr: no agents are trained
   const std::string api_key;
   const Time start = std::chrono::steady_clock::now();
   EngineLoop loop;
   std::atomic<int64_t> in_flight = 0;
-  std::atomic<int64_t> undelivered = 0;  // passes of the engine
+  std::atomic<int64_t> undelivered = 0;  // engine passes whose events the I/O thread has not handled yet
   std::atomic<int64_t> num_untrained = 0;
-  // Of the I/O thread.
+  // I/O thread only.
   struct Place {
     JobPointer job;
     size_t prompt;
   };
-  std::unordered_map<uint64_t, Place> jobs;  // by the engine's ids
-  std::set<JobPointer> agent_jobs;           // those of sessions
+  std::unordered_map<uint64_t, Place> jobs;  // by the engine's request id
+  std::set<JobPointer> agent_jobs;           // the jobs of agents' sessions
   uint64_t next_id = 0;
   Counters counters;
   bool is_stopping = false;
 
-  HttpServer http;  // the last: its threads use the rest
+  HttpServer http;  // last, because its threads use the members above
 };
 
 Server::State::State(Engine& engine, ServedModel served, std::string key,
@@ -224,7 +225,7 @@ Server::State::State(Engine& engine, ServedModel served, std::string key,
       api_key(std::move(key)),
       loop(engine,
            [this](std::vector<EngineEvent> events) {
-             // An engine that is faster than the I/O thread waits for it, else what it drew would pile up.
+             // If the engine is faster than the I/O thread, it waits. Otherwise its tokens would pile up.
              while (undelivered.load() > kMostUndelivered)
                std::this_thread::sleep_for(std::chrono::milliseconds(1));
              ++undelivered;
@@ -261,7 +262,7 @@ void Server::State::refuse(HttpExchange& exchange, const Api& api, const std::st
     log_info(str("serve: ", path, " ", error.status, ": ", quoted(std::string(error.what()), 200)));
 }
 
-// The session whose key the request has, if it has one's.
+// The session of the request's key. nullptr if the key is not a session's.
 SessionPointer Server::State::check_access(const HttpRequest& request) const {
   std::string given = request.header("authorization");
   if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) given.erase(0, 7);
@@ -290,7 +291,7 @@ void Server::State::handle(const HttpRequest& sent, const std::shared_ptr<HttpEx
                        request.path == "/v1/models" || request.path.starts_with("/v1/models/");
   const bool is_agent = agents && std::find(std::begin(kAgentPaths), std::end(kAgentPaths), request.path) !=
                                       std::end(kAgentPaths);
-  // What is counted by path has few of them, whatever clients ask for.
+  // Metrics by path have few distinct paths, whatever paths clients request.
   const std::string path = is_api || is_agent ? request.path : is_page ? request.path.substr(0, 10) : "other";
   SessionPointer session;
   try {
@@ -322,7 +323,7 @@ void Server::State::handle(const HttpRequest& sent, const std::shared_ptr<HttpEx
   prepare(api, std::move(request), exchange, session);
 }
 
-// The routes that AReaL has (areal.experimental.openai.proxy), with what a group needs besides.
+// AReaL's routes (areal.experimental.openai.proxy), and the additional ones that a group needs.
 void Server::State::handle_agent(const HttpRequest& request, HttpExchange& exchange) {
   constexpr size_t kLongest = 64 << 10;
   if (request.body.size() > kLongest)
@@ -352,7 +353,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
                           {"lease_seconds", started.lease_seconds}};
     if (!started.problem.is_null()) answer["problem"] = started.problem;
     exchange.respond({.body = answer.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)});
-    end_jobs();  // of a session that the key named before
+    end_jobs();  // jobs of the session that had the key before
     return;
   }
   const SessionPointer session = desk.find(key);
@@ -382,7 +383,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
   exchange.respond({.body = dump_line(answer)});
 }
 
-// Requests of sessions that are over.
+// Ends requests of sessions that are over.
 void Server::State::end_jobs() {
   const std::vector<JobPointer> all(agent_jobs.begin(), agent_jobs.end());
   for (const JobPointer& job : all)
@@ -390,7 +391,7 @@ void Server::State::end_jobs() {
       fail(*job, ApiError(410, kOver, "", "session_ended"));
 }
 
-// A client that sends a request again has given its first one up.
+// A client that sends a request again has abandoned its first attempt.
 void Server::State::take_identity(Job& job, const HttpRequest& request) {
   const std::string retries = request.header("x-stainless-retry-count");
   job.identity = {.fingerprint = std::hash<std::string>()(str(request.path, "\n", request.body)),
@@ -432,12 +433,12 @@ Json Server::State::models() const {
   for (const std::string& name : model.adapters) {
     list.push_back(list[0]);
     list.back()["id"] = name;
-    list.back()["parent"] = model.names.front();  // as vLLM says it
+    list.back()["parent"] = model.names.front();  // as vLLM reports it
   }
   return {{"object", "list"}, {"data", std::move(list)}};
 }
 
-// JSON, template and tokens on a lane; then back.
+// Parses JSON, applies the template and tokenizes on a lane, then returns to the I/O thread.
 void Server::State::prepare(const Api& api, HttpRequest request,
                             const std::shared_ptr<HttpExchange>& exchange, const SessionPointer& session) {
   const auto job = std::make_shared<Job>();
@@ -454,7 +455,7 @@ void Server::State::prepare(const Api& api, HttpRequest request,
   });
   const size_t size = request.body.size();
   http.prepare(size, [this, job, request = std::move(request)]() mutable {
-    auto read = std::make_shared<ReadRequest>();  // the job is the I/O thread's
+    auto read = std::make_shared<ReadRequest>();  // the job belongs to the I/O thread
     std::optional<ApiError> error;
     try {
       *read = job->api->read(parse_ordered_json(request.body, "the body"), model, job->session);
@@ -512,7 +513,7 @@ void Server::State::submit(const JobPointer& job) {
   loop.submit(std::move(requests));
 }
 
-// What the same request was answered before.
+// Sends the answer that the same request got before.
 void Server::State::answer_again(const JobPointer& job, const GenerationResult& result) {
   if (job->request().stream) begin(*job);
   finish_prompt(*job, 0, result);
@@ -573,7 +574,7 @@ void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event
   }
 }
 
-// What the last token means is known when the sample has ended.
+// The meaning of a sample's last token is known only when the sample has ended.
 void Server::State::take_token(Job& job, size_t choice, const StreamedToken& drawn) {
   AnswerToken token = answer_token(model, job.request().sampling, drawn);
   if (drawn.is_last) {
@@ -586,13 +587,13 @@ void Server::State::take_token(Job& job, size_t choice, const StreamedToken& dra
   add(job, choice, std::move(delta));
 }
 
-// How a sample ended is known when all of its prompt have.
+// How a sample ended is known only when all samples of its prompt have ended.
 void Server::State::finish_prompt(Job& job, size_t prompt, const GenerationResult& result) {
   const auto n_samples = static_cast<size_t>(job.request().sampling.n_samples);
   for (size_t sample = 0; sample < result.samples.size() && sample < n_samples; ++sample) {
     const GeneratedSample& drawn = result.samples[sample];
     const size_t choice = prompt * n_samples + sample;
-    // An engine that gives no tokens as they come gives them now.
+    // If the engine does not stream tokens, they are taken here.
     for (size_t& seen = job.seen[choice]; seen < drawn.token_ids.size(); ++seen)
       take_token(job, choice, token_at(drawn, seen));
     ChoiceDelta delta;
@@ -632,7 +633,7 @@ void Server::State::complete(const JobPointer& job) {
     return close(*job, 200, "streamed");
   }
   for (const uint64_t id : job->engine_ids) jobs.erase(id);
-  constexpr size_t kBytesPerToken = 16;  // of an answer; what the choice of the lane needs to know
+  constexpr size_t kBytesPerToken = 16;  // estimated size of an answer, for the choice of the lane
   http.prepare(kBytesPerToken * static_cast<size_t>(count_tokens(job->choices)), [this, job] {
     auto body = std::make_shared<std::string>();
     try {
@@ -673,7 +674,7 @@ void Server::State::fail_all(const ApiError& error) {
     if (!job->is_over) fail(*job, error);
 }
 
-// The client has gone.
+// The client has closed the connection.
 void Server::State::abandon(Job& job) {
   if (job.is_over) return;
   for (const uint64_t id : job.engine_ids)
@@ -757,7 +758,8 @@ void check_serving(const ServeSettings& settings, const std::string& api_key) {
     throw UserError(str("host: ", settings.host,
                         " can be reached from other machines, and there is no key; set BOUGH_API_KEY or "
                         "api_key_file, or listen at 127.0.0.1"));
-  const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);  // or says which there are
+  // Throws an error that lists the known parsers.
+  const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);
 }
 
 Server::Server(Engine& engine, ServedModel model, std::string api_key,
