@@ -1,13 +1,13 @@
-"""Uses any task of reasoning-gym as problems and reward of a run. `make demo-real` trains on such a task.
+"""Any task of reasoning-gym as problems and reward of a run. `make demo-real` trains on such a task.
 
   python examples/reasoning_gym_task.py chain_sum --out DIR min_terms=2 max_terms=2 max_digits=2
   bough train configs/chain_sum.yaml reward=examples/reasoning_gym_task.py:score
 
 The first command writes DIR/train.jsonl, DIR/test.jsonl and DIR/examples.jsonl (worked examples for the
 prompt). No question is in two files. key=value are the task's own settings. `score` is the task's own
-verifier: 1 for the right answer. Some tasks give a fraction for an answer that is almost right.
+verifier: 1 for the right answer; some tasks give a fraction for an answer that is almost right.
 
-The same lines are problems of an environment. There the model may correct a wrong answer in a conversation:
+The same lines are problems of an environment, a conversation in which the model may correct a wrong answer:
 
   bough train ... environment='{type: python, path: examples/reasoning_gym_task.py:ReasoningGym}'
 """

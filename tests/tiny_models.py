@@ -169,7 +169,7 @@ def write_tiny_model(
 
 
 def write_byte_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Writes a byte-level BPE tokenizer with the `tokenizers` library. It has ids for the 256 bytes, ChatML's
+    """Writes a byte-level BPE tokenizer with the `tokenizers` library. The tokens are the 256 bytes, ChatML's
     special tokens, and as many merges as fit into `vocab_size`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -1,9 +1,9 @@
-"""An agent that uses OpenAI's or Anthropic's client and is trained by `bough train`. The agent knows only the
-URL of the run. A user writes a function like play_openai(): one episode with the unmodified client.
+"""An agent written with OpenAI's or Anthropic's client, trained by `bough train`. It knows only the URL of
+the run. A user writes a function like play_openai(): one episode with the unmodified client.
 
     python agent.py http://127.0.0.1:8765 --client openai --workers 16
 
-The agent ends when the run ends.
+It ends when the run ends.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Bad use and bad input through the program itself. The program must exit with code 2 or 3 and print a
-message of a few lines that names the fault and its place. It must damage nothing, and must never end by a
-signal or print `terminate called`."""
+message of a few lines that names the fault and its place. The program must damage nothing, and must never
+end by a signal or print `terminate called`."""
 
 import json
 import os

@@ -286,7 +286,7 @@ def philox(counter, key):
 
 
 def obrs(settings, rows, log_w, is_current, kept):
-    """Equation 2 of distillsparse, with Z over the four given tokens. `kept`: the rows that were accepted."""
+    """Equation 2 of distillsparse, with Z over the top-k tokens (four). `kept`: the accepted rows."""
     lam, cap = settings.get("obrs_lambda", 1.0), settings.get("correction_upper", 3.0)
     count = len(log_w)
     old = rows["given"] if is_current else rows["proximal_given"]
@@ -309,7 +309,7 @@ def kl_estimate(kind, log_p, log_q):
 
 
 def top_kl(log_p, log_q):
-    """KL of two distributions over the given tokens and one entry that holds the rest of the probability."""
+    """KL of two distributions over the top-k tokens and one entry for all other tokens."""
     rest_p, rest_q = 1 - sum(torch.exp(x) for x in log_p), 1 - sum(math.exp(x) for x in log_q)
     own = sum(torch.exp(p) * (p - q) for p, q in zip(log_p, log_q, strict=True))
     return own + rest_p * (torch.log(rest_p) - math.log(rest_q))

@@ -1,6 +1,6 @@
-"""A critic's values, advantages, returns, loss and every gradient against a plain implementation. That one
-uses transformers' hidden states of each sequence alone, a linear layer, GAE by its recursion, and torch's
-autograd."""
+"""A critic's values, advantages, returns, loss and every gradient against a plain implementation. The plain
+implementation uses transformers' hidden states of each sequence alone, a linear layer, GAE by its recursion,
+and torch's autograd."""
 
 import json
 import random

@@ -98,8 +98,8 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
     moments = random.Random(seed)
     for kill in range(4):
         process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
-        # The kill waits for progress, since the clock says little on a busy machine. It then comes at a
-        # random moment inside a step.
+        # The kill waits for progress, since the clock says little on a busy machine. After that, the kill
+        # comes at a random moment inside a step.
         wait_for_steps(killed, kill + moments.randrange(2), process)
         time.sleep(moments.uniform(0, 0.1))
         assert process.poll() is None

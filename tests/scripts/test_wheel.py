@@ -1,5 +1,5 @@
-"""The wheel of the build under test is installed into a fresh environment with the torch of .venv. It trains
-without a compiler or this repository."""
+"""The wheel of the build under test is installed into a fresh environment with the torch of .venv. The
+installed program trains without a compiler or this repository."""
 
 import csv
 import hashlib

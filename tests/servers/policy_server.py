@@ -1,4 +1,4 @@
-"""A test fixture: a small server with the parts of vLLM's and SGLang's API that `rollout.backend` uses.
+"""A small server with the parts of vLLM's and of SGLang's API that `rollout.backend` uses: a fixture.
 
 The server is neither vLLM nor SGLang. transformers computes one token after the other, and other requests
 make a request no faster. The server follows the real ones in its answers, the end of a generation, and its
