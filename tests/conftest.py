@@ -1,4 +1,5 @@
-"""What all Python tests share: the `bough` program, small random models, an environment torch survives."""
+"""Fixtures that all Python tests share: the `bough` program, small random models, and environment variables
+with which torch works."""
 
 import json
 import os
@@ -15,15 +16,15 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from host_env import host_environment  # noqa: E402
 
-# Before anything imports torch: oneDNN reads it once.
+# These variables are set before anything imports torch, since oneDNN reads them only once.
 os.environ.update(host_environment())
-# Oracles come from files that the tests write themselves; a look at the network could only make a test flaky.
+# Oracles come from files that the tests write. Access to the network could only make a test flaky.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files named test_slow_x.py are slow as a whole; elsewhere a test says so with pytest.mark.slow."""
+    """All tests of a file test_slow_x.py are slow. In other files a slow test is marked pytest.mark.slow."""
     for item in items:
         if item.path.name.startswith("test_slow_"):
             item.add_marker(pytest.mark.slow)
@@ -31,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Result:
-    """How a program ended. `json` is the object on the last line of stdout, None where that is not one."""
+    """The result of a process. `json` is the object on the last line of stdout, or None if that line is not
+    JSON."""
 
     returncode: int
     stdout: str
@@ -50,8 +52,8 @@ class Result:
 
 
 class Bough:
-    """Runs the program that was built. `bough("plan", "--rollouts", path, "--json")` returns a Result;
-    `ok=True` fails the test, with all output, where the exit code is not 0."""
+    """Runs the program that was built. `bough("plan", "--rollouts", path, "--json")` returns a Result. With
+    `ok=True` the test fails, and shows all output, if the exit code is not 0."""
 
     def __init__(self, program: Path, cwd: Path):
         self.program = program
@@ -119,8 +121,9 @@ def bough(bough_program: Path, tmp_path: Path) -> Bough:
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory):
-    """`tiny_models("qwen3")` is a directory with a small random model as transformers writes it, made once a
-    session; the names are the keys of tiny_models.ARCHITECTURES. Copy it before changing a file in it."""
+    """`tiny_models("qwen3")` returns a directory with a small random model, written by transformers once a
+    session. The names are the keys of tiny_models.ARCHITECTURES. Copy the directory before changing a
+    file."""
     from tiny_models import write_tiny_model
 
     made: dict[str, Path] = {}

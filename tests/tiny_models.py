@@ -1,11 +1,11 @@
-"""Small random models as transformers writes them, the same for the same seed. For tests only."""
+"""Small random models as transformers writes them. The same seed gives the same model. For tests only."""
 
 import copy
 from pathlib import Path
 from typing import Any
 
-# Sizes with no two alike, so that a swapped dimension cannot pass; head size is not width / heads where the
-# architecture allows that (Qwen3).
+# No two sizes are equal, so that a swapped dimension cannot pass. The head size differs from width / heads if
+# the architecture allows that (Qwen3).
 _COMMON = {
     "vocab_size": 311,
     "hidden_size": 48,
@@ -23,9 +23,9 @@ _COMMON = {
 }
 
 _LLAMA = {"model_type": "llama", "tie_word_embeddings": False, "rope_theta": 5e5}
-_WINDOW = 512  # longer than the tests' sequences: beyond it a model with windows is refused
+_WINDOW = 512  # longer than the tests' sequences: a model with windows is refused beyond it
 
-# Families first, then what their layers may have besides: by name, so that a failure says which.
+# Families first, then variants of their layers. The name tells which variant fails.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False, "rope_theta": 1e6},
     "qwen3_tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True, "rope_theta": 1e6},
@@ -74,7 +74,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **_LLAMA,
         "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
     },
-    # A head's six waves are short, between and long against the original length.
+    # Compared with the original length, the six wavelengths of a head are short, medium and long.
     "llama_llama3": {
         **_LLAMA,
         "rope_parameters": {
@@ -110,7 +110,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
             "rope_theta": 1e3,
         },
     },
-    # Three heads of 16, of which 8 elements are turned.
+    # Three heads of size 16. RoPE rotates 8 elements of each.
     "phi3_longrope": {
         "model_type": "phi3",
         "num_attention_heads": 3,
@@ -128,16 +128,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def make_tiny_model(architecture: str, seed: int = 0, **overrides: Any):
-    """A transformers model in fp32 and eval mode. Norm weights and biases are random too: transformers starts
-    them at 1 and 0, where a forgotten one would go unseen."""
+    """A transformers model in fp32 and eval mode. Norm weights and biases are random too. transformers
+    initializes them to 1 and 0, which would hide a forgotten one."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
-    # transformers 5 reads the rotary base from rope_parameters; checkpoints of before have rope_theta.
+    # transformers 5 reads the rotary base from rope_parameters. Older checkpoints have rope_theta.
     theta = settings.pop("rope_theta", None)
     settings.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": theta})
-    # transformers keeps what it is given, and fills in what is missing.
+    # transformers keeps given values and fills in missing ones.
     settings["rope_parameters"] = copy.deepcopy(settings["rope_parameters"])
     is_gemma = settings["model_type"].startswith("gemma")
     if is_gemma:
@@ -169,8 +169,8 @@ def write_tiny_model(
 
 
 def write_byte_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A byte-level BPE with ids for the 256 bytes, ChatML's special tokens and as many merges as `vocab_size`
-    has room for, all through the tokenizers library."""
+    """Writes a byte-level BPE tokenizer with the `tokenizers` library. The tokens are the 256 bytes, ChatML's
+    special tokens, and as many merges as fit into `vocab_size`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

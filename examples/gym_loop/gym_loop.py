@@ -3,7 +3,7 @@
     python gym_loop.py http://127.0.0.1:8765
 
 The model walks on a line of five places and must find the right end. The program uses only the standard
-library, so any program that can send HTTP requests can do the same. It ends when the run ends.
+library, so any program that can send HTTP requests can do the same. The program ends when the run ends.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Bad use and bad input through the program itself: exit code 2 or 3, a message of a few lines that says what
-and where, nothing damaged, never a signal or `terminate called`."""
+"""Bad use and bad input through the program itself. The program must exit with code 2 or 3 and print a
+message of a few lines that names the fault and its place. The program must damage nothing, and must never
+end by a signal or print `terminate called`."""
 
 import json
 import os
@@ -36,7 +37,7 @@ def rollouts(tmp_path):
 
 @pytest.fixture
 def step(bough, model, rollouts):
-    """`bough step` with everything right, and what a test adds to it."""
+    """`bough step` with valid arguments, plus the arguments that a test adds."""
 
     def run(*arguments, model=model, rollouts=rollouts, **options):
         return bough("step", "--model", model, "--rollouts", rollouts, "--json", *arguments, **options)
@@ -136,7 +137,7 @@ def test_step_settings(step, case):
 
 
 def test_cuda_without_a_gpu(step):
-    """Neither without the CUDA library nor with it, on a machine that has no GPU."""
+    """Builds with and without the CUDA library, on a machine that has no GPU."""
     if any(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("this machine has a GPU")
     assert_refused(step("--device", "cuda"), "device cuda", "device cpu")
@@ -331,7 +332,7 @@ def test_rollout_options(bough, model, tmp_path, case):
 
 
 def small_disk():
-    """Every file may grow to 20,000 bytes; writing beyond fails instead of killing the process."""
+    """Limits every file to 20,000 bytes. Writing beyond the limit fails instead of killing the process."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
@@ -377,7 +378,7 @@ def test_full_device(bough, step, model, rollouts):
 
 
 def test_reader_that_goes_away(bough, rollouts):
-    """`bough plan | head -c 0` ends as other programs do: quietly, by SIGPIPE."""
+    """`bough plan | head -c 0` ends as other programs do: without a message, by SIGPIPE."""
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -398,7 +399,8 @@ def test_interrupted_rollout_leaves_no_file(bough, model, tmp_path):
         "--max-new-tokens", 2000, "--min-new-tokens", 2000,
     )  # fmt: skip
     try:
-        # The first line says that generation has begun, so that the signal meets the handler.
+        # The first line says that generation has begun, so the signal handler is installed when the signal
+        # comes.
         process.stderr.readline()
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)

@@ -1,5 +1,5 @@
-"""GGUF files that are damaged, made to do harm, or of a kind that `bough import` does not read. The modules
-of its script are called directly; the last tests run the program."""
+"""GGUF files that are damaged, adversarial, or of a kind that `bough import` does not read. Most tests call
+the modules of the import script directly. The last tests run the program."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def expect_names(message: str, *names: str) -> None:
 
 @pytest.fixture
 def refusal(path: Path):
-    """`refusal(content)`: why a file of this content cannot be read."""
+    """`refusal(content)` returns the reason why a file with this content cannot be read."""
 
     def refuse(content: bytes) -> str:
         with pytest.raises(Refused) as caught:
@@ -231,9 +231,9 @@ def test_an_unknown_feature_is_refused_by_name(path):
 
 
 def test_damaged_files_are_refused_or_read(path):
-    """No other exception than Refused comes out, whatever bits of the header are flipped."""
+    """Only Refused may be raised, whichever bits of the header are flipped."""
     whole = tiny_llama()
-    # The last 11,200 bytes are weights: a flip there only changes a weight.
+    # The last 11,200 bytes are weights. A flip there only changes a weight.
     draw, end, refused, accepted = random.Random(7), len(whole) - 11_200, 0, 0
     for i in range(600):
         content = bytearray(whole)

@@ -1,5 +1,6 @@
-"""Damaged model directories and rollout files, through a whole process: a message of a few lines that names
-the file, exit code 2 or 3, nothing damaged, never a signal or `terminate called`."""
+"""Damaged model directories and rollout files, through a whole process. The program must print a message of
+a few lines that names the file, exit with code 2 or 3, damage nothing, and never end by a signal or print
+`terminate called`."""
 
 import json
 import os
@@ -51,7 +52,7 @@ def assert_refused(done: subprocess.CompletedProcess, *words: str, code: int = 2
 
 
 def changed_header(path: Path, change) -> None:
-    """Rewrites a safetensors file's header by `change(header)`; the data stay."""
+    """Rewrites a safetensors file's header by `change(header)`. The data do not change."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -158,7 +159,8 @@ def test_directories(tool, model, tmp_path):
 
 
 def full_disk():
-    """In the child: files stop growing at 50 kB, as on a full disk, without the signal that a limit sends."""
+    """Runs in the child process. Files stop growing at 50 kB, as on a full disk. The limit's signal is
+    ignored."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
@@ -168,7 +170,7 @@ def test_full_disk_keeps_the_old_checkpoint(tool, model, tmp_path, shard_bytes):
     out = tmp_path / "out"
     assert tool("copy", model, out).returncode == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    # fp64: twice the bytes, and the largest tensor alone is over the limit.
+    # fp64 doubles the bytes, so the largest tensor alone exceeds the limit.
     done = tool("copy", model, out, "fp64", shard_bytes, preexec_fn=full_disk)
     assert_refused(done, str(out), code=3)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

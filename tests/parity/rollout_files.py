@@ -1,4 +1,5 @@
-"""Random rollout files and what transformers makes of them: shared by the parity tests of `bough step`."""
+"""Random rollout files, and their losses and gradients by transformers. The parity tests of `bough step`
+share these functions."""
 
 import importlib
 import json
@@ -12,8 +13,9 @@ import torch
 def random_rollouts(
     seed: int, vocab: int, max_sequences: int = 7, longest_piece: int = 16
 ) -> list[dict[str, Any]]:
-    """Sequences that fork older ones at random positions: some empty, equal, or prefixes of others; losses on
-    shared tokens, tokens without loss, advantages by sequence and by token, sequences that train nothing."""
+    """Sequences that fork earlier ones at random positions. Some are empty, equal, or prefixes of others.
+    Some have losses on shared tokens, tokens without loss, or no trained token. Advantages are given by
+    sequence or by token."""
     draw = random.Random(seed)
     rollouts: list[dict[str, Any]] = []
     for index in range(draw.randint(2, max_sequences)):
@@ -25,7 +27,7 @@ def random_rollouts(
         ids = ids + [draw.randrange(vocab) for _ in range(extra)]
         mask = [int(draw.random() < 0.6) for _ in ids] if draw.random() < 0.9 else [0] * len(ids)
         if index == 0:
-            # Where nothing is predicted from two tokens or more, gradients of q and k are rounding errors.
+            # If no token is predicted from two tokens or more, gradients of q and k are only rounding errors.
             ids = [draw.randrange(vocab) for _ in range(draw.randint(4, longest_piece))]
             mask = [1] * len(ids)
         advantage = [draw.gauss(0, 1) for _ in ids] if ids and draw.random() < 0.5 else draw.gauss(0, 1)
@@ -47,14 +49,14 @@ def write_rollouts(path: Path, rollouts: list[dict[str, Any]]) -> Path:
 
 
 def log_probs(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """log p(ids[1:]), as transformers computes it for the sequence by itself."""
+    """log p(ids[1:]), as transformers computes it for the sequence alone."""
     logits = model(torch.tensor([ids]), use_cache=False).logits[0] / temperature
     return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
 
 
 def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[float, dict, dict]:
-    """Loss, gradients by name and, for the tolerance, each parameter's sum over sequences of gradient norms:
-    every sequence by itself through transformers, under its own autograd."""
+    """Returns the loss, the gradients by name, and the sum of gradient norms over sequences by name. The sums
+    are for the tolerance. Each sequence runs alone through transformers, under torch's autograd."""
     count = sum(sum(r["loss_mask"][1:]) for r in rollouts)
     total = 0.0
     gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -64,7 +66,7 @@ def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[fl
             continue
         mask = torch.tensor(rollout["loss_mask"][1:], dtype=torch.bool)
         current = log_probs(model, rollout["input_ids"])[mask]
-        # The file's numbers pass through fp32, which is what a rollout holds.
+        # The file's numbers are rounded to fp32, the dtype of a rollout.
         advantage = torch.tensor(rollout["advantage"], dtype=torch.float32).to(current.dtype)
         advantage = advantage[1:][mask] if advantage.dim() else advantage.expand(len(current))
         if loss == "pg":
@@ -85,14 +87,15 @@ def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[fl
 
 
 def gradient_error(got: torch.Tensor, expected: torch.Tensor, norm_sum: float) -> float:
-    """||g - ref|| / max(||ref||, 1e-6 x sum over sequences of ||ref_seq||); absolute where nothing trains."""
+    """||g - ref|| / max(||ref||, 1e-6 x sum over sequences of ||ref_seq||). The error is absolute if nothing
+    trains."""
     scale = max(expected.norm().item(), 1e-6 * norm_sum)
     return (got - expected).norm().item() / (scale or 1.0)
 
 
 def compute_in_double(monkeypatch) -> None:
-    """transformers casts RMSNorm, rotary angles and Gemma's embedding scale to fp32 even in an fp64 model:
-    3e-7 in gradients. Its own formulas without the casts."""
+    """Replaces transformers' formulas by the same formulas without casts to fp32. transformers casts RMSNorm,
+    rotary angles and Gemma's embedding scale to fp32 even in an fp64 model, an error of 3e-7 in gradients."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     def norm(self, x):

@@ -1,5 +1,6 @@
 """Losses, corrections and advantages against implementations written from their equations
-(docs/algorithms.md), in fp64: values and gradients to 1e-10, and central differences of theirs."""
+(docs/algorithms.md). Values and gradients agree in fp64 to 1e-10. The gradients of the implementations here
+are compared with central differences."""
 
 import json
 import math
@@ -13,7 +14,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def run_tool(build_dir, requests):
-    """The answers to some requests, in one run of the program."""
+    """Returns the answers to the requests, in one run of the program."""
     text = "".join(json.dumps(request) + "\n" for request in requests)
     program = build_dir / "bin" / "algorithms_tool"
     done = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
@@ -24,7 +25,7 @@ GIVEN = ("given", "behaviour_given", "proximal_given", "teacher_given")
 
 
 def random_rows(seed):
-    """Sequences of 1 to 9 tokens, some with an advantage of 0; ratios from far below to far above 1."""
+    """Sequences of 1 to 9 tokens, some with an advantage of 0. Ratios lie from far below to far above 1."""
     draw = random.Random(seed)
     rows = {
         name: [] for name in ("log_probs", "entropies", "advantages", "behaviour", "proximal", "reference")
@@ -54,7 +55,7 @@ def random_rows(seed):
 
 
 def by_sequence(rows):
-    """Lists of row numbers."""
+    """Returns a list of row numbers for each sequence."""
     members = {}
     for row, sequence in enumerate(rows["sequences"]):
         members.setdefault(sequence, []).append(row)
@@ -65,8 +66,9 @@ def sign(x):
     return (x > 0) - (x < 0)
 
 
-# One number a row each, from log pi (`live`), and log pi where the equations stop its gradient (`frozen`);
-# log_r is that of pi / pi_old, or of pi / mu for DPPO; frozen_r the same of `frozen`.
+# Each function returns one number a row. `live` is log pi with a gradient. `frozen` is log pi where the
+# equations stop the gradient. log_r is log(pi / pi_old), or log(pi / mu) for DPPO. frozen_r is computed from
+# `frozen` in the same way.
 
 
 def ppo_row(settings, a, log_r, default_low=0.2, default_high=None):
@@ -163,7 +165,7 @@ def policy_terms(settings, rows, live, frozen, log_r, frozen_r):
 
 
 def correction_factors(settings, rows, log_w, frozen):
-    """One number a row: what all corrections of the settings make of log w."""
+    """Returns one number a row: the combined factor of all corrections of the settings for log w."""
     count = len(log_w)
     name, level = settings.get("correction", "auto"), settings.get("correction_level", "token")
     sequences = by_sequence(rows)
@@ -220,7 +222,7 @@ def correction_factors(settings, rows, log_w, frozen):
 
 
 def rejection_sampling(config, log_w, sequences):
-    """AReaL's apply_rejection_sampling, but for k3, of which its code takes the other direction."""
+    """AReaL's apply_rejection_sampling, except for k3: AReaL's code takes k3 in the opposite direction."""
     metric, level, how = (
         config.get("metric", "ratio"),
         config.get("level", "token"),
@@ -284,7 +286,7 @@ def philox(counter, key):
 
 
 def obrs(settings, rows, log_w, is_current, kept):
-    """Equation 2 of distillsparse, Z over the four tokens given; `kept`: which rows the draw accepted."""
+    """Equation 2 of distillsparse, with Z over the top-k tokens (four). `kept`: the accepted rows."""
     lam, cap = settings.get("obrs_lambda", 1.0), settings.get("correction_upper", 3.0)
     count = len(log_w)
     old = rows["given"] if is_current else rows["proximal_given"]
@@ -307,14 +309,14 @@ def kl_estimate(kind, log_p, log_q):
 
 
 def top_kl(log_p, log_q):
-    """KL of two distributions over the given tokens and one that stands for all others."""
+    """KL of two distributions over the top-k tokens and one entry for all other tokens."""
     rest_p, rest_q = 1 - sum(torch.exp(x) for x in log_p), 1 - sum(math.exp(x) for x in log_q)
     own = sum(torch.exp(p) * (p - q) for p, q in zip(log_p, log_q, strict=True))
     return own + rest_p * (torch.log(rest_p) - math.log(rest_q))
 
 
 def reference(settings, rows, live, frozen, is_current, given=None, kept=None):
-    """The loss, and the corrections' factors. `given`: log pi of other tokens, a list a row."""
+    """Returns the loss and the corrections' factors. `given`: log pi of the top-k tokens, a list a row."""
     count = len(rows["advantages"])
     teacher = settings.get("teacher", {})
     mode, weight = teacher.get("loss_mode", "k1"), teacher.get("distill_loss_weight", 1.0)
@@ -329,7 +331,8 @@ def reference(settings, rows, live, frozen, is_current, given=None, kept=None):
         [torch.clamp(x[i] - against[i], -MAX_LOG_RATIO, MAX_LOG_RATIO) for i in range(count)]
         for x in (live, frozen)
     )
-    # Where pi_old is mu, weights are those of the current policy; then none corrects by them.
+    # If pi_old is mu, the importance weights are those of the current policy, and no correction applies to
+    # them.
     log_w = [max(-MAX_LOG_RATIO, min(MAX_LOG_RATIO, old[i] - rows["behaviour"][i])) for i in range(count)]
     if settings.get("correction") == "obrs":
         factors = obrs(settings, rows, log_w, is_current, kept)
@@ -449,7 +452,7 @@ def gradient(settings, rows, is_current, kept=None):
 
 
 def uniforms(version, count):
-    """What base/random.h draws for purpose `acceptance` (5), seed 0."""
+    """The uniform numbers of base/random.h for purpose `acceptance` (5) and seed 0."""
     mixed = philox((0, 0, 5, 0), (0x426F7567, 0x68))
     key = mixed[0], mixed[1]
     out = []
@@ -461,7 +464,7 @@ def uniforms(version, count):
 
 
 def accepted(settings, rows, is_current):
-    """0 or 1 a row: whether obrs keeps it."""
+    """Returns 0 or 1 a row: 1 if obrs keeps the row."""
     frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
     old = old_log_probs(settings, rows, frozen, is_current)
     lam = settings.get("obrs_lambda", 1.0)
@@ -475,17 +478,17 @@ SEEDS = range(8)
 
 
 def rows_of(settings, seed):
-    """Rows as the trainer makes them, and whether pi_old is the current policy."""
+    """Returns the rows as the trainer makes them, and whether pi_old is the current policy."""
     rows = random_rows(seed) | {"version": 4}
     if not settings.get("use_decoupled_loss", True) and not settings.get("recompute_logprob", True):
-        del rows["proximal"]  # the trainer walks for it only where it is asked for
+        del rows["proximal"]  # the trainer computes it only if the settings ask for it
         return rows, False
     return rows, seed % 4 == 3
 
 
 @pytest.fixture(scope="module")
 def answers(build_dir):
-    """Of every case, by seed."""
+    """The answers for every case: a list over seeds."""
     all_rows = [(settings, *rows_of(settings, seed)) for settings in CASES for seed in SEEDS]
     flat = run_tool(build_dir, [request_of(*each) for each in all_rows])
     return [flat[i : i + len(SEEDS)] for i in range(0, len(flat), len(SEEDS))]
@@ -525,7 +528,7 @@ def test_value_and_gradient_are_those_of_the_equation(answers, number, settings)
 
 @pytest.mark.parametrize("settings", CASES, ids=name_of)
 def test_gradients_are_central_differences(settings):
-    """Of the implementations here: the gradient stops where the equations say so and nowhere else."""
+    """For the implementations here: the gradient stops where the equations say so and nowhere else."""
     rows, _ = rows_of(settings, 5)
     kept = accepted(settings, rows, False) if settings.get("correction") == "obrs" else None
     _, d_log_probs, _, d_given = gradient(settings, rows, False, kept)
@@ -559,7 +562,7 @@ EXTREMES = [-1000.0, -200.0, -14.0, -1e-12, None]
 
 
 def test_extreme_ratios_are_finite(build_dir):
-    """Ratios of 0, of 1e6 and beyond; log-probabilities of minus infinity (null); equal rewards."""
+    """Ratios of 0, of 1e6 and beyond, log-probabilities of minus infinity (null), and equal rewards."""
     rows = {name: [] for name in ("log_probs", "advantages", "behaviour", "proximal")}
     for advantage in (-1.0, 0.0, 1.0):
         for log_pi in (-300.0, -14.0, -1e-12):
@@ -587,8 +590,8 @@ def test_extreme_ratios_are_finite(build_dir):
         assert all(x is not None and math.isfinite(x) for x in values), (answer, request["actor"])
 
 
-# Settings; whether they judge tokens or sequences; log w of the tokens that are perturbed; what becomes of
-# those.
+# Settings; the level that they judge (token or sequence); log w of the perturbed tokens; whether the
+# perturbed tokens are masked or truncated.
 SEQUENCE = {"correction_level": "sequence"}
 PERTURBED = {
     "cap": ({"correction": "cap", "behave_imp_weight_cap": 2.0}, "token", 1.5, "masked"),
@@ -627,8 +630,8 @@ PERTURBED = {
 
 @pytest.mark.parametrize("name", PERTURBED)
 def test_perturbed_log_probabilities_are_counted_exactly(build_dir, name):
-    """One token in each of 37 of 100 sequences was drawn with another probability than pi_old's: so many
-    tokens, or all tokens of so many sequences, are masked or truncated, and no other."""
+    """In each of 37 of 100 sequences, one token's sampling probability differs from pi_old's. Exactly these
+    tokens, or all tokens of these sequences, are masked or truncated."""
     settings, level, shift, what = PERTURBED[name]
     draw, sequences, length, perturbed = random.Random(7), 100, 10, 37
     chosen = {s * length + draw.randrange(length) for s in draw.sample(range(sequences), perturbed)}
@@ -662,8 +665,8 @@ def test_perturbed_log_probabilities_are_counted_exactly(build_dir, name):
 
 
 def test_obrs_samples_are_those_of_the_trainer(build_dir):
-    """The mean of f under mu, kept and weighted, is its mean under pi_old for any f (here the advantages):
-    all of the vocabulary is given, so that Z is exact; the draw's numbers are uniform."""
+    """For any f (here the advantages), the weighted mean of f over the accepted samples of mu equals the mean
+    of f under pi_old. The whole vocabulary is given, so Z is exact. The acceptance numbers are uniform."""
     draw, size, count = random.Random(3), 6, 20000
     mu = [0.3, 0.25, 0.2, 0.15, 0.06, 0.04]
     pi = [0.25, 0.1, 0.3, 0.05, 0.2, 0.1]
@@ -750,7 +753,7 @@ def test_kl_to_go_and_controllers(build_dir):
 
 
 def random_groups(seed):
-    """Groups of 1 to 6 samples in any order, some of equal rewards, some samples without a trained token."""
+    """Groups of 1 to 6 samples in any order. Some groups have equal rewards. Some samples train no token."""
     draw = random.Random(1000 + seed)
     batch = {"rewards": [], "groups": [], "tokens": [], "parts": []}
     for group in range(draw.randint(2, 6)):
@@ -784,7 +787,7 @@ def whitened(advantages, tokens):
 
 
 def expected_advantages(settings, batch):
-    """A list by sequence, of one number or of one a trained token."""
+    """Returns a list by sequence. Each entry has one number, or one number for each trained token."""
     name, rewards, tokens = settings["adv_estimator"], batch["rewards"], batch["tokens"]
     eps, unbiased = settings.get("eps", 1e-6), settings.get("std_unbiased", True)
     mates = [[j for j, g in enumerate(batch["groups"]) if g == own] for own in batch["groups"]]
@@ -797,7 +800,7 @@ def expected_advantages(settings, batch):
         return 0.0 if deviation == 0 else (values[i] - mean) / (deviation + eps)
 
     def at_level(level, values, i):
-        """Mean and deviation of the group, of the batch, or neither."""
+        """Mean and deviation over the group or the batch, or neutral values if the level is neither."""
         return {
             "group": lambda: mean_and_deviation([values[j] for j in mates[i]], unbiased),
             "batch": lambda: mean_and_deviation(values, unbiased),
@@ -865,7 +868,7 @@ ADVANTAGES = [
 
 def test_advantages_are_those_of_the_equation(build_dir):
     cases = [(settings, random_groups(seed)) for settings in ADVANTAGES for seed in range(20)]
-    # RLOO has no baseline for a sample alone.
+    # RLOO has no baseline for a group of one sample.
     cases = [
         c
         for c in cases

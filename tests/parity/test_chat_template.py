@@ -1,6 +1,7 @@
 """Chat templates against transformers' apply_chat_template, and the files that `bough init` writes.
 
-The templates here use what those of today's models use. Where TRL is installed, its own are run as well."""
+The templates here use the features that current models' templates use. If TRL is installed, its templates are
+run as well."""
 
 import importlib.util
 import json
@@ -17,7 +18,7 @@ PLAIN = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# A default system message, put in front at the first message.
+# A default system message, put before the first message.
 DEFAULT_AT_FIRST = """
 {%- for m in messages -%}
   {%- if loop.first and m.role != "system" -%}
@@ -34,7 +35,7 @@ DEFAULT_AT_FIRST = """
 {%- if add_generation_prompt is defined and add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}
 """
 
-# With branches for tools, which are read but never run.
+# Branches for tools, which are parsed but never run.
 WITH_TOOLS = """{# tools first #}
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson(indent=2) }}{% endfor %}
@@ -61,7 +62,7 @@ WITH_TOOLS = """{# tools first #}
 {%- endif %}
 """
 
-# Keeps the thoughts of answers after the last question, drops those before it.
+# Keeps the reasoning of answers after the last question. Drops earlier reasoning.
 THINKING = """
 {%- set ns = namespace(open=true, last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
@@ -97,7 +98,7 @@ THINKING = """
 {%- endif %}
 """
 
-# Text outside of tags: white space control and blocks that take their line break along.
+# Text outside of tags: white space control, and blocks that remove the line break after them.
 LAYOUT = """{% for message in messages %}
   {%- if message.role %}
 <|im_start|>{{ message.role }}
@@ -110,7 +111,7 @@ LAYOUT = """{% for message in messages %}
 {% endif +%}
 """
 
-# Turns between headers, a date, tools in the first question, exact alternation.
+# Turns between headers, a date, tools in the first question, strict alternation of roles.
 HEADER = """{{- bos_token }}
 {%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
 {%- if messages[0]['role'] == 'system' %}
@@ -143,7 +144,7 @@ HEADER = """{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<|header|>assistant<|end|>\n\n' }}{%- endif %}
 """
 
-# Roles that must alternate, tools as a list of printed dicts, parts of contents.
+# Roles that must alternate, tools as a list of printed dicts, message contents as parts.
 BRACKETS = """{%- set ns = namespace(index=0, last=-1, closed=false) -%}
 {%- for message in messages if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endfor -%}
 {{- bos_token -}}
@@ -169,7 +170,7 @@ BRACKETS = """{%- set ns = namespace(index=0, last=-1, closed=false) -%}
 {%- endfor -%}
 """
 
-# Macros that write a tool's schema, recursively, in an order of their own.
+# Macros that write a tool's schema recursively, with the keys in an order of their own.
 SCHEMA = """{%- macro kind_of(p, depth=0) -%}
     {%- if p.type is string -%}
         {%- if p.type == 'array' -%}{{ kind_of(p['items'], depth + 1) }}[]
@@ -197,7 +198,7 @@ SCHEMA = """{%- macro kind_of(p, depth=0) -%}
 {{ 'assistant> ' if add_generation_prompt }}
 """
 
-# Channels: reasoning kept only after the last answer; loop controls; `filter` and `with` blocks.
+# Channels: reasoning is kept only after the last answer. Also loop controls, `filter` and `with` blocks.
 CHANNELS = """{% set last = namespace(final=-1) %}
 {% for m in messages %}{% if m.role != 'assistant' or m.tool_calls %}{% continue %}{% endif %}{% set last.final = loop.index0 %}{% endfor %}
 <|start|>system<|message|>{% filter trim | replace('  ', ' ') %}
@@ -304,7 +305,8 @@ ARGUMENTS = [
 
 
 def conversations(seed, count):
-    """Requests of every kind: roles, tools and calls, reasoning, contents that are parts, null or missing."""
+    """Requests of every kind: roles, tools and calls, reasoning, and contents that are parts, null or
+    missing."""
     rng = random.Random(seed)
     for _ in range(count):
         kind = rng.choice(["plain", "plain", "tools", "reasoning", "parts"])
@@ -348,7 +350,7 @@ def conversations(seed, count):
 
 
 def render(tokenizer, template, case):
-    """transformers' text, or none where the template, or Python in it, refuses."""
+    """Returns transformers' text, or None if the template, or Python code in it, refuses the case."""
     try:
         return tokenizer.apply_chat_template(
             case["messages"],
@@ -415,7 +417,7 @@ def test_a_template_of_its_own_for_tools(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("writes_bos", [True, False])
 def test_bos_is_there_once_or_not_at_all(writes_bos, tokenizer, tmp_path):
-    """Ids of a conversation, where the tokenizer itself puts a BOS in front of plain texts."""
+    """Ids of a conversation, with a tokenizer that itself puts a BOS before plain texts."""
     template = "{{ bos_token }}" * writes_bos + PLAIN
     ask({"op": "byte_level", "path": str(tmp_path)})
     file = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -1,4 +1,5 @@
-"""Model directories against transformers: what it writes we read, what we write it reads, bit for bit."""
+"""Model directories against transformers, bit for bit: Bough reads what transformers writes, and transformers
+reads what Bough writes."""
 
 import json
 import os
@@ -29,7 +30,7 @@ def tool(build_dir: Path):
 
 
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
-    """As transformers loads them; it must find nothing missing, extra or of the wrong shape."""
+    """Loads the weights with transformers, which must find none missing, extra or of the wrong shape."""
     model, info = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not info[problem], (problem, info[problem])
@@ -57,7 +58,7 @@ def test_copy_is_equal(tool, tiny_models, tmp_path, architecture):
     tool("copy", source, tmp_path / "out")
     assert_same(weights_of(source), weights_of(tmp_path / "out"))
     assert stored_names(source) == stored_names(tmp_path / "out")
-    # Saving changes nothing of the config, and the tokenizer goes along.
+    # Saving does not change the config, and the tokenizer files are copied.
     assert json.loads((source / "config.json").read_text()) == json.loads(
         (tmp_path / "out" / "config.json").read_text()
     )
@@ -70,14 +71,14 @@ def test_shards_and_bf16(tool, tmp_path, architecture):
     model = make_tiny_model(architecture).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "in", max_shard_size="40KB")
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2
-    # Read from shards, written as one file; then the other way round.
+    # Read from shards and write one file, then the other way round.
     tool("copy", tmp_path / "in", tmp_path / "one", "bf16")
     assert os.path.exists(tmp_path / "one" / "model.safetensors")
     assert_same(weights_of(tmp_path / "in"), weights_of(tmp_path / "one"))
     tool("copy", tmp_path / "one", tmp_path / "many", "bf16", 40_000)
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
     assert_same(weights_of(tmp_path / "in"), weights_of(tmp_path / "many"))
-    # Widening is exact; the config says what is stored.
+    # Widening is exact. The config names the stored dtype.
     tool("copy", tmp_path / "in", tmp_path / "wide", "fp32")
     wide = weights_of(tmp_path / "wide")
     assert all(tensor.dtype == torch.float32 for tensor in wide.values())
@@ -97,7 +98,8 @@ def test_llama_with_biases(tool, tmp_path):
 
 
 def test_config_of_older_versions(tool, tiny_models, tmp_path):
-    """Before version 5: rope_theta beside rope_scaling, torch_dtype, no layer_types."""
+    """Configs of transformers before version 5: rope_theta beside rope_scaling, torch_dtype, no
+    layer_types."""
     shutil.copytree(tiny_models("llama"), tmp_path / "in")
     path = tmp_path / "in" / "config.json"
     config = json.loads(path.read_text())
@@ -111,7 +113,8 @@ def test_config_of_older_versions(tool, tiny_models, tmp_path):
 
 
 def test_order_and_padding_of_the_safetensors_library(tool, tiny_models, tmp_path):
-    """The library's own writer, mixed dtypes, a buffer of old checkpoints, the tied head stored twice."""
+    """Files by the library's own writer: mixed dtypes, a buffer of old checkpoints, the tied head stored
+    twice."""
     source = tiny_models("llama_tied")
     shutil.copytree(source, tmp_path / "in")
     tensors = {name: tensor.clone() for name, tensor in weights_of(source).items()}
@@ -133,14 +136,14 @@ def test_new_model(tool, tmp_path, architecture):
     assert config.model_type == architecture
     rope = config.rope_parameters
     assert rope.get("full_attention", rope)["rope_theta"] == 12345
-    # Nothing that transformers writes for such a model is left to its defaults.
+    # config.json has every key that transformers writes for such a model. No key is left to its default.
     config.save_pretrained(tmp_path / "again")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     again = json.loads((tmp_path / "again" / "config.json").read_text())
     again.pop("transformers_version")
-    again.pop("_sliding_window_pattern", None)  # what Gemma 3's class made layer_types from
+    again.pop("_sliding_window_pattern", None)  # Gemma 3's class made layer_types from this key
     if architecture == "qwen2":
-        written.pop("head_dim")  # a key that Qwen2's class keeps only where it is not width / heads
+        written.pop("head_dim")  # Qwen2's class keeps this key only if it is not width / heads
         again.pop("head_dim", None)
     assert written == again
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())

@@ -1,5 +1,6 @@
-"""A critic's values, advantages, returns, loss and every gradient against a plain one: transformers' hidden
-states of each sequence by itself, a linear layer, GAE by its recursion, torch's autograd."""
+"""A critic's values, advantages, returns, loss and every gradient against a plain implementation. The plain
+implementation uses transformers' hidden states of each sequence alone, a linear layer, GAE by its recursion,
+and torch's autograd."""
 
 import json
 import random
@@ -16,8 +17,8 @@ EPS_CLIP = 0.5
 
 
 def scored_rollouts(seed, vocab):
-    """Rollouts with rewards in place of advantages, some cut at the limit, some with turns and rewards of
-    theirs; a group of one sample beside larger ones."""
+    """Rollouts with rewards instead of advantages. Some are truncated at the length limit. Some have turns
+    with rewards of their own. One group has a single sample, the others have more."""
     draw = random.Random(seed)
     rollouts = random_rollouts(seed, vocab, max_sequences=9)
     for index, rollout in enumerate(rollouts):
@@ -42,7 +43,8 @@ def trained(rollout):
 
 
 def token_rewards(rollout):
-    """One a trained token: turns' own, and what they leave of the reward at the end."""
+    """Returns one reward for each trained token. A turn's reward is on the turn's last trained token. The
+    rest of the sample's reward is on the last trained token."""
     rewards = dict.fromkeys(trained(rollout), 0.0)
     for turn, reward in enumerate(rollout.get("turn_rewards", [])):
         of_turn = [i for i in rewards if rollout["turns"][i] == turn]
@@ -54,7 +56,7 @@ def token_rewards(rollout):
 
 
 def turns_of(rollout, by_turn):
-    """Lists of trained positions, one a step."""
+    """Lists of trained positions, one list for each GAE time step (a token or a turn)."""
     steps = []
     for i in trained(rollout):
         turn = rollout["turns"][i] if "turns" in rollout else 0
@@ -66,7 +68,7 @@ def turns_of(rollout, by_turn):
 
 
 def gae(rollout, values, actor):
-    """Advantages and returns by position."""
+    """Returns the advantages and the returns by position."""
     gamma, lam = actor.get("discount", 1.0), actor.get("gae_lambda", 1.0)
     rewards, steps = token_rewards(rollout), turns_of(rollout, actor.get("gae_timestep_unit") == "turn")
     cut = rollout["finish_reason"] == "length" and actor.get("bootstrap_truncated", False)
@@ -83,7 +85,7 @@ def gae(rollout, values, actor):
 
 
 def whitened(advantages):
-    """Lists of lists, over all of them."""
+    """Whitens lists of lists over all of their entries."""
     flat = torch.tensor([a for own in advantages for a in own], dtype=torch.float64)
     if len(flat) < 2:
         return [[0.0 for _ in own] for own in advantages]
@@ -92,7 +94,8 @@ def whitened(advantages):
 
 
 def values_of(model, head, rollout):
-    """By position of each trained token: of the hidden state before it."""
+    """Returns values by the position of each trained token, computed from the hidden state before the
+    token."""
     positions = trained(rollout)
     if not positions:
         return {}
@@ -178,7 +181,7 @@ def compare(got, expected, tolerance):
     for name in ("values", "returns"):
         assert [len(own) for own in got[name]] == [len(own) for own in expected[name]], name
         assert flat(got[name]) == pytest.approx(flat(expected[name]), abs=tolerance, rel=tolerance), name
-    # A trajectory holds its advantages in fp32.
+    # A trajectory stores its advantages in fp32.
     near = max(tolerance, 1e-6)
     assert flat(got["advantages"]) == pytest.approx(flat(expected["advantages"]), abs=near, rel=near)
     assert got["loss"] == pytest.approx(expected["loss"], rel=tolerance)

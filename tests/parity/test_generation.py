@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 NEW_TOKENS = 24
-# Where the two best logits lie closer, rounding decides which of them is taken.
+# If the two best logits are closer than this, rounding decides which token is taken.
 TIE = 1e-5
 
 
 def prompts_of(count: int, vocab: int) -> list[list[int]]:
-    """Of few lengths, so that transformers can generate in batches without padding; every fourth begins with
-    a header that the engine finds computed."""
+    """Prompts of a few lengths, so that transformers can generate in batches without padding. One in four
+    begins with a header that the engine has already computed."""
     draw = random.Random(count)
     header = [draw.randrange(vocab) for _ in range(32)]
     prompts = []
@@ -26,7 +26,7 @@ def prompts_of(count: int, vocab: int) -> list[list[int]]:
 
 
 def greedy(model, prompts: list[list[int]], eos: int) -> list[list[int]]:
-    """transformers' continuation of each prompt, its stop token kept."""
+    """transformers' continuation of each prompt, including the stop token."""
     by_length = defaultdict(list)
     for index, prompt in enumerate(prompts):
         by_length[len(prompt)].append(index)
@@ -83,7 +83,7 @@ def test_greedy_equals_generate(bough, tiny_models, tmp_path, architecture, coun
         ours = line["input_ids"][len(prompt) :]
         if ours == theirs:
             continue
-        # What follows the first difference has another prefix.
+        # Tokens after the first difference have another prefix.
         first = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
         with torch.no_grad():
             logits = model(torch.tensor([prompt + theirs[:first]])).logits[0, -1]

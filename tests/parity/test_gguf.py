@@ -1,5 +1,5 @@
-"""`bough import` against the `gguf` package (the format's own writer and dequantisation), transformers' own
-loading of the same file, and the tokenizers that the files were made of."""
+"""`bough import` against the `gguf` package (the format's own writer and dequantisation), against
+transformers' own loading of the same file, and against the tokenizers that the files were made from."""
 
 import functools
 import json
@@ -19,16 +19,16 @@ from transformers.integrations.ggml import convert_gguf_tokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 TYPES = [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K]
-# Where the fp16 scales of a block stand.
+# Byte offsets of the fp16 scales in a block.
 SCALES = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q4_K: [0, 2], Type.Q6_K: [208]}
-# Widths are multiples of 256, the largest block; transformers takes 128 for the heads of every Qwen3.
+# Widths are multiples of 256, the largest block. transformers assumes a head size of 128 for every Qwen3.
 VOCAB, WIDTH, FEED, LAYERS, CONTEXT = 300, 256, 512, 2, 128
 HEADS = {"llama": (8, 4, 32), "qwen2": (8, 2, 32), "qwen3": (4, 2, 128)}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
 def random_blocks(draw: np.random.Generator, shape: list[int], kind: Type, scale: float) -> np.ndarray:
-    """The bytes of a tensor of random values about as large as `scale`."""
+    """Returns the bytes of a tensor of random values about as large as `scale`."""
     if kind in SCALES:
         elements, size = gguf.GGML_QUANT_SIZES[kind]
         blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // elements, size), dtype=np.uint8)
@@ -65,7 +65,7 @@ def tensors_of(architecture: str, kind: Type, tied: bool) -> dict[str, tuple[np.
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
     draw = np.random.default_rng(3)
     return {
-        # Vectors stay in fp32, as llama.cpp leaves them.
+        # Vectors stay in fp32, as in llama.cpp.
         name: (random_blocks(draw, shape, kind if len(shape) == 2 else Type.F32, 0.3), kind)
         if len(shape) == 2
         else ((0.5 + draw.random(shape)).astype(np.float32), Type.F32)
@@ -83,8 +83,8 @@ def byte_vocabulary(size: int) -> list[str]:
 def write_gguf(
     path: Path, architecture="llama", kind=Type.Q8_0, tied=True, tokenizer=None, tensors=None, **more
 ):
-    """A small model, tokenizer and all. `tokenizer` replaces the metadata under tokenizer.ggml; `more` are
-    further metadata of the architecture, with __ for dots."""
+    """Writes a small model with its tokenizer. `tokenizer` replaces the metadata under tokenizer.ggml. `more`
+    is further metadata of the architecture, with __ for dots."""
     heads, kv_heads, size = HEADS[architecture]
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -129,7 +129,7 @@ def write_gguf(
 
 
 def transformers_model(path: Path):
-    """The model that transformers makes of the file, in fp32, and its weights by name."""
+    """Returns the model that transformers makes from the file, in fp32, and its weights by name."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     weights = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
@@ -179,12 +179,12 @@ def test_logits_are_those_of_transformers(bough, build_dir, tmp_path, architectu
 
 
 def test_angles_of_llama3_come_back_as_its_rope_scaling(bough, tmp_path):
-    """transformers drops rope_freqs.weight; what is written here is what the original config.json says."""
+    """transformers drops rope_freqs.weight. `bough import` writes the scaling of the original config.json."""
     size, theta, factor, low, high, original = 32, 5e4, 8.0, 1.0, 4.0, 8192
     wave = 2 * np.pi * theta ** (np.arange(0, size, 2) / size)
     smooth = np.clip((original / wave - low) / (high - low), 0, 1)
     divisors = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
-    assert len(set(divisors)) == 4  # 1, 8 and between
+    assert len(set(divisors)) == 4  # 1, 8 and two values between
     tensors = tensors_of("llama", Type.Q8_0, True) | {"rope_freqs.weight": (divisors, Type.F32)}
     done = bough("import", write_gguf(tmp_path / "model.gguf", tensors=tensors), "out")
     if done.returncode == 0:
@@ -192,7 +192,7 @@ def test_angles_of_llama3_come_back_as_its_rope_scaling(bough, tmp_path):
         expected = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
         assert rope == expected | {"original_max_position_embeddings": original, "rope_theta": theta}
     else:
-        # A program that cannot compute this scaling says so.
+        # A program that cannot compute this scaling must say so.
         assert done.returncode == 2 and "llama3" in done.stderr
     divisors[3] *= 1.01
     done = bough("import", write_gguf(tmp_path / "model.gguf", tensors=tensors), "out2")
@@ -220,7 +220,7 @@ def level(use_regex):
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
 
 
-# What the original tokenizer.json of a model with this `pre` has: normalizer, pre-tokenizers, ignore_merges.
+# By `pre`: normalizer, pre-tokenizers and ignore_merges in the original tokenizer.json of such a model.
 ORIGINALS = {
     "gpt-2": (None, [level(True)], False),
     "smollm": (None, [pre_tokenizers.Digits(individual_digits=True), level(True)], False),
@@ -283,7 +283,7 @@ def original_tokenizer(pre: str) -> Tokenizer:
 
 
 def gguf_vocabulary(tokenizer: Tokenizer) -> dict:
-    """What llama.cpp's converter writes of a byte-level tokenizer."""
+    """The metadata that llama.cpp's converter writes for a byte-level tokenizer."""
     ids = tokenizer.get_vocab()
     tokens = sorted(ids, key=ids.get)
     types = [
@@ -304,7 +304,7 @@ def import_tokenizer(bough, tmp_path, vocabulary: dict, architecture="llama", *o
 
 
 def ask_tool(build_dir: Path, directory: Path, texts: list[str]) -> list[list[int]] | str:
-    """Bough's ids, or why it refuses the tokenizer."""
+    """Returns Bough's ids, or the reason why it refuses the tokenizer."""
     load = {"op": "load", "name": "t", "path": str(directory / "tokenizer.json")}
     command = [build_dir / "bin" / "tokenizer_tool"]
     done = subprocess.run(command, input=json.dumps(load) + "\n", capture_output=True, text=True, check=True)
@@ -329,7 +329,7 @@ def test_ids_are_those_of_the_original_byte_level_tokenizer(bough, build_dir, tm
     expected = [encoding.ids for encoding in original.encode_batch(texts)]
     assert [encoding.ids for encoding in ours.encode_batch(texts)] == expected
     answer = ask_tool(build_dir, out, texts)
-    # Ranges with code points that PCRE2's Unicode lacks are refused by name.
+    # Character ranges with code points that PCRE2's Unicode version lacks are refused by name.
     assert answer == expected or (pre == "deepseek-coder" and "Unicode versions differ" in answer), answer[
         :300
     ]
@@ -354,7 +354,7 @@ def test_another_pre_tokenizer_can_be_named(bough, tmp_path):
 
 
 def test_where_transformers_converts_rightly_the_ids_are_its_own(bough, tmp_path):
-    """A qwen2 file; with the architecture llama transformers says byte_fallback and cuts as GPT-2 does."""
+    """A qwen2 file. For architecture llama, transformers sets byte_fallback and splits text as GPT-2 does."""
     vocabulary = gguf_vocabulary(original_tokenizer("qwen2")) | {"pre": "qwen2"}
     out = import_tokenizer(bough, tmp_path, vocabulary, "qwen2")
     theirs, _ = convert_gguf_tokenizer("qwen2", dict(vocabulary))
@@ -364,7 +364,7 @@ def test_where_transformers_converts_rightly_the_ids_are_its_own(bough, tmp_path
 
 
 def test_bytes_that_a_vocabulary_lacks_stay_unknown(bough, tmp_path):
-    """SmolLM2 lacks 21 bytes; nothing says byte_fallback, whose <0xNN> tokens it does not have."""
+    """SmolLM2 lacks 21 bytes. Nothing sets byte_fallback, and the vocabulary has no <0xNN> tokens."""
     original = original_tokenizer("smollm")
     vocabulary = gguf_vocabulary(original) | {"pre": "smollm"}
     dropped = [pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(c)[0][0] for c in "\x01\x02"]
@@ -381,13 +381,13 @@ def test_special_tokens_template_and_stops(bough, tmp_path):
         "chat_template": CHATML,
     }
     vocabulary |= {"bos_token_id": 0, "eot_token_id": 0, "padding_token_id": 1, "add_eos_token": True}
-    # Rows of the embedding that no token has.
+    # An embedding row that belongs to no token.
     vocabulary["tokens"] += [f"[PAD{len(vocabulary['tokens'])}]"]
     vocabulary["token_type"] += [UNUSED]
     out = import_tokenizer(bough, tmp_path, vocabulary)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 2, 1)
-    assert tokenizer("a<tool>").input_ids[0] == 0  # llama-bpe adds one unless the file says no
+    assert tokenizer("a<tool>").input_ids[0] == 0  # llama-bpe adds a BOS unless the file says no
     assert tokenizer("a<tool>").input_ids[-1] == 2
     assert tokenizer("<tool>", add_special_tokens=False).input_ids == [vocabulary["tokens"].index("<tool>")]
     assert tokenizer.decode(tokenizer("a<tool><|im_start|>").input_ids, skip_special_tokens=True) == "a<tool>"
@@ -402,7 +402,8 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 
 
 def sentencepiece_vocabulary() -> dict:
-    """Tokens and scores as SentencePiece trains them: products before single characters, scores falling."""
+    """Tokens and scores as SentencePiece trains them: products before single characters, with falling
+    scores."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = split("▁?[^▁]+|▁+")
@@ -418,7 +419,8 @@ def sentencepiece_vocabulary() -> dict:
 
 
 def sentencepiece_ids(vocabulary: dict, text: str) -> list[int]:
-    """The definition: of all adjacent pairs that make a piece, join the best, the leftmost first."""
+    """The definition: repeatedly join the best adjacent pair that forms a piece, the leftmost one in a
+    tie."""
     scores = {
         token: score
         for token, score, kind in zip(
@@ -452,7 +454,7 @@ def test_ids_of_sentencepiece_vocabularies(bough, tmp_path):
         assert ids == [1, *sentencepiece_ids(vocabulary, text)], text
         assert ours.decode(ids, skip_special_tokens=True) == text
     assert ours("</s>", add_special_tokens=False).input_ids == [2]
-    # The same merges in the same order as transformers makes of the scores.
+    # The merges and their order are those that transformers derives from the scores.
     theirs, _ = convert_gguf_tokenizer("llama", dict(vocabulary))
     model, their_model = (
         json.loads(text)["model"] for text in (ours.backend_tokenizer.to_str(), theirs.to_str())
@@ -513,7 +515,7 @@ def test_rope_scaling_of_the_metadata(bough, tmp_path, kind):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["rope_parameters"] == expected
     else:
-        # A program that cannot compute this scaling says so.
+        # A program that cannot compute this scaling must say so.
         assert done.returncode == 2 and kind in done.stderr
 
 

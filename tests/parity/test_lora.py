@@ -1,5 +1,6 @@
-"""Adapters against torch: gradients of `bough step` against autograd through transformers with the term added
-to its linear layers (and against PEFT itself where it is installed), files in PEFT's format, merging."""
+"""Adapters against torch: gradients of `bough step`, files in PEFT's format, and merging. The gradients are
+compared with autograd through transformers with the LoRA term added to its linear layers. If PEFT is
+installed, they are also compared with PEFT."""
 
 import json
 
@@ -54,7 +55,7 @@ def write_adapter(directory, model, targets, seed=0, **changes):
 
 
 def adapt(model, tensors, dtype):
-    """Puts the adapter beside the model's linear layers; everything else is frozen."""
+    """Adds the adapter to the model's linear layers. Everything else is frozen."""
     model.requires_grad_(False)
     for name in {name.removeprefix(PREFIX).rsplit(".lora_")[0] for name in tensors}:
         parent, last = name.rsplit(".", 1)
@@ -64,7 +65,7 @@ def adapt(model, tensors, dtype):
 
 
 def file_name(parameter):
-    """Of a parameter of an adapted model."""
+    """The tensor name in the file for a parameter of an adapted model."""
     module, _, which = parameter.rpartition(".")
     return f"{PREFIX}{module}.lora_{which.upper()}.weight"
 
@@ -100,8 +101,8 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
         path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
         expected_loss, expected, norms = flat_gradients(model, rollouts, "pg")
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # What transformers itself is off by in fp32: of matrices whose gradient is small beside the terms that it
-    # is the sum of, more than 1e-5.
+    # transformers' own error in fp32. It exceeds 1e-5 for matrices whose gradient is small compared with the
+    # terms that it is the sum of.
     plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     _, in_fp32, _ = flat_gradients(adapt(plain, tensors, torch.float32), rollouts, "pg")
     floor = {name: gradient_error(in_fp32[name].double(), expected[name], norms[name]) for name in names}
@@ -113,11 +114,12 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
                 grads=tmp_path / "grads.safetensors",
             )  # fmt: skip
             assert report["loss"] == pytest.approx(expected_loss, rel=tolerance * 10, abs=1e-6)
-            # The base has no gradient at all.
+            # The base model has no gradients at all.
             assert got.keys() == {file_name(name) for name in names}
             for name in names:
                 error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
-                # Of two roundings: ours has been 6 times the other on a CPU without AVX-512.
+                # Both errors are rounding errors. Ours was 6 times transformers' error on a CPU without
+                # AVX-512.
                 times = 5 if is_batch_invariant() else 7
                 bound = tolerance if dtype == "fp64" else max(tolerance, times * floor[name])
                 assert error <= bound, (mode, dtype, name, error, floor[name])
@@ -155,7 +157,7 @@ def test_against_peft(bough, tiny_models, tmp_path):
 
 
 def trained_adapter(bough, data_count=6):
-    """An adapter of `bough sft` over a small model of its own."""
+    """Trains an adapter by `bough sft` on a small model. Returns the folders of the model and the adapter."""
     bough("data", "sums", "--out", "train.jsonl", "-n", data_count, "--max-operand", 9, ok=True)
     bough("init", "base", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1, ok=True)
     bough(

@@ -1,5 +1,5 @@
-"""Logits and log-probabilities of random models in fp32 against transformers, every position, to 1e-4; and
-what `bough init` writes, loaded by transformers."""
+"""Logits and log-probabilities of random models in fp32 against transformers, at every position, to 1e-4.
+Models that `bough init` writes are loaded by transformers."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 @pytest.fixture
 def logits(build_dir, tmp_path):
-    """`logits(directory, dtype, sequences)`: the model's logits, a tensor [tokens, V] for each sequence."""
+    """`logits(directory, dtype, sequences)` returns the model's logits, one tensor [T, V] for each
+    sequence."""
     program = build_dir / "bin" / "logits_tool"
     if not os.access(program, os.X_OK):
         pytest.fail(f"{program} is not built: run `make build`")
@@ -50,9 +51,9 @@ def test_logits_in_fp32(logits, tiny_models, architecture):
             theirs = model(torch.tensor([ids])).logits[0]
             exact = model_fp64(torch.tensor([ids])).logits[0]
         assert ours.shape == exact.shape
-        # Wide enough that a shuffled vocabulary or a wrong position could not pass.
+        # The logits vary enough that a shuffled vocabulary or a wrong position could not pass.
         assert exact.std() > 0.5
-        # Two computations in fp32 differ by the errors of both, near the limit at 300 tokens.
+        # Two computations in fp32 differ by the errors of both, which is near the limit at 300 tokens.
         their_error = (theirs - exact).abs().max()
         assert (ours - exact).abs().max() < max(1e-4, 2 * their_error)
         assert their_error < 1e-3
@@ -71,7 +72,7 @@ def test_logits_in_fp64(logits, tiny_models, monkeypatch, architecture):
 
 
 def test_far_positions(logits, tmp_path):
-    """Rotary angles at thousands of radians, where fp32 has few digits left for them."""
+    """Rotary angles of thousands of radians, where fp32 has few digits left for them."""
     write_tiny_model(tmp_path / "model", "llama", max_position_embeddings=8192, num_hidden_layers=1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     ids = random.Random(5).choices(range(311), k=5000)
@@ -81,7 +82,8 @@ def test_far_positions(logits, tmp_path):
     assert (ours - theirs).abs().max() < 1e-3  # angles differ in their last fp32 digit: 5,000 x 6e-8
 
 
-# What changes beyond a length, and that length in tests/tiny_models.py. Up to it all is exact.
+# Settings that change the computation beyond a length, and that length in tests/tiny_models.py. Up to that
+# length the logits are exact.
 @pytest.mark.parametrize(
     ("architecture", "longest", "why"),
     [
@@ -98,7 +100,7 @@ def test_length_of_an_exact_model(bough, logits, tiny_models, tmp_path, architec
     with torch.no_grad():
         theirs = model(torch.tensor([ids])).logits[0]
     (ours,) = logits(directory, "fp32", [ids])
-    assert (ours - theirs).abs().max() < 1e-3  # of angles of thousands, as in test_far_positions
+    assert (ours - theirs).abs().max() < 1e-3  # angles of thousands of radians, as in test_far_positions
 
     def rollout(count):
         line = {"input_ids": (ids * 2)[:count], "loss_mask": [0] + [1] * (count - 1), "advantage": 1.0}
@@ -109,7 +111,7 @@ def test_length_of_an_exact_model(bough, logits, tiny_models, tmp_path, architec
     refused = rollout(longest + 1)
     assert refused.returncode == 2
     assert why in refused.stderr and str(longest) in refused.stderr and str(longest + 1) in refused.stderr
-    # A sample ends there; a prompt as long as that is refused.
+    # A sample ends at that length. A prompt of that length is refused.
     prompts = [ids[: longest - 3], ids]
     results = []
     for prompt in prompts:
@@ -130,7 +132,8 @@ def test_length_of_an_exact_model(bough, logits, tiny_models, tmp_path, architec
     [("qwen3", 0.7), ("qwen3", 1.0), ("qwen3", 1.3), ("gemma3", 1.0), ("olmo2", 1.0), ("phi3_longrope", 1.0)],
 )
 def test_rollout_log_probs(bough, tiny_models, tmp_path, architecture, temperature):
-    """What `bough rollout` writes is what transformers, and `bough step`, give the tokens that were drawn."""
+    """`bough rollout` writes the log-probabilities that transformers and `bough step` give the sampled
+    tokens."""
     directory = tiny_models(architecture)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     prompts = "".join(json.dumps({"input_ids": [7, 8, 9, 100 + i]}) + "\n" for i in range(3))
@@ -144,7 +147,7 @@ def test_rollout_log_probs(bough, tiny_models, tmp_path, architecture, temperatu
     assert len(rollouts) == 12
     assert report.json["new_tokens"] == sum(sum(r["loss_mask"]) for r in rollouts)
     assert 0 < report.json["engine_seconds"] <= report.json["seconds"]
-    # A random Gemma is sure of most tokens: its head is its embedding, which it scales.
+    # A random Gemma is certain of most tokens, because its lm_head is its embedding, which it scales.
     assert len({tuple(r["input_ids"]) for r in rollouts}) >= (4 if architecture == "gemma3" else 12)
     for rollout in rollouts:
         ids, start = rollout["input_ids"], rollout["loss_mask"].index(1)
@@ -156,7 +159,7 @@ def test_rollout_log_probs(bough, tiny_models, tmp_path, architecture, temperatu
         assert (got[start:] - expected[start - 1 :]).abs().max() < 1e-4
         assert (got[:start] == 0).all()
         assert (torch.tensor(rollout["raw_logprobs"]) - raw[start - 1 :]).abs().max() < 1e-4
-    # The trainer's: the mean of minus log-probabilities, which advantage 1 makes the loss.
+    # The trainer's log-probabilities: with advantage 1 the loss is the mean of minus log-probabilities.
     with open(tmp_path / "train.jsonl", "w") as file:
         file.writelines(json.dumps(rollout | {"advantage": 1.0}) + "\n" for rollout in rollouts)
     step = bough("step", "--model", directory, "--rollouts", "train.jsonl", "--json", ok=True)
@@ -189,7 +192,7 @@ def test_init_is_loaded_by_transformers(bough, logits, tmp_path, arch):
         theirs = model(torch.tensor([ids])).logits[0]
     (ours,) = logits(tmp_path / "model", "fp32", [ids])
     assert (ours - theirs).abs().max() < 1e-5
-    # A function of the seed.
+    # The weights are a function of the seed.
     weights = load_file(tmp_path / "model" / "model.safetensors")
     bough("init", "same", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 7, ok=True)
     bough("init", "other", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 8, ok=True)

@@ -1,9 +1,9 @@
-"""Losses, advantages, corrections, KL estimators and controllers against the peers' own code, taken function
-by function out of their wheels, so that none of their dependencies is needed. scripts/setup fetches the
-wheels (requirements-peer-losses.txt) to .venv/peer-wheels; BOUGH_PEER_WHEELS names another folder. Where
-neither has them these tests skip.
+"""Losses, advantages, corrections, KL estimators and controllers against the peers' own code. Single
+functions are taken out of the peers' wheels, so none of their dependencies is needed. scripts/setup downloads
+the wheels (requirements-peer-losses.txt) to .venv/peer-wheels. BOUGH_PEER_WHEELS names another folder. If
+neither folder has the wheels, these tests are skipped.
 
-Where Bough differs from a peer on purpose, a test named `..._differently` says how and why."""
+If Bough differs from a peer on purpose, a test named `..._differently` says how and why."""
 
 import ast
 import json
@@ -24,7 +24,7 @@ FOLDER = os.environ.get("BOUGH_PEER_WHEELS") or str(ROOT / ".venv" / "peer-wheel
 
 
 def parsed(wheel, path):
-    """The syntax tree of one file of a wheel."""
+    """Returns the syntax tree of one file of a wheel."""
     found = sorted(Path(FOLDER).glob(f"{wheel}-*.whl"))
     if not found:
         pytest.skip(f"no {wheel} wheel in {FOLDER}")
@@ -33,7 +33,8 @@ def parsed(wheel, path):
 
 
 def functions(wheel, path, names, **namespace):
-    """Functions and classes of one file of a wheel, without its imports, decorators and annotations."""
+    """Returns functions and classes of one file of a wheel, without its imports, decorators and
+    annotations."""
     chosen = [node for node in parsed(wheel, path).body if getattr(node, "name", None) in names]
     assert {node.name for node in chosen} == set(names), path
     return compiled(chosen, path, namespace)
@@ -53,13 +54,13 @@ def compiled(chosen, path, namespace):
 
 
 class Config(dict):
-    """What verl's losses read of their settings."""
+    """The settings that verl's losses read."""
 
     __getattr__ = dict.get
 
 
 def padded(rows, name):
-    """[sequences, longest] and the mask."""
+    """Returns the padded column [sequences, longest] and the mask."""
     members = {}
     for value, sequence in zip(rows[name], rows["sequences"], strict=True):
         members.setdefault(sequence, []).append(value)
@@ -79,7 +80,8 @@ def sequence_mean_weights(rows):
 
 
 def assert_equal(build_dir, settings, weights, peer, change=dict):
-    """`peer`: log_probs, mask and a way to other columns, all padded, to the loss; `change`: of the rows."""
+    """`peer` computes the loss from log_probs, the mask and a function that returns other columns. All
+    columns are padded. `change` changes the rows first."""
     batches = [change(random_rows(seed) | {"version": 4}) for seed in range(6)]
     for rows in batches:
         rows["weights"] = weights(rows)
@@ -90,7 +92,7 @@ def assert_equal(build_dir, settings, weights, peer, change=dict):
         log_probs.requires_grad_(True)
         loss = peer(log_probs, mask, lambda name, rows=rows: padded(rows, name)[0])
         loss.backward()
-        # verl adds 1e-8 to the number of a sequence's tokens.
+        # verl adds 1e-8 to the number of tokens of a sequence.
         assert answer["loss"] == pytest.approx(loss.item(), abs=1e-7)
         assert answer["d_log_probs"] == pytest.approx(log_probs.grad[mask.bool()].tolist(), abs=1e-7)
 
@@ -107,7 +109,8 @@ VERL_LOSSES = {
     "gpg": ({"loss": "pg"}, "token-mean"),
     "dppo_tv": ({"loss": "dppo_tv", "dppo_threshold": 0.05}, "token-mean"),
     "dppo_kl": ({"loss": "dppo_kl", "dppo_threshold": 0.01}, "token-mean"),
-    # A ratio of 1 drops all that qualify, so that the draw, which is each one's own, does not matter.
+    # A ratio of 1 drops all qualifying tokens, so the random choice, which differs by program, does not
+    # matter.
     "clip_cov": (
         {"loss": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.05, "clip_cov_ub": 1.0} | NARROW,
         "token-mean",
@@ -144,8 +147,8 @@ def test_losses_are_verls(build_dir, name):
         policy_loss=Config(settings),
         global_batch_info={},
     )
-    # DPPO's ratio is against mu (its paper's equation); verl's against old_log_prob, which is mu in its
-    # bypass mode alone.
+    # DPPO's ratio is against mu (the paper's equation). verl's ratio is against old_log_prob, which is mu
+    # only in verl's bypass mode.
     old = "behaviour" if threshold else "proximal"
 
     def peer(log_probs, mask, column):
@@ -153,7 +156,7 @@ def test_losses_are_verls(build_dir, name):
         return loss(*arguments, loss_agg_mode=how, config=config)[0]
 
     weights = token_mean_weights if how == "token-mean" else sequence_mean_weights
-    # verl has no weight of its own against mu here.
+    # verl has no separate importance weight against mu here.
     assert_equal(build_dir, settings | {"correction": "none"}, weights, peer)
 
 
@@ -169,7 +172,8 @@ def test_kl_estimators_and_the_controller_are_verls(build_dir):
             expected = verl.kl_penalty_forward(log_probs, other, kind) @ torch.tensor(
                 rows["weights"], dtype=torch.float64
             )
-            # verl's k3 is cut at 10, which these rows stay below: the tail is what keeps a policy near.
+            # verl clamps k3 at 10, and these rows stay below 10. Bough keeps the tail: it holds the policy
+            # near.
             assert answer["metrics"]["loss/kl"] == pytest.approx(expected.item(), abs=1e-10)
     controller = verl.AdaptiveKLController(0.1, 0.05, 1000)
     steps = [{"kl": 0.01 * i, "sequences": 32, "entropy": 0} for i in range(12)]
@@ -181,8 +185,8 @@ def test_kl_estimators_and_the_controller_are_verls(build_dir):
 
 
 def comparable_groups(name, seed):
-    """A random batch without what verl's batches do not have, sequences without a token, and without what it
-    has another value for on purpose (test_groups_of_one_are_taken_differently)."""
+    """A random batch without sequences that have no token, since verl's batches have none. Groups for which
+    Bough differs on purpose are left out too (test_groups_of_one_are_taken_differently)."""
     batch = random_groups(seed)
     keep = [i for i, n in enumerate(batch["tokens"]) if n > 0]
     batch = {key: [values[i] for i in keep] for key, values in batch.items()}
@@ -195,7 +199,7 @@ def comparable_groups(name, seed):
 
 
 def test_advantages_are_verls(build_dir):
-    """Each sequence's reward stands on its last token."""
+    """Each sequence's reward is on its last token."""
     names = {
         "grpo": "grpo_outcome",
         "dr_grpo": "grpo_outcome",
@@ -228,7 +232,8 @@ def test_advantages_are_verls(build_dir):
             assert "error" not in answer, answer
             longest = max(batch["tokens"])
             mask = torch.tensor([[t < n for t in range(longest)] for n in batch["tokens"]]).double()
-            # verl's one reward is GDPO's fallback; the weighted sum of two is in test_algorithms.py.
+            # verl's single reward is the fallback of GDPO. The weighted sum of two is tested in
+            # test_algorithms.py.
             values = [p[0] for p in batch["parts"]] if name == "gdpo" else batch["rewards"]
             rewards = torch.zeros_like(mask)
             for i, n in enumerate(batch["tokens"]):
@@ -245,14 +250,15 @@ def test_advantages_are_verls(build_dir):
             for i, own in enumerate(answer["advantages"]):
                 n = batch["tokens"][i]
                 got = own if len(own) == n else own * n
-                # verl keeps constants of its own in fp32.
+                # verl stores constants of its own in fp32.
                 assert got == pytest.approx(expected[i, :n].tolist(), abs=2e-6), name
 
 
 def test_groups_of_one_are_taken_differently(build_dir):
-    """A sample alone has nothing that it is better than. verl gives it its whole reward, which moves the
-    policy towards whatever it did wherever rewards are above 0; here Dr.GRPO and REINFORCE++'s baseline form
-    have 0, and RLOO is an error. GRPO's R / (1 + eps) is verl's (AReaL and TRL have 0)."""
+    """A group of one sample has nothing to compare the sample with. verl gives the sample its whole reward.
+    If rewards are above 0, this moves the policy towards anything that it did. In Bough, Dr.GRPO and the
+    baseline form of REINFORCE++ give 0, and RLOO is an error. GRPO gives R / (1 + eps), as in verl (AReaL and
+    TRL give 0)."""
     alone = {"rewards": [3.0], "groups": [0], "tokens": [2], "parts": [[]]}
     answers = run_tool(
         build_dir,
@@ -295,8 +301,9 @@ def verl_corrections():
 
 
 def factors_of(build_dir, cases):
-    """What corrections multiply each row's policy term by, and their metrics; a case is settings, log w and
-    sequences. With `pg`, A = 1 and weights of 1 it is the loss's derivative but for its sign."""
+    """Returns each row's factor, by which the corrections multiply its policy term, and the metrics. A case
+    is settings, log w and sequences. With `pg`, A = 1 and weights of 1, the factor is minus the loss's
+    derivative."""
     requests = []
     for settings, log_w, sequences in cases:
         count = len(log_w)
@@ -317,9 +324,9 @@ def factors_of(build_dir, cases):
 
 
 def test_the_values_of_verls_test_rollout_corr_hold(build_dir):
-    """test_mask_mode: weights 0.37 and 1.65, the first sequence rejected, half of the tokens; IcePop of 0.4,
-    0.8 and 6: 0, 0.8, 0, outside of the bounds 2/3, deviation 0.377, effective sample size 1/3; TIS caps at
-    2."""
+    """Values of verl's test. test_mask_mode: weights 0.37 and 1.65, and the first sequence, half of the
+    tokens, is rejected. IcePop maps 0.4, 0.8 and 6 to 0, 0.8 and 0: 2/3 lie outside the bounds, the deviation
+    is 0.377, and the effective sample size is 1/3. TIS caps at 2."""
     masked = {"correction": "masked_is", "correction_lower": 0.5, "correction_upper": 2.0}
     mask_mode, icepop, tis = factors_of(
         build_dir,
@@ -329,8 +336,8 @@ def test_the_values_of_verls_test_rollout_corr_hold(build_dir):
             ({"correction": "tis"}, [math.log(x) for x in (1.0, 6.0, 0.9, 1.1)], [0, 0, 1, 1]),
         ],
     )
-    # verl keeps 0.37 as the weight and takes the tokens out of the response mask. Here the factor itself is 0
-    # and the tokens stay in the denominator, as its other modes and AReaL have it.
+    # verl keeps 0.37 as the weight and removes the tokens from the response mask. Bough's factor is 0, and
+    # the tokens stay in the denominator, as in verl's other modes and in AReaL.
     assert mask_mode[0] == pytest.approx([0.0] * 5 + [math.exp(0.5)] * 5)
     assert mask_mode[1]["mismatch/masked_fraction"] == 0.5
     assert icepop[0] == pytest.approx([0.0, 0.8, 0.0])
@@ -343,7 +350,7 @@ def test_the_values_of_verls_test_rollout_corr_hold(build_dir):
 
 
 def random_log_ws():
-    """Of six batches: log w, sequences, and both padded."""
+    """Yields six batches: log w, sequences, and padded log w with its mask."""
     for seed in range(6):
         rows = random_rows(seed)
         log_w = [p - b for p, b in zip(rows["proximal"], rows["behaviour"], strict=True)]
@@ -356,7 +363,7 @@ def test_weights_are_verls(build_dir, level, threshold):
     verl = verl_corrections()
     settings = {"correction": "tis", "correction_upper": threshold, "correction_level": level}
     if threshold == "0.9_1.1":
-        # verl's IcePop by sequence is masked_is here, which has a veto of its own.
+        # verl's IcePop by sequence is `masked_is` in Bough. The veto of `masked_is` is switched off here.
         settings |= {"correction": "masked_is", "correction_veto": 0}
         settings |= {"correction_lower": 0.9, "correction_upper": 1.1}
     batches = list(random_log_ws())
@@ -369,8 +376,8 @@ def test_weights_are_verls(build_dir, level, threshold):
 
 
 def verl_rejection(option, lower, upper):
-    """The same rule in rejection_sampling's words. verl judges 1 / w by the bounds of a k1, AReaL w: bounds
-    of each other's inverse; k2 and k3 have no lower one."""
+    """The same rule as settings of rejection_sampling. For k1, verl compares 1 / w with the bounds and AReaL
+    compares w, so their bounds are inverses of each other. k2 and k3 have no lower bound."""
     level, metric = option.split("_")[0], "kl_" + option[-2:]
     how = option.split("_")[1] if level == "seq" else "mean"
     rule = {"level": "sequence" if level == "seq" else "token", "metric": metric, "agg": how}
@@ -467,7 +474,7 @@ def test_sapo_is_areals(build_dir):
         columns = column("proximal"), column("advantages")
         return areal.sapo_loss_fn(log_probs, *columns, 1.5, 2.5, mask.bool())[0]
 
-    # AReaL takes SAPO's mean over tokens; the paper's, and the default here, is over sequences.
+    # AReaL averages SAPO over tokens. The paper, and Bough by default, average over sequences.
     settings = {"loss": "sapo", "sapo_tau_pos": 1.5, "sapo_tau_neg": 2.5, "correction": "none"}
     assert_equal(build_dir, settings, token_mean_weights, peer)
 
@@ -481,8 +488,8 @@ def test_rejection_sampling_is_areals(build_dir, action, level, metric):
     areal = areal_losses()
     areal.apply_rejection_sampling.__globals__["RejectionSamplingResult"] = types.SimpleNamespace
     lower, upper = {"ratio": (0.9, 1.1), "kl_k1": (-0.1, 0.1)}.get(metric, (None, 0.01))
-    # Their k3 is of 1 / w (test_k3_is_of_the_ratio_differently): that of -log w here. Then only what is
-    # judged can be compared, for the weight is that of the other sign.
+    # AReaL computes k3 of 1 / w (test_k3_is_of_the_ratio_differently), which is Bough's k3 of -log w. The
+    # weight then has the opposite sign of log w, so only the decisions are compared.
     sign = -1.0 if metric == "kl_k3" else 1.0
     batches = list(random_log_ws())
     for how in ("sum", "mean", "max") if level == "sequence" else ("mean",):
@@ -506,16 +513,16 @@ def test_rejection_sampling_is_areals(build_dir, action, level, metric):
             expected = result.behave_imp_weight[mask.bool()].tolist()
             num_masked += sum(x == 0 for x in expected)
             if metric != "kl_k3":
-                assert factors == pytest.approx(expected, abs=1e-6)  # theirs are fp32
+                assert factors == pytest.approx(expected, abs=1e-6)  # AReaL's factors are fp32
             else:
                 assert [f != 0 for f in factors] == [x != 0 for x in expected]
         assert num_masked > 0 or action == "clamp", "the bounds decide nothing"
 
 
 def test_k3_is_of_the_ratio_differently(build_dir):
-    """k3 of samples from mu is w - 1 - log w, w = pi_old / mu: its mean is KL(mu, pi_old), as verl has it.
-    AReaL's code passes its estimator the two policies the other way round and gets 1/w - 1 + log w, whose
-    mean under mu is no divergence."""
+    """For samples from mu, k3 is w - 1 - log w with w = pi_old / mu. Its mean is KL(mu, pi_old), as in verl.
+    AReaL's code passes the two policies to its estimator in the opposite order and gets 1/w - 1 + log w. The
+    mean of that under mu is no divergence."""
     areal = functions("areal", "areal/utils/data.py", ["KLEstimator"])
     log_w = torch.tensor([0.5])
     theirs = areal.KLEstimator._compute_approx_kl(log_w, torch.zeros(1), "k3", apply_clamp=False).item()
@@ -527,8 +534,8 @@ def test_k3_is_of_the_ratio_differently(build_dir):
 
 
 def test_a_divergence_clamps_no_weight_differently(build_dir):
-    """AReaL cuts a weight to the bounds of the KL that it judges, numbers of another kind; here only a ratio
-    can be cut."""
+    """AReaL clamps a weight to the bounds of the KL that it judges, though these are numbers of another kind.
+    In Bough only a ratio can be clamped."""
     rule = {"metric": "kl_k2", "action": "clamp", "upper": 0.01}
     request = {"actor": json.dumps({"rejection_sampling": rule}), "kl": []}
     [answer] = run_tool(build_dir, [request])
@@ -545,7 +552,7 @@ def test_m2po_is_areals(build_dir):
         kept = areal._apply_m2po_masking(torch.zeros_like(log_w), log_w, mask.bool(), threshold)
         kept = kept[mask.bool()].tolist()
         ours = [f != 0 for f in factors]
-        # Where no token is near enough AReaL keeps one all the same, whatever its ratio; here none.
+        # If no token is near enough, AReaL still keeps one token, whatever its ratio. Bough keeps none.
         if any(ours):
             assert ours == kept
         else:
@@ -553,7 +560,7 @@ def test_m2po_is_areals(build_dir):
 
 
 def trl_loss():
-    """GRPOTrainer._compute_loss up to where the loss is there: no metrics."""
+    """GRPOTrainer._compute_loss up to the line that computes the loss, without metrics."""
     tree = parsed("trl", "trl/trainer/grpo_trainer.py")
     [trainer] = [node for node in tree.body if getattr(node, "name", None) == "GRPOTrainer"]
     named = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}

@@ -22,7 +22,7 @@ NUM_TREES = len(ARCHITECTURES)
 
 
 def step(bough, model, rollouts, *arguments, grads=None):
-    """The JSON of `bough step` and, where asked, the gradients by name."""
+    """Returns the JSON of `bough step` and, if `grads` is given, the gradients by name."""
     if grads is not None:
         arguments = (*arguments, "--grads", grads)
     fixed = ("--model", model, "--rollouts", rollouts, "--json", "--threads", 1)
@@ -36,7 +36,7 @@ def test_gradients_in_fp64(bough, tiny_models, tmp_path, monkeypatch, seed):
     architecture = list(ARCHITECTURES)[seed]
     loss = "grpo" if seed % 3 == 2 else "pg"
     directory = tiny_models(architecture)
-    # The eager attention takes its softmax in fp32.
+    # The eager attention computes its softmax in fp32.
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="sdpa")
     rollouts = random_rollouts(seed, model.config.vocab_size)
     expected_loss, expected, norms = flat_gradients(model, rollouts, loss)
@@ -75,13 +75,13 @@ def test_rewards_become_group_advantages(bough, tiny_models, tmp_path):
         std = (sum((r - mean) ** 2 for r in mine) / (len(mine) - 1)) ** 0.5
         rollout["advantage"] = (rollout["reward"] - mean) / (std + 1e-6)
     given, _ = step(bough, directory, write_rollouts(tmp_path / "b.jsonl", rollouts), "--dtype", "fp64")
-    # A file's advantage is an fp32 number.
+    # A rollout file's advantage is an fp32 number.
     assert from_rewards["loss"] == pytest.approx(given["loss"], rel=1e-6)
     assert abs(given["loss"]) > 1e-3
 
 
 def test_settings_of_a_run(bough, tiny_models, tmp_path):
-    """Loss, advantages and aggregation as a run has them, given as key=value; options are short forms."""
+    """Loss, advantages and aggregation are given as key=value, as for a run. The options are short forms."""
     rollouts = random_rollouts(3, 311) + random_rollouts(4, 311)
     for i, rollout in enumerate(rollouts):
         rollout |= {"reward": 0.25 * (i % 3), "advantage": 1.0 + i}
@@ -131,7 +131,8 @@ def test_nested_prefixes(bough, tiny_models, tmp_path):
     report, got = step(bough, directory, path, "--mode", "path", grads=tmp_path / "g.safetensors")
     assert report["tokens"] == 1100 * 1101 // 2
     assert report["tree_tokens"] == 1100
-    # Every token of the chain is trained once, by the sequence that ends there: as the longest one would.
+    # Every token of the chain is trained once, by the sequence that ends there. The longest sequence alone,
+    # with all its tokens trained, has the same loss.
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     loss = -log_probs(model, chain).mean()
     loss.backward()
@@ -158,7 +159,7 @@ def test_gradients_in_bf16(bough, tmp_path):
     for seed in range(5):
         reference = make_tiny_model("qwen3", seed)
         directory = tmp_path / f"model{seed}"
-        # Weights that bf16 holds: what is compared is the arithmetic.
+        # bf16 represents these weights exactly, so that only the arithmetic is compared.
         reference.to(torch.bfloat16).save_pretrained(directory)
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         low = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
@@ -202,7 +203,7 @@ def test_what_is_printed(bough, tiny_models, tmp_path):
 
 
 def test_layers_computed_again(bough, tiny_models, tmp_path):
-    """Less memory, the same gradient; bad settings are named."""
+    """Recomputed layers need less memory and give the same gradient. Bad settings are named."""
     prompt = [5] * 60
     rollouts = [
         {
@@ -287,7 +288,7 @@ def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):
     assert errs["dense"] == 0
     assert errs["path"] == errs["blocks"] == pytest.approx(1 - 19 / 31)
     assert errs["packed"] == pytest.approx(1 - 19 / 31)
-    # Longest first, the two prompts share a tree that has no room for the last sequence.
+    # With the longest sequences first, the two prompts share a tree that has no room for the last sequence.
     assert plan("first_fit_decreasing")["strategies"]["packed"]["err"] == pytest.approx(1 - 23 / 31)
     assert "POR (potential overlap ratio) 38.7%" in page.read_text()
     assert "dense 0%, packed 25.8%, path 38.7%" in page.read_text()
@@ -295,7 +296,7 @@ def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):
     assert "38.7%: potential overlap ratio" in text
     assert "25.8%" in next(line for line in text.splitlines() if line.startswith("packed"))
     assert "expected auto, heuristic" in bough("plan", *options, "--packer", "best").stderr
-    # Whatever cuts the batch into trees, the loss is the same.
+    # The loss is the same for every way to cut the batch into trees.
     model = tiny_models("qwen3")
     limits = ("--mode", "packed", "--max-tokens-per-mb", 10)
     losses = [
@@ -306,7 +307,7 @@ def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):
 
 
 def test_memory_budget(bough, tiny_models, tmp_path):
-    """A budget is kept, or refused with a number of bytes that does."""
+    """A budget is kept, or refused with a number of bytes that is enough."""
     path = write_rollouts(tmp_path / "rollouts.jsonl", random_rollouts(7, 311, longest_piece=200))
     free, _ = step(bough, tiny_models("qwen3"), path)
     budget = int(0.6 * free["predicted_peak_bytes"])
@@ -325,7 +326,7 @@ def test_memory_budget(bough, tiny_models, tmp_path):
 
 
 def test_the_peers_that_bench_times_compute_the_same_step(bough, tmp_path, monkeypatch):
-    """bench/peer_step.py: FlexAttention's packing, of sequences and of trees, against dense and Bough."""
+    """bench/peer_step.py: FlexAttention's packing of sequences and of trees, against dense and Bough."""
     monkeypatch.syspath_prepend(ROOT / "bench")
     import peer_step
     import workload

@@ -1,4 +1,4 @@
-"""Our tokenizer against `tokenizers`, on files that it writes: the shapes of ten families, and random ones."""
+"""Our tokenizer against `tokenizers`, on files that `tokenizers` writes: ten families, and random ones."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def ask(*requests):
-    """The tool's answers, one a request."""
+    """Returns the tool's answers, one for each request."""
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     done = subprocess.run([TOOL], input=lines, capture_output=True, text=True, check=True, encoding="utf-8")
     answers = [json.loads(line) for line in done.stdout.split("\n") if line]
@@ -50,7 +50,7 @@ MARKS = [c for c in ASSIGNED if unicodedata.category(chr(c)) in ("Mn", "Mc", "Me
 WORDS = (
     "the quick brown fox jumps over lazy dogs don't we'll I'M it's you'D THEY'VE naïve Straße piña".split()
 )
-# What Metaspace, byte tokens and their added tokens could trip over.
+# Texts that Metaspace, byte tokens and added tokens could handle wrongly.
 MARKED = ["▁", " ▁", "▁ ", "<s>", "</s>", "<unk>", "<0x41>", "<0xE2>", "<0xC3><0xA9>", "[INST]", "[/INST] ", "<|user|>\n",
           "<|end|>", "<tag>", "\n\n", "    ", "of the ", "x", "antidisestablishmentarianism"]  # fmt: skip
 CODE = [
@@ -210,7 +210,7 @@ def deepseek():
 
 
 def without_bytes(missing, **model):
-    """A byte-level tokenizer without tokens for some bytes, and with other settings of the model."""
+    """A byte-level tokenizer without tokens for some bytes, and with other model settings."""
     steps = [pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]
     content = json.loads(trained(pre_tokenizers.Sequence(steps), 2000).to_str())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -227,12 +227,12 @@ def without_bytes(missing, **model):
 
 
 def smollm2():
-    """Text in bytes that have no token is lost."""
+    """Text whose bytes have no token is lost."""
     return without_bytes(19)
 
 
 def gguf():
-    """As converters write it: byte_fallback, without any <0xNN>."""
+    """The form that GGUF converters write: byte_fallback without any <0xNN> token."""
     tokenizer = without_bytes(60, byte_fallback=True)
     content = json.loads(tokenizer.to_str())
     vocabulary = content["model"]["vocab"]
@@ -248,7 +248,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @functools.cache
 def sentencepiece_model(across):
-    """Vocabulary and merges as SentencePiece trains them; `across`: merges may reach across spaces."""
+    """Vocabulary and merges as SentencePiece trains them. `across`: merges may cross spaces."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     words = r"[^\n]{1,30}|\n" if across else r"▁+[^▁\n]*|[^▁\n]+|\n"
@@ -289,14 +289,14 @@ def sentencepiece(across=False, normalizer=None, pre_tokenizer=None, strips=True
 
 
 def llama2():
-    """The space in front is put before every stretch between added tokens; </s> is found behind one only."""
+    """A space is put before every stretch between added tokens. </s> is found only after a space."""
     tokenizer = sentencepiece(normalizer=normalizers.Sequence(LEGACY))
     tokenizer.add_special_tokens([AddedToken("</s>", normalized=True)])
     return tokenizer
 
 
 def mistral():
-    """The space in front is put at the true beginning only."""
+    """A space is put only at the true beginning of the text."""
     tokenizer = sentencepiece(
         pre_tokenizer=pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
     )
@@ -305,7 +305,7 @@ def mistral():
 
 
 def gemma():
-    """No space in front; merges across spaces; pieces of text that are added tokens."""
+    """No space in front, merges that cross spaces, and added tokens that are ordinary text."""
     tokenizer = sentencepiece(
         across=True,
         normalizer=normalizers.Replace(" ", "▁"),
@@ -317,7 +317,7 @@ def gemma():
 
 
 def phi3():
-    """As Llama 2, with added tokens that take the white space behind them along; no BOS."""
+    """Like Llama 2, with added tokens that include the white space after them. There is no BOS."""
     tokenizer = sentencepiece(normalizer=normalizers.Sequence(LEGACY), bos=False)
     tokenizer.add_special_tokens(
         [AddedToken(t, normalized=False, rstrip=True) for t in ("<|user|>", "<|end|>", "</s>")]
@@ -326,7 +326,7 @@ def phi3():
 
 
 def spaces():
-    """Words without the white space around them, and what Strip takes off."""
+    """Words without the white space around them, and the Strip normalizer."""
     steps = [pre_tokenizers.WhitespaceSplit(), byte_level()]
     return trained(pre_tokenizers.Sequence(steps), 1500, normalizers.Strip())
 
@@ -354,14 +354,15 @@ def test_ids_and_texts_equal(make, tmp_path):
 
 
 def check_equal(theirs, file, inputs):
-    """Ids with and without special tokens; texts of those ids, of such cut short and of random ones."""
+    """Compares ids with and without special tokens, and the texts of these ids, of truncated and random
+    ids."""
     rng = random.Random(13)
     size = theirs.get_vocab_size()
     count = min(1000, len(inputs))
     noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(count)]
     byte_ids = [theirs.token_to_id(token) for token in (*BYTE_TOKENS[0xB0:0xF5], "▁", "<s>")]
     byte_ids = [i for i in byte_ids if i is not None]
-    if len(byte_ids) > 2:  # runs of bytes, most of them no UTF-8
+    if len(byte_ids) > 2:  # runs of bytes, most of them invalid UTF-8
         noise += [rng.choices(byte_ids, k=rng.randint(1, 8)) for _ in range(count)]
     requests, expected = [{"op": "load", "name": "t", "path": str(file)}], [{"vocab_size": size}]
     for special in (False, True):
@@ -378,7 +379,7 @@ def check_equal(theirs, file, inputs):
 
 
 def random_parts(rng):
-    """A normalizer, pre-tokenizer, decoder and model options of tokenizer.json as nobody would combine them."""
+    """A normalizer, pre-tokenizer, decoder and model options of tokenizer.json in unusual combinations."""
     mark = rng.choice(["▁", "▁", "_", "é"])
     metaspace = {
         "type": "Metaspace",
@@ -459,17 +460,17 @@ def test_random_combinations(seed, tmp_path):
 
 @pytest.mark.parametrize("make", [qwen2, smollm2, spaces], ids=lambda make: make.__name__)
 def test_every_code_point(make, tmp_path):
-    """Alone, and between letters: what a code point's class and normal form depend on."""
+    """Each code point alone and between letters, where its class and normal form matter."""
     theirs = make()
     theirs.save(str(tmp_path / "tokenizer.json"))
-    # Planes 0, 1 and 14; of the ideographs in 2 and 3 some. The others hold nothing.
+    # Planes 0, 1 and 14, and a sample of the ideographs in planes 2 and 3. The other planes hold nothing.
     code_points = [
         *range(0xD800),
         *range(0xE000, 0x20000),
         *range(0x20000, 0x40000, 37),
         *range(0xE0000, 0xE0200),
     ]
-    # A line break keeps neighbours apart, so that one text holds many cases.
+    # A line break separates neighbours, so one text can hold many cases.
     inputs = []
     for begin in range(0, len(code_points), 500):
         chars = [chr(c) for c in code_points[begin : begin + 500]]

@@ -1,19 +1,20 @@
-"""What tests of whole runs share: a small experiment in a folder, and what two runs must have in common."""
+"""Helpers for tests of whole runs: a small experiment in a folder, and the parts of two runs that must be
+equal."""
 
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
-# Passes are short here: one thread is faster, and what it computes does not depend on the machine.
+# Passes are short here, so one thread is faster. With one thread the results do not depend on the machine.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
-# What may differ between two runs with the same seed (docs/numerics.md, "Reproducibility").
+# Prefixes of metrics that may differ between two runs with one seed (docs/numerics.md, "Reproducibility").
 UNEQUAL = ("time/", "perf/", "memory/", "tree/predicted_over_measured")
 
 
 def write_experiment(bough, **settings: Any) -> Path:
-    """Data, a small model and config.yaml in the test's folder. Settings are dotted keys."""
+    """Writes data, a small model and config.yaml into the test's folder. Settings are dotted keys."""
     bough("data", "sums", "--out", "train.jsonl", "-n", 40, "--max-operand", 9, ok=True)
     bough("data", "sums", "--out", "valid.jsonl", "-n", 12, "--split", "test", "--max-operand", 9, ok=True)
     bough("init", "base", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1, ok=True)
@@ -36,7 +37,7 @@ def write_experiment(bough, **settings: Any) -> Path:
 
 
 def to_yaml(dotted: dict[str, Any]) -> str:
-    """JSON is YAML."""
+    """JSON is valid YAML."""
     nested: dict[str, Any] = {}
     for key, value in dotted.items():
         *groups, last = key.split(".")
@@ -52,9 +53,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_rollouts(file: Path) -> list[dict[str, Any]]:
-    """What a step was trained on: rollouts/step_N.jsonl.zst of a run."""
+    """Returns the samples that a step was trained on: rollouts/step_N.jsonl.zst of a run."""
     lines = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True).stdout.splitlines()
-    return [json.loads(line) for line in lines]  # bytes: text may hold other ends of lines
+    return [json.loads(line) for line in lines]  # bytes, because text may hold other line ends
 
 
 def comparable_metrics(run: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Agents written elsewhere, trained by base_url alone: the official clients, leases, a run that goes on."""
+"""External agents that are trained through base_url alone: the official clients, leases, and a resumed
+run."""
 
 import contextlib
 import json
@@ -25,7 +26,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Run:
-    """`bough train` with agents, as a process; `url` once it listens."""
+    """`bough train` with agents, as a process. `url` is set once the server listens."""
 
     def __init__(self, bough, config: Path, *overrides: str):
         self.log = (bough.cwd / f"train-{time.monotonic_ns()}.log").open("w+")
@@ -63,7 +64,7 @@ class Run:
             return answer.read().decode()
 
     def episode(self, task: str = "", rewards: bool = True) -> int:
-        """The status of starting it."""
+        """Plays one episode. Returns the HTTP status of starting the session."""
         status, started = self.ask("/rl/start_session", {"task_id": task})
         if status != 200:
             return status
@@ -96,7 +97,7 @@ def running(bough, config: Path, *overrides: str) -> Iterator[Run]:
 
 @pytest.fixture
 def experiment(bough):
-    """A model that answers with a letter, any of them as likely."""
+    """A model that answers with a letter. All letters are about equally likely."""
 
     def write(**settings: Any) -> Path:
         bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
@@ -155,12 +156,12 @@ def test_an_agent_of_an_official_client_learns(bough, experiment, client, eta):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.4, rewards
     assert all(record["conversation/turns_mean"] == 2 for record in records)
     assert sum(record["agents/leases_granted"] for record in records) >= 2 * STEPS
-    # What was answered was shown as it was sampled, to the token: one row an episode.
+    # The next prompt shows each answer as it was sampled, token by token. An episode is therefore one row.
     assert records[-1]["conversation/rows_mean"] < 1.5
 
 
 def test_new_weights_meet_requests_of_agents(bough, experiment):
-    """Long answers, asked for while the trainer works: some of them are running when it publishes."""
+    """Agents request long answers while the trainer works. Some requests are running when it publishes."""
     config = experiment(
         **{"rollout.max_head_offpolicyness": 2, "gconfig.max_new_tokens": 400, "gconfig.ignore_eos": True},
         **{"total_train_steps": 10},
@@ -169,7 +170,7 @@ def test_new_weights_meet_requests_of_agents(bough, experiment):
         over = threading.Event()
 
         def agent() -> None:
-            with contextlib.suppress(OSError, AssertionError):  # the run ends while it asks
+            with contextlib.suppress(OSError, AssertionError):  # the run ends during a request
                 while not over.is_set():
                     if run.episode() != 200:
                         time.sleep(0.05)
@@ -187,7 +188,7 @@ def test_new_weights_meet_requests_of_agents(bough, experiment):
 
 
 def test_a_gym_like_loop_trains(bough, experiment):
-    """Several turns an episode, a reward each, advantages by turn."""
+    """Episodes of several turns, a reward for each turn, and advantages by turn."""
     config = experiment(
         **{"actor.adv_estimator": "turn_returns", "actor.turn_discount": 0.9, "gconfig.max_new_tokens": 2}
     )
@@ -208,7 +209,7 @@ def test_agents_are_served_by_the_engines_of_several_ranks(bough, experiment, et
 
         def agent() -> int:
             held = 0
-            with contextlib.suppress(OSError):  # the run ends while it asks
+            with contextlib.suppress(OSError):  # the run ends during a request
                 while True:
                     held += run.episode() == 200
 
@@ -264,7 +265,7 @@ def test_a_run_that_was_killed_goes_on_and_its_old_sessions_are_gone(bough, expe
     )
     with running(bough, config) as run:
         for _ in range(4):
-            while run.episode() == 429:  # the first evaluation goes on
+            while run.episode() == 429:  # the first evaluation is still running
                 time.sleep(0.02)
         deadline = time.monotonic() + 60
         while not (bough.cwd / "runs/agents/trial0/latest").exists() and time.monotonic() < deadline:
@@ -283,7 +284,7 @@ def test_a_run_that_was_killed_goes_on_and_its_old_sessions_are_gone(bough, expe
                 if run.episode() == 429:
                     time.sleep(0.02)
             except OSError:
-                break  # it has ended
+                break  # the run has ended
         assert run.wait()["steps"] == 3
     records = read_metrics(bough.cwd / "runs/agents/trial0")
     assert [record["step"] for record in records] == [0, 1, 2, 3]
@@ -291,12 +292,12 @@ def test_a_run_that_was_killed_goes_on_and_its_old_sessions_are_gone(bough, expe
 
 
 def test_leases_end_and_the_run_waits_for_agents(bough, experiment):
-    """Groups that nobody finishes are dropped, counted, and give their slots back."""
+    """Unfinished groups are dropped and counted. Their slots become free again."""
     config = experiment(
         **{"gconfig.n_samples": 2, "serve.lease_seconds": 0.5, "total_train_steps": 1, "stall_seconds": 1}
     )
     with running(bough, config) as run:
-        time.sleep(2)  # nobody comes: the run waits, whatever stall_seconds says
+        time.sleep(2)  # no agent is connected: the run waits, whatever stall_seconds says
         assert run.ask("/rl/start_session", {})[0] == 200
         assert run.episode("without", rewards=False) == 200
         assert run.episode("without", rewards=False) == 200

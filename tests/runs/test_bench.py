@@ -1,4 +1,4 @@
-"""`bough bench`: what it prints. Not how fast anything is."""
+"""The output of `bough bench`, not the speed of anything."""
 
 import json
 import random
@@ -10,7 +10,7 @@ STRATEGIES = ["auto", "dense", "packed", "path", "blocks"]
 
 @pytest.fixture
 def rollouts(tmp_path):
-    """Two groups of three samples: a prompt of 24 tokens, answers of 12."""
+    """Two groups of three samples, with prompts of 24 tokens and answers of 12 tokens."""
     draw = random.Random(1)
     path = tmp_path / "rollouts.jsonl"
     with path.open("w") as file:
@@ -29,7 +29,7 @@ def test_every_strategy_stands_beside_the_bound(bough, tiny_models, rollouts):
     options = ("--model", tiny_models("qwen3"), "--rollouts", rollouts, "--repeat", 2, "--threads", 1)
     report = bough("bench", "step", *options, "--json", ok=True).json
     assert report["tokens"] == 216
-    # The tree: two prompts and six answers; first tokens may agree.
+    # The tree has two prompts and six answers. First tokens of answers may be equal.
     assert report["tree_tokens"] <= 2 * 24 + 6 * 12
     assert 1 < report["work_ratio"] < report["compression"] * 1.01
     assert report["bound_seconds"] == pytest.approx(
@@ -71,7 +71,8 @@ def test_generation_stands_beside_the_bound(bough, tiny_models):
     assert report["new_tokens_per_second"] == pytest.approx(30 / report["seconds"])
     assert report["bound_fraction"] == pytest.approx(report["bound_seconds"] / report["seconds"])
     assert report["bound_seconds"] > 0 and 0 <= report["bound_memory_share"] <= 1
-    # Six samples in four slots: twice a pass of prompts or none, and four that decode.
+    # Six samples in four slots take two rounds. Each round has at most one pass of prompts, and four decoding
+    # passes.
     assert 0 < report["occupancy"] <= 1
     assert report["passes"] >= 8
 

@@ -9,7 +9,7 @@ from run_util import ENVIRONMENT, last_checkpoint, read_metrics, write_experimen
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs/algorithms").glob("*.yaml"))
 
-# So that the samples of a group differ.
+# The rewards of a group's samples must differ.
 REWARD = "def score(completion, **fields):\n    return float(sum(map(ord, completion)) % 3 == 0)\n"
 
 
@@ -54,8 +54,8 @@ def test_every_settings_file_runs(bough):
 
 
 def test_the_weight_of_a_truncated_distribution_is_one(bough):
-    """Samples of top_p 0.8 have the log-probability that their token has in the whole distribution, so that
-    the same weights have the ratio 1: not the mass that top_p kept, which would shrink every weight."""
+    """Samples with top_p 0.8 store their token's log-probability in the whole distribution, so unchanged
+    weights have the ratio 1. The mass that top_p kept does not count: it would shrink every weight."""
     config = write_experiment(bough, **{"actor.correction": "tis", "actor.correction_upper": 1e6})
     bough("train", config, "gconfig.top_p=0.8", "total_train_steps=3", ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs/tiny/trial0"

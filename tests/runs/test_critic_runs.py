@@ -1,4 +1,4 @@
-"""Whole runs of `bough train` with a critic: repeatable, resumed bit for bit, asynchronous."""
+"""Whole runs of `bough train` with a critic: repeatable, resumed bit for bit, and asynchronous."""
 
 import json
 import time
@@ -27,7 +27,7 @@ SETTINGS = {
     "evaluator.freq_steps": 0,
 }
 
-# So that samples differ in what they earn.
+# The rewards of samples must differ.
 REWARD = "def score(completion, **fields):\n    return float(sum(map(ord, completion)) % 3 == 0)\n"
 
 
@@ -41,7 +41,7 @@ def test_a_killed_run_ends_with_the_same_actor_and_critic(bough, share_backbone)
     config = experiment(bough, **{"critic.share_backbone": share_backbone, "total_train_steps": 8})
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
     whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
-    for steps in (1, 4):  # in the critic's warm-up, and after it
+    for steps in (1, 4):  # during the critic's warm-up, and after it
         process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
@@ -75,7 +75,8 @@ def test_another_run_begins_with_the_critic_of_one(bough):
     bough("train", config, "trial_name=next", f"critic.path={critic}", ok=True, env=ENVIRONMENT)
     records = read_metrics(bough.cwd / "runs/tiny/next")
     assert records[0]["critic/value_mean"] != 0
-    # The values that a step was trained on are in its rollouts: `bough step` takes its advantages of them.
+    # A step's rollouts store the values that it was trained on. `bough step` computes advantages from these
+    # values.
     rollouts = bough.cwd / "runs/tiny/next/rollouts/step_1.jsonl.zst"
     arguments = ("step", "--model", "base", "--rollouts", rollouts, "--from-rewards", "--json")
     losses = {
@@ -100,7 +101,7 @@ def test_memory_counts_what_the_critic_holds(bough):
     config = experiment(bough, **{"total_train_steps": 3})
     bough("train", config, ok=True, env=ENVIRONMENT)
     needed = read_metrics(bough.cwd / "runs/tiny/trial0")[-1]["memory/predicted"]
-    # A budget of the actor's passes alone: the critic's weights leave nothing of it.
+    # This budget holds the actor's passes only. The critic's weights leave nothing of it.
     small, own = "actor.mb_spec.memory=300KiB", "critic.share_backbone=false"
     refused = bough("train", config, "trial_name=small", small, own, env=ENVIRONMENT)
     assert refused.returncode == 2
@@ -109,7 +110,8 @@ def test_memory_counts_what_the_critic_holds(bough):
     bough("train", config, "trial_name=enough", enough, own, ok=True, env=ENVIRONMENT)
     records = read_metrics(bough.cwd / "runs/tiny/enough")
     assert all(record["memory/predicted"] <= needed * 1.5 for record in records)
-    # Left to memory, it takes the actor's backbone where its own does not fit, and keeps to that.
+    # If share_backbone is not set, memory decides: the critic shares the actor's backbone when its own does
+    # not fit. A resumed run keeps this choice.
     for steps in (2, 3):
         arguments = ("trial_name=shared", f"total_train_steps={steps}", small)
         done = bough("train", config, *arguments, ok=True, env=ENVIRONMENT)

@@ -1,4 +1,5 @@
-"""Whole runs of `bough train` with a teacher, OBRS, a renewed reference and coefficients that move."""
+"""Whole runs of `bough train` with a teacher, OBRS, a reference that is renewed, and coefficients that
+adapt."""
 
 import json
 import math
@@ -32,7 +33,7 @@ def test_obrs_takes_the_engines_most_likely_tokens(bough):
     bough("train", config, "total_train_steps=2", ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs/tiny/trial0"
     for record in read_metrics(run):
-        # Engine and trainer are the same policy here: everything is accepted, with a weight of 1.
+        # Engine and trainer have the same policy here, so everything is accepted with a weight of 1.
         assert record["mismatch/obrs_acceptance"] == pytest.approx(1, abs=1e-4)
         assert record["mismatch/obrs_accepted"] > 0.99
         assert record["mismatch/factor_mean"] == pytest.approx(1, abs=1e-3)
@@ -58,7 +59,7 @@ def test_a_resumed_run_has_the_same_reference_and_coefficients(bough):
         "teacher.path": "teacher",
         "teacher.distill_loss_weight": 0.01,
         "saver.freq_steps": 1,
-        "actor.optimizer.warmup_steps_proportion": 0,  # of total_train_steps, which differ below
+        "actor.optimizer.warmup_steps_proportion": 0,  # a share of total_train_steps, which differ below
         "total_train_steps": 8,
     }
     config = experiment(bough, **settings)

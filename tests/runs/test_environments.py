@@ -1,4 +1,5 @@
-"""Runs whose samples are conversations: repeatable, resumable, asynchronous, with all environments."""
+"""Runs whose samples are conversations: repeatable, resumable and asynchronous, with every kind of
+environment."""
 
 import http.server
 import importlib.util
@@ -22,7 +23,8 @@ from run_util import (
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-# Answers anything: what an untrained model says is noise. Slow, and not equally so.
+# This environment accepts any answer, since an untrained model's text is noise. It is slow, with random
+# delays.
 ECHO = """
 import os, random, time
 
@@ -50,7 +52,7 @@ def experiment(bough):
             **{f"environment.{key}": value for key, value in environment.items()},
             **{"model.path": "warm", "gconfig.max_new_tokens": 6, "evaluator.freq_steps": 0} | settings,
         )
-        # Enough to end a turn now and then.
+        # Enough training to end a turn now and then.
         bough("data", "guess", "--out", "traces.jsonl", "-n", 60, "--traces", ok=True)
         bough(
             *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm"),
@@ -76,7 +78,7 @@ def rollouts(bough, run, step):
 
 
 def test_a_synchronous_run_is_repeatable_and_goes_on(bough, experiment):
-    """However long tools take: turns are taken in rounds."""
+    """The result does not depend on how long tools take, because turns are taken in rounds."""
     config = experiment(echo(), **{"total_train_steps": 4})
     for trial in ("first", "second"):
         bough("train", config, f"trial_name={trial}", ok=True, env=ENVIRONMENT)
@@ -104,7 +106,7 @@ def test_an_asynchronous_run_survives_environments_that_fail(bough, experiment):
 
 
 def test_an_endpoint_holds_conversations(bough, experiment):
-    """All that a run and its evaluations opened is closed again."""
+    """Every conversation that a run and its evaluations opened is closed."""
     turns, episodes = {}, set()
 
     class Endpoint(http.server.BaseHTTPRequestHandler):
@@ -162,7 +164,7 @@ for line in sys.stdin:
 
 
 def test_the_tools_of_an_mcp_server(bough, experiment):
-    """The run's reward scores what the model says last."""
+    """The run's reward function scores the model's last message."""
     server = bough.cwd / "server.py"
     server.write_text(MCP_SERVER)
     (bough.cwd / "length.py").write_text("def score(completion): return len(completion) / 100\n")
@@ -181,7 +183,8 @@ def test_the_tools_of_an_mcp_server(bough, experiment):
 
 
 def interpreter_with(module, variable):
-    """The tests' own interpreter, or the one that a variable names; these packages are not the tests' own."""
+    """Returns the tests' interpreter, or the one that a variable names. The tests do not require these
+    packages."""
     if os.environ.get(variable):
         return os.environ[variable]
     if importlib.util.find_spec(module):
@@ -271,7 +274,7 @@ def test_an_environment_of_verifiers(bough):
 
 
 def test_rows_of_a_conversation(bough, experiment):
-    """Tokens, masks and turns of what a run trained on, and the conversation as people read it."""
+    """Tokens, masks and turns of the rows that a run trained on, and the conversation as people read it."""
     config = experiment(echo(), **{"total_train_steps": 1})
     bough("train", config, ok=True, env=ENVIRONMENT)
     rows = rollouts(bough, "runs/tiny/trial0", 1)
@@ -300,7 +303,7 @@ def test_what_cannot_be_used_ends_the_run_at_its_start(bough, experiment):
 
 
 def test_the_example_is_an_environment(bough):
-    """Traced with an untrained model, and trained on for a step."""
+    """The example is traced with an untrained model, and trained on for one step."""
     script = EXAMPLES / "ticket_desk/ticket_desk.py"
     lines = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
     (bough.cwd / "tickets.jsonl").write_text("".join(lines.splitlines(keepends=True)[:4]))
@@ -329,7 +332,8 @@ def test_the_example_is_an_environment(bough):
 
 
 def test_a_tiny_model_learns_from_conversations(bough):
-    """Reward rises where any number will do: the whole way from an environment's reward to the weights."""
+    """The reward of an easy task rises. This covers the whole way from an environment's reward to the
+    weights."""
     (bough.cwd / "vowel.py").write_text(
         "class Vowel:\n"
         "    def reset(self, problem, seed):\n"

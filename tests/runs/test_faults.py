@@ -1,4 +1,5 @@
-"""Everything that can break, breaking in one asynchronous run: it goes on, counts it and can be resumed."""
+"""One asynchronous run with every fault that can occur. The run continues, counts the faults, and can be
+resumed."""
 
 import os
 import re
@@ -9,7 +10,8 @@ import time
 from run_util import ENVIRONMENT, last_checkpoint, read_metrics, write_experiment
 from test_train import trained_groups, wait_for_steps
 
-# By the completion and not by chance: a tenth each hangs and kills its worker, three tenths raise.
+# The fault depends on the completion, not on chance. A tenth hangs, a tenth kills its worker, three tenths
+# raise.
 REWARD = """
 import os, time, zlib
 
@@ -56,8 +58,8 @@ def test_a_run_outlives_its_faults_and_resumes(bough):
         },
     )
     run = bough.cwd / "runs/tiny/trial0"
-    # A full disk: files end at 20,000 bytes, which is less than the model has and more than the log gets.
-    # Ignored, the signal of that limit lets the write fail, as a full disk does.
+    # A full disk: files end at 20,000 bytes. The model needs more, and the log needs less. The limit's signal
+    # is ignored, so that the write fails as on a full disk.
     process = subprocess.Popen(
         ["sh", "-c", 'trap "" XFSZ; exec "$@"', "sh", str(bough.program), "train", str(config)],
         cwd=bough.cwd,
@@ -82,6 +84,6 @@ def test_a_run_outlives_its_faults_and_resumes(bough):
     records = read_metrics(run)
     assert [record["step"] for record in records] == list(range(1, steps + 1)), "metrics continue"
     assert sum(record["reward/failures"] for record in records) > 0
-    # What no reward was had of was replaced: every step has its three groups.
+    # Samples without a reward were replaced, so every step has its three groups.
     assert [record["rollout/batch_groups"] for record in records] == [3] * steps
     assert len(trained_groups(run)) == 3 * steps

@@ -1,4 +1,5 @@
-"""Runs whose filters refuse groups: others are drawn until the batch is full, or as many as may be."""
+"""Runs with filters that refuse groups. Other groups are generated until the batch is full or the limit is
+reached."""
 
 import re
 from pathlib import Path
@@ -16,7 +17,8 @@ from test_train import trained_groups
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/add_a_filter.md"
 
-# Rewards that a tiny model's samples differ in: of two samples about half the groups have equal ones.
+# Rewards that differ between a tiny model's samples. About half of the groups of two samples have equal
+# rewards.
 PARITY = "def score(completion):\n    return sum(map(ord, completion)) % 2\n"
 HALF = {
     "reward": "parity.py:score",
@@ -57,7 +59,7 @@ def test_dynamic_sampling_fills_every_batch(bough, parity, eta):
 
 
 def test_what_is_not_refused_is_what_it_was(bough, parity):
-    """The setting alone changes nothing where no group is refused."""
+    """If no group is refused, the setting alone changes nothing."""
     (bough.cwd / "filter.py").write_text("def keep(samples):\n    return True\n")
     config = write_experiment(bough, **parity)
     bough("train", config, "trial_name=without", ok=True, env=ENVIRONMENT)

@@ -1,4 +1,5 @@
-"""`bough train` with adapters: resumed it is the same run; engine and trainer agree; the base stays."""
+"""`bough train` with adapters: a resumed run equals an uninterrupted one, engine and trainer agree, and the
+base model does not change."""
 
 import json
 
@@ -30,7 +31,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(bough, dtype):
     for record in comparable_metrics(whole):
         if "optim/grad_norm" in record:
             assert record["optim/grad_norm"] == steps[record["step"]]["optim/grad_norm"], record["step"]
-    # The reference is the model without its adapter: the policy of the first step itself.
+    # The reference is the model without its adapter, which is the policy of the first step.
     kl = [record["loss/kl"] for record in read_metrics(whole) if "loss/kl" in record]
     assert kl[0] == 0 and kl[-1] > 0, kl
     config_file = json.loads((last_checkpoint(whole) / "adapter" / "adapter_config.json").read_text())
@@ -41,7 +42,7 @@ def test_an_asynchronous_run(bough):
     config = write_experiment(bough, **LORA, **{"rollout.max_head_offpolicyness": 2})
     bough("train", config, ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs" / "tiny" / "trial0"
-    # Engine and trainer agree where a token's version is the trainer's; older ones differ by a few updates.
+    # Engine and trainer agree on tokens of the trainer's version. Older tokens differ by a few updates.
     records = [r for r in read_metrics(run) if "mismatch/logprob_abs_diff" in r]
     assert records and records[0]["mismatch/logprob_abs_diff"] < 1e-4
     assert all(r["mismatch/logprob_abs_diff"] < 0.5 for r in records)

@@ -1,5 +1,5 @@
-"""`--ranks N`: processes that Open MPI, or the command itself without it, starts take the gradient of a step,
-or of a whole run, together."""
+"""`--ranks N`: several processes compute the gradient of a step, or of a whole run, together. Open MPI starts
+the processes, or the command itself does."""
 
 import contextlib
 import json
@@ -28,15 +28,15 @@ from safetensors.numpy import load_file
 from test_sparse import DISTILL, SPARSE, WEAK, init_weak
 
 LAUNCHERS = ["mpirun", "processes"]
-# torch's store asks for the name of each address: where no name server answers, that takes as long as this
-# says.
+# torch's store looks up the name of each address. If no name server answers, the lookup takes as long as
+# these options say.
 ENVIRONMENT = {**OF_RUNS, "RES_OPTIONS": "timeout:1 attempts:1"}
 WORKLOAD = Path(__file__).resolve().parents[2] / "bench/workload.py"
 
 
 @pytest.fixture
 def step(bough):
-    """A model, an agentic rollout set, and the words of a step of it."""
+    """A model, an agentic rollout set, and the arguments of `bough step` for them."""
     bough("init", "model", "--hidden-size", 32, "--layers", 2, "--vocab-size", 300, ok=True)
     shape = [
         "--shape",
@@ -62,7 +62,7 @@ def result_of(bough, *words):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])  # gspo's ratio is a sequence's
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])  # the ratio of gspo is computed for a sequence
 def test_ranks_have_the_gradient_of_one(bough, step, loss, launcher):
     alone = result_of(bough, *step, f"actor.loss={loss}")
     for ranks in (2, 3):
@@ -103,7 +103,7 @@ def test_gpus_have_the_gradient_of_one(bough, step, backend):
         assert math.isclose(together[name], alone[name], rel_tol=1e-4), name
 
 
-# What srun tells torchrun, and torchrun's workers find.
+# The variables that srun sets for torchrun, and that torchrun's workers find.
 UNDER_SRUN = {"PMIX_RANK": "0", "SLURM_LOCALID": "0"}
 
 
@@ -189,7 +189,7 @@ def children(pid):
 
 
 def ranks_of(process, count, launcher="mpirun"):
-    """The processes that mpirun, or the command itself, has started."""
+    """Returns the processes that mpirun, or the command itself, has started."""
     deadline = time.monotonic() + 60
     ranks = []
     while len(ranks) < count and time.monotonic() < deadline:
@@ -275,7 +275,8 @@ def test_ranks_train_as_one_process_does(experiment):
 
 @pytest.mark.parametrize("ended, how", [(2, signal.SIGKILL), (2, signal.SIGSTOP), (0, signal.SIGSTOP)])
 def test_ranks_that_nobody_watches_meet_and_miss_each_other(bough, experiment, ended, how):
-    """Started one by one: rank 0 holds the store; that one has died or stands still shows by its silence."""
+    """The ranks are started one by one. Rank 0 holds the store. A rank that has died or stopped is detected
+    by its silence."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -306,7 +307,7 @@ def test_ranks_that_nobody_watches_meet_and_miss_each_other(bough, experiment, e
     ranks[ended].communicate()
 
 
-# Ranks that share each layer have no whole model to generate with: another one does.
+# Ranks that share each layer have no unsharded model to generate with. Another rank generates.
 @pytest.mark.parametrize("words", ["actor.backend=fsdp:c2", "actor.backend=fsdp:d2t2 rollout.ranks=1"])
 def test_ranks_that_share_passes_train_as_one_process_does(experiment, words):
     experiment("one")
@@ -338,7 +339,8 @@ def test_ranks_that_share_passes_are_killed_and_go_on_as_others(bough, experimen
 
 
 def run_whole_and_killed(bough, experiment, words, later):
-    """`whole`: of one process. `killed`: of a pipeline that was, and went on with t2, `later` and alone."""
+    """`whole` is a run of one process. `killed` begins as a pipeline, is killed, and continues with t2, with
+    `later`, and alone."""
     words = [*words, "total_train_steps=12"]
     experiment("whole", *words)
     process = start(
@@ -396,7 +398,7 @@ def test_a_run_whose_rank_died_is_started_again(bough, experiment, launcher):
     assert process.returncode == 0, said
     assert "a rank was ended by signal 9" in said and "restart 1 of 1" in said
     assert final_state(experiment.folder("again")) == final_state(experiment.folder("whole"))
-    # Wrong input is not tried again.
+    # Wrong input does not cause a restart.
     wrong = bough(*words, "--max-restarts", 3, "model.path=nowhere", env=ENVIRONMENT)
     assert wrong.returncode == 2 and "restart" not in wrong.stderr
     alone = bough("train", "config.yaml", "--max-restarts", 3)
@@ -410,17 +412,18 @@ def samples_of(folder, step):
 @pytest.mark.skipif(not os.environ.get("BOUGH_SLOW"), reason="fifty starts: in the slow suite")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_fifty_kills_at_random_moments(bough, experiment, launcher):
-    """Whichever rank, whenever: all end, and the next start goes on; no step or sample is lost or twice."""
+    """Any rank is killed at any moment. All ranks end, and the next start continues. No step or sample is
+    lost or repeated."""
     draw = random.Random(7)
     words = ["trial_name=killed", "saver.freq_steps=2", "saver.rollouts=true"]
     words += ["--ranks", 3, "--launcher", launcher]
-    words += ["actor.optimizer.warmup_steps_proportion=0"]  # a step is the same whatever the number of all
+    words += ["actor.optimizer.warmup_steps_proportion=0"]  # steps do not depend on the total number
     for _ in range(int(os.environ.get("BOUGH_KILLS", "50"))):
         process = start(bough, "train", "config.yaml", *words, "total_train_steps=100000")
         ranks = ranks_of(process, 3, launcher)
         time.sleep(draw.uniform(0, 4))
         kill_and_see_all_end(process, ranks, draw.randrange(3))
-    # Two more, of one command.
+    # Two more kills, during one command that restarts its ranks.
     num_steps = 100 + max(r["step"] for r in read_metrics(experiment.folder("killed")))
     words.append(f"total_train_steps={num_steps}")
     process = start(bough, "train", "config.yaml", *words, "--max-restarts", 2)
@@ -436,7 +439,7 @@ def test_fifty_kills_at_random_moments(bough, experiment, launcher):
     experiment("whole", *words[1:])
     whole = experiment.folder("whole")
     assert final_state(folder) == final_state(whole)
-    # What each step was trained on is what it was trained on where nobody was killed.
+    # Each step was trained on the same samples as in a run without kills.
     for step in range(1, num_steps + 1):
         assert samples_of(folder, step) == samples_of(whole, step), step
 
@@ -493,13 +496,13 @@ def test_ranks_train_adapters_and_beside_generation(experiment, words):
 
 
 def base_bytes(experiment):
-    """Of the weights that are trained, as they are computed with: fp32."""
+    """Bytes of the trained weights in fp32, the dtype of the computation."""
     base = load_file(experiment.folder("any").parents[2] / "base" / "model.safetensors")
     return sum(4 * tensor.size for tensor in base.values())
 
 
 def test_ranks_that_only_generate_and_only_train(experiment):
-    """Counts and weights are those of one process; the publication has the bytes of the weights."""
+    """Counts and weights equal those of one process. A publication has the bytes of the weights."""
     words = ("valid_dataset.path=valid.jsonl",)
     experiment("one", *words)
     for ranks, engines in ((2, 1), (3, 1), (4, 2)):
@@ -510,13 +513,13 @@ def test_ranks_that_only_generate_and_only_train(experiment):
         for name in ("rollout/new_tokens", "reward/mean", "eval/avg_at_k", "staleness/max"):
             assert [r.get(name) for r in records] == [r.get(name) for r in one], name
         steps = [record for record in records if record["step"] > 0]
-        # A step's own publication comes after it: the record has the one before.
+        # A step's own publication comes after its record, so the record has the previous publication.
         assert all(record["publication/bytes"] == base_bytes(experiment) for record in steps)
         assert all(
             record["publication/seconds"] > 0 < record["publication/stall_seconds"] for record in steps
         )
         assert all(record["rollout/engine_restarts"] == 0 for record in steps)
-        # Two trainers share each step, one takes it alone.
+        # Two trainers share each step. A single trainer computes the step alone.
         assert all(("ranks/slowest_over_mean" in record) == (ranks - engines > 1) for record in steps)
 
 
@@ -527,10 +530,10 @@ def test_weights_are_published_while_others_generate(experiment):
     assert [record["step"] for record in records] == list(range(1, 13))
     assert all(record["staleness/max"] <= 2 for record in records)
     published = sum(record.get("publication/bytes", 0) for record in records)
-    # The last step's is not seen in a record, nor any that another replaced before it had arrived.
+    # No record has the last step's publication, or a publication that a newer one replaced before it arrived.
     assert base_bytes(experiment) <= published <= 12 * base_bytes(experiment)
     assert published % base_bytes(experiment) == 0
-    # mismatch: a token that other weights than its label says had drawn would be far off.
+    # A token that was sampled by other weights than its version says would have a large mismatch.
     assert all(record["mismatch/logprob_abs_diff"] < 0.1 for record in records)
 
 
@@ -548,7 +551,7 @@ def test_adapters_alone_are_published(experiment):
 
 
 def test_a_killed_run_with_engine_ranks_goes_on(bough, experiment):
-    """Whichever rank is killed; the engine rank, trainer 0 and, at last, with another split."""
+    """The engine rank or trainer 0 is killed. At last the run continues with another split of ranks."""
     words = ("total_train_steps=12", "--ranks", 3, "rollout.ranks=1")
     experiment("whole", *words)
     for killed in (0, 2):
@@ -574,7 +577,7 @@ def wait_for_another_step(run):
 
 
 def engine_of(rank):
-    """The process of a rank's engine: below what keeps it."""
+    """Returns the process of a rank's engine, which is a child of the process that keeps it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for keeper in children(rank):
@@ -589,7 +592,8 @@ def engine_of(rank):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_engines_that_die_cost_their_requests_a_retry(bough, experiment, launcher):
-    """Whenever that is: the run ends as one ends whose engine lives, with the same samples, bit for bit."""
+    """An engine may die at any moment. The run ends like a run whose engine lives, with the same samples, bit
+    for bit."""
     num_kills, num_steps = (50, 500) if os.environ.get("BOUGH_SLOW") else (3, 30)
     slower = "import time\n" + REWARD.replace("return", "time.sleep(0.02)\n    return")
     (bough.cwd / "letters.py").write_text(slower)
@@ -604,8 +608,8 @@ def test_engines_that_die_cost_their_requests_a_retry(bough, experiment, launche
         assert engine not in killed
         killed.add(engine)
         os.kill(engine, signal.SIGKILL)
-        time.sleep(random.uniform(0, 1.5))  # while another one begins, or after that
-        # The fourth in a row that finishes nothing ends the run.
+        time.sleep(random.uniform(0, 1.5))  # while another engine begins, or after that
+        # A fourth engine in a row that dies before it finishes anything ends the run.
         if len(killed) % 3 == 0 and len(killed) < num_kills:
             wait_for_another_step(experiment.folder("killed"))
     _, said = process.communicate(timeout=300)
@@ -642,7 +646,7 @@ def test_a_split_that_leaves_nobody_to_train_is_refused(bough, experiment):
         assert said in refused.stderr
 
 
-# Each rank's share, and the layers or passes that ranks share; others go on from the checkpoint.
+# Ranks with data shards, and ranks that share layers or passes. Other ranks continue from the checkpoint.
 @pytest.mark.parametrize(
     "words, later",
     [
@@ -654,7 +658,8 @@ def test_a_split_that_leaves_nobody_to_train_is_refused(bough, experiment):
 )
 @pytest.mark.parametrize("shares", ["true", "false"])
 def test_ranks_train_a_critic(experiment, shares, words, later):
-    """Its values before, and its steps, are those of one process; others go on from its checkpoint."""
+    """The critic's values before the update, and its steps, equal those of one process. Other ranks continue
+    from its checkpoint."""
     critic = ("actor.adv_estimator=gae", f"critic.share_backbone={shares}", "critic.warmup_steps=1")
     critic += ("actor.gae_lambda=0.9", "actor.ppo_n_minibatches=2", "critic.optimizer.lr=0.01")
     experiment("one", *critic)
@@ -677,8 +682,8 @@ def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, s
     words = ["actor.adv_estimator=gae", f"critic.share_backbone={shares}"]
     run_whole_and_killed(bough, experiment, words, later="fsdp:p2")
     whole, killed = experiment.folder("whole"), experiment.folder("killed")
-    # Weights differ in their last bits, and a draw between two tokens may go the other way: steps are
-    # compared up to there, which must be beyond the first change of ranks.
+    # Weights differ in their last bits, so the choice between two tokens may differ. Steps are compared up to
+    # the first difference, which must come after the first change of ranks.
     drawn = [
         [[row["input_ids"] for row in samples_of(run, step)] for step in range(1, 13)]
         for run in (whole, killed)
@@ -693,7 +698,7 @@ def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, s
 
 
 def test_ranks_keep_what_the_dense_policy_would_have_drawn(experiment):
-    """Of sparse samples: dense ones are all accepted alike, up to rounding."""
+    """The samples come from sparse attention. Dense samples would all be accepted alike, up to rounding."""
     sparse = [f"{key}={str(value).lower()}" for key, value in SPARSE.items()]
     words = (*sparse, "actor.keep_samples=2", "actor.keep_samples_by=acceptance", "gconfig.n_samples=4")
     experiment("one", *words)
@@ -750,7 +755,7 @@ def test_a_reference_of_shared_layers_is_renewed(experiment, backend):
     assert max(float(abs(one[name] - two[name]).max()) for name in one) < 1e-5
 
 
-# ---- A policy that generates beside the one that is trained.
+# ---- A policy that generates, beside the trained policy.
 
 
 def student_weights(run, arm):
@@ -761,7 +766,8 @@ def student_weights(run, arm):
 @pytest.mark.parametrize("words", ["--ranks 2", "--ranks 2 rollout.ranks=1", "--ranks 4 rollout.ranks=2"])
 @pytest.mark.parametrize("arm", ["distill", "weak"])
 def test_ranks_train_the_policy_that_generates(bough, experiment, arm, words):
-    """Metrics, both policies' weights and samples are one process's; any number goes on from a checkpoint."""
+    """Metrics, samples and both policies' weights equal those of one process. Any number of ranks continues
+    from a checkpoint."""
     init_weak(bough)
     arms = {
         **(DISTILL if arm == "distill" else WEAK),
@@ -797,10 +803,11 @@ def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):
     bough("bench", "profile", "--out", "calibration.json", ok=True, env=ENVIRONMENT)
     experiment("one", *words)
     experiment("four", *words, "--ranks", 4)
-    # Training's bits are the same; of a batch that was generated in other passes only where those are, too.
+    # Training gives the same bits. The batch is generated in other passes, so its bits are the same only if
+    # generation is batch-invariant.
     most = 0 if is_batch_invariant() else 1e-6
     assert largest_difference(experiment.folder("one"), experiment.folder("four")) <= most
-    # Killed on four, gone on with on two.
+    # A run of four ranks is killed and continues on two.
     process = start(bough, "train", "config.yaml", "trial_name=two", *words, "--ranks", 4)
     ranks = ranks_of(process, 4)
     wait_for_checkpoint(experiment.folder("two"))

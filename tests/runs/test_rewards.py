@@ -1,4 +1,5 @@
-"""The rewards of docs/add_a_reward.md and docs/coming_from.md, as they stand there, in whole commands."""
+"""The rewards of docs/add_a_reward.md and docs/coming_from.md, exactly as written there, in whole
+commands."""
 
 import json
 import re
@@ -20,7 +21,8 @@ def blocks(document: str, language: str) -> list[str]:
 
 @pytest.fixture
 def examples(bough):
-    """Writes the document's files, each named by its first line, and starts its endpoint; gives its port."""
+    """Writes the document's files, each named by its first line, and starts its endpoint. Gives the
+    endpoint's port."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
@@ -38,7 +40,7 @@ def examples(bough):
 
 
 def test_a_run_adds_up_the_rewards_of_the_document(bough, examples):
-    """Each source by itself in an evaluation, and all of them in a run."""
+    """Each reward source alone in an evaluation, and all of them in a run."""
     (list_of_rewards,) = blocks("add_a_reward.md", "yaml")
     config = write_experiment(bough, total_train_steps=2)
     settings = yaml.safe_dump(json.loads(config.read_text()))

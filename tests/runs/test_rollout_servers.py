@@ -13,7 +13,8 @@ SERVER = Path(__file__).parent.parent / "servers/policy_server.py"
 
 
 class Server:
-    """A fixture server. What it loads first is any model of the shape: a run brings its own weights."""
+    """A fixture server. The weights that it starts with do not matter, since a run sends its own. The
+    architecture must match."""
 
     def __init__(self, model, *options):
         command = [sys.executable, SERVER, "--model", model, *options]
@@ -26,7 +27,7 @@ class Server:
             pass
 
     def loads(self):
-        """Names of the folders that it has loaded since it was configured."""
+        """Names of the folders that the server has loaded since it was configured."""
         with urllib.request.urlopen(f"{self.url}/loads") as answer:
             return [Path(path).name for path in json.loads(answer.read())]
 
@@ -48,7 +49,7 @@ def running():
 
 @pytest.fixture
 def serve(bough, running):
-    """A server by its number, of an API, with options; `bough` must have its base model."""
+    """Returns a server by its number, with an API and options. `bough` must have the server's base model."""
 
     def start(api, number=0, **options):
         if number not in running or running[number].process.poll() is not None:
@@ -77,7 +78,7 @@ def test_servers_generate_by_the_weights_of_each_step(bough, serve, api):
     bough("train", config, *settings(api, server), "total_train_steps=5", ok=True, env=ENVIRONMENT)
     records = metrics_of(bough)
     assert len(records) == 5
-    # The trainer's log-probabilities of what another implementation drew, after every update.
+    # After every update, the trainer's log-probabilities match those of another implementation that sampled.
     assert all(r["mismatch/logprob_abs_diff"] < 1e-4 for r in records), records
     assert server.loads() == [f"v{step}" for step in range(6)]
     run = bough.cwd / "runs/tiny/trial0"
@@ -103,7 +104,8 @@ def test_an_asynchronous_run_interrupts_the_servers(bough, serve):
 
 @pytest.mark.parametrize("eta", [0, 2])
 def test_several_ranks_train_on_what_servers_generate(bough, serve, eta):
-    """Rank 0 asks the servers; weights, of which each rank has stepped a share, reach them from it."""
+    """Rank 0 sends requests to the servers. Each rank has updated a shard of the weights. Rank 0 sends all
+    weights to the servers."""
     without = {"evaluator.freq_steps": 0, "evaluator.at_start": False, "evaluator.at_end": False}
     config = write_experiment(
         bough, **without, **{"rollout.max_head_offpolicyness": eta, "actor.optimizer.lr": 0.02}
@@ -115,7 +117,7 @@ def test_several_ranks_train_on_what_servers_generate(bough, serve, eta):
     assert len(records) == 3 and all("ranks/bytes_sent" in r for r in records)
     assert all(r["mismatch/logprob_abs_diff"] < (1e-4 if eta == 0 else 0.5) for r in records)
     assert server.loads()[:3] == ["v0", "v1", "v2"]
-    # The run goes on from its checkpoint, on one rank.
+    # The run continues from its checkpoint on one rank.
     bough(*words[:-1], "total_train_steps=4", ok=True, env=ENVIRONMENT)
     assert len(metrics_of(bough)) == 4
 
@@ -166,7 +168,7 @@ def test_what_cannot_be_right_is_refused_with_the_remedy(bough, serve):
     assert "rollout.servers.addresses" in refused(bough, "rollout.backend=vllm", "trial_name=f")
     nobody = ("rollout.servers.addresses=[http://127.0.0.1:9]", "rollout.servers.timeout_seconds=1")
     assert "no connection" in refused(bough, server[0], *nobody, "trial_name=g")
-    # Commands that load a model generate by themselves.
+    # Commands that load a model generate with the embedded engine.
     bough("data", "sums", "--out", "p.jsonl", "-n", 2, ok=True)
     said = bough("eval", "--model", "base", "--data", "p.jsonl", "rollout.backend=vllm", server[1]).stderr
     assert "expected embedded" in said, said

@@ -1,4 +1,4 @@
-"""`bough simulate`: splits of a cluster, from a device's rates and from a run's."""
+"""`bough simulate`: splits of a cluster, from the rates of a device and from the rates of a run."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ def test_splits_of_planned_devices(bough):
     assert [(s["rollout_devices"], s["train_devices"]) for s in splits] == [(4, 4), (1, 3), (2, 2), (3, 1)]
     assert all(s["tokens_per_s"] > 0 and 0 <= s["trainer_idle"] <= 1 for s in splits)
     assert splits[0]["staleness_max"] == 0 < splits[3]["staleness_max"]
-    # Each as `bough train` is told of it.
+    # Each split as options of `bough train`.
     assert splits[0]["rank_options"] == "--ranks 4 rollout.max_head_offpolicyness=0"
     assert splits[3]["rank_options"] == "--ranks 4 rollout.ranks=3 rollout.max_head_offpolicyness=4"
     best = max(splits, key=lambda s: s["tokens_per_s"])
@@ -27,7 +27,7 @@ def test_a_budget_makes_long_responses_cheaper(bough):
     sparse = json.loads(bough(*words, "--sparse-budget", 512, ok=True).stdout)
     assert sparse["splits"][0]["tokens_per_s"] > 1.2 * dense["splits"][0]["tokens_per_s"]
     assert "recompute" in dense["iteration"] and "budget 512" in sparse["iteration"]
-    # A budget above every context is dense.
+    # A budget above every context length is dense.
     wide = json.loads(bough(*words, "--sparse-budget", 10**6, ok=True).stdout)
     assert wide["splits"] == dense["splits"]
 
@@ -78,7 +78,8 @@ def test_clusters_of_several_sizes(bough):
     words = ["simulate", "--cluster", cluster, "--shape", "qwen3-8b", "--steps", 3, "--batch-groups", 8]
     words += ["--devices", 2, 8, 32, "--eta", 0, 2]
     small, node, nodes = json.loads(bough(*words, "--json", ok=True).stdout)["clusters"]
-    assert small["splits"] == []  # 147 GB of weights, gradients and state, and a pass, on two devices of 80
+    # Two devices of 80 GB cannot hold a pass and 147 GB of weights, gradients and optimizer state.
+    assert small["splits"] == []
     assert node["splits"][0]["max_head_offpolicyness"] == 0
     assert {split["layout"] for split in node["splits"][1:]} & {"d4+d2t2", "d4+d2p2"}
     for split in node["splits"]:
@@ -92,7 +93,7 @@ def test_clusters_of_several_sizes(bough):
     text = bough(*words, ok=True).stdout
     assert text.count("too large") == 2
     assert "50 GB/s a device between nodes" in text and "best split" in text and "100%" in text
-    # Slower links, a slower step; nothing shared, more to train.
+    # Slower links make a slower step.
     slow = bough.cwd / "slow.yaml"
     slow.write_text("{ nvlink_gb_per_s: 5, network_gb_per_s: 0.5 }\n")
     fewer = ["simulate", *words[3:], "--json", "--cluster"]

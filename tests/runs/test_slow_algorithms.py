@@ -1,9 +1,9 @@
-"""Algorithms on the demo's job: every settings file of configs/algorithms/ trains 30 steps of it, and five of
-them gain what the demo gains, half of what is missing, within twice the demo's time, with three seeds.
+"""Algorithms on the demo's job. Every settings file of configs/algorithms/ trains 30 steps. Five of them must
+gain what the demo gains, half of what is missing, within twice the demo's time, with three seeds.
 
-Runs lie under runs/slow-algorithms/, by the program that made them: a suite that was stopped goes on where it
-was, and another program begins again. BOUGH_DEMO_DIR names a folder that `make demo` has filled; without it
-the demo is run first."""
+Runs lie under runs/slow-algorithms/, in one folder for each program. A stopped suite continues where it was.
+Another program begins again. BOUGH_DEMO_DIR names a folder that `make demo` has filled. Without it the demo
+runs first."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from run_util import read_metrics
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs/algorithms").glob("*.yaml"))
 LEARNING = ["ppo_critic", "gspo", "cispo", "lora", "distillation"]
-GAIN = 0.5  # of what is missing
+GAIN = 0.5  # of the missing share of right answers
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def folder(bough_program):
 
 @pytest.fixture(scope="session")
 def demo(bough_program, folder):
-    """Data, the warm model and the trained one."""
+    """The demo's folder: data, the warm-up model and the trained model."""
     if "BOUGH_DEMO_DIR" in os.environ:
         return Path(os.environ["BOUGH_DEMO_DIR"]).resolve()
     place = folder / "demo"
@@ -41,7 +41,8 @@ def demo(bough_program, folder):
 
 
 def train(bough_program, folder, demo, config, name, *settings):
-    """The records of a run of one settings file on the demo's data, prompts and warm model."""
+    """Runs one settings file on the demo's data, prompts and warm-up model. Returns the metrics of the
+    run."""
     job = [
         f"fileroot={folder}",
         f"trial_name={name}",
@@ -80,12 +81,12 @@ def test_thirty_steps_of_every_settings_file(bough_program, folder, demo, config
         assert all(math.isfinite(x) for x in record.values() if isinstance(x, float)), record
         assert record["optim/grad_norm"] > 0, record
         assert 0 <= record["reward/mean"] <= 1
-    # None of them unlearns what the warm-up taught (three problems in ten).
+    # No algorithm unlearns what the warm-up taught (three problems in ten).
     assert sum(record["reward/mean"] for record in records[-5:]) / 5 > 0.2, records[-1]
 
 
 def accuracies(records):
-    """Where the run was evaluated: step, share of right answers, seconds of training until then."""
+    """For each evaluation of a run: step, share of right answers, and seconds of training until then."""
     seconds, found = 0.0, []
     for record in records:
         seconds += record.get("time/step", 0.0)

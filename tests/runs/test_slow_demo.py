@@ -1,4 +1,4 @@
-"""The demos' settings with three seeds: does training learn what it promises to?"""
+"""The demos' settings with three seeds: training must learn what the demo promises."""
 
 import json
 import os
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def run_demo(script, bough_program, folder, seed, timeout):
-    """The summary that the demo prints last."""
+    """Runs a demo. Returns the summary that it prints last."""
     done = subprocess.run(
         [ROOT / "scripts" / script, "--json"],
         capture_output=True,

@@ -1,6 +1,6 @@
-"""`bough train` on the demo's job with a real vLLM server generating, beside the embedded engine.
+"""`bough train` on the demo's job with a real vLLM server that generates, compared with the embedded engine.
 
-Needs .venv-vllm (scripts/setup_vllm). Prints both engines' tokens a second on the same prompts."""
+Needs .venv-vllm (scripts/setup_vllm). Prints the tokens a second of both engines on the same prompts."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def demo_folder(bough_program, tmp_path):
 
 @pytest.fixture
 def vllm(tmp_path):
-    """Starts vLLM with a model; gives its address."""
+    """Starts vLLM with a model and returns its address."""
     if not PYTHON.exists():
         pytest.skip("no .venv-vllm: scripts/setup_vllm makes it")
     servers = []
@@ -98,5 +98,6 @@ def test_training_ends_where_the_embedded_engines_does(bough_program, tmp_path, 
     }
     print(json.dumps(found))
     assert found["logprob_abs_diff"] < 1e-4, found
-    # The evaluation's own uncertainty beside that of three seeds: 500 problems, four samples each.
+    # The margin is the evaluation's own uncertainty (500 problems, four samples each), beyond the spread of
+    # three seeds.
     assert min(spread) - 0.03 <= found["vllm"] <= max(spread) + 0.03, found

@@ -1,4 +1,5 @@
-"""Whole runs that generate by sparse attention: the arms of sparse_training, a killed run that goes on."""
+"""Whole runs that generate with sparse attention: the modes of sparse_training, and a killed run that is
+resumed."""
 
 import json
 import os
@@ -26,7 +27,7 @@ DISTILL = {
 }
 
 
-# Another model generates, densely.
+# A draft policy generates with dense attention.
 WEAK = {
     **{key: value for key, value in SPARSE.items() if "sparse" not in key},
     "sparse_training.arm": "weak",
@@ -57,7 +58,7 @@ def test_arms_train_what_they_say(bough):
         assert len(records) == 3
         assert all(record["rollout/active_pages"] < 1 for record in records)
         mismatch = [record["mismatch/logprob_abs_diff"] for record in records]
-        if arm == "sparse_to_sparse":  # what is trained is what generates
+        if arm == "sparse_to_sparse":  # the trained policy is the policy that generates
             assert max(mismatch) < 1e-4
         else:
             assert min(mismatch) > (1e-6 if arm == "exact_top_k" else 1e-4)
@@ -66,7 +67,7 @@ def test_arms_train_what_they_say(bough):
         if "rollout.sparse.replay=true" in arguments:
             assert all(record["sparse/replayed"] > 0.9 for record in records)
     assert (runs / "distill/checkpoints/step_3/sparse_adapter/adapter_model.safetensors").exists()
-    # What generated is exported as any adapter is.
+    # The policy that generated is exported like any adapter.
     step = runs / "distill/checkpoints/step_3"
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
@@ -96,17 +97,17 @@ def test_a_weak_model_generates_and_both_are_trained(bough):
     records = read_metrics(run)
     assert len(records) == 4
     for record in records:
-        assert record["mismatch/logprob_abs_diff"] > 1e-3  # the samples are another model's
+        assert record["mismatch/logprob_abs_diff"] > 1e-3  # another model generated the samples
         assert 0 < record["sparse/overlap_p5"] <= record["sparse/overlap"] < 1
         assert record["sparse/lr"] == record["optim/lr"] and record["sparse/grad_norm"] > 0
         assert record["oversampling/reward_4"] >= record["oversampling/reward_3"]
         assert "rollout/active_pages" not in record
-    # The two are apart, each a model that can be evaluated.
+    # The two policies are separate models, and each can be evaluated.
     step = run / "checkpoints/step_4"
     sizes = [(step / model / "model.safetensors").stat().st_size for model in ("model", "weak/model")]
     assert sizes[0] > 2 * sizes[1]
     bough("eval", "--model", step / "weak/model", "--data", "valid.jsonl", "--max-new-tokens", 4, ok=True)
-    # A weak model may be sparse, too.
+    # A draft policy may use sparse attention too.
     sparse = ["rollout.sparse.budget=16x4", "rollout.sparse.dense_layers=0", "gconfig.max_new_tokens=100"]
     bough("train", config, *sparse, "trial_name=sparse", "total_train_steps=1", ok=True, env=ENVIRONMENT)
     assert read_metrics(bough.cwd / "runs/tiny/sparse")[0]["rollout/active_pages"] < 1
@@ -176,7 +177,7 @@ def test_an_asynchronous_run_publishes_both_policies(bough, arm):
     records = read_metrics(run)
     assert len(records) == 6
     assert all(0 < record["sparse/acceptance"] <= 1 for record in records)
-    # A publication's checksum is over weights and adapters, and the engine takes it every step.
+    # A publication's checksum covers weights and adapters. The engine accepts a publication at every step.
     assert max(record["staleness/max"] for record in records) <= 2
     folder = {"distill": "sparse_adapter", "weak": "weak"}[arm]
     assert f"{folder}/optimizer.safetensors" in final_state(run)

@@ -1,4 +1,4 @@
-"""bench/sparse_ablation.py: its words for what comes out, and all of it once on a tiny model."""
+"""bench/sparse_ablation.py: its verdicts, and one complete ablation on a tiny model."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ def test_what_counts_as_equal(ablation):
     ]
     for score, length, verdict in cases:
         assert ablation.judge(score, length, dense, 100, 0.5) == verdict, (score, length)
-    # Where dense's own seeds are further apart, so may an arm be.
+    # If the seeds of dense lie further apart, a mode may differ as much.
     assert ablation.judge(0.55, 100, [0.5, 0.6, 0.7], 100, 0.3) == "equal"
 
 
@@ -64,7 +64,7 @@ def test_a_small_one_from_data_to_table_and_what_is_done_is_not_done_again(bough
     rows = [line for line in table.splitlines() if line.startswith(("| dense", "| distill", "| warm"))]
     assert len(rows) == 3
     assert (out / "table.md").read_text() == table[:-1]
-    # Reward and length of two arms, acceptance of one.
+    # Reward and length of two modes, and acceptance of one.
     assert (out / "curves.svg").read_text().count("<polyline") == 5
     records = read_metrics(out / "trace/distill-0.5-seed1")
     assert [record["step"] for record in records] == [1, 2]

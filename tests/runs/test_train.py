@@ -60,7 +60,8 @@ def test_a_run_leaves_what_the_formats_promise(bough):
         "perf/generated_tokens_per_s", "perf/mfu", "memory/peak",
     }  # fmt: skip
     assert expected <= records[1].keys()
-    # Rollout and trainer compute the same log-probabilities, where the CPU can the same bits (numerics.md).
+    # Rollout and trainer compute the same log-probabilities, with the same bits if the CPU allows it
+    # (numerics.md).
     limit = 0 if is_batch_invariant() else 1e-4
     assert all(record["mismatch/logprob_abs_diff"] <= limit for record in records[1:])
 
@@ -97,7 +98,8 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
     moments = random.Random(seed)
     for kill in range(4):
         process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
-        # By progress, not by the clock, which says little on a busy machine; then somewhere inside a step.
+        # The kill waits for progress, since the clock says little on a busy machine. After that, the kill
+        # comes at a random moment inside a step.
         wait_for_steps(killed, kill + moments.randrange(2), process)
         time.sleep(moments.uniform(0, 0.1))
         assert process.poll() is None
@@ -112,14 +114,14 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
 
 
 def trained_groups(run):
-    """The groups that each step was trained on, all steps in one list."""
+    """Returns the groups that each step was trained on, all steps in one list."""
     groups = []
     for file in sorted((run / "rollouts").iterdir()):
         groups += sorted({row["group"] for row in read_rollouts(file)})
     return groups
 
 
-# Three kills each: 6 moments in every run of the tests, 15 more in the slow suite.
+# Each seed kills three times: 6 kills in every run of the tests, 15 more in the slow suite.
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 8))])
 def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bough, seed):
     config = write_experiment(bough, **{"saver.freq_steps": 1, "total_train_steps": 12})
@@ -137,7 +139,7 @@ def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bou
     records = read_metrics(run)
     assert [record["step"] for record in records] == list(range(13))
     assert max(record.get("staleness/max", 0) for record in records) > 0, "nothing was generated ahead"
-    # Both deal 36 of the 40 problems; with another seed, others.
+    # Both runs use the same 36 of the 40 problems. Another seed uses others.
     groups = trained_groups(run)
     assert len(set(groups)) == len(groups) == 36
     if seed == 1:
@@ -146,8 +148,9 @@ def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bou
 
 def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
     config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 400})
-    # The engine never waits for the gate; one sample after the other takes it longer than the step that is
-    # trained to its end when the run stops, on most machines: where it is quicker, the run is stopped again.
+    # The staleness limiter never stops the engine. The engine generates one sample at a time. On most
+    # machines a sample takes longer than the trainer needs to finish its step when the run stops. If the
+    # engine is faster, the run is stopped again.
     ahead = ["trial_name=stopped", "rollout.max_head_offpolicyness=399", "gconfig.max_new_tokens=200"]
     ahead += ["rollout.max_buffered_groups=1200", "gconfig.ignore_eos=true", "evaluator.freq_steps=0"]
     ahead += ["rollout.max_concurrent_rollouts=1", "gconfig.n_samples=8"]
@@ -169,10 +172,11 @@ def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
     assert begun, "nothing was ever running"
     assert "threads from now on: 1 generate, 1 train" in (run / "log.txt").read_text()
     done = state["step"]
-    # What was finished comes first, three groups a step.
+    # Finished samples come first, three groups a step.
     steps = (len(state["buffer"]) + len(state["awaiting_reward"])) // 3 + 4
     bough("train", config, *ahead, f"total_train_steps={done + steps}", ok=True, env=ENVIRONMENT)
-    # Their first tokens were drawn before the stop, under versions that the second process never had.
+    # The first tokens of partial rollouts were sampled before the stop, by versions that the second process
+    # never had.
     kept = {tuple(sample["tokens"]) for sample in begun}
     rows = []
     for step in range(done + 1, done + steps + 1):
@@ -200,7 +204,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_goes_on(bough, which):
     assert process.returncode == 130, errors
     done = int(last_checkpoint(run).name.removeprefix("step_"))
     assert 3 <= done < 12
-    # A step whose evaluation was interrupted has its metrics when the run goes on.
+    # If a step's evaluation is interrupted, the step's metrics are written after the run is resumed.
     assert len(read_metrics(run)) - 1 in ((done - 1, done) if done % 4 == 0 else (done,))
     assert "same command" in errors
     assert "same command" in (run / "log.txt").read_text()
@@ -209,7 +213,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_goes_on(bough, which):
     assert comparable_metrics(run) == comparable_metrics(bough.cwd / "runs/tiny/whole")
 
 
-# At step 4; at the last step, and again as the run goes on.
+# The evaluation is interrupted at step 4, or at the last step and again when the run is resumed.
 @pytest.mark.parametrize(("step", "interruptions"), [(4, 1), (6, 2)])
 def test_an_evaluation_that_is_interrupted_is_made_up_for(bough, step, interruptions):
     evaluation = {"evaluator.n_samples": 500, "evaluator.temperature": 1.0, "evaluator.at_start": False}
@@ -220,7 +224,7 @@ def test_an_evaluation_that_is_interrupted_is_made_up_for(bough, step, interrupt
         bough("train", config, "trial_name=stopped", "total_train_steps=5", ok=True, env=ENVIRONMENT)
     for i in range(interruptions):
         process = bough.start("train", config, "trial_name=stopped", env=ENVIRONMENT)
-        # A step's rollouts are written just before it is evaluated; a run that goes on says so in its log.
+        # A step's rollouts are written just before its evaluation. A resumed run says so in its log.
         times_resumed = i + (step > 4)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (
@@ -281,7 +285,7 @@ def test_two_processes_do_not_share_a_run(bough):
 
 
 def test_a_model_of_transformers_with_the_users_own_data_and_reward(bough, tiny_models):
-    """The README's way with one's own model, a GSM8K-format file and a reward in Python."""
+    """The README's example with the user's own model, a GSM8K-format file and a reward in Python."""
     (bough.cwd / "gsm8k.jsonl").write_text(
         "".join(
             f'{{"question": "Natalia sold {n} clips and then half as many. How many?", '

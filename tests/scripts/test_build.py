@@ -1,4 +1,4 @@
-"""scripts/build in a made-up checkout whose cmake and ninja only write down what they are asked for."""
+"""scripts/build in a made-up checkout whose cmake and ninja only record their calls."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ class Checkout:
         path.chmod(0o755)
 
     def build(self, *arguments: str) -> list[str]:
-        """What cmake and ninja were called for, ninja by its targets."""
+        """Returns the calls in order: "configured" for cmake, and the targets for ninja."""
         (self.root / "calls").unlink(missing_ok=True)
         subprocess.run(
             [self.root / "scripts/build", *arguments],
@@ -61,6 +61,6 @@ def test_the_cuda_library_comes_with_the_program_where_a_gpu_is(checkout: Checko
     checkout.program(checkout.bin / "nvidia-smi", "exit 0")
     assert checkout.build("release", "bough") == ["configured", "bough bough_cuda"]
     assert checkout.build("release", "base_test") == ["base_test"]
-    # A build folder without CUDA has no such target.
+    # A build folder without CUDA does not have the target bough_cuda.
     (checkout.root / "build/build.ninja").write_text("build bough: phony bin/bough\n")
     assert checkout.build("release", "bough") == ["bough"]

@@ -1,4 +1,5 @@
-"""The bundle of the build under test runs beside the torch of .venv, and says what it misses without one."""
+"""The bundle of the build under test runs with the torch of .venv. Without a torch it says what is
+missing."""
 
 import os
 import re
@@ -40,7 +41,7 @@ def test_it_runs_on_its_own_libraries_and_the_torch_it_finds(bundle: Path, bough
     ours = {path.name for path in (bundle / "lib").iterdir() if path.is_file()}
     assert any(name.startswith("libyaml-cpp") for name in ours)
     loaded = {Path(p) for p in re.findall(r"calling init: (\S+)", done.stderr)}
-    # Nothing that the bundle brings was taken from this machine instead.
+    # No library that the bundle contains was loaded from this machine instead.
     assert {path for path in loaded if path.name in ours} <= {bundle / "lib" / name for name in ours}
 
 

@@ -1,4 +1,4 @@
-"""scripts/check_docs on a made-up repository: each kind of fault is found, and right text passes."""
+"""scripts/check_docs on a made-up repository: each kind of fault is found, and correct text passes."""
 
 import subprocess
 from pathlib import Path
@@ -22,7 +22,7 @@ esac
 
 @pytest.fixture
 def check(tmp_path: Path):
-    """Checks a README of the given text; returns the faults, without the file's name."""
+    """Checks a README with the given text. Returns the faults, without the file's name."""
     files = {
         "src/tree/prefix_tree.h": "struct PrefixTree {};\nclass Plan;\nvoid build_tree();\n// BOUGH_JOBS\n",
         "docs/tour.md": "# Tour\n",
@@ -104,7 +104,7 @@ def test_without_the_program_nothing_is_passed_as_right(check, tmp_path: Path):
     assert done.returncode == 1 and "make build" in done.stdout
 
 
-# README of the fixture: the sources are read beside it.
+# Sources that are checked beside the fixture's README.
 CITATIONS = [
     ("src/a.cpp", "// As tour.md says.\n", []),
     ("src/a.cpp", '// (tour.md 1, "Memory"), docs/tour.md 1.2,\n// "Head"; see README.md\n', []),

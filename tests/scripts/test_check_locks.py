@@ -49,11 +49,11 @@ needs_clang = pytest.mark.skipif(
 
 @pytest.fixture
 def check(tmp_path: Path):
-    """Checks the tree with the given text of env/counter.cpp; returns exit code and output."""
+    """Checks the tree with the given text of env/counter.cpp. Returns exit code and output."""
 
     def run(source: str) -> tuple[int, str]:
         files = {"env/counter.h": HEADER, "env/counter.cpp": source}
-        # Neither file is read: one includes torch through a header, the other is a test.
+        # Neither of these files is checked: one includes torch through a header, the other is a test.
         files |= {"train/step.h": "#include <ATen/ATen.h>\n", "env/counter_test.cpp": "Mutex: no C++\n"}
         files["train/step.cpp"] = '#include "train/step.h"\n#include "base/mutex.h"\nMutex mutex;\n'
         files["base/mutex.h"] = (ROOT / "src/base/mutex.h").read_text()

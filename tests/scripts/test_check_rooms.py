@@ -1,5 +1,5 @@
-"""scripts/check_rooms on a made-up tree: what is against the order is named, with its remedy, and nothing
-else."""
+"""scripts/check_rooms on a made-up tree. Each violation of the order of modules is named with its remedy, and
+nothing else is reported."""
 
 import subprocess
 from pathlib import Path
@@ -20,13 +20,13 @@ FILES = {
 
 @pytest.fixture
 def check(tmp_path: Path):
-    """Checks the tree with the given files put into it; returns the faults."""
+    """Checks the tree after the given files are added. Returns the faults."""
 
     def run(changes: dict[str, str], *options: str) -> list[str]:
         for name, text in {**FILES, **changes}.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        # A tree of four files is too small for the limits: only tests of the limits ask for them.
+        # A tree of four files is too small for the limits, so only tests of the limits check them.
         limits = [] if "--limits" in options else ["--no-limits"]
         command = [ROOT / "scripts" / "check_rooms", "--root", tmp_path, *limits, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def test_a_tree_in_order_passes(check):
             "src/plan/costs.h:2: plan includes cost/cost_model.h, and cost stands below plan: move what plan "
             "needs to plan or above, or this file to cost or below",
         ),
-        (  # of a test, too, and with other white space
+        (  # a test file too, and other white space
             "src/base/a/b_test.cpp",
             '#  include  "plan/plan.h"\n',
             "src/base/a/b_test.cpp:1: base includes plan/plan.h, and plan stands below base: move what base "

@@ -1,4 +1,4 @@
-""".ci/run ends with the sum line whatever happens, and passes the failure on."""
+""".ci/run always ends with the sum line, and passes a failure on."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ WRITE_SUM = "@mkdir -p build/test-results; echo '{0}' | tee build/test-results/s
     ("recipe", "passes", "last"),
     [
         (WRITE_SUM.format("5 passed, 0 failed, 1 skipped"), True, "5 passed, 0 failed, 1 skipped"),
-        # make adds its own last words.
+        # make adds last lines of its own.
         (
             WRITE_SUM.format("5 passed, 1 failed, 0 skipped") + "; exit 1",
             False,
@@ -29,7 +29,7 @@ def test_the_last_line_is_the_sum(recipe: str, passes: bool, last: str, tmp_path
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     (tmp_path / "Makefile").write_text(f"ci:\n\t{recipe}\n")
-    # A sum that an earlier run left must not pass for this one's.
+    # The sum of an earlier run must not be taken for the sum of this run.
     (tmp_path / "build/test-results").mkdir(parents=True)
     (tmp_path / "build/test-results/sum.txt").write_text("9 passed, 0 failed, 0 skipped\n")
     done = subprocess.run(

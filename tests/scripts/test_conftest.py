@@ -1,4 +1,5 @@
-"""The fixtures that other tests trust: the environment guard, the program's result, the small models."""
+"""The fixtures that other tests rely on: the environment guard, the program's result, and the small
+models."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""scripts/setup in a made-up checkout whose requirements are empty: what it repairs, when it does nothing."""
+"""scripts/setup in a made-up checkout with empty requirements: the faults that it repairs, and when it does
+nothing."""
 
 import hashlib
 import os
@@ -14,7 +15,7 @@ ALL_INSTALLED = '#!/bin/sh\nshift 2\nfor p; do printf "installed:%s " "$p"; done
 
 
 class Machine:
-    """A checkout, and programs that stand before the machine's own on PATH."""
+    """A checkout, and programs that come before the machine's own on PATH."""
 
     def __init__(self, root: Path):
         self.root = root / "checkout"
@@ -46,7 +47,7 @@ class Machine:
         )
 
     def pretend_environment(self) -> None:
-        """One that scripts/setup takes for complete: what it checks without importing anything."""
+        """Makes an environment that scripts/setup takes for complete, because its checks import nothing."""
         (self.root / ".venv/bin").mkdir(parents=True)
         (self.root / ".venv/bin/python").symlink_to(sys.executable)
         self.put_wheels_there()
@@ -55,7 +56,7 @@ class Machine:
         (self.root / ".venv/bough-requirements.sha256").write_text(digest + "\n")
 
     def put_wheels_there(self) -> None:
-        """What the pinned wheels would have brought, as far as scripts/setup looks."""
+        """Makes the files of the pinned wheels that scripts/setup looks for."""
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         library = self.root / ".venv/lib" / version / "site-packages/torch/lib/libtorch_cpu.so"
         library.parent.mkdir(parents=True)
@@ -71,7 +72,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_it_repairs_a_half_made_environment_and_a_second_call_does_nothing(machine: Machine):
-    # What an interrupted copy or a removed Python leaves behind.
+    # An interrupted copy or a removed Python leaves such an environment behind.
     (machine.root / ".venv/bin").mkdir(parents=True)
     (machine.root / ".venv/bin/python").symlink_to("/nonexistent/python3")
     done = machine.setup()
@@ -83,7 +84,7 @@ def test_it_repairs_a_half_made_environment_and_a_second_call_does_nothing(machi
     done = machine.setup()
     assert (done.returncode, done.stderr) == (0, "")
 
-    # Other requirements: installed again, in the same environment.
+    # If the requirements change, they are installed again in the same environment.
     (machine.root / "requirements.txt").write_text("# other\n")
     done = machine.setup()
     assert "installing pinned Python wheels" in done.stderr and "broken" not in done.stderr

@@ -1,4 +1,4 @@
-"""scripts/test with runners made up here: what it counts, what it prints last, how it ends."""
+"""scripts/test with made-up runners: what it counts, what it prints last, and how it ends."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Checkout:
-    """A made-up checkout with a build folder, whose documents are in order."""
+    """A made-up checkout with a build folder. Its documents have no faults."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -25,7 +25,7 @@ class Checkout:
         (self.root / "scripts" / "check_docs").write_text(f"import sys\n{code}\n")
 
     def gtest(self, name: str, body: str, report: dict | None = None, build: str = "build") -> None:
-        """A program that writes `report` where --gtest_output asks for it, then runs `body`."""
+        """Makes a program that writes `report` to the file of --gtest_output, then runs `body`."""
         program = self.root / build / "test" / f"{name}_test"
         program.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report) if report else ""
@@ -44,7 +44,7 @@ class Checkout:
         (self.root / "tests" / "pytest.ini").write_text("[pytest]\nmarkers = slow: slow\n")
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, last line, everything printed."""
+        """Returns the exit code, the last line, and everything that was printed."""
         done = subprocess.run(
             [ROOT / "scripts" / "test", "--root", self.root, *arguments],
             capture_output=True,
@@ -132,7 +132,7 @@ def test_a_death_by_signal_counts_the_tests_before_it_and_one_failure(checkout: 
         "os.kill(os.getpid(), signal.SIGSEGV)",
     )
     code, last, text = checkout.run()
-    assert (code, last) == (1, "2 passed, 1 failed, 0 skipped")  # the documents are the second that passed
+    assert (code, last) == (1, "2 passed, 1 failed, 0 skipped")  # the document check passed too
     assert "died of SIGSEGV in A/C.D/0" in text
 
 

@@ -1,5 +1,5 @@
-"""The wheel of the build under test, installed into a fresh environment beside the torch of .venv, trains
-without a compiler or this repository."""
+"""The wheel of the build under test is installed into a fresh environment with the torch of .venv. The
+installed program trains without a compiler or this repository."""
 
 import csv
 import hashlib
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the launcher calls, and nothing else that the machine has.
+# The programs that the launcher calls. No other program of the machine is on PATH.
 TOOLS = ("dirname", "basename", "readlink", "sed", "grep")
 
 SETTINGS = """
@@ -40,8 +40,8 @@ def wheel(bough_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory):
-    """`environment(*words)` runs a command of a fresh environment in a folder of its own, `.folder`; its
-    packages are in `.site`."""
+    """`environment(*words)` runs a command of a fresh environment in its own folder, `.folder`. The
+    environment's packages are in `.site`."""
     folder = tmp_path_factory.mktemp("fresh")
     venv, tools, work = folder / "venv", folder / "tools", folder / "work"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
@@ -53,7 +53,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory):
     for name in TOOLS:
         (tools / name).symlink_to(shutil.which(name))
 
-    # Of the tests' environment only the place of measurements of this machine, which take a minute.
+    # The kept variables only give the place of this machine's measurements, which would take a minute.
     kept = {
         name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "BOUGH_CACHE") if name in os.environ
     }
@@ -69,7 +69,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory):
             check=False,
         )
 
-    # Not --no-deps: what the wheel asks for must be what .venv has. The pip of .venv installs into `venv`.
+    # --no-deps is absent on purpose: .venv must meet the wheel's requirements. The pip of .venv installs into
+    # `venv`.
     pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-index", wheel], check=True)
     run.folder, run.site = work, site

@@ -1,4 +1,4 @@
-"""bench/workload.py: the sets that the tables of README.md were measured on, to the byte."""
+"""bench/workload.py: the exact bytes of the sets that the tables of README.md were measured on."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from workload import SETS, Sequence, Workload, count_tree_tokens, write_set  # noqa: E402
 
 
-# sequences, tokens, tree tokens, C, and what `sha256sum` says of the file
+# sequences, tokens, tree tokens, C, and the output of `sha256sum` for the file
 @pytest.mark.parametrize(
     ("name", "sequences", "tokens", "tree_tokens", "compression", "digest"),
     [

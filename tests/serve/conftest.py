@@ -1,4 +1,4 @@
-"""Served models, once a session: the scripted one with both parsers, and a random one."""
+"""Served models, started once a session: the scripted model with both parsers, and a random model."""
 
 from collections.abc import Iterator
 from pathlib import Path

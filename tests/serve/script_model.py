@@ -1,12 +1,12 @@
-"""A model that says what it is told to: each token has one successor. Its weights are one-hot embeddings,
-layers that add nothing, and a head that is the table of successors. So tests know what is generated, to the
-token.
+"""A model that generates fixed scripts: each token has one successor. The weights are one-hot embeddings,
+layers that add nothing, and an lm_head that is the table of successors. Tests therefore know the generated
+tokens exactly.
 
 The chat template ends a prompt with a token that begins one of the scripts:
-  <|calls|>     where there are tools: reasoning, then a Hermes call, then a second one
-  <|answer|>    where the last message is a tool's
-  <|bytes|>     where the last message is "bytes": characters of which each token has one byte
-  <|broken|>    where the last message is "broken": a call that cannot be read
+  <|calls|>     if there are tools: reasoning, then a Hermes call, then a second call
+  <|answer|>    if the last message is a tool's
+  <|bytes|>     if the last message is "bytes": characters of which each token has one byte
+  <|broken|>    if the last message is "broken": a call that cannot be read
   <|think|>     else: reasoning and an answer
 """
 
@@ -21,7 +21,7 @@ CALLS = [
 ANSWER = ["The ", "answer ", "is ", "42."]
 BROKEN = ["Calling ", '<tool_call>{"name": ', "nonsense</tool_call>"]
 THINK = ["<think", ">Hm, ", "well.</", "think>Hel", "lo, ", "world", "!"]
-EMOJI = "😀é"  # no byte twice
+EMOJI = "😀é"  # all bytes differ
 
 SCRIPTS = {"<|calls|>": CALLS, "<|answer|>": ANSWER, "<|broken|>": BROKEN, "<|think|>": THINK}
 
@@ -49,7 +49,8 @@ def write_script_model(directory: Path) -> None:
         [AddedToken(text, special=True) for text in [*SCRIPTS, "<|bytes|>"]], special_tokens=True
     )
     for script in SCRIPTS.values():
-        # "normalized" would let the tokenizer cut them out of normalized text; they are never in a prompt.
+        # With "normalized" the tokenizer would find these tokens in normalized text. They never occur in a
+        # prompt.
         added = tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in script])
         assert added == len(script), "each piece belongs to one script"
     tokenizer.chat_template = TEMPLATE

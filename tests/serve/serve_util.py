@@ -1,4 +1,5 @@
-"""A served model for tests: `bough serve` as a process of its own, and how to look at it from outside."""
+"""A served model for tests: `bough serve` as a separate process, and functions that observe it from
+outside."""
 
 import json
 import os
@@ -9,12 +10,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-# Passes are short here: one thread is faster.
+# Passes are short here, so one thread is faster.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 class Served:
-    """`bough serve` of a model directory at a free port. A context manager: SIGTERM ends it."""
+    """`bough serve` with a model directory at a free port. A context manager that ends the server by
+    SIGTERM."""
 
     def __init__(self, program: Path, model: Path, *settings: str, env: dict[str, str] | None = None):
         self.log = model.parent / f"serve-{os.getpid()}-{id(self)}.log"
@@ -41,7 +43,7 @@ class Served:
         self.stop()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """The exit code."""
+        """Stops the server. Returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:

@@ -6,7 +6,7 @@ from serve_util import Served
 
 
 def test_a_tool_calling_agent_of_smolagents(scripted: Served):
-    """The model calls both tools at once; the agent runs them and asks again with what they gave."""
+    """The model calls both tools at once. The agent runs them and sends the results in its next request."""
     seen = []
 
     class Add(smolagents.Tool):

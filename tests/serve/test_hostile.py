@@ -1,4 +1,4 @@
-"""Clients that want to do harm, or do it by accident, among those that want answers."""
+"""Adversarial and careless clients, beside clients that want answers."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ class Client:
         self.writer.close()
 
     async def ask(self, data: bytes) -> tuple[int, bytes]:
-        """Status and body."""
+        """Returns status and body."""
         self.writer.write(data)
         head, _, body = (await asyncio.wait_for(self.reader.read(), 120)).partition(b"\r\n\r\n")
         return (int(head.split()[1]) if head else 0), body
@@ -127,7 +127,7 @@ def wait_until_quiet(served: Served) -> dict[str, float]:
     deadline = time.monotonic() + 30
     while True:
         metrics = served.metrics()
-        # The connection that asks is the one that is left.
+        # The remaining connection is the one that requests the metrics.
         if metrics["requests_in_flight"] == 0 and metrics["connections"] == 1:
             return metrics
         assert time.monotonic() < deadline, metrics
@@ -135,7 +135,8 @@ def wait_until_quiet(served: Served) -> dict[str, float]:
 
 
 def descriptors_at_rest(served: Served) -> int:
-    """The fewest of a second: the server may not have closed the last connection yet."""
+    """Returns the smallest count within a second, since the server may not have closed the last connection
+    yet."""
     counts = []
     for _ in range(10):
         counts.append(served.descriptors())
@@ -188,7 +189,7 @@ def test_who_goes_away_is_not_generated_for(attacked: Served):
 
 
 def test_pages_of_who_goes_away_are_free_again(bough_program: Path, tiny_models):
-    """A budget that holds one long sample, so that pages which stayed would leave no room for the next."""
+    """The budget holds one long sample. Pages that were not freed would leave no room for the next sample."""
     settings = ["rollout.kv_memory=2400KiB", "log_requests=false"]
     with Served(bough_program, tiny_models("qwen3"), *settings) as served:
         for _ in range(8):
@@ -233,4 +234,4 @@ def test_a_signal_ends_it_when_streams_are_done(bough_program: Path, tiny_models
         assert asyncio.run(stream(served)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert served.process.wait(30) == 0
         assert "stopping; 1 requests" in served.log.read_text()
-        assert len(served.process.stdout.read()) == 0  # one line of JSON was all
+        assert len(served.process.stdout.read()) == 0  # stdout had one line of JSON only

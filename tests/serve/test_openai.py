@@ -77,7 +77,7 @@ def test_chat_stream_is_the_unstreamed_answer(client: openai.OpenAI, scripted: S
     assert choices[0].delta.role == "assistant"
     content = [choice.delta.content for choice in choices if choice.delta.content]
     assert "".join(content) == "Hello, world!"
-    assert len(content) > 2  # as it comes
+    assert len(content) > 2  # the content is streamed
     reasoning = "".join(getattr(choice.delta, "reasoning_content", None) or "" for choice in choices)
     assert reasoning == "Hm, well."
     assert [choice.finish_reason for choice in choices][-1] == "stop"
@@ -122,7 +122,7 @@ def test_tool_choice(client: openai.OpenAI, scripted: Served):
 
 
 def test_a_forced_call(client: openai.OpenAI, scripted: Served):
-    """The answer begins with a call, where it would have begun with reasoning."""
+    """The answer begins with a call instead of reasoning."""
     options = {"model": scripted.name, "messages": QUESTION, "tools": TOOLS}
     for forced in ("required", {"type": "function", "function": {"name": "look"}}):
         (choice,) = client.chat.completions.create(**options, tool_choice=forced).choices
@@ -229,7 +229,7 @@ def test_samples_and_seeds(random_client: openai.OpenAI, random_model: Served):
 
     five = draw(n=5, seed=7)
     assert len(set(five)) == 5
-    assert draw(n=5, seed=7) == five  # whatever was asked before
+    assert draw(n=5, seed=7) == five  # earlier requests do not matter
     assert draw(n=5, seed=8) != five
     assert draw() != draw()
     assert len(set(draw(n=3, temperature=0))) == 1
@@ -289,14 +289,14 @@ def test_most_likely_tokens(random_client: openai.OpenAI, random_model: Served):
         assert len(token.top_logprobs) == 5
         assert top_of(token)[0] == (tuple(token.bytes), pytest.approx(token.logprob, abs=1e-6))
         assert sum(math.exp(top.logprob) for top in token.top_logprobs) < 1
-    # They are the model's own, whatever the token was drawn at.
+    # These are the model's own log-probabilities, whatever the sampling temperature is.
     for temperature in (0.3, 1.0, 2.0):
         first = answer(temperature)[0].top_logprobs
         assert [(tuple(top.bytes), top.logprob) for top in first] == top_of(greedy[0])
     stream = random_client.chat.completions.create(temperature=0, stream=True, **options)
     chunks = [chunk.choices[0] for chunk in stream]
     assert sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), []) == greedy
-    # Tokens of the same text are one entry in completions' form.
+    # In the completions format, tokens with the same text are one entry.
     by_text = (
         random_client.completions.create(
             model=random_model.name, prompt="The 12", max_tokens=3, temperature=0, logprobs=5
@@ -455,7 +455,8 @@ def test_names_and_defaults(bough_program: Path, script_model: Path):
 
 
 def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_path: Path):
-    """`lora_modules`: an adapter is asked by its name, over the same base, at the same time."""
+    """`lora_modules`: an adapter is requested by its name. All adapters and the base model are served at the
+    same time."""
     base = tiny_models("qwen3")
     weights = load_file(base / "model.safetensors")
     adapters = {name: tmp_path / name for name in ("nothing", "other")}
@@ -484,7 +485,7 @@ def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_
 
         with ThreadPoolExecutor(6) as pool:
             mine, same, changed = (list(pool.map(ask, [n] * 4)) for n in (served.name, *adapters))
-        # The same bits where they do not depend on what was computed together.
+        # The bits are the same if they do not depend on the other requests of a pass.
         most = 0 if is_batch_invariant() else 1e-4
         alike = [pytest.approx(mine[0], rel=0, abs=most)] * 4
         assert mine == alike and same == alike

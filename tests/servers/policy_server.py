@@ -1,11 +1,10 @@
 """A small server with the parts of vLLM's and of SGLang's API that `rollout.backend` uses: a fixture.
 
-It is neither of them: transformers computes, one token after the other, and a request goes no faster because
-others run. What it answers, when it ends what it generates and what it does with weights is as theirs; real
-vLLM runs in tests/runs/test_slow_vllm.py.
+The server is neither vLLM nor SGLang. transformers computes one token after the other, and other requests
+make a request no faster. The server follows the real ones in its answers, the end of a generation, and its
+handling of weights. Real vLLM runs in tests/runs/test_slow_vllm.py.
 
-Prints the line {"url": ...} once it listens.
-"""
+Prints the line {"url": ...} once it listens."""
 
 import argparse
 import json
@@ -18,12 +17,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 
 class Policy:
-    """The model, and what every request looks at: whether it has been aborted, whether the server dies."""
+    """The model, and the state that every request checks: whether it is aborted, and whether the server
+    dies."""
 
     def __init__(self, arguments):
         self.arguments = arguments
-        self.lock = threading.Lock()  # of the model
-        self.epoch = 0  # requests of an earlier one are aborted
+        self.lock = threading.Lock()  # protects the model
+        self.epoch = 0  # requests of an earlier epoch are aborted
         self.paused = threading.Event()
         self.running = 0
         self.drawn = 0
@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         asked = json.loads(body) if body else {}
-        if self.path == "/configure":  # of the fixture: options, as on the command line
+        if self.path == "/configure":  # only in this fixture: the options of the command line
             vars(self.policy.arguments).update(asked)
             self.policy.loads.clear()
             return self.answer({})

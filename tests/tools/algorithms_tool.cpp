@@ -1,20 +1,26 @@
 // Losses and advantages as numbers, for tests that compare them with implementations written from their
 // equations.
 //   algorithms_tool < cases
-// reads one JSON object a line:
+// Reads one JSON object a line and writes one JSON object a line. In the input, null is -inf, and lists may
+// be left out. There are four kinds of requests.
+// 1. A loss:
 //   {"actor": SETTINGS as YAML or JSON text, "rows": {"log_probs": [...], "entropies": [...], "advantages":
 //   [...],
 //    "behaviour": [...], "proximal": [...], "reference": [...], "weights": [...], "versions": [...],
 //    "sequences": [...], "teacher": [...], "given": [[...], ...], "behaviour_given", "proximal_given",
 //    "teacher_given": the same}, "proximal_is_current": bool, "version": n, "entropy_coef": x}
-// (null is -inf; lists may be left out) and writes one a line:
-//   {"loss", "d_log_probs", "d_entropies", "d_given": flat, "metrics", "separable", "aggregation"} or
-//   {"error": text};
-// or reads {"actor": SETTINGS, "kl": [{"kl", "sequences", "entropy"} a step, ...]} and writes the
-// coefficients after each step, {"kl_ctl": [...], "entropy_coef": [...]}; or {"kl_to_go": [...], "sequences":
-// [...]} and writes {"kl_to_go": [...], "mean": x};
-// or reads {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...],
-// "baselines": [...] where there are any} and writes {"advantages": [[...], ...]}.
+//   The answer is {"loss", "d_log_probs", "d_entropies", "d_given": flat, "metrics", "separable",
+//   "aggregation"} or {"error": text}.
+// 2. The coefficients after each step of the controllers:
+//   {"actor": SETTINGS, "kl": [{"kl", "sequences", "entropy"} a step, ...]}
+//   The answer is {"kl_ctl": [...], "entropy_coef": [...]}.
+// 3. The KL to go:
+//   {"kl_to_go": [...], "sequences": [...]}
+//   The answer is {"kl_to_go": [...], "mean": x}.
+// 4. Advantages:
+//   {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...],
+//    "baselines": [...] if there are any}
+//   The answer is {"advantages": [[...], ...]}.
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -71,7 +77,7 @@ Json estimate(const ActorSettings& settings, const Json& request) {
 }
 
 Json follow_controllers(const ActorSettings& settings, const Json& request) {
-  make_loss(settings.loss);  // refuses what contradicts itself
+  make_loss(settings.loss);  // refuses contradictory settings
   KlController kl(settings.loss);
   EntropyController entropy(settings.loss);
   std::vector<double> kl_values, entropy_values;

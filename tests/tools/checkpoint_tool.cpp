@@ -4,7 +4,7 @@
 //   checkpoint_tool new MODEL_TYPE OUT                  a new model: config.json made here, initial weights
 //   checkpoint_tool rollouts IN OUT [VOCAB_SIZE]        reads a rollout file and writes it
 //
-// Errors go to stderr; exit codes are the program's: 2 bad input, 3 a failure at run time.
+// Errors go to stderr. Exit codes are those of the program: 2 is bad input, 3 is a failure at run time.
 #include <iostream>
 #include <map>
 #include <string>
@@ -30,7 +30,7 @@ void copy(const std::vector<std::string>& arguments) {
 
 void make_new(const std::vector<std::string>& arguments) {
   const bool is_gemma = arguments[1].starts_with("gemma");
-  // The family's own flags come from reading; the rest of its keys from writing.
+  // Reading this config sets the family's own flags. Writing adds the family's other keys.
   const Json asked = {{"model_type", arguments[1]},
                       {"vocab_size", 61},
                       {"hidden_size", 24},

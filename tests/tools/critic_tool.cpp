@@ -1,9 +1,9 @@
 // A critic's values, loss and gradients as files, for tests that compare them with a plain implementation.
 //   critic_tool MODEL ROLLOUTS SETTINGS OUT
 // MODEL: a Hugging Face directory. ROLLOUTS: a rollout file with rewards. SETTINGS: JSON of {"actor": ...,
-// "critic": ..., "dtype": "fp64", "head": [...], "new_head": [...]}, heads of values with their bias at the
-// end: the old values are those of the first, the loss is of the second.
-// OUT.safetensors: gradients by Hugging Face name, score.weight and score.bias; standard output: one JSON
+// "critic": ..., "dtype": "fp64", "head": [...], "new_head": [...]}. The heads are value heads with the bias
+// as the last number. "head" gives the old values. "new_head" gives the loss.
+// OUT.safetensors: gradients by Hugging Face name, score.weight and score.bias. Standard output: one JSON
 // object {"values": [[...]], "advantages": [[...]], "returns": [[...]], "loss", "clip_fraction",
 // "new_values": [...]}, by sequence and trained token.
 #include <ATen/ATen.h>

@@ -1,7 +1,7 @@
-// Logits of whole sequences, for tests that compare them with transformers'.
+// Logits of whole sequences, for tests that compare them with transformers' logits.
 //   logits_tool MODEL DTYPE OUT.safetensors < sequences
-// reads one sequence a line, token ids with blanks between, and writes one
-// tensor [tokens, V] a sequence, named by its number.
+// Reads one sequence a line: token ids with blanks between them. Writes one tensor [T, V] for each sequence,
+// named by the sequence's number.
 #include <exception>
 #include <iostream>
 #include <sstream>

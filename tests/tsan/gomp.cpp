@@ -1,8 +1,9 @@
-// Tells the thread sanitizer what libgomp does: a parallel region begins after what its caller did before it,
-// and ends before what the caller does next. libgomp itself is not instrumented, so that without this every
-// region looks like a race with the code around it; races between the threads of one region are still seen.
+// Tells the thread sanitizer what libgomp does. A parallel region begins after the work that its caller did
+// before the region. It ends before the caller's next work. libgomp is not instrumented, so without this file
+// every region looks like a race with the code around it. Races between the threads of one region are still
+// reported.
 //
-// A library that stands before libgomp in link order: all calls of GOMP_parallel come here, also libtorch's.
+// This library comes before libgomp in link order, so all calls of GOMP_parallel come here, also libtorch's.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 
@@ -11,7 +12,7 @@ namespace {
 using Body = void (*)(void*);
 using GompParallel = void (*)(Body, void*, unsigned, unsigned);
 
-// Two addresses, or a thread that ends early would be ordered before one that begins late.
+// Two addresses are needed. With one, a thread that ends early would be ordered before one that begins late.
 struct Region {
   Body body;
   void* data;
