@@ -176,8 +176,7 @@ void add_train_command(CommandLine& line) {
       .type_name("key=value");
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
-  line.add(kEngineCommand, "The engine of a rank that only generates: `train` starts it", run_engine)
-      .hidden();  // not listed in the help
+  line.add(kEngineCommand, "The engine of a rank that only generates: `train` starts it", run_engine).hide();
   add_ranks_options(command, options->ranks);
   add_max_restarts_option(command, options->ranks);
   add_json_flag(command, options->json);

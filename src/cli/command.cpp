@@ -111,9 +111,8 @@ CommandOption& CommandOption::range(int64_t low, int64_t high) {
   return *this;
 }
 
-CommandOption& CommandOption::hidden() {
-  option_->group("");
-  return *this;
+void Command::hide() {
+  app_->group("");
 }
 
 template <typename T>

@@ -50,7 +50,6 @@ class CommandOption {
   CommandOption& one_value_each_time();               // of a list: the name is repeated for each value
   CommandOption& delimiter(char separator);           // of a list: one word may hold several values
   CommandOption& range(int64_t low, int64_t high);
-  CommandOption& hidden();  // not in --help
 
  private:
   CLI::Option* option_;
@@ -62,7 +61,9 @@ class Command {
  public:
   explicit Command(CLI::App* app) : app_(app) {}
 
-  // T is a type for which command.cpp instantiates the function. Parsing writes `value`; its value before that
+  void hide();  // leaves the command out of --help
+
+  // T is a type for which command.cpp instantiates the function. Parsing writes `value`. What it holds before
   // is the default that --help shows.
   template <typename T>
   CommandOption add_option(const std::string& names, T& value, const std::string& help);
