@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "cli/command.h"
 #include "dist/communicator.h"
 
 namespace bough {
