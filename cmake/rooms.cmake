@@ -94,8 +94,7 @@ function(bough_kernels)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})
       target_include_directories(bough_kernels_${isa} PRIVATE ${CMAKE_SOURCE_DIR}/src)
       target_compile_definitions(bough_kernels_${isa} PRIVATE BOUGH_ISA=${isa})
-      # -ffast-math allows vectorised reductions and exp. -fno-finite-math-only keeps infinities and NaN
-      # valid.
+      # -ffast-math allows vectorised reductions and exp; -fno-finite-math-only keeps infinities and NaN.
       target_compile_options(bough_kernels_${isa} PRIVATE -O3 -ffast-math -fno-finite-math-only)
       if(isa STREQUAL avx2)
         target_compile_options(bough_kernels_${isa} PRIVATE -march=x86-64-v3)
