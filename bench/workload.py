@@ -113,7 +113,7 @@ def make_sequences(rng: random.Random, workload: Workload) -> list[Sequence]:
 
 
 def count_tree_tokens(sequences: list[Sequence]) -> int:
-    """Nodes of the prefix tree. In sorted order, a sequence adds the tokens not shared with its predecessor."""
+    """Nodes of the prefix tree. In sorted order, a sequence adds tokens not shared with the one before."""
     count, previous = 0, []
     for tokens in sorted(sequence.tokens for sequence in sequences):
         shared = 0

@@ -6,7 +6,7 @@ CPUID_LEAF_OF_AMX_TILES = 0x1D
 
 
 def amx_is_half_virtualised(cpuinfo: str) -> bool:
-    """True if the hypervisor exposes AMX in the feature flags but hides CPUID leaf 0x1D, the tile description.
+    """True if the hypervisor shows AMX in the feature flags but hides CPUID leaf 0x1D, the tile description.
 
     oneDNN then configures the tiles with zeros and dies with SIGILL in bf16 matrix products.
     """
