@@ -251,7 +251,7 @@ class GgufFile:
                 )
 
     def get(self, key, kind, *default):
-        """The value of a key. It must have the given kind (TEXT, WHOLE, ...). Without a default, it must exist."""
+        """The value of a key. It must have the given kind (TEXT, ...) and, without a default, must exist."""
         if key not in self.metadata:
             if default:
                 return default[0]

@@ -247,7 +247,7 @@ class Importer:
 
     def llama3_scaling(self, head_dim, theta):
         """Recovers the scaling from the divisors of the angles, because llama.cpp stores only these. The
-        divisors follow from the factor, which is the largest divisor, and three numbers that all models share.
+        divisors follow from the factor, which is the largest divisor, and three numbers shared by all models.
         The divisor is 1 if the wavelength is below 8192 / 4 positions, the factor if it is above 8192, and a
         blend in between."""
         original, low, high = 8192, 1.0, 4.0
