@@ -1,5 +1,6 @@
-# Everything a developer types. A target does what it needs first: `make test` on a fresh machine is enough.
-#   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle, scripts/wheel, scripts/bench_peers and the programs of bench/.
+# All developer commands. A target first runs its prerequisites: `make test` is enough on a fresh machine.
+#   ARGS="..." is passed to scripts/test, scripts/lint, scripts/bundle, scripts/wheel, scripts/bench_peers and
+#   the programs of bench/.
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
@@ -7,73 +8,73 @@ ARGS ?=
   asan-torch tsan tsan-torch clean distclean
 MAKEFLAGS += --no-print-directory
 
-help:  ## what can be made
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup:  ## system packages and .venv with pinned wheels
+setup:  ## install system packages and .venv with pinned wheels
 	@scripts/setup --no-build
 
 build:  ## setup, then build PRESET (release: build/, debug|asan|asan-torch|tsan|tsan-torch|bundle: build-NAME/)
 	@scripts/setup --preset $(PRESET)
 
-test: build  ## all tests; the last line counts them
+test: build  ## run all tests; the last line counts them
 	@scripts/test --preset $(PRESET) $(ARGS)
 
-ci: build  ## what .ci/run runs: all tests, layout, lock annotations, modules without torch under sanitizers
+ci: build  ## run the checks of .ci/run: tests, layout, lock annotations, torch-free modules under sanitizers
 	@scripts/build asan
 	@scripts/test --gates $(ARGS)
 
-test-slow: build  ## the slow suite: whole runs, three seeds
+test-slow: build  ## run the slow suite: whole training runs, three seeds
 	@scripts/test --preset $(PRESET) --slow $(ARGS)
 
-demo:  ## warm up a small model, train it, show what the tree saved
+demo:  ## warm up a small model, train it, show what the prefix tree saved
 	@scripts/setup bough
 	@scripts/demo $(ARGS)
 
-demo-real:  ## SmolLM2-135M-Instruct learns arithmetic from reasoning-gym, in minutes
+demo-real:  ## train SmolLM2-135M-Instruct on arithmetic from reasoning-gym, in minutes
 	@scripts/setup bough
 	@scripts/demo_real $(ARGS)
 
-bench: build  ## the programs of bench/
+bench: build  ## run the programs of bench/
 	@scripts/bench $(ARGS)
 
-bench-peers: build  ## Bough beside AReaL-DTA, transformers, vLLM and TRL (ARGS=--quick: does everything run?)
+bench-peers: build  ## compare Bough with AReaL-DTA, transformers, vLLM and TRL (ARGS=--quick: smoke test)
 	@scripts/bench_peers $(ARGS)
 
-bundle:  ## binaries and their libraries in .bundle/, to run beside any torch 2.11
+bundle:  ## put binaries and their libraries into .bundle/, to run with any installed torch 2.11
 	@scripts/setup --preset bundle
 	@scripts/bundle $(ARGS)
 
-wheel:  ## dist/bough-*.whl: `pip install` of it beside torch 2.11 gives the command, without a compiler
+wheel:  ## build dist/bough-*.whl, which installs the command `bough` beside torch 2.11, without a compiler
 	@scripts/setup --no-build
 	@scripts/wheel $(ARGS)
 
-format:  ## clang-format, in place
+format:  ## format files in place
 	@scripts/setup --no-build
 	@scripts/lint --fix-format
 
-lint: build  ## clang-format, clang-tidy on what changed (ARGS=--all: on everything), Python, documents
+lint: build  ## check layout, Python, bash, documents; clang-tidy on changed files (ARGS=--all: all files)
 	@scripts/lint $(ARGS)
 
-asan:  ## unit tests of the modules without torch under the address and undefined-behaviour sanitizers
+asan:  ## run unit tests of the torch-free modules under the address and undefined-behaviour sanitizers
 	@scripts/setup --preset asan
 	@scripts/test --preset asan --unit $(ARGS)
 
-asan-torch:  ## unit tests of all modules under these sanitizers; a long build
+asan-torch:  ## run unit tests of all modules under the sanitizers of `asan`; a long build
 	@scripts/setup --preset asan-torch
 	@scripts/test --preset asan-torch --unit $(ARGS)
 
-tsan:  ## unit tests of the modules without torch under the thread sanitizer
+tsan:  ## run unit tests of the torch-free modules under the thread sanitizer
 	@scripts/setup --preset tsan
 	@scripts/test --preset tsan --unit $(ARGS)
 
-tsan-torch:  ## unit tests of the engine, which uses torch, under the thread sanitizer; a long build
+tsan-torch:  ## run unit tests of the rollout engine (uses torch) under the thread sanitizer; a long build
 	@scripts/setup --no-build
 	@scripts/build tsan-torch rollout_test
 	@scripts/test --preset tsan-torch --unit $(ARGS)
 
-clean:  ## what was built; .venv stays
+clean:  ## delete build outputs, keep .venv
 	rm -rf build build-debug build-asan build-asan-torch build-tsan build-tsan-torch build-bundle .bundle
 
-distclean: clean  ## also .venv and the other environments
+distclean: clean  ## delete build outputs, .venv and the other environments
 	rm -rf .venv .venv-peers .venv-vllm .venv-real

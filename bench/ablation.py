@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Staleness against reward: the demo's job at several eta, with the naive and the decoupled loss.
+"""Measures reward against staleness: the demo's training at several eta with the naive and decoupled loss.
 
-Four mini-batches a step (with one, pi is pi_old and nothing differs), each with a quarter of the demo's
-learning rate, so that a step moves the policy about as far. With eta 0 the two losses are the same bits, and
-one is run. Each run is a folder under --out; what is finished is not run again and what was stopped goes on,
-so that the whole can be made piece by piece. Then the tables: accuracy before and after with its 95%
-interval, seconds of training, mean staleness; accuracy at each evaluation, against samples and seconds; and
-by the age of a token, over all steps, the share of tokens, effective sample size and clip fraction.
+A step has four mini-batches (with one, pi equals pi_old and the losses do not differ). Each mini-batch uses a
+quarter of the demo's learning rate, so that a step moves the policy about as far. With eta 0 the two losses
+give the same bits, so only one is run. Each run is a folder under --out. Finished runs are skipped and
+interrupted runs resume, so the experiment can be done in several calls. The script then prints these tables:
+  - accuracy before and after with its 95% interval, seconds of training, mean staleness
+  - accuracy at each evaluation, against samples and seconds
+  - by token age, over all steps: share of tokens, effective sample size and clip fraction
 """
 
 import argparse
@@ -21,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
 
-GROUP = 16  # samples, configs/sums.yaml
-UNBOUNDED = 1000  # with a bounded buffer
+GROUP = 16  # samples per prompt, as in configs/sums.yaml
+UNBOUNDED = 1000  # eta without effect; the buffer is bounded instead
 AGES = ["age_0", "age_1", "age_2", "age_3_to_4", "age_5_to_8", "age_9_up"]
 LOSSES = {
     "decoupled": ["actor.use_decoupled_loss=true"],
@@ -105,7 +106,7 @@ def row_of(folder, steps):
 
 
 def of_age(records, age):
-    """Share of tokens, effective sample size and clip fraction, means over the tokens of that age."""
+    """Share of tokens, effective sample size and clip fraction: means over the tokens of the given age."""
     total = sum(record.get(f"{other}/tokens", 0) for record in records for other in AGES)
     seen = [record for record in records if f"{age}/effective_sample_size" in record]
     tokens = sum(record[f"{age}/tokens"] for record in seen)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What asynchrony gains on this machine: pairs of runs that differ by one setting, in turns.
+"""Measures the gain of asynchrony on this machine: interleaved pairs of runs that differ by one setting.
 
-  sleeping       rewards take 0.1 to 2 s, a worker a sample: asynchronous over synchronous
-  demo           the demo's job, rewards cost nothing, the same cores: asynchronous over synchronous
-  interruption   lengths with a long tail: interruptible over not
-  microbatches   dense, lengths with a long tail: dynamic micro-batches over a fixed number of them
-  prox           loglinear over recompute (prox_logp_method), four mini-batches
+  sleeping       rewards take 0.1 to 2 s, one worker per sample: asynchronous / synchronous
+  demo           the demo's training, rewards cost nothing, the same cores: asynchronous / synchronous
+  interruption   lengths with a long tail: interruptible / not interruptible
+  microbatches   dense, lengths with a long tail: dynamic / a fixed number of micro-batches
+  prox           loglinear / recompute (prox_logp_method), four mini-batches
 
-The measure is perf/effective_tokens_per_s, generated tokens that were trained on, over the wall time of the
-steps after the first two. Above 1: the first named is faster.
+The measure is perf/effective_tokens_per_s: generated tokens that were trained on, divided by the wall time of
+the steps after the first two. A ratio above 1 means that the first named run is faster.
 """
 
 import argparse
@@ -34,9 +34,9 @@ def score(completion, **fields):
 """
 ASYNCHRONOUS = "rollout.max_head_offpolicyness=2"
 SYNCHRONOUS = "rollout.max_head_offpolicyness=0"
-# The model before it has learned anything ends a response with one of its 272 tokens: a geometric tail.
+# An untrained model samples the end token with probability 1/272 per token: lengths have a geometric tail.
 LONG_TAIL = ["model.path={demo}/base", "gconfig.max_new_tokens=1024"]
-# Settings of the pair's first and second run, and those of both.
+# Per pair: settings of the first run, of the second run, and of both.
 PAIRS = {
     "sleeping": (
         [ASYNCHRONOUS],
@@ -86,7 +86,7 @@ def parse_arguments():
 
 
 def measure(args, folder, name, settings):
-    """The run's effective tokens a second and mean staleness."""
+    """The run's effective tokens per second and mean staleness."""
     demo = args.demo.resolve()
     command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml"), f"fileroot={folder}"]
     command += [f"trial_name={name}", f"model.path={demo}/warm", f"train_dataset.path={demo}/train.jsonl"]

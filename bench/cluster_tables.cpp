@@ -1,12 +1,14 @@
-// What does the simulator of runs (control/run_simulator.h) say of the splits that AReaL-DTA measured on 8 H800s?
+// Compares the run simulator (control/run_simulator.h) with the device splits that AReaL-DTA measured on 8
+// H800s.
 //
 //   build/bench/cluster_tables [eta ...]      default: 1 4
 //
-// Table 2 of AReaL-DTA (arXiv 2602.00482v2, appendix B.1): thousand tokens a second of two models and two systems,
-// asynchronous, at every split of 8 devices. Of each row three cells are given to the simulator, which is what a
-// user would measure: 1/7 (what a device generates), 7/1 (what a device trains) and 4/4 (what each step takes
-// beside that). It says the other four, and which split is best. Beside it the paper's own formula (equation 3),
-// the smaller of both sides' rates, from 1/7 and 7/1. docs/asynchrony.md has the table.
+// Table 2 of AReaL-DTA (arXiv 2602.00482v2, appendix B.1) gives thousands of tokens per second for
+// asynchronous runs of two models and two systems, at every split of 8 devices (generating/training). The
+// simulator gets three cells of each row, which a user would measure: 1/7 (the generation rate of a device),
+// 7/1 (the training rate of a device) and 4/4 (the additional time of each step). The simulator predicts the
+// other four cells and the best split. The output also has the paper's own formula (equation 3): the smaller
+// of the two sides' rates, from 1/7 and 7/1. docs/asynchrony.md has the table.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +23,7 @@ namespace {
 using namespace bough;
 
 constexpr int64_t kDevices = 8;
-using Cells = std::array<double, kDevices - 1>;  // by the number of devices that generate, from 1
+using Cells = std::array<double, kDevices - 1>;  // index: number of generating devices, minus 1
 
 struct Row {
   const char *model, *system;
@@ -31,13 +33,14 @@ constexpr Row kTable2[] = {{"1.7B", "AReaL", {40.8, 52.1, 43.8, 42.2, 34.9, 26.1
                            {"1.7B", "AReaL-DTA", {41.1, 56.8, 58.3, 62.0, 66.7, 49.4, 40.3}},
                            {"8B", "AReaL", {14.5, 22.6, 20.5, 17.2, 13.8, 9.0, 5.1}},
                            {"8B", "AReaL-DTA", {10.9, 27.5, 36.3, 37.0, 51.4, 47.0, 21.5}}};
-constexpr size_t kFew = 0, kHalf = 3, kMany = 6;  // the cells that are given
+constexpr size_t kFew = 0, kHalf = 3, kMany = 6;  // the cells given to the simulator
 
 struct Rates {
-  double generate, train, step_seconds;  // thousand tokens a second of a device; of a step
+  double generate, train, step_seconds;  // generate, train: thousands of tokens per second per device
 };
 
-// Rows of agents' conversations: a batch of 256 with lengths around 8,000. tau2-bench's are not published.
+// Agents' conversations: a batch of 256 with lengths around 8,000. The lengths of tau2-bench are not
+// published.
 SimulationOptions workload(int64_t eta) {
   SimulationOptions options;
   options.controller.batch_groups = 32;
@@ -61,7 +64,7 @@ double simulate(SimulationOptions options, const Rates& rates, int64_t rollout) 
   return RunSimulator(options).run().tokens_per_second() / 1000;
 }
 
-// Rates with which the simulator gives the three cells, as near as it comes to them.
+// Fits rates with which the simulator reproduces the three given cells as closely as possible.
 Rates fit(const SimulationOptions& options, const Cells& measured) {
   const double batch = static_cast<double>(options.controller.batch_groups * options.controller.group_size) *
                        options.lengths.mean / 1000;

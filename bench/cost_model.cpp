@@ -1,16 +1,18 @@
-// Does the cost model predict what a gradient step takes? Predicted over measured seconds and peak bytes.
+// Checks the cost model's predictions of a gradient step: predicted / measured seconds and peak bytes.
 //
 //   build/bench/cost_model [fp32|bf16] [random trees, default 50] [rounds, default 3] [ROLLOUTS.jsonl ...]
 //
-// A round calibrates this machine (cost/calibrate.h: other shapes, other trees) every 25 trees, then runs
-// gradient steps of the shape `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and
-// on the rollout files (the sets of bench/workload.py: group, agentic, agentic_leaf, flat), with plans
-// `dense`, `path` and `blocks` of several pass sizes. Peaks are the allocator's. Prints a line a step and, at
-// last, quantiles of |predicted / measured - 1|: of each run, and of the steps' medians over the rounds, each
-// round with its own calibrations. A shared machine's speed drifts by tenths within a minute, between
-// calibration and step, too; what that alone does is the last line: the same step in one round over its
-// median of all. Needs a machine that does nothing else: chrt -r 5 where others work on it.
-// BOUGH_CALIBRATION=FILE takes a profile (calibration.json of a run) instead.
+// A round calibrates this machine every 25 trees (cost/calibrate.h; calibration uses other shapes and trees).
+// Then the round runs gradient steps of the shape `small` with random weights: on random trees of up to 1,200
+// tokens (4,000 flat) and on the rollout files (the sets of bench/workload.py: group, agentic, agentic_leaf,
+// flat). The plans are `dense`, `path` and `blocks` with several pass sizes. Peaks come from the allocator.
+//
+// Prints a line per step and, at the end, quantiles of |predicted / measured - 1|: over single runs, and over
+// the steps' medians across rounds. Each round has its own calibrations. A shared machine's speed drifts by
+// tenths within a minute, also between calibration and step. The last line shows the effect of this drift
+// alone: a step's time in one round / its median over all rounds. Needs an idle machine; use chrt -r 5 on a
+// shared one. BOUGH_CALIBRATION=FILE uses a stored profile (calibration.json of a run) instead of
+// calibrating.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -63,7 +65,7 @@ std::vector<Case> random_cases(int64_t count) {
 Case file_case(const char* path) {
   Case c{path, {}};
   for (auto& rollout : read_rollouts(path)) {
-    rollout.logprobs.clear();  // policy gradient reads none
+    rollout.logprobs.clear();  // plain policy gradient does not read them
     rollout.advantage = {1};
     c.batch.push_back(std::move(rollout));
   }
@@ -87,9 +89,9 @@ void print_errors(const char* what, const std::vector<double>& ratios) {
               100 * quantile(errors, 1), quantile(ratios, 0), quantile(ratios, 1), median(ratios));
 }
 
-// Of one step, by round.
+// One step's figures, indexed by round.
 struct StepRounds {
-  std::vector<double> measured, seconds, bytes;  // seconds; predicted over measured
+  std::vector<double> measured, seconds, bytes;  // measured: in seconds. seconds, bytes: predicted / measured
 };
 
 void print_summary(const std::map<std::string, StepRounds>& steps) {

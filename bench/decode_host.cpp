@@ -1,18 +1,20 @@
-// What does the host do of a decoding step, which a GPU that waits for it loses?
+// Times the host's work in a decoding step, during which the GPU is idle.
 //
 //   OMP_NUM_THREADS=1 build/bench/decode_host
 //
-// Microseconds a step of an 8B model's heads (32, in 8 groups), medians of 200 steps, no model and no GPU:
+// Prints microseconds per step for the heads of an 8B model (32, in 8 groups): medians of 200 steps, without
+// a model and without a GPU. The parts of a step:
 //
-//   plan       who computes what, and the pages for it (rollout/scheduler.h)
+//   plan       the samples and tokens to compute, and the pages for them (rollout/scheduler.h)
 //   gather     tokens, positions and segments of the pass
-//   attention  what the blocks of paged attention do (kernels/paged_attention/paged_plan.h)
-//   write      the same as the numbers that go to the device
-//   commit     full pages published
-//   draw       requests of draws and what is kept of their results
+//   attention  the work of each paged-attention block (kernels/paged_attention/paged_plan.h)
+//   write      this work as the numbers that are sent to the device
+//   commit     publication of full pages
+//   draw       sampling requests, and storing their results
 //
-//   distinct   every sample with a context of its own, of 2K to 8K tokens
-//   groups     16 samples of a prompt of 2K to 8K tokens each
+// The cases:
+//   distinct   every sample has its own context of 2K to 8K tokens
+//   groups     16 samples share each prompt of 2K to 8K tokens
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The CUDA kernels at models' shapes, beside what the GPU allows and what torch brings. Needs torch and the
-libraries of a build or a bundle alone.
+"""Times the CUDA kernels at models' shapes, compared with the GPU's ceilings and with torch's kernels.
+Needs only torch and the libraries of a build or a bundle.
 
-ceilings   an 8192-cubed bf16 product and a copy of 1 GiB: what is called the peak below
-products   one layer's matrices forward, with both gradients backward, at several numbers of tokens
-attention  a chain of tokens and a group of 8 responses behind one prompt, forward and backward, beside
-           torch's own by cuDNN and by FlashAttention on the same chain (they know no trees)
+ceilings   an 8192-cubed bf16 product and a copy of 1 GiB: the peaks in the tables below
+products   one layer's matrices at several numbers of tokens: forward, and backward with both gradients
+attention  a chain of tokens, and a group of 8 responses after one prompt, forward and backward, compared with
+           torch's cuDNN and FlashAttention kernels on the same chain (these kernels do not support trees)
 head       logits, log-probabilities and their gradients in one chunk of rows
 
-Times are by events, medians of --repeat runs in turns. --device cpu tries the script where there is no GPU.
+Times come from CUDA events: medians of --repeat interleaved runs. --device cpu tests this script on a CPU.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def parse_arguments():
 
 
 class Clock:
-    """Seconds that the device takes: its own events on a GPU."""
+    """Seconds of device time. On a GPU, CUDA events measure them."""
 
     def __init__(self, device):
         self.device = device
@@ -115,7 +115,7 @@ def products(args, clock, shape, tokens):
 
 
 def ends_of(args, tokens, prompt):
-    """Of each token the end of the tokens that see it: a chain, or 8 responses behind a prompt."""
+    """Per token, the end of the tokens that see it, for a chain or for 8 responses after a prompt."""
     response = (tokens - prompt) // 8 if prompt else tokens
     ends = [
         tokens if i < prompt else min(tokens, prompt + ((i - prompt) // response + 1) * response)

@@ -1,10 +1,10 @@
-// Writes a set of a chosen potential overlap ratio (POR) as a rollout file: what Tree Training's Figures 7
-// and 8 (papers/tree-training.txt) vary, at constant leaves and constant tokens.
+// Writes a rollout file with a chosen potential overlap ratio (POR). Figures 7 and 8 of Tree Training
+// (papers/tree-training.txt) vary this ratio with constant leaves and tokens.
 //
 //   build/bench/overlap_set [out=FILE] [por=0.705] [leaves=128] [mean_length=4000] [sigma=0.25] [vocab=4096]
 //     [seed=1]
 //
-// `bough plan`, `bough step` and `bough bench step` read it; docs/performance.md makes the curve.
+// `bough plan`, `bough step` and `bough bench step` read the file. docs/performance.md has the curve.
 #include "overlap_set.h"
 
 #include <cstdio>

@@ -15,8 +15,8 @@ bough::TreeStatistics statistics_of(const std::vector<bough::Trajectory>& rollou
   return compute_statistics(bough::build_prefix_tree(sequences));
 }
 
-// Each leaf's share of its base is cut to whole tokens, and a branch may begin with its sibling's token by
-// chance: less than a token a leaf, either way.
+// Two effects change the ratio by less than one token per leaf: a leaf's share of its base is cut to whole
+// tokens, and a branch may by chance begin with the same token as its sibling.
 TEST(OverlapSet, AWrittenSetHasTheRatioThatWasAskedFor) {
   const std::string file = testing::TempDir() + "/overlap.jsonl.zst";
   int64_t tokens = 0;

@@ -1,7 +1,7 @@
-"""Times transformers' generate with its KV cache: 16 prompts x 8 samples, and prints one line of JSON.
+"""Times transformers' generate with its KV cache: 16 prompts x 8 samples. Prints one line of JSON.
 
-Of several batch sizes the fastest counts. Prompts are random token ids; every sample is as long as --new
-says.
+The fastest of several batch sizes counts. Prompts are random token ids. Every sample has exactly --new
+tokens.
 """
 
 import argparse
@@ -16,7 +16,7 @@ PROMPTS, SAMPLES, LARGEST_TOKEN = 16, 8, 4096
 
 
 def generate_all(model, prompts_ST, batch, new_tokens):
-    """Seconds for all samples, `batch` at a time."""
+    """Seconds to generate all samples, `batch` at a time."""
     started = time.perf_counter()
     with torch.no_grad():
         for part_ST in prompts_ST.split(batch):

@@ -1,13 +1,17 @@
 """Times one gradient step of a peer on a rollout file and prints one line of JSON.
 
-Peers: `dense`, transformers' Qwen3 one sequence after the other; `dense_ckpt`, the same with gradient
-checkpointing; `dta`, the engine of AReaL's branch feat/dta; `flex_packed`, sequences packed into passes of at
-most --block tokens, and `flex_tree`, prefix trees of at most as many, as AReaL's tree training packs them,
-both by FlexAttention's masks. For `dta`, AREAL_DTA_DIR names the folder that holds areal/experimental/dta; of
-AReaL's other modules the engine asks for a logger and for gathered log-probabilities only, which are given
-here. The loss is the plain policy gradient over all trained tokens: what every trainer has. Weights are
-random, from a seed, and can be saved for Bough (--save-model), as can gradients (--grads). With --device cuda
-the peak of PyTorch's allocator over weights is reported, too.
+Peers:
+  dense        transformers' Qwen3, one sequence at a time
+  dense_ckpt   the same with gradient checkpointing
+  dta          the engine of AReaL's branch feat/dta
+  flex_packed  sequences packed into passes of at most --block tokens, with FlexAttention's masks
+  flex_tree    prefix trees of at most --block tokens, packed as in AReaL's tree training, with these masks
+
+For `dta`, AREAL_DTA_DIR names the folder with areal/experimental/dta. From AReaL's other modules, the engine
+needs only a logger and the gathering of log-probabilities; this script provides both. The loss is the plain
+policy gradient over all trained tokens, which every trainer supports. Weights are random, from a seed. They
+can be saved for Bough (--save-model), as can gradients (--grads). With --device cuda, the script also reports
+the peak of PyTorch's allocator above the weights.
 """
 
 import argparse
@@ -24,7 +28,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-# hidden, layers, query heads, key/value heads, head, feed-forward
+# hidden size, layers, query heads, key/value heads, head size, feed-forward width
 SHAPES = {
     "tiny": (64, 2, 4, 2, 32, 128),
     "small": (512, 8, 8, 4, 64, 1536),
@@ -32,11 +36,11 @@ SHAPES = {
     "1.7b": (2048, 28, 16, 8, 128, 6144),
     "8b_8_layers": (4096, 8, 32, 8, 128, 12288),
 }
-HEAD_ROWS = 1024  # whose logits a packed pass holds at once
+HEAD_ROWS = 1024  # rows of logits that a packed pass holds at once
 
 
 def make_model(shape, dtype, vocab, device="cpu"):
-    """Configuration and model with a tied head and weights from seed 0, drawn on the CPU."""
+    """Configuration, and a model with a tied lm_head. Weights are sampled on the CPU from seed 0."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     hidden, layers, heads, kv_heads, head_dim, feed_forward = SHAPES[shape]
@@ -66,7 +70,7 @@ def count_trained(rows):
 
 
 def target_mask(row):
-    """By target: a sequence's first token is nobody's."""
+    """The loss mask per target. A sequence's first token is not a target."""
     return torch.tensor(row["loss_mask"][1:], dtype=torch.float)
 
 
@@ -104,7 +108,7 @@ def packs_of_trees(rows, capacity):
 
 
 def packs_of_sequences(rows, capacity):
-    """Lists of rows of at most `capacity` tokens, longest first into the first that has room."""
+    """Lists of rows of at most `capacity` tokens, packed first-fit, longest row first."""
     packs = []
     for row in sorted(rows, key=lambda row: -len(row["input_ids"])):
         length = len(row["input_ids"])
@@ -116,7 +120,7 @@ def packs_of_sequences(rows, capacity):
 
 
 def lay_out(rows, shares):
-    """A pack's tokens in pre-order: ids, depths, ends of subtrees, and each row's tokens by number."""
+    """A pack's tokens in pre-order: ids, depths, subtree ends, and the token indices of each row."""
     ids, depths, ends, paths = [], [], [], []
     for row in rows:
         tokens, before = row["input_ids"], paths[-1] if paths else []
@@ -133,7 +137,7 @@ def lay_out(rows, shares):
 
 
 def use_flex_attention(model):
-    """By `model.flex_mask`: FlexAttention, compiled, or on a CPU, where it has no backward, SDPA."""
+    """Attention with `model.flex_mask`: compiled FlexAttention. SDPA on a CPU, where that has no backward."""
     from torch.nn.attention.flex_attention import flex_attention
     from transformers import AttentionInterface
 
@@ -180,7 +184,7 @@ def step_flex(model, rows, capacity, shares):
         hidden_TD = model.model(
             ids_T[None], position_ids=depths_T[None], attention_mask={"full_attention": None}, use_cache=False
         ).last_hidden_state[0]
-        # A token's log-probability is computed once, from its parent, and weighted by all rows that train it.
+        # A token's log-probability is computed once, from its parent. Its weight sums all rows that train it.
         weights, parents = [0.0] * len(ids), [0] * len(ids)
         for row, path in zip(pack, paths, strict=True):
             for i in range(1, len(path)):
@@ -199,7 +203,7 @@ def step_flex(model, rows, capacity, shares):
     return total
 
 
-# Names of parameters are AReaL's: the engine passes them by name.
+# Parameter names are AReaL's, because the engine passes arguments by name.
 def gather_logprobs(logits, labels, **_):
     logits_STV = logits[:, : labels.shape[1]].float()
     losses = F.cross_entropy(logits_STV.flatten(0, 1), labels.flatten(), reduction="none")
@@ -213,7 +217,7 @@ def gather_logprobs_entropy(logits, labels, **_):
 
 
 def import_dta():
-    """The engine's two classes, imported without the rest of AReaL and what it depends on."""
+    """The engine's two classes, imported without the rest of AReaL and its dependencies."""
     sys.path.insert(0, os.environ["AREAL_DTA_DIR"])
     stand_ins = {
         "areal.utils.logging": {"getLogger": logging.getLogger},
@@ -233,7 +237,7 @@ def import_dta():
 
 
 def step_dta(model, config, rows, block):
-    """The loss, and the seconds of building the trie, which count as part of the step."""
+    """The loss, and the seconds of building the trie, which are part of the step."""
     DTAEngine, TokenTrie = import_dta()
     trained = count_trained(rows)
     engine = DTAEngine(

@@ -1,7 +1,7 @@
 """Times steps of TRL's GRPOTrainer and prints one line of JSON.
 
-16 prompts x 8 samples a step, two-digit sums by characters, no KL term; generation by transformers. bf16 is
-the trainer's mixed precision. The first step, which warms up, is not among the reported ones.
+A step has 16 prompts x 8 samples of two-digit sums, tokenized by characters, without a KL term. transformers
+generates. bf16 is the trainer's mixed precision. The first step is a warm-up and is not reported.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def make_tokenizer():
 
 
 def make_problems(shots):
-    """Sums, with `shots` worked examples, the same ones, in front of each."""
+    """Sums, each preceded by the same `shots` worked examples."""
     example = random.Random(1)
     pairs = [(example.randrange(10, 99), example.randrange(10, 99)) for _ in range(shots)]
     examples = "".join(f"{a}+{b}={a + b}. " for a, b in pairs)
@@ -42,7 +42,7 @@ def make_problems(shots):
 
 
 def reward(completions, prompts, **_):
-    """Any that differs within a group: what is timed does not depend on it."""
+    """An arbitrary reward that differs within a group. The timing does not depend on its values."""
     return [float(len(completion) % 7) for completion in completions]
 
 

@@ -1,8 +1,8 @@
-"""Times vLLM's engine for CPUs: 16 prompts x 8 samples, and prints one line of JSON.
+"""Times vLLM's engine for CPUs: 16 prompts x 8 samples. Prints one line of JSON.
 
-Prompts are random token ids, others in each run; each is asked once with n = 8 and prefix caching, so that
-vLLM need compute it only once. Every sample is as long as --new says. The first run, which warms up, does not
-count.
+Prompts are random token ids, different in each run. Each prompt is one request with n = 8 and prefix caching,
+so that vLLM needs to compute it only once. Every sample has exactly --new tokens. The first run is a warm-up
+and does not count.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main():
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    # Read when vLLM is imported: GiB of keys and values, the cores that its threads are bound to.
+    # vLLM reads these when it is imported: GiB of KV cache, and the cores to which it binds its threads.
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{args.threads - 1}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -1,4 +1,4 @@
-"""What benchmarks beside peers share: which programs they run, how a measurement runs, how a table looks."""
+"""Shared code of the peer benchmarks: program options, running a measurement, table layout."""
 
 import json
 import os
@@ -15,8 +15,8 @@ BENCH = ROOT / "bench"
 PROGRAM = Path(sys.argv[0]).stem
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 VOCAB = 4096
-# bench/peer_step.py has the same shapes for the peers. Heads of 32 at least: vLLM has no smaller ones
-# on a CPU.
+# bench/peer_step.py has the same shapes for the peers. The head size is at least 32: vLLM supports no smaller
+# one on a CPU.
 BOUGH_SHAPES = {
     "tiny": "--hidden-size 64 --layers 2 --heads 4 --kv-heads 2 --head-dim 32 --intermediate-size 128",
     "small": "--hidden-size 512 --layers 8 --heads 8 --kv-heads 4 --head-dim 64 --intermediate-size 1536",
@@ -24,7 +24,7 @@ BOUGH_SHAPES = {
 
 
 def add_program_options(parser):
-    """--bough, --python and --threads, which every benchmark has. BOUGH names another build's program."""
+    """Adds --bough, --python and --threads. The variable BOUGH overrides the default program."""
     bough = Path(os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     parser.add_argument(
         "--bough", type=Path, default=bough, help="the program ($BOUGH, else build/bin/bough)"
@@ -42,13 +42,13 @@ def check_programs(args):
 
 
 def init_model(bough, folder, shape):
-    """A Hugging Face directory of the shape, with random weights."""
+    """Creates a Hugging Face directory of the given shape with random weights."""
     words = [bough, "init", folder, *BOUGH_SHAPES[shape].split(), "--vocab-size", VOCAB, "--tie"]
     run_json([*words, "--json"])
 
 
 def peers_environment():
-    """This process's, with what libtorch's libraries need on this host."""
+    """This process's environment, plus the variables that libtorch's libraries need on this host."""
     return {**os.environ, **host_environment()}
 
 
@@ -59,7 +59,7 @@ def say(text):
 def run_json(command, environment=None):
     """The JSON object that the command prints last, with the process's peak resident size added.
 
-    What the command says on stderr is shown only when it fails.
+    The command's stderr is shown only if the command fails.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen([str(word) for word in command], env=environment, stdout=out, stderr=err)

@@ -1,13 +1,14 @@
-// What do plans save on the sets that the papers on tree training measure? Their tables again, theirs beside
-// ours.
+// Reproduces the tables of the papers on tree training: the savings of plans on the papers' sets, the papers'
+// figures beside ours.
 //
 //   build/bench/plan_tables [sharing | splitting | packers | schedule | strategies | balance | overlap |
 //     exact ...]
 //   default: all
 //
-// papers: AReaL-DTA (arXiv 2602.00482v2: Figures 1 and 5 to 9, Table 3, section 5.3) and Tree Training (arXiv
-// 2511.00413: sections 2.2 and 3.1, Figure 8). Sets of the same shapes are made (bench/paper_sets.h); all
-// numbers are counts, the same on every machine. docs/plans.md explains them.
+// The papers are AReaL-DTA (arXiv 2602.00482v2: Figures 1 and 5 to 9, Table 3, section 5.3) and Tree Training
+// (arXiv 2511.00413: sections 2.2 and 3.1, Figure 8). The program generates sets of the same shapes
+// (bench/paper_sets.h). All numbers are counts, so they are equal on every machine. docs/plans.md explains
+// them.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -40,7 +41,7 @@ std::string count(int64_t value) {
   return format_thousands(value);
 }
 
-// Printed as Markdown, so that docs/plans.md can hold what was printed.
+// Printed as Markdown, so that the output can be pasted into docs/plans.md.
 class Table {
  public:
   Table(const std::string& title, std::vector<std::string> columns) : rows_{std::move(columns)} {
@@ -93,7 +94,7 @@ bough::Simulation simulate_plan(const Set& set, const char* strategy, int64_t bo
   return bough::simulate(bough::make_plan(strategy, request));
 }
 
-// Without the sequences that are prefixes of others, and without everyone's first `drop` tokens.
+// Removes sequences that are prefixes of others, and the first `drop` tokens of each remaining sequence.
 Batch leaves_only(const Set& set, int64_t drop) {
   Batch result;
   std::vector<bool> seen(set.tree.num_tokens(), false);
@@ -193,7 +194,7 @@ void splitting() {
   }
 }
 
-// What setting `packer` gives: tokens computed, and trees, which are passes.
+// Computed tokens and number of trees (one pass per tree) for each value of the setting `packer`.
 void packers() {
   std::vector<std::string> columns = {"set", "tokens a tree", "tree tokens"};
   for (const auto name : bough::packer_names())
@@ -203,7 +204,7 @@ void packers() {
     const int64_t capacity = set == &aime() ? 32'768 : 24'576;
     std::vector<std::string> row = {set->name, count(capacity), count(set->statistics.num_tree_tokens)};
     for (const auto name : bough::packer_names()) {
-      if (name == "exact") continue;  // these sets are far too large for it
+      if (name == "exact") continue;  // these sets are far too large for the exact packer
       const auto packing = pack_by(name, set->tree, bough::BranchTree(set->tree), capacity);
       row.push_back(count(packing.num_tokens) + ", " + count(std::ssize(packing.bins)));
     }
@@ -237,8 +238,8 @@ void schedule() {
   }
 }
 
-// Work: forward passes of a token, of which a backward pass is two, over three a tree token, the least there
-// is.
+// Work is counted in forward passes of one token; a backward pass counts as two. The column is the work
+// divided by the minimum, three per tree token.
 void strategies() {
   for (const Set* set : {&tau2_set(), &modified_prefix(), &gsm8k(), &aime()}) {
     Table table("Plans of " + set->name + ", " + count(set->statistics.num_flat_tokens) +
@@ -272,8 +273,8 @@ void strategies() {
 }
 
 void balance() {
-  // Seconds at equal rates: a token of Qwen3-1.7B takes 2.8 GFLOP forward in linear layers, a pair 0.23
-  // MFLOP.
+  // Assumes equal FLOP rates. In Qwen3-1.7B, a token takes 2.8 GFLOP forward in linear layers, an attention
+  // pair takes 0.23 MFLOP.
   const std::pair<const char*, bough::BalanceWeights> costs[] = {{"tree tokens", {1, 0}},
                                                                  {"tokens and pairs", {1, 0.23e6 / 2.8e9}}};
   for (const auto& [cost, weights] : costs) {

@@ -1,16 +1,18 @@
-// How fast do weights reach engine ranks, and what does generation notice of it?
+// Times how fast weights reach engine ranks, and how much a publication slows generation.
 //
 //   mpirun -n 2 build/bench/publication [layers, default 8] [apart]
 //
-// Rank 0 publishes a model's weights (134 M parameters in fp32 with 8 layers), the others have an engine each, one
-// thread each. apart: as if each rank had a host of its own, so that all bytes are sent. Medians of several, in this order, so that a ratio is of one run:
+// Rank 0 publishes a model's weights (134 M parameters in fp32 with 8 layers). Every other rank has an engine
+// with one thread. apart: treats each rank as if it were on a separate host, so that all bytes are sent. The
+// figures are medians of several repetitions, in this order in one run, so that ratios compare figures of the
+// same run:
 //
-//   copy         the same bytes from one place of rank 0's memory to another
-//   checksum     of these bytes, once
-//   broadcast    the same bytes in one broadcast of the communicator's, nobody computing
-//   publication  from publish() to the last engine rank's having checked them, engines idle
-//   tokens/s     of engines that decode, without a publication and with one always on its way
-//   exchange     what engines do not decode while they take what has arrived, beside a decoding pass
+//   copy         the same bytes copied within rank 0's memory
+//   checksum     one checksum of these bytes
+//   broadcast    the same bytes in one broadcast of the communicator, without other computation
+//   publication  from publish() until the last engine rank has checked the weights, engines idle
+//   tokens/s     decoding rate of the engines, without a publication and with publications all the time
+//   exchange     how long engines stop decoding to take arrived weights, compared with a decoding pass
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -66,7 +68,7 @@ double median_of(const std::function<double()>& once) {
   return median(seconds);
 }
 
-// Broadcasts of the weights' size, `bytes` of them, in one call. Every rank calls it.
+// Median seconds of one broadcast of `bytes`, which has the size of the weights. Collective call.
 double broadcast_seconds(std::vector<char>& bytes, Communicator& ranks) {
   return median_of([&] {
     ranks.barrier();
@@ -77,7 +79,7 @@ double broadcast_seconds(std::vector<char>& bytes, Communicator& ranks) {
   });
 }
 
-constexpr const char* kEngineCommand = "engine-process";  // this program's, started by generate()
+constexpr const char* kEngineCommand = "engine-process";  // a command of this program, started by generate()
 
 std::unique_ptr<Model> make(int64_t layers) {
   auto model = make_model(config_of(layers), at::kFloat);
@@ -108,12 +110,12 @@ void print_rate(const char* name, double bytes, double seconds, double copy) {
               copy / seconds);
 }
 
-// Tokens a second over some seconds, and the median seconds of a pass.
+// Tokens per second, measured over some seconds, and the median seconds of a pass.
 struct Decoding {
   double tokens_per_s = 0, pass_seconds = 0;
 };
 Decoding decode(RanksEngine& engine) {
-  while (!engine.ready_for_weights()) engine.step();  // what the last weights interrupted is computed again
+  while (!engine.ready_for_weights()) engine.step();  // recomputes samples that the last weights interrupted
   const EngineStatistics before = engine.statistics();
   const auto start = std::chrono::steady_clock::now();
   std::vector<double> passes;
@@ -224,7 +226,7 @@ int main(int argc, char** argv) {
   if (ranks->rank() == 0) {
     publish(*model, *requests, publication, copy);
   } else {
-    model.reset();  // the engine's process has its own
+    model.reset();  // the engine's process has its own model
     generate(layers, *requests, publication);
   }
   return 0;

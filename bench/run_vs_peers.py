@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How long do generation and a whole training step take, beside transformers' generate, vLLM and TRL?
+"""Times generation and a whole training step, compared with transformers' generate, vLLM and TRL.
 
-generation: `bough bench rollout`, bench/peer_generate.py and bench/peer_vllm.py, 128 samples in 16 groups of
-random prompts, all on one model directory.
-training: `bough train` and bench/peer_trl.py, GRPO on two-digit sums, 16 prompts x 8 samples of 64 new
-tokens a step (generation, rewards, loss, gradients, optimizer); the first step, which warms up, is not
-counted. Random weights; runs alternate, medians over the rounds; a ratio above 1 says that Bough is faster.
+generation: `bough bench rollout`, bench/peer_generate.py and bench/peer_vllm.py on one model directory: 128
+samples in 16 groups of random prompts.
+training: `bough train` and bench/peer_trl.py: GRPO on two-digit sums, 16 prompts x 8 samples of 64 new tokens
+per step (generation, rewards, loss, gradients, optimizer). The first step is a warm-up and does not count.
+Weights are random. Runs alternate; the figures are medians over the rounds. A ratio above 1 means that Bough
+is faster.
 
 `make bench-peers` runs it with the pinned peers.
 """
@@ -91,7 +92,7 @@ class Bench:
         return run_json([python, "-B", BENCH / script, *words], self.environment)
 
     def generate(self, case, dtype):
-        """Seconds of each side, and the part of Bough's bound that was reached."""
+        """Seconds of Bough and each peer, and the fraction of its bound that Bough reached."""
         prompt, new = case.split("/")
         model = self.args.model or self.model
         ours = run_json(
@@ -107,7 +108,7 @@ class Bench:
         return out
 
     def train(self, dtype):
-        """Seconds a step of each side, the median of those after the first."""
+        """Median seconds per step of Bough and of TRL, without the first step."""
         with tempfile.TemporaryDirectory(dir=self.folder) as runs:
             settings = [f"fileroot={runs}", f"dtype={dtype}", f"model.path={self.model}"]
             settings += [f"train_dataset.path={self.folder / 'sums.jsonl'}"]

@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""Sparse rollouts against dense ones on the task `trace`: arms of sparse_training, budgets, seeds.
+"""Compares sparse with dense rollouts on the task `trace`: modes of sparse_training.arm, budgets, seeds.
 
-Data, a model of at most 5 M parameters and its dense warm start are made first: on short programs, whose
-steps have any label, then on longer and on whole ones. Then each arm trains from the same warm model, and
-its last checkpoint is evaluated with dense and with sparse attention. All of it is a folder under --out:
-what is finished is not made again, what was stopped goes on, and --hours ends between two runs. Budgets are
-shares of the mean response: the first of all arms, the others of `sparse` and `distill` only.
+The script first makes the data and the dense warm start of a model of at most 5 M parameters. The warm start
+trains on short programs, whose steps have any label, then on longer and on whole programs. Then each mode
+trains from the same warm model, and its last checkpoint is evaluated with dense and with sparse attention.
+All results are in folders under --out. Finished runs are skipped, interrupted runs resume, and --hours stops
+between two runs. Budgets are fractions of the mean response length. All modes use the first budget; only
+`sparse` and `distill` use the others.
 
-What counts as what, fixed before any run (score: final, dense attention, temperature 1, mean over the seeds):
-  equal to dense   the arm's score is below dense's by at most the larger of 0.03 and half of the spread
-                   (largest less smallest) of dense's seeds
-  worse            below that; better: above dense's by more than that
+The verdicts were fixed before any run (score: final, dense attention, temperature 1, mean over the seeds):
+  equal to dense   the mode's score differs from dense's by at most the margin: the larger of 0.03 and half of
+                   the spread (largest minus smallest) of dense's seeds
+  worse, better    the score is below or above dense's by more than the margin
   collapsed        the score is below the warm model's by more than 0.03, or the mean response of the last
                    tenth of the steps is shorter than half of dense's
-With fewer than three seeds an arm is judged all the same, and the table says of how many.
+A mode with fewer than three seeds also gets a verdict, and the table gives the number of seeds.
 
-Writes table.md (what is judged, and by what) and curves.svg (reward, length, acceptance by step: the mean
-over the seeds, and the band of the least and largest) into --out.
+Writes table.md (verdicts and their figures) and curves.svg into --out. The curves show reward, length and
+acceptance by step: the mean over the seeds, and the band from the smallest to the largest value.
 """
 
 import argparse
@@ -34,12 +35,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
 
 PAGE = 16
-LEAST_PAGES = 4  # the first, the last two, and one to choose
+LEAST_PAGES = 4  # the first page, the last two, and one selected page
 MARGIN = 0.03
 MOST_PARAMETERS = 5_000_000
 ARMS = ["dense", "sparse", "sparse_to_sparse", "distill"]
-MORE_ARMS = ["exact_top_k"]  # of sparse_training.arm, when asked for
-MORE_BUDGETS = ("sparse", "distill")  # arms that run with all budgets, not with the first one alone
+MORE_ARMS = ["exact_top_k"]  # modes of sparse_training.arm that run only on request
+MORE_BUDGETS = ("sparse", "distill")  # modes that run with all budgets, not only with the first
 COLOURS = ["#3b6fb6", "#c8553d", "#7a9a3a", "#8a5fb0", "#c79a2b", "#3c9a94", "#333333", "#d07fb4"]
 CURVES = [
     ("reward/mean", "Reward of the samples"),
@@ -104,7 +105,7 @@ def parse_arguments(arguments=None):
     return parser.parse_args(arguments)
 
 
-# ---- What is run.
+# ---- Runs.
 
 
 class Experiment:
@@ -115,7 +116,7 @@ class Experiment:
         self.deadline = time.monotonic() + 3600 * args.hours if args.hours > 0 else float("inf")
 
     def bough(self, *command, log=None):
-        """stdout of a command that must succeed; stderr goes to the file `log`."""
+        """The stdout of a command that must succeed. Its stderr goes to the file `log`."""
         environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
         words = [str(self.args.bough), *map(str, command)]
         path = self.out / (log or "data.log")
@@ -126,7 +127,7 @@ class Experiment:
         return done.stdout
 
     def prepare(self):
-        """Data and the warm model. Settings that they depend on are kept beside them and may not change."""
+        """Makes the data and the warm model. Their settings are stored beside them and must not change."""
         args = self.args
         kept = {name: getattr(args, name) for name in WARM_SETTINGS}
         path = self.out / "warm_settings.json"
@@ -163,7 +164,7 @@ class Experiment:
             self.bough("data", "trace", "--out", self.data(name), *task, *options)
 
     def fine_tune(self, model, name, batch, steps):
-        """The model `name`, trained from `model` on the data of that name."""
+        """Trains the model `name` from `model` on the data called `name`."""
         if not (self.out / name / "model.safetensors").exists():
             where = ["--model", self.out / model, "--data", self.data(name), "--out", self.out / name]
             effort = ["--batch-size", batch, "--lr", self.args.warm_lr, "--max-steps", steps]
@@ -174,7 +175,7 @@ class Experiment:
         return self.out / f"{name}.jsonl"
 
     def lengths(self):
-        """Bytes of the worked answers, which are tokens: the mean, and the longest."""
+        """Mean and largest number of bytes of the worked answers. One byte is one token."""
         lines = self.data("train").read_text().splitlines()
         sizes = [len(json.loads(line)["answer"]) + 1 for line in lines]
         return statistics.mean(sizes), max(sizes)
@@ -183,7 +184,7 @@ class Experiment:
         return max(LEAST_PAGES, round(budget * self.lengths()[0] / PAGE))
 
     def cases(self):
-        """(arm, budget, seed); dense has no budget. Seed by seed, so that a part of them is balanced."""
+        """Tuples (mode, budget, seed), by seed, so that a partial run is balanced. dense has budget None."""
         cases = []
         for seed in self.args.seeds:
             for arm in self.args.arms:
@@ -221,7 +222,7 @@ class Experiment:
             "saver.freq_steps": 10,
             "saver.keep": 1,
         }
-        if arm not in ("dense", "sparse_to_sparse"):  # another policy than the trained one drew the samples
+        if arm not in ("dense", "sparse_to_sparse"):  # the behavior policy is not the trained policy
             settings["actor.correction"] = args.correction
             settings["gconfig.top_logprobs"] = 20
         if arm != "dense":
@@ -239,7 +240,7 @@ class Experiment:
             self.bough("train", ROOT / "configs/trace.yaml", *self.settings(case), log="train.log")
 
     def evaluate(self, name, model, budget):
-        """A score with dense attention, or with a budget's; kept in scores.json."""
+        """The score with dense attention (budget None) or with the budget. scores.json caches it."""
         path = self.out / "scores.json"
         scores = read_scores(self.out)
         key = f"{name}/{'dense' if budget is None else f'{budget:g}'}"
@@ -249,7 +250,7 @@ class Experiment:
             words += [] if budget is None else self.sparse_settings(budget)
             line = self.bough("eval", *words, log="eval.log")
             result = json.loads(line.splitlines()[-1])
-            scores = read_scores(self.out)  # another process may do other arms meanwhile
+            scores = read_scores(self.out)  # another process may evaluate other modes at the same time
             scores[key] = {"score": result["avg_at_k"], "length": result["length_mean"]}
             write_aside(path, json.dumps(scores, indent=1))
         return scores[key]
@@ -262,7 +263,7 @@ class Experiment:
         self.evaluate(folder.name, model, None)
         for share in self.args.budgets if arm == "dense" else [budget]:
             self.evaluate(folder.name, model, share)
-        if arm == "distill":  # its own sparse policy has adapters
+        if arm == "distill":  # this mode's sparse policy has adapters
             merged = folder / "sparse_policy"
             key = f"{folder.name} phi"
             if f"{key}/{budget:g}" not in read_scores(self.out):
@@ -293,7 +294,7 @@ WARM_SETTINGS = [
 
 
 def count_parameters(path):
-    """From the header of a safetensors file."""
+    """The number of parameters, from the header of a safetensors file."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     total = 0
@@ -322,11 +323,11 @@ def read_scores(out):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-# ---- What came of it.
+# ---- Results.
 
 
 def judge(score, length, dense_scores, dense_length, warm_score):
-    """The words of this file's head, for an arm's mean score and final length."""
+    """The verdict (see the head of this file) on a mode's mean score and final length."""
     dense = statistics.mean(dense_scores)
     margin = max(MARGIN, (max(dense_scores) - min(dense_scores)) / 2)
     if score < warm_score - MARGIN or length < dense_length / 2:
@@ -343,7 +344,7 @@ def of_last_tenth(records, name):
 
 
 def summaries(experiment):
-    """By (arm, budget): what the table shows, means over the seeds that have been run to the end."""
+    """Per (mode, budget): the table's figures, means over the seeds with finished runs."""
     scores = read_scores(experiment.out)
     rows = {}
     for case in experiment.cases():
@@ -422,7 +423,7 @@ def table(experiment, rows):
 
 
 def curves_of(experiment, metric):
-    """By (arm, budget): [(step, mean, least, largest)] over the seeds that have the step."""
+    """Per (mode, budget): [(step, mean, smallest, largest)] over the seeds that have the step."""
     by_arm = {}
     for case in experiment.cases():
         for record in read_metrics(experiment.folder(case)):

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Whole steps of `distill` beside dense ones, with responses of a given length, and where their time goes.
+"""Times whole steps of `distill` and of dense training by response length, and breaks the time down.
 
-A model of random weights, whose samples do not stop before their last token, takes the same steps in either
-arm, in turns. By length of a response: seconds of a step and of its rollout, recomputation, update and phi's
-step (medians), and
+A model with random weights takes the same steps in both modes, interleaved. Its samples run to full length.
+For each response length, the script prints median seconds of a step and of its parts: rollout, recomputation,
+update and phi's step (phi: the sparse policy, theta: the policy). It also prints these ratios:
 
-  step      dense's step over distill's: what sparse rollouts gain in the end
-  rollout   the same of generation alone; share: generation's part of dense's step
-  phi       phi's step over theta's update, with theta's recomputation as the paper counts it (its Figure 7:
-            distillation adds 55%), and, behind it, over theta's update alone
+  step      dense step / distill step: the end-to-end gain of sparse rollouts
+  rollout   the same ratio for generation alone; share: generation's share of the dense step
+  phi       phi's step / (theta's update and recomputation), as the paper counts it (its Figure 7:
+            distillation adds 55%), and then phi's step / theta's update alone
 
-The measure is docs/formats.md's time/* of the run's metrics.
+The times are time/* of the run's metrics (docs/formats.md).
 """
 
 import argparse
@@ -62,7 +62,7 @@ def bough(args, *words):
 
 
 def prepare(args):
-    """A model, a problem, and a reward that tells samples apart; what an earlier call measured goes."""
+    """Makes a model, problems and a reward that differs between samples. Deletes earlier results."""
     args.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(args.out / "steps", ignore_errors=True)
     (args.out / "calibration.json").unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def prepare(args):
 
 
 def run(args, arm, length, number):
-    """Metrics of a run's steps."""
+    """Trains a run and returns the metrics of its steps."""
     name = f"{arm}-{length}-{number}"
     settings = {
         "fileroot": args.out,

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How does the time of a gradient step grow with the tokens of the tree, its depth unchanged?
+"""Measures how the time of a gradient step grows with the tokens of a tree of constant depth.
 
-Generates groups (8 samples of 128 tokens on a prompt of 128: 1,152 tree tokens each), 1 to 56 of them, and
-times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Takes
-shape `small` with random weights where no model is given.
+Generates 1 to 56 groups (8 samples of 128 tokens after a prompt of 128: 1,152 tree tokens per group). Times
+`bough step` on each number of groups, interleaved. Prints microseconds per token and their ratio to those of
+the smallest set. If no model is given, the model has shape `small` and random weights.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What do a sequence-level loss and adapters cost, beside the plain step?
+"""Measures the cost of a sequence-level loss and of adapters, compared with the plain step.
 
-Runs interleaved, medians over rounds, a process each with one uncounted warm-up inside:
+Runs are interleaved; figures are medians over rounds. Each run is one process with one uncounted warm-up:
   token, sequence   `bough step` with PPO's clip and with GSPO (time at most 1.4x, the same peak memory)
-  full, lora        `bough step`, policy gradient, with every weight and with an adapter of every linear layer
-  dense, peft       transformers' dense step, and with PEFT's adapter of that rank (bench/peer_step.py)
-A ratio full/lora says what freezing the base saves; peft/lora over dense/full how much of Bough's lead over
-transformers is left with adapters.
+  full, lora        `bough step`, policy gradient, with every weight and with an adapter on every linear layer
+  dense, peft       transformers' dense step, without and with PEFT's adapter of this rank (peer_step.py)
+The ratio full/lora is the gain of freezing the base weights. The ratio peft/lora divided by dense/full is the
+part of Bough's lead over transformers that remains with adapters.
 
---python is a Python with torch and transformers; peft is left out where it cannot import that, which is said.
+--python is a Python with torch and transformers. If it cannot import peft, the script says so and skips peft.
 """
 
 import argparse

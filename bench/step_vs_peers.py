@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""How long is one gradient step, beside a dense Hugging Face trainer and AReaL-DTA's engine?
+"""Times one gradient step, compared with a dense Hugging Face trainer and AReaL-DTA's engine.
 
-Runs `bough step` and bench/peer_step.py on the same generated rollout sets (bench/workload.py) and the same
-weights, interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough
-is faster: `auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against
-`dense`. Every measurement is a process of its own, with one uncounted warm-up inside. A contender whose
-loss is not Bough's computed something else: a failure.
+Runs `bough step` and bench/peer_step.py, interleaved, on the same generated rollout sets (bench/workload.py)
+and the same weights. Prints medians over the rounds with their spread. A ratio above 1 means that Bough is
+faster: `auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against `dense`.
+Every measurement is a separate process with one uncounted warm-up. If a contender's loss differs from
+Bough's, the contender computed something else, and the benchmark fails.
 
-Memory over weights and gradients is a process's peak resident size less that of the same step on a set of a
-few tokens, which holds weights, gradients and libraries and next to nothing else: one measure for everyone.
+Memory above weights and gradients is the process's peak resident size minus that of the same step on a set of
+a few tokens. This baseline holds almost only weights, gradients and libraries. It applies to all contenders.
 
-`make bench-peers` runs it with the pinned peers. AReaL-DTA wants AREAL_DTA_DIR, a folder that holds
-areal/experimental/dta of AReaL's branch feat/dta, and is left out without it, which is said. Results go to
-a table on stdout and to --out as JSON.
+`make bench-peers` runs this script with the pinned peers. AReaL-DTA needs AREAL_DTA_DIR, a folder with
+areal/experimental/dta of AReaL's branch feat/dta. Without it, the script says so and skips AReaL-DTA. Results
+go to a table on stdout and to --out as JSON.
 """
 
 import argparse
@@ -41,20 +41,20 @@ from peers import (
 )
 from workload import QUICK_SETS, SETS, write_set
 
-# Of the loss, over the log of the vocabulary, which is what a log-probability is of order of.
+# Tolerance of the loss, divided by log(vocabulary size), the order of magnitude of a log-probability.
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 SHAPES = [*BOUGH_SHAPES, "0.6b"]
 CONTENDERS = ["auto", "path", "dta", "dense", "transformers"]
-# Bough's contender, what it is held against.
+# Pairs (Bough's contender, its baseline).
 PAIRS = [("auto", "dta"), ("path", "dta"), ("dense", "transformers"), ("auto", "dense")]
 
 
 @dataclasses.dataclass
 class Bench:
-    """What all runs share."""
+    """State shared by all runs."""
 
     args: argparse.Namespace
-    folder: Path  # generated sets and the model
+    folder: Path  # holds the generated sets and the model
     environment: dict
 
     def run(self, command):
@@ -71,14 +71,14 @@ class Bench:
         return path
 
     def make_model(self):
-        """The peers' own random weights, the same in every process because they are seeded."""
+        """The peers' random weights. They come from a fixed seed, so they are equal in every process."""
         path = self.folder / "model"
         rollouts = self.make_set("model", QUICK_SETS["flat"])
         self.peer_step(rollouts, "dense", "fp32", "--warm", 0, "--save-model", path)
         return path
 
     def measure(self, contender, model, rollouts, dtype):
-        """Seconds, loss and peak resident bytes of one run."""
+        """Returns seconds, loss and peak resident bytes of one run."""
         if contender in ("auto", "path", "dense"):
             report = self.run(
                 [self.args.bough, "step", "--model", model, "--rollouts", rollouts, "--mode", contender]
@@ -119,7 +119,7 @@ def measure_all(bench, sets, contenders):
     """
     model = bench.make_model()
     few_tokens = bench.make_set("few_tokens", QUICK_SETS["flat"])
-    # The less of two: a first run of `auto` may measure this machine and keep its rates: memory, too.
+    # The smaller of two runs: a first run of `auto` may calibrate the machine, which also takes memory.
     at_rest = {
         (dtype, contender): min(bench.measure(contender, model, few_tokens, dtype)[2] for _ in range(2))
         for dtype in bench.args.dtypes
@@ -142,7 +142,7 @@ def measure_all(bench, sets, contenders):
 
 
 def summarise(results):
-    """One row a set and dtype: medians, spreads and ratios of seconds, and whose loss is off."""
+    """One row per set and dtype: medians, spreads and ratios of seconds, and contenders with a wrong loss."""
     rows = []
     for (name, dtype), by_contender in results.items():
         row = {"set": name, "dtype": dtype, "contenders": {}, "ratios": {}, "wrong_losses": []}
@@ -168,7 +168,7 @@ def summarise(results):
 
 
 def seconds_table(rows):
-    """Seconds as median (min-max), then the ratios."""
+    """A table of seconds as median (min-max), then the ratios."""
     contenders = list(rows[0]["contenders"])
     ratios = list(rows[0]["ratios"])
     lines = [["set", "dtype", *contenders, *ratios]]

@@ -1,20 +1,23 @@
-// How fast are the prefix tree of a batch, its packing, load balance and plans (which build their tree), on
-// one core?
+// Times building a batch's prefix tree, its packing, its load balance and its plans (which build their own
+// tree) on one core.
 //
 //   build/bench/tree_build [largest number of tokens, default 10000000 [word of the shapes to run]]
 //
-// CPU time, medians and best of several builds. Shapes as training batches have them: `group` (prompts with
-// 16 samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own
-// prefix), `flat` (nothing shared), `varied` (the same, of many lengths, so that packing has something to do)
-// and `nested` (every prefix of one sequence); `shortN` and `shortflatN` (1 M tokens in sequences of N, in
-// groups of 16 or nothing shared). Sequences come shuffled, as a replay buffer hands them over. `auto B`
-// prices its candidates with the built-in profile of an H100 and the shape "small"; "tight" is in the
-// smallest memory that any plan fits.
+// Prints CPU time: the median and the best of several builds. The shapes are those of training batches:
+//   group       prompts with 16 samples each
+//   agentic     conversations that fork older ones at a turn and train every turn's own prefix
+//   flat        nothing shared
+//   varied      nothing shared, with many different lengths, so that packing is not trivial
+//   nested      every prefix of one sequence
+//   shortN      1 M tokens in sequences of N, in groups of 16
+//   shortflatN  1 M tokens in sequences of N, nothing shared
+// Sequences are shuffled, as from a replay buffer. `auto B` prices its candidates with the built-in profile
+// of an H100 and the shape "small". "tight" uses the smallest memory that any plan fits.
 //
-// Ten times the tokens take 12 to 15 times as long from 10 M to 100 M, on memory that is already mapped: each
-// token's 24 bytes and the prefixes to compare leave the cache, and sorting S sequences takes S log S steps
-// (12.4 times as many). Memory fresh from the system adds the kernel's clearing of 2.4 GB, which is no part
-// of the algorithm.
+// From 10 M to 100 M tokens, the time grows by a factor of 12 to 15 on already mapped memory. Reasons: each
+// token's 24 bytes and the compared prefixes no longer fit the cache, and sorting S sequences takes S log S
+// steps (12.4 times as many). On fresh memory the kernel also clears 2.4 GB, which is not part of the
+// algorithm.
 #include <sys/resource.h>
 #include <time.h>
 
@@ -124,7 +127,7 @@ Timing measure(const std::function<void()>& work, int repeat) {
   return {times[times.size() / 2], times[0]};
 }
 
-// The least memory that a batch can be planned in, as the refusal of less says.
+// The smallest memory in which the batch can be planned, parsed from the error for a smaller budget.
 int64_t smallest_budget(bough::PlanRequest request) {
   request.memory_bytes = 1;
   try {

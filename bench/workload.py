@@ -1,9 +1,12 @@
-"""Synthetic rollout sets of a chosen tree shape, one sequence a line (docs/formats.md).
+"""Writes synthetic rollout sets of a chosen tree shape, one sequence per line (docs/formats.md).
 
-Shapes: `group`, prompts with n samples each; `agentic`, conversations that fork at the ends of turns and in
-which every turn trains on its own prefix, a sequence a turn; `agentic_leaf`, the same with a sequence a
-conversation; `flat`, where nothing is shared. Tokens are random. Options and seed determine every byte, so
-that a set can be made again on another machine.
+Shapes:
+  group         prompts with n samples each
+  agentic       conversations that fork at the ends of turns; one sequence per turn, trained on its own prefix
+  agentic_leaf  the same conversations; one sequence per conversation
+  flat          sequences that share nothing
+
+Tokens are random. Options and seed determine every byte, so another machine can reproduce a set.
 
     python bench/workload.py --shape group --n 8 --plen 512 --rlen 128 --prompts 2 --out set.jsonl
 """
@@ -18,31 +21,31 @@ from typing import NamedTuple
 
 SHAPES = ["group", "agentic", "agentic_leaf", "flat"]
 FIRST_TOKEN = 5  # ids below are special in most tokenizers
-FORK = 0.35  # of the probability that a conversation starts at the prompt, over one plus those there are
-SAMPLING_LOG_PROB = -8.0  # what each trained token claims to have been sampled with
+FORK = 0.35  # with c conversations, the next one starts at the prompt with probability FORK / (1 + c)
+SAMPLING_LOG_PROB = -8.0  # the recorded sampling log-probability of each trained token
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a set looks like. Lengths of prompts and turns are in tokens; those drawn are means."""
+    """The shape of a set. Lengths are in tokens; for sampled lengths the value is the mean."""
 
     shape: str
     prompts: int = 1
-    n: int = 8  # samples or conversations a prompt
-    plen: int = 256  # the prompt's length
-    rlen: int = 128  # a sample's, or a turn's
-    turns: int = 8  # a conversation
+    n: int = 8  # samples or conversations per prompt
+    plen: int = 256  # length of a prompt
+    rlen: int = 128  # mean length of a sample or a turn
+    turns: int = 8  # per conversation
     vocab: int = 4096
 
 
-# Those of the tables in README.md and docs/performance.md.
+# The sets of the tables in README.md and docs/performance.md.
 SETS = {
     "group": Workload("group", n=8, plen=512, rlen=128, prompts=2),
     "agentic": Workload("agentic", n=8, plen=512, turns=8, rlen=96),
     "agentic_leaf": Workload("agentic_leaf", n=16, plen=768, turns=12, rlen=64),
     "flat": Workload("flat", n=8, plen=128, rlen=256),
 }
-# The same shapes at a size that takes seconds: does everything run?
+# The same shapes at sizes that take seconds, for smoke tests.
 QUICK_SETS = {
     "group": Workload("group", n=4, plen=48, rlen=16, prompts=2),
     "agentic": Workload("agentic", n=3, plen=48, turns=3, rlen=16),
@@ -54,7 +57,7 @@ QUICK_SETS = {
 class Sequence(NamedTuple):
     group: int
     tokens: list[int]
-    untrained: int  # tokens before the first that is trained
+    untrained: int  # number of tokens before the first trained token
 
 
 def draw_tokens(rng: random.Random, count: int, vocab: int) -> list[int]:
@@ -77,7 +80,7 @@ def make_groups(rng: random.Random, workload: Workload) -> list[Sequence]:
 
 
 def make_conversations(rng: random.Random, workload: Workload, leaf_only: bool) -> list[Sequence]:
-    """A new conversation starts at the prompt, or takes the first turns of one that is there."""
+    """A new conversation starts at the prompt or continues the first turns of an existing conversation."""
     sequences = []
     for group in range(workload.prompts):
         prompt = draw_tokens(rng, workload.plen, workload.vocab)
@@ -110,7 +113,7 @@ def make_sequences(rng: random.Random, workload: Workload) -> list[Sequence]:
 
 
 def count_tree_tokens(sequences: list[Sequence]) -> int:
-    """Nodes of the prefix tree: in sorted order a sequence adds what it does not share with its neighbour."""
+    """Nodes of the prefix tree. In sorted order, a sequence adds tokens not shared with the one before."""
     count, previous = 0, []
     for tokens in sorted(sequence.tokens for sequence in sequences):
         shared = 0
@@ -124,7 +127,7 @@ def count_tree_tokens(sequences: list[Sequence]) -> int:
 
 
 def write_set(workload: Workload, path: Path, seed: int = 0) -> dict:
-    """Writes the set and returns its statistics. Advantages are drawn from [-1, 1), one a sequence."""
+    """Writes the set and returns its statistics. Each sequence has a random advantage from [-1, 1)."""
     rng = random.Random(seed)
     sequences = make_sequences(rng, workload)
     with open(path, "w", encoding="utf-8") as file:

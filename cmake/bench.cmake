@@ -1,5 +1,6 @@
-# Each bench/x.cpp is a program build/bench/x, built by the target `bench` alone; bench/kernels/x.cpp by Google
-# Benchmark, where that is installed. What bench/x_test.cpp checks is the program bench_test of `make test`.
+# Each bench/x.cpp becomes the program build/bench/x. Only the target `bench` builds these programs.
+# bench/kernels/x.cpp uses Google Benchmark and is built if that is installed. All bench/x_test.cpp files form
+# the program bench_test, which `make test` runs.
 add_custom_target(bench)
 function(bough_bench source)
   cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})

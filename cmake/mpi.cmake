@@ -1,5 +1,5 @@
-# libbough_mpi.so: ranks that mpirun or srun start (src/dist/communicator.h). The program opens it at run time, so that
-# MPI is needed neither to build nor to run one rank.
+# libbough_mpi.so: ranks started by mpirun or srun (src/dist/communicator.h). The program opens this library
+# at run time. A build and a run with one rank need no MPI.
 pkg_check_modules(mpi QUIET IMPORTED_TARGET ompi-c)
 if(NOT mpi_FOUND)
   message(STATUS "No MPI library: Open MPI's ompi-c.pc is not found; ranks are started as plain processes")

@@ -1,4 +1,4 @@
-# Debian's packages. Those without a CMake config come through pkg-config.
+# Debian packages. Packages without a CMake config are found through pkg-config.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(nlohmann_json REQUIRED)

@@ -1,9 +1,10 @@
-# Precompiled headers, for speed only: every file includes what it uses and compiles without them.
+# Precompiled headers, only for build speed: every file includes what it uses and compiles without them.
 #
-# There are two. bough_pch_torch halves the time of a file that uses ATen's operators (6 of 9 s are parsing), but
-# instantiates 1.3 s of templates in every file that it is given to, so files without torch go without.
-# bough_pch_std has the standard library, for rooms without torch. JSON is in neither: GCC keeps templates that wait for
-# instantiation in the header, and nlohmann's parser then costs each file as much as parsing the header did.
+# There are two. bough_pch_torch halves the compile time of a file that uses ATen's operators (6 of 9 s are
+# parsing). It also instantiates 1.3 s of templates in every file that uses it, so files without torch skip
+# it. bough_pch_std has the standard library, for modules without torch. JSON is in neither: GCC keeps pending
+# template instantiations in the header, so nlohmann's parser would cost each file as much as parsing the
+# header does.
 option(BOUGH_PCH "Compile with precompiled headers" ON)
 
 set(pch_std_headers
@@ -13,18 +14,18 @@ set(pch_std_headers
   <variant> <vector>)
 set(pch_torch_headers <ATen/ATen.h> <ATen/Parallel.h>)
 
-# A header compiled as -fPIC does not serve files compiled as -fPIE, so programs are compiled as libraries are.
+# GCC rejects a -fPIC precompiled header for -fPIE files, so programs are compiled with -fPIC like libraries.
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE ${CMAKE_CXX_COMPILE_OPTIONS_PIC})
 
-# Without -fpch-preprocess ccache would expand the headers of every file that it looks up.
+# Without -fpch-preprocess, ccache would expand all headers of every file that it looks up.
 set(pch_options)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   set(pch_options -fpch-preprocess)
 endif()
 
-# GCC writes the checkout's path into a precompiled header, so ccache would find nothing that another checkout compiled.
-# ccache takes the checksum in NAME.gch.sum instead (CCACHE_PCH_EXTSUM, set in CMakeLists.txt). It is that of the
-# preprocessed headers and of the flags.
+# GCC writes the checkout's path into a precompiled header, so ccache would miss results of other checkouts.
+# ccache instead uses the checksum in NAME.gch.sum (CCACHE_PCH_EXTSUM, set in CMakeLists.txt). The checksum
+# covers the preprocessed headers and the flags.
 function(bough_sum_pch name)
   cmake_parse_arguments(ARG "" "" "HEADERS;LIBS" ${ARGN})
   if(NOT CCACHE OR NOT CMAKE_CXX_COMPILER_ID STREQUAL GNU)
@@ -67,7 +68,7 @@ function(bough_add_pch name)
   endif()
 endfunction()
 
-# Says in `out` whether a file includes a header of torch, by itself or by headers of the project.
+# Sets `out` to ON if a file includes a torch header, directly or through headers of the project.
 function(bough_uses_torch file out)
   string(MAKE_C_IDENTIFIER uses_torch_${file} key)
   get_property(known GLOBAL PROPERTY ${key})
@@ -95,8 +96,8 @@ function(bough_uses_torch file out)
   set(${out} ${known} PARENT_SCOPE)
 endfunction()
 
-# Gives a target the precompiled header that serves it: that of torch where the target links torch.
-# Files that have compile options of their own go without, GCC would refuse the header.
+# Gives a target its precompiled header: bough_pch_torch with TORCH (the target links torch), else
+# bough_pch_std. Files with their own compile options get none, because GCC would reject the header.
 function(bough_use_pch target)
   cmake_parse_arguments(ARG "TORCH" "" "" ${ARGN})
   if(NOT BOUGH_PCH)

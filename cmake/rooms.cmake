@@ -1,8 +1,8 @@
-# A room is a folder under src/, a static library bough_<room>, and a test program <room>_test made of
-# every x_test.cpp that stands beside the code. Sources are found by glob.
+# A module ("room" in this file's names) is a folder under src/, a static library bough_<module>, and a test
+# program <module>_test built from every x_test.cpp beside the code. Sources are found by glob.
 include(GoogleTest)
 
-# NAME_test of these files, linked to bough_NAME. `pch` is TORCH or empty, see bough_use_pch.
+# Adds the program NAME_test of the given files, linked to bough_NAME. `pch`: TORCH or empty (bough_use_pch).
 function(bough_add_tests name pch)
   if(ARGN)
     add_executable(${name}_test ${ARGN})
@@ -20,8 +20,9 @@ function(bough_add_room_tests room pch)
   bough_add_tests(${room} "${pch}" ${tests})
 endfunction()
 
-# A part of rooms that need torch which itself does not see it: a library of its own, with the tests of its files. It is
-# built where torch is not, so the thread sanitizer sees all of it, and a torch include in it fails to compile.
+# A part: torch-free files of modules that need torch. A part is a separate library with tests of its files.
+# A part is also built without torch. So the thread sanitizer sees all its code, and including torch in a part
+# fails to compile.
 function(bough_part name)
   cmake_parse_arguments(ARG "" "" "FILES;ROOMS;LIBS" ${ARGN})
   list(TRANSFORM ARG_FILES PREPEND ${CMAKE_SOURCE_DIR}/src/)
@@ -44,11 +45,11 @@ endfunction()
 function(bough_room room)
   cmake_parse_arguments(ARG "" "" "ROOMS;PARTS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/mpi_communicator\\.cpp$")  # the last: cmake/mpi.cmake
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/mpi_communicator\\.cpp$")  # see cmake/mpi.cmake
   get_property(part_files GLOBAL PROPERTY BOUGH_PART_FILES)
   list(REMOVE_ITEM sources ${part_files})
   list(APPEND ARG_ROOMS ${ARG_PARTS})
-  if(NOT sources)  # a room being started: headers only
+  if(NOT sources)  # a new module with headers only
     add_library(bough_${room} INTERFACE)
     target_include_directories(bough_${room} INTERFACE ${CMAKE_SOURCE_DIR}/src)
     return()
@@ -65,19 +66,19 @@ function(bough_room room)
   bough_add_room_tests(${room} "${pch}")
 endfunction()
 
-# kernels is one shared library, so that Python loads it by torch.ops.load_library. Files named *_isa.cpp
-# hold loops that the compiler vectorises; each is compiled once per instruction set and chosen at run time.
+# kernels is one shared library, so that Python can load it with torch.ops.load_library. Files named *_isa.cpp
+# hold loops that the compiler vectorises. Each is compiled once per instruction set and chosen at run time.
 function(bough_kernels)
   cmake_parse_arguments(ARG "" "" "ROOMS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|cuda_ops\\.cpp$")  # the last: cmake/cuda.cmake
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|cuda_ops\\.cpp$")  # see cmake/cuda.cmake
   file(GLOB_RECURSE isa_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_isa.cpp)
   add_library(bough_kernels SHARED ${sources})
   target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
   list(TRANSFORM ARG_ROOMS PREPEND bough_)
   target_link_libraries(bough_kernels PUBLIC ${ARG_ROOMS} ${ARG_LIBS})
-  # Written with one instruction set's intrinsics, called only where the CPU has it. GCC 12's header takes values of its
-  # own for uninitialized.
+  # Options of files with intrinsics of one instruction set, called only if the CPU supports that set. The
+  # -Wno options silence false warnings about GCC 12's own intrinsics headers.
   set(intrinsics -O3 -march=x86-64-v4 -Wno-maybe-uninitialized -Wno-uninitialized)
   file(GLOB_RECURSE amx_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_amx.cpp)
   file(GLOB_RECURSE avx512_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_avx512.cpp)
@@ -93,7 +94,7 @@ function(bough_kernels)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})
       target_include_directories(bough_kernels_${isa} PRIVATE ${CMAKE_SOURCE_DIR}/src)
       target_compile_definitions(bough_kernels_${isa} PRIVATE BOUGH_ISA=${isa})
-      # -ffast-math lets reductions and exp vectorise; infinities and NaN keep their meaning.
+      # -ffast-math allows vectorised reductions and exp; -fno-finite-math-only keeps infinities and NaN.
       target_compile_options(bough_kernels_${isa} PRIVATE -O3 -ffast-math -fno-finite-math-only)
       if(isa STREQUAL avx2)
         target_compile_options(bough_kernels_${isa} PRIVATE -march=x86-64-v3)
@@ -114,8 +115,8 @@ function(bough_program name source)
   bough_use_pch(${name} TORCH)
 endfunction()
 
-# Makes the header `header` for one source file: the array `name` has the texts of the other files, so that the
-# program carries them.
+# Generates the header `header` for one source file. Its array `name` holds the texts of the other given
+# files, which are thereby embedded in the program.
 function(bough_embed source header name)
   set(texts "")
   foreach(file IN LISTS ARGN)

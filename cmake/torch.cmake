@@ -1,5 +1,5 @@
-# libtorch from the pinned torch wheel, imported by hand: find_package(Torch) of a CUDA wheel fails where no
-# CUDA toolkit is installed.
+# libtorch from the pinned torch wheel, imported by hand: find_package(Torch) of a CUDA wheel fails if no CUDA
+# toolkit is installed.
 file(GLOB default_torch ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
 set(BOUGH_TORCH_DIR "${default_torch}" CACHE PATH "The folder of the torch wheel (site-packages/torch)")
 if(NOT EXISTS ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so)
@@ -13,10 +13,10 @@ endif()
 add_library(bough_torch INTERFACE)
 target_include_directories(bough_torch SYSTEM INTERFACE
   ${BOUGH_TORCH_DIR}/include ${BOUGH_TORCH_DIR}/include/torch/csrc/api/include)
-# at::parallel_for is only parallel in files compiled with OpenMP; at run time torch's own libgomp serves both.
+# at::parallel_for is parallel only in files compiled with OpenMP. At run time, both use torch's own libgomp.
 target_compile_options(bough_torch INTERFACE -fopenmp)
 target_link_options(bough_torch INTERFACE -Wl,-rpath,${BOUGH_TORCH_DIR}/lib -Wl,--no-as-needed)
-if(BOUGH_SANITIZE STREQUAL thread)  # before libgomp
+if(BOUGH_SANITIZE STREQUAL thread)  # must be linked before libgomp
   add_library(bough_tsan_gomp SHARED tests/tsan/gomp.cpp)
   target_link_libraries(bough_torch INTERFACE bough_tsan_gomp)
 endif()

@@ -1,4 +1,4 @@
-"""What this machine needs in the environment before torch is loaded, and what its CPU can."""
+"""Environment variables that this machine needs before torch is loaded, and checks of its CPU features."""
 
 import os
 
@@ -6,9 +6,9 @@ CPUID_LEAF_OF_AMX_TILES = 0x1D
 
 
 def amx_is_half_virtualised(cpuinfo: str) -> bool:
-    """True where a hypervisor shows AMX in the feature flags but hides CPUID leaf 0x1D, which has the tiles.
+    """True if the hypervisor shows AMX in the feature flags but hides CPUID leaf 0x1D, the tile description.
 
-    oneDNN then sets up tiles from zeros and dies of SIGILL in bf16 matrix products.
+    oneDNN then configures the tiles with zeros and dies with SIGILL in bf16 matrix products.
     """
     level, has_amx = None, False
     for line in cpuinfo.splitlines():
@@ -22,14 +22,14 @@ def amx_is_half_virtualised(cpuinfo: str) -> bool:
 
 
 def is_batch_invariant() -> bool:
-    """Whether fp32 log-probabilities do not depend on what is computed together (docs/numerics.md)."""
+    """Whether fp32 log-probabilities are independent of the batch composition (docs/numerics.md)."""
     isa = os.environ.get("BOUGH_MAX_ISA", "avx512")
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return "avx512dq" in file.read(65536) and isa in ("avx512", "avx512_bf16", "amx")
 
 
 def host_environment() -> dict[str, str]:
-    """What to add to the environment of every program that multiplies matrices; empty on a sound machine."""
+    """Variables to set for every program that multiplies matrices. Empty if the machine needs none."""
     if "ONEDNN_MAX_CPU_ISA" in os.environ:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Counts of one test runner, read from what it left behind: a report file, or its output where it crashed."""
+"""Counts of one test runner, read from its report file, or from its output if it crashed."""
 
 import json
 import re
@@ -12,9 +12,9 @@ class Counts:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
-    # What to print of the failures, one text each.
+    # One text per failure, to print.
     failures: list[str] = field(default_factory=list)
-    # The test that was running when the program ended, which is in none of the counts.
+    # The test that was running when the program ended. It is in none of the counts.
     unfinished: str = ""
 
     def add(self, other: "Counts") -> None:
@@ -31,7 +31,7 @@ class Counts:
 
 
 def read_gtest(report: Path, output: str) -> Counts:
-    """Reads --gtest_output=json. It is written at the end: a program that died left its output only."""
+    """Reads --gtest_output=json. gtest writes it at the end, so a crashed program leaves only its output."""
     try:
         suites = json.loads(report.read_text(encoding="utf-8", errors="replace"))["testsuites"]
     except (OSError, ValueError, KeyError):
@@ -53,7 +53,7 @@ def _read_gtest_output(output: str) -> Counts:
     counts = Counts()
     running = None
     for line in output.splitlines():
-        # The mark may stand behind what the test itself printed without a line end.
+        # The marker may follow text that the test printed without a newline.
         match = re.search(
             r"\[( RUN      |       OK |  FAILED  |  SKIPPED )\] (\w+(?:/\w+)*\.\w+(?:/\w+)*)", line
         )
@@ -62,7 +62,7 @@ def _read_gtest_output(output: str) -> Counts:
         mark, name = match[1].strip(), match[2]
         if mark == "RUN":
             running = name
-        elif running == name:  # the list of failures at the end repeats names of tests that are over
+        elif running == name:  # the list of failures at the end repeats names of finished tests
             running = None
             if mark == "OK":
                 counts.passed += 1
@@ -75,7 +75,7 @@ def _read_gtest_output(output: str) -> Counts:
 
 
 def read_pytest(report: Path, output: str) -> Counts:
-    """Reads --junitxml, or the output of `pytest -v` where pytest itself died."""
+    """Reads --junitxml, or the output of `pytest -v` if pytest itself died."""
     try:
         root = xml.etree.ElementTree.parse(report).getroot()
     except (OSError, xml.etree.ElementTree.ParseError):

@@ -1,7 +1,7 @@
-// The optimizer: AdamW and the sum of squares of the global norm, on matrices of `small` and of Qwen3-0.6B:
-// bound by memory. Beside it the same update by torch's fused AdamW: over the fp32 master where weights are
-// bf16, which it then rounds, and with the gradient zeroed, in passes of their own; it knows no clipping. A
-// ratio of the two takes runs in turns:
+// The optimizer: AdamW and the sum of squares of the global norm, on matrices of `small` and of Qwen3-0.6B.
+// Bound by memory. For comparison, torch's fused AdamW does the same update without clipping. With bf16
+// weights it updates the fp32 master weights. Separate passes then round them to bf16 and zero the gradient.
+// A ratio of the two needs interleaved runs:
 //   build/bench/adamw --benchmark_counters_tabular=true
 //   build/bench/adamw --benchmark_filter=adamw --benchmark_enable_random_interleaving=true
 //     --benchmark_repetitions=9
@@ -21,8 +21,9 @@ double num_elements(const Setting& s) {
   return 2.0 * static_cast<double>(s.shape.intermediate_size * s.shape.hidden_size);
 }
 
-// Operands of one update, in sets that no cache holds, and what an update reads and writes: value, both
-// moments, gradient; in bf16 the master instead of the value, which is only written.
+// Operands of one update, in more sets than a cache holds, and the bytes of an update. fp32: reads and writes
+// the value, both moments and the gradient. bf16: the same for the master weights instead of the value, and
+// the value is only written.
 struct Updates {
   Work work;
   std::vector<AdamwState> states;
@@ -70,7 +71,7 @@ Kernel torch_update(const Setting& s) {
           updates.states.size()};
 }
 
-// Gradients are of the accumulator type, whatever the weights are.
+// Gradients have the accumulator type (fp32), independent of the weights' type.
 Kernel norm(const Setting& s) {
   return forward_of(
       Work{.bytes = num_elements(s) * sizeof(float)}, [&] { return values(matrix(s), at::kFloat); },

@@ -1,4 +1,4 @@
-// The embedding's gradient: rows of a pass's tokens added to rows of the weight's gradient. Bound by memory.
+// The embedding's gradient: adds the pass's token rows to rows of the weight's gradient. Bound by memory.
 //   build/bench/embedding --benchmark_counters_tabular=true
 #include "kernels/embedding/embedding.h"
 
@@ -11,9 +11,9 @@ using namespace bough::bench;
 
 Kernel backward(const Setting& s) {
   const int64_t width = s.shape.hidden_size;
-  // The gradient of a row, and the row's sum read and written.
+  // Per row: reads the row's gradient, reads and writes the row of the sum.
   const Work work{.bytes = static_cast<double>(kTokens * width) * (s.element() + 2 * sizeof(float))};
-  // The gradient of a small vocabulary fits into a cache: several take turns.
+  // The gradient of a small vocabulary fits into a cache, so the benchmark rotates through several.
   const double matrix = static_cast<double>(s.shape.vocab_size * width) * sizeof(float);
   std::vector<Parameter> weights;
   for (double held = 0; held < kRotatedBytes; held += matrix)

@@ -1,5 +1,5 @@
-// Linear layers at the matrices of `small` and of Qwen3-0.6B: forward, and backward with its accumulation
-// into the weight's gradient. Bound by products.
+// Linear layers with the matrices of `small` and of Qwen3-0.6B: forward, and backward with accumulation into
+// the weight's gradient. Bound by products.
 //   build/bench/linear --benchmark_counters_tabular=true
 #include "kernels/linear/linear.h"
 
@@ -39,7 +39,7 @@ Kernel forward(const Setting& s, const LayerMatrix& matrix) {
           }};
 }
 
-// Two products; the weight is read, its gradient read and written in fp32.
+// Two products. Reads the weight, reads and writes its gradient in fp32.
 Kernel backward(const Setting& s, const LayerMatrix& matrix) {
   const auto inputs = static_cast<double>(matrix.inputs(s.shape)), outputs = double(matrix.outputs(s.shape));
   const double tokens = kTokens;

@@ -1,7 +1,7 @@
-// The head of `small` and of Qwen3-0.6B, one chunk of rows: hidden states through the vocabulary's matrix to
-// log-probabilities and entropies, and back to both gradients, as train/head.cpp runs it. Bound by products
-// where the chunk has many rows, by memory (the matrix and its gradient) where it has few. `log_prob` alone
-// is bound by memory.
+// The lm_head of `small` and of Qwen3-0.6B on one chunk of rows, as train/head.cpp runs it. Forward: from
+// hidden states through the vocabulary matrix to log-probabilities and entropies. Backward: to both
+// gradients. A chunk with many rows is bound by products, one with few rows by memory (the matrix and its
+// gradient). `log_prob` alone is bound by memory.
 //   build/bench/log_prob --benchmark_counters_tabular=true
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/log_prob/log_prob_cost.h"
@@ -37,7 +37,7 @@ struct Sizes {
   double product_flops() const { return 2 * rows * width * vocab; }
 };
 
-// Hidden states and matrix once; the logits need not leave the cache.
+// Reads hidden states and matrix once. The logits can stay in the cache.
 Kernel head_forward(const Setting& s) {
   const Sizes n(s);
   return {{.flops = n.product_flops(), .bytes = (n.rows + n.vocab) * n.width * s.element()},
@@ -47,7 +47,7 @@ Kernel head_forward(const Setting& s) {
           }};
 }
 
-// Three products; the matrix twice, its gradient read and written in fp32.
+// Three products. Reads the matrix twice, reads and writes its gradient in fp32.
 Kernel head_forward_backward(const Setting& s) {
   const Sizes n(s);
   return {
@@ -80,7 +80,7 @@ Kernel forward(const Setting& s) {
           work.num_sets()};
 }
 
-// In place: the gradient is the next turn's logits, which takes as long.
+// In place: the gradient becomes the logits of the next turn. The time does not depend on the values.
 Kernel backward(const Setting& s) {
   const Sizes n(s);
   const Work work{.bytes = 2 * n.rows * n.vocab * s.element(), .in_place = true};

@@ -1,5 +1,6 @@
-// Matrix products of a layer's matrices and the head, at the shapes of `small` and of Qwen3-0.6B: forward
-// x·Wᵀ, input gradient d_y·W, weight gradient += d_yᵀ·x. `ours` is kernels/matrix_product, `aten` libtorch's.
+// Matrix products of a layer's matrices and the lm_head, at the shapes of `small` and of Qwen3-0.6B: forward
+// x·Wᵀ, input gradient d_y·W, weight gradient += d_yᵀ·x. `ours` is kernels/matrix_product, `aten` is
+// libtorch.
 //   build/bench/matrix_product --benchmark_filter='small/.*/bf16'
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
@@ -22,7 +23,7 @@ struct Case {
   bool ours;
 };
 
-// Several weights in turn, as in a model: none is found in the nearest cache.
+// Rotates through several weights, as a model does, so that no weight is in the nearest cache.
 constexpr int kWeights = 8;
 
 void run(benchmark::State& state, const Case& c) {

@@ -1,5 +1,6 @@
 // The feed-forward sublayer at the shapes of `small` and of Qwen3-0.6B: forward alone, and forward with
-// backward (which overwrites what forward kept, so that it cannot run alone). Bound by products.
+// backward. Backward overwrites the tensors that forward saved, so it cannot be repeated alone. Bound by
+// products.
 //   build/bench/mlp --benchmark_counters_tabular=true
 #include "kernels/linear/linear.h"
 
@@ -30,7 +31,7 @@ std::vector<Layer> layers(const Setting& s) {
   return result;
 }
 
-// `passes` over three matrices; x, y and each of gate, up once.
+// `passes` times: three matrices, x, y, gate and up once each.
 Work work(const Setting& s, double passes) {
   const auto width = static_cast<double>(s.shape.hidden_size), inner = double(s.shape.intermediate_size);
   const double tokens = kTokens, weights = 3 * inner * width;

@@ -1,4 +1,4 @@
-// The norm and projection that begin attention, at the shapes of `small` and of Qwen3-0.6B: forward alone,
+// The norm and projection before attention, at the shapes of `small` and of Qwen3-0.6B: forward alone,
 // and forward with backward. Bound by products.
 //   build/bench/norm_linear --benchmark_counters_tabular=true
 #include "kernels/linear/linear.h"

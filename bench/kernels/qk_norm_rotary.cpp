@@ -1,4 +1,4 @@
-// Split, q/k norm and rotary embedding at the heads of `small` and of Qwen3-0.6B: bound by memory.
+// Split, q/k norm and rotary embedding with the heads of `small` and of Qwen3-0.6B. Bound by memory.
 //   build/bench/qk_norm_rotary --benchmark_counters_tabular=true
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 
@@ -26,7 +26,7 @@ struct Heads {
   auto run(const at::Tensor& qkv) const {
     return qk_norm_rotary(qkv, layout, rotary, &q_norm, &k_norm, 1e-6);
   }
-  // Elements read or written for each of q and k; v is copied. The rotary table is read once.
+  // `elements`: elements read or written per element of q and k. v is copied. The rotary table is read once.
   Work work(const Setting& s, double elements) const {
     const auto table = static_cast<double>(rotary.cos.nbytes() + rotary.sin.nbytes());
     const auto v = static_cast<double>(layout.num_kv_heads * layout.head_dim);

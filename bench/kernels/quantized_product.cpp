@@ -1,5 +1,5 @@
-// Products with 8-bit weights at the matrices of a layer of `small` and of Qwen3-0.6B, for 1, 8, 32 and 128
-// rows: those of a decoding step. Few rows are bound by the bytes of the weights, many by products.
+// Products with 8-bit weights: the matrices of a layer of `small` and of Qwen3-0.6B, with 1, 8, 32 and 128
+// rows as in decoding steps. Few rows are bound by the bytes of the weights, many rows by products.
 //   build/bench/quantized_product --benchmark_counters_tabular=true
 #include "kernels/quantized_product/quantized_product.h"
 

@@ -1,4 +1,4 @@
-// RMSNorm at the widths of `small` and of Qwen3-0.6B: bound by memory.
+// RMSNorm at the widths of `small` and of Qwen3-0.6B. Bound by memory.
 //   build/bench/rms_norm --benchmark_counters_tabular=true
 #include "kernels/rms_norm/rms_norm.h"
 
@@ -15,7 +15,7 @@ at::Tensor input(const Setting& s) {
   return values({kTokens, s.shape.hidden_size}, s.type).requires_grad_(true);
 }
 
-// Elements read or written for each of x; the weight is read once a row, from the nearest cache.
+// `elements`: elements read or written per element of x. Weight: read once per row, from the nearest cache.
 Work work(const Setting& s, double elements) {
   return {.bytes = elements * static_cast<double>(kTokens * s.shape.hidden_size) * s.element()};
 }

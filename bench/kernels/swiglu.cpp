@@ -1,4 +1,4 @@
-// SwiGLU at the shapes of `small` and of Qwen3-0.6B: bound by memory.
+// SwiGLU at the shapes of `small` and of Qwen3-0.6B. Bound by memory.
 //   build/bench/swiglu --benchmark_counters_tabular=true
 #include "kernels/swiglu/swiglu.h"
 
@@ -13,7 +13,7 @@ at::Tensor input(const Setting& s) {
   return values({kTokens, 2 * s.shape.intermediate_size}, s.type);
 }
 
-// Elements read or written for each of the product's.
+// `elements`: elements read or written per element of the product.
 Work work(const Setting& s, double elements) {
   return {.bytes = elements * static_cast<double>(kTokens * s.shape.intermediate_size) * s.element()};
 }
@@ -23,7 +23,7 @@ Kernel forward(const Setting& s) {
       work(s, 3), [&] { return input(s); }, [](const at::Tensor& x) { return swiglu_forward(x); });
 }
 
-// With the product computed again.
+// Includes recomputing the product.
 Kernel backward(const Setting& s) {
   const int64_t inner = s.shape.intermediate_size;
   return forward_of(

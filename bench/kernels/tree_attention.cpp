@@ -1,9 +1,10 @@
-// Attention over stack and pass at the heads of `small` and of Qwen3-0.6B; a pass of 1,024 tokens:
+// Attention over the prefix KV stack and the pass, with the heads of `small` and of Qwen3-0.6B. A pass of
+// 1,024 tokens:
 //   path    one path, no stack
-//   stack   one path below 1,024 rows of the stack
-//   forest  16 pieces of 64 tokens below 1,024 rows
-// Bound by products: 4·H FLOPs a visible pair and head forward, twice that backward (what the step's bound
-// counts; backward computes the scores again, 2.5 times as much in all).
+//   stack   one path after 1,024 rows of the stack
+//   forest  16 pieces of 64 tokens after 1,024 rows of the stack
+// Bound by products: 4·H FLOPs per visible pair and head forward, twice as many backward. The step's bound
+// uses these counts. Backward also recomputes the scores, which makes 2.5 times the forward FLOPs.
 //   build/bench/tree_attention --benchmark_counters_tabular=true
 #include "kernels/tree_attention/tree_attention.h"
 
@@ -16,7 +17,7 @@ namespace {
 using namespace bough;
 using namespace bough::bench;
 
-constexpr int kLayers = 8;  // in turn, as in a model
+constexpr int kLayers = 8;  // used in rotation, as in a model
 
 struct Layout {
   const char* name;

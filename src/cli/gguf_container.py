@@ -44,9 +44,9 @@ def compact(value):
 READABLE = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"}
 MAX_DIMENSIONS = 4  # ggml's own limit
 MAX_DEPTH = 4  # no known file has arrays of arrays
-MAX_ELEMENTS = 2**48  # more elements than any file holds
-CHUNK = 2**18  # elements that are dequantised at once: 1 MiB, for the cache; a multiple of every block
-# The numeric types of metadata values: struct's letter for each.
+MAX_ELEMENTS = 2**48  # more elements than any file contains
+CHUNK = 2**18  # elements dequantised at once: 1 MiB, fits the cache; a multiple of every block size
+# The numeric types of metadata values, with struct's format letter for each.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY, FLOAT64 = 7, 8, 9, 12
 VALUE_TYPES = "a type from 0 (uint8) to 12 (float64)"
@@ -99,7 +99,7 @@ class Header:
             raise damaged(f"{what}: got bytes that are no UTF-8 ({bad}); expected text") from None
 
     def count(self, what, bytes_each):
-        """Reads a number of things, each of which takes at least `bytes_each`."""
+        """Reads a number of items, each of which takes at least `bytes_each` bytes."""
         value, most = self.number("Q", what), self.size // bytes_each
         if value > most:
             raise damaged(
@@ -141,8 +141,8 @@ class Header:
 
 
 class GgufFile:
-    """A little-endian GGUF file of version 2 or 3, whose whole header was checked: `metadata`, and `tensors`
-    by name."""
+    """A little-endian GGUF file of version 2 or 3. The whole header is checked. Members: `metadata`, and
+    `tensors` by name."""
 
     def __init__(self, path):
         self.path, self.metadata, self.tensors = Path(path), {}, {}
@@ -251,7 +251,7 @@ class GgufFile:
                 )
 
     def get(self, key, kind, *default):
-        """The value of a key, which must be of a kind (TEXT, WHOLE, ...) and, without a default, be there."""
+        """The value of a key. It must have the given kind (TEXT, ...) and, without a default, must exist."""
         if key not in self.metadata:
             if default:
                 return default[0]

@@ -1,13 +1,13 @@
 """Converts a GGUF file's vocabulary to tokenizer.json, tokenizer_config.json and the token ids of the
 configs.
 
-`tokenizer.ggml.model` says the kind:
+`tokenizer.ggml.model` names the kind:
 
   gpt2    byte-level BPE. The file has tokens, token types and merges. It only names the pre-tokenizer
           (tokenizer.ggml.pre); PRE_TOKENIZERS has its steps.
   llama   SentencePiece BPE. Merges follow from the scores. Bytes without a token become <0xNN>.
 
-Another kind is refused, as is a pre-tokenizer that PRE_TOKENIZERS lacks: wrong words give wrong ids.
+The script refuses other kinds, and pre-tokenizers missing from PRE_TOKENIZERS: wrong words give wrong ids.
 docs/import.md lists the differences from transformers' own conversion."""
 
 from typing import NamedTuple
@@ -40,8 +40,8 @@ class PreTokenizer(NamedTuple):
     splits: tuple = ()  # expressions whose matches stand alone, or DIGITS
     gpt2: bool = False  # ByteLevel cuts by the GPT-2 expression too
     nfc: bool = False  # the normalizer
-    ignore_merges: bool = False  # a word that is a token becomes that token, whatever the merges say
-    add_bos: bool = False  # if the file does not say
+    ignore_merges: bool = False  # a word that is a token becomes that token, regardless of the merges
+    add_bos: bool = False  # used if the file does not specify it
 
 
 PRE_TOKENIZERS = {
@@ -55,7 +55,7 @@ PRE_TOKENIZERS = {
     "llama3": PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True),
     "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True),
     "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGITS)),
-    # llama.cpp's choice for a model whose own is not known.
+    # llama.cpp's choice for a model with an unknown pre-tokenizer.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 }
 
@@ -76,7 +76,7 @@ class Vocabulary:
         self.file = file
         self.tokens = tokens = file.get(TOKENS, LIST)
         self.types = file.get(TYPES, LIST, [NORMAL] * len(tokens))
-        self.ids = {}  # by spelling, without the fillers of embedding rows that no token has
+        self.ids = {}  # by spelling, without the fillers for embedding rows that have no token
         if len(self.types) != len(tokens):
             raise damaged(
                 f"metadata '{TYPES}': got {len(self.types)} types; expected {len(tokens)}, one a token"
@@ -120,8 +120,8 @@ class Vocabulary:
         return None if token is None else self.tokens[token]
 
     def added_tokens(self):
-        """Tokens that are found in raw text first: control tokens and <unk>, which are special, and
-        user-defined ones, which are not."""
+        """Tokens that are matched in raw text first: control tokens and <unk>, which are special, and
+        user-defined tokens, which are not special."""
         added = []
         for token, kind in enumerate(self.types):
             if kind not in (CONTROL, UNKNOWN, USER_DEFINED):

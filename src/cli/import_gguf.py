@@ -26,7 +26,7 @@ from gguf_container import CHUNK, NUMBER, TEXT, WHOLE, GgufFile, Refused, compac
 from gguf_tokenizer import read_tokenizer
 
 ROPE_FREQUENCIES = "rope_freqs.weight"  # Llama 3.1 and later: the divisors of the rotary angles
-# Metadata of an architecture that are read here, or (rope.scaling.finetuned) change nothing.
+# Metadata of an architecture that this script reads or (rope.scaling.finetuned) that have no effect.
 KNOWN_KEYS = {
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
     *(f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "value_length")),
@@ -107,15 +107,15 @@ def say(**message):
 
 
 def as_written(value):
-    """The number that the model's author wrote: the file has it in fp32, 1e-05 as 9.99999974e-06. None if it
-    is not finite, as JSON has no such number."""
+    """The number that the model's author wrote. The file has it in fp32: 1e-05 is 9.99999974e-06. None if the
+    number is not finite, because JSON has no such number."""
     with np.errstate(over="ignore"):
         number = float(f"{np.float32(value):.6g}")
     return number if math.isfinite(number) else None
 
 
 class Importer:
-    """Checks the file as a whole: its metadata, tokenizer and tensors. `config` is config.json."""
+    """Checks the whole file: its metadata, tokenizer and tensors. `config` is config.json."""
 
     def __init__(self, file, pre):
         architecture = file.get("general.architecture", TEXT)
@@ -246,10 +246,10 @@ class Importer:
         return rope | {"rope_theta": as_written(theta)}
 
     def llama3_scaling(self, head_dim, theta):
-        """Recovers the scaling from the divisors of the angles, which is all that llama.cpp keeps. They
-        follow from the factor, which is the largest of them, and three numbers that all models share: the
-        divisor is 1 if the wave is shorter than 8192 / 4 positions, the factor if it is longer than 8192,
-        and a blend between."""
+        """Recovers the scaling from the divisors of the angles, because llama.cpp stores only these. The
+        divisors follow from the factor, which is the largest divisor, and three numbers shared by all models.
+        The divisor is 1 if the wavelength is below 8192 / 4 positions, the factor if it is above 8192, and a
+        blend in between."""
         original, low, high = 8192, 1.0, 4.0
         stored = np.concatenate([*self.file.chunks(ROPE_FREQUENCIES), []])
         factor = stored.max(initial=0)
@@ -366,7 +366,7 @@ class Importer:
         write_pretty(folder / "config.json", config)
 
     def write_weights(self, path, dtype):
-        """The header of a safetensors file follows from the shapes, so the tensors are streamed behind it."""
+        """Writes safetensors. The header follows from the shapes, so the tensors are streamed after it."""
         width = {"fp32": 4, "bf16": 2}[dtype]
         header, end = {"__metadata__": {"format": "pt"}}, 0
         for name in self.tensors.values():
@@ -378,7 +378,7 @@ class Importer:
                 "data_offsets": [begin, end],
             }
         text = compact(header).encode()
-        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the format advises
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the format recommends
         with path.open("wb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
             for name in self.tensors.values():

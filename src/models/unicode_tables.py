@@ -1,7 +1,8 @@
-"""Writes unicode_tables.cpp: where the Unicode of `tokenizers` differs from that of PCRE2 and utf8proc.
+"""Writes unicode_tables.cpp: the differences between the Unicode of `tokenizers` and of PCRE2 and utf8proc.
 
-Run by hand when `tokenizers` is updated, under a Python whose unicodedata is version 14 (3.11), which is what
-the oldest supported PCRE2 (10.42) knows:  python src/models/unicode_tables.py > src/models/unicode_tables.cpp
+Run this script by hand after an update of `tokenizers`. Use a Python with unicodedata version 14 (3.11), the
+version of the oldest supported PCRE2 (10.42):
+  python src/models/unicode_tables.py > src/models/unicode_tables.cpp
 """
 
 import ctypes
@@ -20,7 +21,7 @@ def utf8_length(code_point):
 
 
 def regex_categories():
-    """General category of every code point, as the regular expressions of `tokenizers` see it."""
+    """General category of every code point, as seen by the regular expressions of `tokenizers`."""
     found = {}
     for category in CATEGORIES:
         splitter = Split(Regex(rf"[^\p{{{category}}}]"), "removed")
@@ -31,7 +32,7 @@ def regex_categories():
 
 
 def nfc_differs(code_point, utf8proc):
-    """Whether its combining class or compositions differ between utf8proc and `tokenizers`."""
+    """Whether a code point's combining class or compositions differ between utf8proc and `tokenizers`."""
     char = chr(code_point)
     normalize = normalizers.NFC().normalize_str
     for text in (char, f"a{char}\u0334", f"a\u0345{char}", f"a\u0301{char}", f"a{char}\u0301"):
@@ -78,9 +79,9 @@ def main():
     for c in CODE_POINTS:
         if ours[c] == theirs[c]:
             stand_in[ours[c], utf8_length(c)] = c
-    stand_in["Cf", 3] = 0x200B  # not U+FEFF, which a subject may treat as a mark of byte order
+    stand_in["Cf", 3] = 0x200B  # not U+FEFF, which may be read as a byte order mark
     differing = {c: stand_in[theirs[c], utf8_length(c)] for c in CODE_POINTS if ours[c] != theirs[c]}
-    differing[0x180E] = stand_in["Cf", 3]  # a space (\s) for PCRE2, none for `tokenizers`
+    differing[0x180E] = stand_in["Cf", 3]  # a space (\s) for PCRE2, not for `tokenizers`
     inert = {c for c in CODE_POINTS[1:] if ours[c] == "Cn" and theirs[c] != "Cn"}
     inert |= {c for c in CODE_POINTS[1:] if nfc_differs(c, utf8proc)} | composes_newly(utf8proc)
 
