@@ -20,8 +20,7 @@ build:  ## setup, then build PRESET (release: build/, debug|asan|asan-torch|tsan
 test: build  ## run all tests; the last line counts them
 	@scripts/test --preset $(PRESET) $(ARGS)
 
-ci: build  ## run the checks of .ci/run: tests, layout, lock annotations, torch-free modules under sanitizers
-	@scripts/build asan
+ci: build  ## run the checks of .ci/run: tests, layout, lock annotations
 	@scripts/test --gates $(ARGS)
 
 test-slow: build  ## run the slow suite: whole training runs, three seeds

@@ -93,19 +93,19 @@ def test_sums_over_all_kinds_of_runners(checkout: Checkout):
         assert f"ok    {name}" in text
 
 
-def test_gates_are_the_layout_the_locks_and_the_sanitized_tests(checkout: Checkout):
+def test_gates_and_sanitized_tests_run_on_request(checkout: Checkout):
     checkout.gtest("base", "", gtest_report("passed"))
     for script in ("lint", "check_locks"):
         path = checkout.root / "scripts" / script
         path.write_text("#!/bin/sh\necho $0 $*\n")
         path.chmod(0o755)
-    code, last, text = checkout.run("--gates")
+    code, last, text = checkout.run("--gates", "--sanitized")
     assert (code, last) == (1, "4 passed, 1 failed, 0 skipped"), text
     assert "FAIL  asan:base_test" in text, "build-asan/ does not exist"
 
     sanitized = "assert 'detect_leaks=1' in os.environ['ASAN_OPTIONS']"
     checkout.gtest("base", sanitized, gtest_report("passed"), build="build-asan")
-    code, last, text = checkout.run("--gates")
+    code, last, text = checkout.run("--gates", "--sanitized")
     assert (code, last) == (0, "5 passed, 0 failed, 0 skipped"), text
     assert "--layout" in (checkout.root / "build/test-results/layout.log").read_text()
 
