@@ -1,4 +1,4 @@
-// What a pass through a model costs on a device (engine.md 2, "Cost model"): the decoder's own figures
+// The cost of a pass through a model on a device (engine.md 2, "Cost model"): the decoder's own figures
 // (models/decoder_cost.h) at the rates of a device's profile. It answers the planner (plan/pass_costs.h).
 //
 // Seconds of a pass are the sum of four parts, each a curve of the device (device_profile.h) times the

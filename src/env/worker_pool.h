@@ -82,7 +82,7 @@ struct PoolTime {
   std::chrono::milliseconds longest_poll{60'000};
 };
 
-// What the kind of channel decides.
+// Options that depend on the kind of channel.
 struct WorkerPoolOptions {
   std::string name;              // of what the workers run, for messages
   bool announces_ready = false;  // a worker is idle only after it said that it is ready
@@ -94,7 +94,7 @@ struct WorkerPoolOptions {
   PoolTime time{};
 };
 
-// What the kind of pool decides.
+// Options that depend on the kind of pool.
 struct WorkerPoolStart {
   std::string what;       // "reward" or "environment": begins messages
   int64_t num_first = 1;  // workers that must be ready before the constructor returns
