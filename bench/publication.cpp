@@ -29,11 +29,11 @@
 
 #include "base/clock.h"
 #include "base/median.h"
-#include "control/engine_process.h"
-#include "control/ranks_engine.h"
 #include "rollout/copied_weights.h"
 #include "rollout/embedded_engine.h"
 #include "rollout/published_weights.h"
+#include "run/engine_process.h"
+#include "run/ranks_engine.h"
 
 namespace {
 

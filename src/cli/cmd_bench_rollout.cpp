@@ -25,9 +25,9 @@
 #include "cli/torch_options.h"
 #include "cost/rates.h"
 #include "cost/run_costs.h"
+#include "engine/rollouts.h"
 #include "plan/plan.h"
 #include "rollout/embedded_engine.h"
-#include "rollout/rollouts.h"
 #include "train/executor.h"
 
 namespace bough {

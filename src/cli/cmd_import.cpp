@@ -16,8 +16,8 @@
 #include "cli/import_script.h"  // generated from import_gguf.py and the modules it imports
 #include "cli/torch_options.h"
 #include "env/process_reward.h"
-#include "env/worker_process.h"
 #include "models/config.h"
+#include "net/worker_process.h"
 
 namespace bough {
 

@@ -8,7 +8,7 @@
 #include "cli/command.h"
 #include "cli/torch_options.h"
 #include "models/checkpoint.h"
-#include "models/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace bough {
 

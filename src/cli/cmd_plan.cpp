@@ -14,7 +14,6 @@
 #include "cli/generation_options.h"
 #include "cli/plan_page.h"
 #include "cli/torch_options.h"
-#include "control/batch_picture.h"
 #include "cost/rollout_cost.h"
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
@@ -22,6 +21,7 @@
 #include "plan/packing.h"
 #include "plan/pipeline.h"
 #include "plan/plan.h"
+#include "run/batch_picture.h"
 #include "train/make_batch.h"
 
 namespace bough {

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "cli/command.h"
-#include "control/run_folder.h"
+#include "run/run_folder.h"
 
 namespace bough {
 

@@ -18,8 +18,8 @@
 #include "data/dataset.h"
 #include "data/prompts.h"
 #include "data/rollout_file.h"
-#include "models/tokenizer.h"
 #include "rollout/embedded_engine.h"
+#include "text/tokenizer.h"
 
 namespace bough {
 

@@ -5,7 +5,7 @@
 #include "cli/command.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
-#include "env/http_client.h"
+#include "net/http_client.h"
 #include "rollout/adapter_engines.h"
 #include "serve/server.h"
 

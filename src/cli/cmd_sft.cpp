@@ -5,7 +5,7 @@
 #include "base/signals.h"
 #include "cli/command.h"
 #include "cli/torch_options.h"
-#include "control/sft.h"
+#include "run/sft.h"
 
 namespace bough {
 

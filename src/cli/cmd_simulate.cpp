@@ -10,13 +10,13 @@
 #include "cli/command.h"
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
-#include "control/cluster.h"
-#include "control/run_folder.h"
 #include "control/run_simulator.h"
 #include "cost/rollout_cost.h"
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "models/decoder_cost.h"
+#include "run/cluster.h"
+#include "run/run_folder.h"
 
 namespace bough {
 

@@ -11,11 +11,11 @@
 #include "cli/ranks.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
-#include "control/engine_process.h"
-#include "control/run.h"
-#include "control/run_folder.h"
-#include "control/run_parts.h"
-#include "env/http_client.h"
+#include "net/http_client.h"
+#include "run/engine_process.h"
+#include "run/run.h"
+#include "run/run_folder.h"
+#include "run/run_parts.h"
 #include "serve/agent_server.h"
 
 namespace bough {

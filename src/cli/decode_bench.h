@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/settings.h"
 #include "models/model.h"
-#include "rollout/settings.h"
 
 namespace bough {
 

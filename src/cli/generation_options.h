@@ -7,9 +7,9 @@
 
 #include "cli/command.h"
 #include "cost/rollout_cost.h"
+#include "engine/settings.h"
 #include "env/environment.h"
 #include "models/quantized_model.h"
-#include "rollout/settings.h"
 
 namespace bough {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cli/command.h"
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 
 namespace bough {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "cli/tcp_store.h"
-#include "dist/communicator_test_cases.h"
+#include "comm/communicator_test_cases.h"
 
 namespace bough {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "dist/store_communicator.h"
+#include "comm/store_communicator.h"
 
 namespace bough {
 

@@ -133,9 +133,6 @@ Json to_json(const ControllerState& state, const ProblemOrder& problems);
 // UserError where the state is damaged, or of other problems or another seed (ProblemOrder::restore).
 ControllerState controller_state_from_json(const Json& json, ProblemOrder& problems);
 
-Json begun_to_json(const BegunSample& begun);
-BegunSample begun_from_json(const Json& json);
-
 // Those who do the work. Each call returns at once; what comes of it is an event.
 class Workers {
  public:

@@ -36,33 +36,6 @@ std::map<uint64_t, GroupPointer> groups_from_json(const Json& list) {
 
 }  // namespace
 
-Json begun_to_json(const BegunSample& begun) {
-  const GeneratedSample& sample = begun.sample;
-  return {{"tokens", sample.token_ids},
-          {"logprobs", sample.logprobs},
-          {"raw_logprobs", sample.raw_logprobs},
-          {"truncated_logprobs", sample.truncated_logprobs},
-          {"versions", sample.versions},
-          {"top_ids", sample.top_ids},
-          {"top_logprobs", sample.top_logprobs},
-          {"finish_reason", begun.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
-}
-
-BegunSample begun_from_json(const Json& json) {
-  BegunSample begun;
-  GeneratedSample& sample = begun.sample;
-  json.at("tokens").get_to(sample.token_ids);
-  json.at("logprobs").get_to(sample.logprobs);
-  json.at("raw_logprobs").get_to(sample.raw_logprobs);
-  json.at("truncated_logprobs").get_to(sample.truncated_logprobs);
-  json.at("versions").get_to(sample.versions);
-  sample.top_ids = json.value("top_ids", sample.top_ids);
-  sample.top_logprobs = json.value("top_logprobs", sample.top_logprobs);
-  begun.has_ended = !json.at("finish_reason").is_null();
-  if (begun.has_ended) sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
-  return begun;
-}
-
 Json to_json(const ControllerState& state, const ProblemOrder& problems) {
   Json running = Json::array();
   for (const auto& [id, samples] : state.running) {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "data/trajectory.h"
-#include "models/chat_template.h"
-#include "models/output_parser.h"
-#include "rollout/engine.h"
+#include "engine/engine.h"
+#include "text/chat_template.h"
+#include "text/output_parser.h"
 
 namespace bough {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "control/generator.h"
+#include "engine/engine.h"
 #include "env/reward.h"
 #include "report/metrics.h"
-#include "rollout/engine.h"
 
 namespace bough {
 

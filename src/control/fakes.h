@@ -19,9 +19,11 @@
 #include "base/mutex.h"
 #include "base/random.h"
 #include "control/generator.h"
+#include "control/prompt_encoder.h"
 #include "data/problems.h"
+#include "engine/engine.h"
 #include "env/reward.h"
-#include "rollout/engine.h"
+#include "text/tokenizer.h"
 
 namespace bough::testing {
 
@@ -244,6 +246,10 @@ inline Dataset numbered_problems(int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     problems.push_back({.id = str("p", i), .prompt = str("Q", i, " "), .messages = {}, .answer = str(i)});
   return {std::move(problems), "numbered"};
+}
+
+inline PromptEncoder byte_level_encoder() {
+  return PromptEncoder(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"), ChatTemplate());
 }
 
 }  // namespace bough::testing

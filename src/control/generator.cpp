@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "rollout/rollouts.h"
+#include "engine/rollouts.h"
 
 namespace bough {
 

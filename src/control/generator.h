@@ -1,6 +1,6 @@
 // Drives an engine: takes tasks while there is room, submits them, steps the engine, hands finished groups
 // out as trajectories. Training, evaluation and `bough rollout` all generate through it. It knows the engine
-// by its interface (rollout/engine.h) and text by TextCodec: no model, no torch.
+// by its interface (engine/engine.h) and text by TextCodec: no model, no torch.
 //
 //   next_task() ─▶ TextCodec ─▶ Engine::submit ─▶ Engine::step ─▶ TextCodec ─▶ out by step() ─▶ score()
 //
@@ -31,9 +31,9 @@
 #include "control/conversation.h"
 #include "data/problems.h"
 #include "data/trajectory.h"
+#include "engine/engine.h"
 #include "env/environment.h"
 #include "env/reward.h"
-#include "rollout/engine.h"
 
 namespace bough {
 

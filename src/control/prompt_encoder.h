@@ -9,8 +9,8 @@
 
 #include "control/generator.h"
 #include "data/dataset.h"
-#include "models/chat_template.h"
-#include "models/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace bough {
 

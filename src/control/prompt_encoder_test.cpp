@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "control/control_test_util.h"
+#include "control/fakes.h"
 
 namespace bough {
 namespace {

@@ -8,8 +8,8 @@
 #include <functional>
 #include <string>
 
+#include "comm/communicator.h"
 #include "cost/cost_model.h"
-#include "dist/communicator.h"
 #include "models/model.h"
 #include "train/trainer.h"
 

@@ -13,16 +13,9 @@
 
 #include "base/json.h"
 #include "base/random.h"
+#include "text/message.h"
 
 namespace bough {
-
-// A turn of a conversation; `role` is system, user, assistant or tool.
-struct Message {
-  std::string role;
-  std::string content;
-
-  bool operator==(const Message&) const = default;
-};
 
 // A problem is either a plain prompt or messages, of which a chat template makes the prompt.
 struct Problem {

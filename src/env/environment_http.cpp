@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "env/environment_pool.h"
-#include "env/http_client.h"
-#include "env/worker_protocol.h"
+#include "net/http_client.h"
+#include "net/worker_protocol.h"
 
 namespace bough {
 

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "env/environment_process.h"
-#include "env/worker_protocol.h"
+#include "net/worker_protocol.h"
 
 namespace bough {
 

@@ -19,7 +19,7 @@
 #include <string_view>
 
 #include "env/environment.h"
-#include "env/worker_pool.h"
+#include "net/worker_pool.h"
 
 namespace bough {
 

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "env/environment_protocol.h"
-#include "env/worker_pool.h"
+#include "net/worker_pool.h"
 
 namespace bough {
 

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "env/process_reward.h"
 #include "env/python_worker_script.h"
-#include "env/worker_protocol.h"
+#include "net/worker_protocol.h"
 
 namespace bough {
 

@@ -12,7 +12,7 @@
 
 #include "env/environment.h"
 #include "env/environment_pool.h"
-#include "env/line_process.h"
+#include "net/line_process.h"
 
 namespace bough {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "env/http_client.h"
+#include "net/http_client.h"
 
 namespace bough {
 

@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "base/mutex.h"
 #include "env/env_test_util.h"
-#include "env/http_client.h"
+#include "net/http_client.h"
 
 namespace bough {
 namespace {

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/error.h"
-#include "env/line_process.h"
 #include "env/python_worker_script.h"
+#include "net/line_process.h"
 
 namespace bough {
 

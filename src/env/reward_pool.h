@@ -21,7 +21,7 @@
 #include "base/mutex.h"
 #include "env/reward.h"
 #include "env/reward_protocol.h"
-#include "env/worker_pool.h"
+#include "net/worker_pool.h"
 
 namespace bough {
 

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "env/worker_protocol.h"
+#include "net/worker_protocol.h"
 
 namespace bough {
 

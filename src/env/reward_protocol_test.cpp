@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/json.h"
-#include "env/worker_protocol.h"
+#include "net/worker_protocol.h"
 
 namespace bough {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "kernels/parameter.h"
 #include "models/config.h"
 #include "models/pipeline.h"

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "models/config.h"
 #include "models/safetensors.h"
 

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "kernels/parameter.h"
 #include "models/config.h"
 #include "models/safetensors.h"

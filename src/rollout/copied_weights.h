@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "engine/engine.h"
 #include "models/model.h"
-#include "rollout/engine.h"
 
 namespace bough {
 

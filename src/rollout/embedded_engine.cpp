@@ -65,6 +65,10 @@ std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory
   return model;
 }
 
+ModelLimits model_limits(const ModelConfig& config) {
+  return {config.vocab_size, config.max_length(), config.max_length_reason()};
+}
+
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model) {
   if (settings.quantization == "int8") quantize(model);
   return layer_matrix_bytes(model);
@@ -109,7 +113,7 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
 }
 
 void EmbeddedEngine::submit(GenerationRequest request) {
-  check_request(request, model_.config());
+  check_request(request, model_limits(model_.config()));
   if (!request.sampling.stop.empty() && !options_.token_bytes) {
     throw UserError(str("request ", request.id,
                         ": stop strings need a tokenizer, and the model directory has no "

@@ -26,14 +26,14 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
 #include "models/model.h"
 #include "models/quantized_model.h"
-#include "models/tokenizer.h"
-#include "rollout/engine.h"
 #include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
 #include "rollout/sampler.h"
 #include "rollout/scheduler.h"
+#include "text/tokenizer.h"
 
 namespace bough {
 
@@ -70,6 +70,9 @@ SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device, const ModelRanks& ranks = {});
+
+// The limits that requests to an engine with this model are checked against.
+ModelLimits model_limits(const ModelConfig& config);
 
 // Quantizes a model that is there for generation alone where RolloutSettings::quantization says so, and
 // releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers'

@@ -34,10 +34,10 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "dist/communicator.h"
+#include "comm/communicator.h"
+#include "engine/engine.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
-#include "rollout/engine.h"
 
 namespace bough {
 

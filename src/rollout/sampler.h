@@ -23,7 +23,7 @@
 #include <span>
 #include <vector>
 
-#include "rollout/settings.h"
+#include "engine/settings.h"
 
 namespace bough {
 

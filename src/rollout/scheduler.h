@@ -24,9 +24,9 @@
 #include <utility>
 #include <vector>
 
-#include "rollout/engine.h"
+#include "engine/engine.h"
+#include "engine/stop_strings.h"
 #include "rollout/page_pool.h"
-#include "rollout/stop_strings.h"
 
 namespace bough {
 

@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "models/chat_template.h"
-#include "models/tokenizer.h"
 #include "serve/agent_session.h"
 #include "serve/sample_text.h"
 #include "serve/settings.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace bough {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "rollout/engine.h"
+#include "engine/engine.h"
 
 namespace bough {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "models/output_parser.h"
-#include "models/tokenizer.h"
-#include "rollout/engine.h"
+#include "engine/engine.h"
+#include "text/output_parser.h"
+#include "text/tokenizer.h"
 
 namespace bough {
 

@@ -1,24 +1,16 @@
-// For tests of this room: an engine that says what it is told to, a byte a token, and a client of bare
-// sockets.
+// For tests of this module: an engine whose samples are a given text, a byte a token.
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "control/fakes.h"
-#include "rollout/engine.h"
+#include "engine/engine.h"
+#include "net/net_test_util.h"
 #include "serve/api.h"
 
 namespace bough::testing {
@@ -105,79 +97,6 @@ inline ServedModel byte_model(ServeSettings settings = {}) {
           .max_length = 1 << 20,
           .vocab_size = 259,
           .settings = std::move(settings)};
-}
-
-// A connection to 127.0.0.1. Reads give up after 20 seconds.
-class RawClient {
- public:
-  explicit RawClient(int port, int receive_buffer = 0) : descriptor_(socket(AF_INET, SOCK_STREAM, 0)) {
-    if (receive_buffer > 0)
-      setsockopt(descriptor_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    BOUGH_CHECK(connect(descriptor_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "connect");
-  }
-  ~RawClient() { close(); }
-  RawClient(const RawClient&) = delete;
-  RawClient& operator=(const RawClient&) = delete;
-
-  void close() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    descriptor_ = -1;
-  }
-  // False where the server has hung up.
-  bool send(std::string_view text) const {
-    while (!text.empty()) {
-      const ssize_t n = ::send(descriptor_, text.data(), text.size(), MSG_NOSIGNAL);
-      if (n <= 0) return false;
-      text.remove_prefix(static_cast<size_t>(n));
-    }
-    return true;
-  }
-  bool post(const std::string& path, const std::string& body) const {
-    return send(str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nContent-Length: ", body.size(),
-                    "\r\n\r\n", body));
-  }
-  // Until `end` has come, or the connection ends.
-  std::string read_until(const std::string& end) {
-    while (text_.find(end) == std::string::npos && read_some()) {
-    }
-    const size_t length = std::min(
-        text_.size(), text_.find(end) == std::string::npos ? text_.size() : text_.find(end) + end.size());
-    const std::string out = text_.substr(0, length);
-    text_.erase(0, length);
-    return out;
-  }
-  std::string read_all() {
-    while (read_some()) {
-    }
-    return std::exchange(text_, {});
-  }
-
- private:
-  bool read_some() {
-    pollfd watched{descriptor_, POLLIN, 0};
-    if (poll(&watched, 1, 20000) <= 0) return false;
-    std::array<char, 4096> buffer;
-    const ssize_t n = recv(descriptor_, buffer.data(), buffer.size(), 0);
-    if (n <= 0) return false;
-    text_.append(buffer.data(), static_cast<size_t>(n));
-    return true;
-  }
-  int descriptor_;
-  std::string text_;
-};
-
-// Waits up to 20 seconds for what another thread is about to do.
-template <class Condition>
-bool eventually(const Condition& condition) {
-  for (int i = 0; i < 20000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
 }
 
 }  // namespace bough::testing

@@ -12,8 +12,8 @@
 #include "base/clock.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "net/http_server.h"
 #include "serve/engine_loop.h"
-#include "serve/http_server.h"
 
 namespace bough {
 

@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-#include "rollout/engine.h"
+#include "engine/engine.h"
 #include "serve/agent_desk.h"
 #include "serve/api.h"
 

@@ -7,44 +7,10 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "rollout/settings.h"
+#include "engine/settings.h"
+#include "net/http_server.h"
 
 namespace bough {
-
-// What one client may take of the server, and for how long.
-struct HttpLimits {
-  int64_t max_connections = 1024;
-  Bytes max_body = {int64_t{16} << 20};
-  Bytes max_header = {int64_t{32} << 10};
-  Bytes max_buffered = {int64_t{256} << 20};
-  // Of a stream that its client does not read.
-  Bytes max_unsent = {int64_t{4} << 20};
-  double header_timeout_seconds = 10;
-  double body_timeout_seconds = 60;
-  double idle_timeout_seconds = 75;
-  double write_timeout_seconds = 30;
-
-  template <class V>
-  void visit(V& v) {
-    v("max_connections", max_connections, "connections at once; more are answered 503", range(1, 1000000));
-    v("max_body", max_body, "bytes of a request's body, whatever its encoding; more is answered 413");
-    v("max_buffered", max_buffered, "bytes of all bodies that are being read; more is answered 503");
-    v("max_header", max_header, "bytes of a request's header; more is answered 431");
-    v("max_unsent", max_unsent,
-      "bytes of a stream that wait for a client that does not read; with more it is cut off");
-    v("header_timeout_seconds", header_timeout_seconds, "a request's header is complete within this time",
-      range(0.01, 86400.0));
-    v("body_timeout_seconds", body_timeout_seconds, "and its body within this", range(0.01, 86400.0));
-    v("idle_timeout_seconds", idle_timeout_seconds, "a connection without a request is closed after this",
-      range(0.01, 86400.0));
-    v("write_timeout_seconds", write_timeout_seconds,
-      "a client that takes nothing of an answer for this time is cut off", range(0.01, 86400.0));
-  }
-  void check() const {
-    for (const Bytes& bytes : {max_body, max_buffered, max_header, max_unsent})
-      if (bytes.count < 1024) throw UserError("http: a bound is below 1 KiB, or auto; give it in bytes");
-  }
-};
 
 // A low-rank adapter that is served beside the model, as vLLM's --lora-modules name=path.
 struct LoraModule {

@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "kernels/tree_attention/tree_attention_segments.h"
 #include "plan/pass_costs.h"
 

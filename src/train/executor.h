@@ -20,7 +20,7 @@
 #include <memory>
 #include <optional>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "kernels/page_choice/page_choice.h"
 #include "models/model.h"
 #include "plan/plan.h"

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "models/model.h"
 #include "models/safetensors.h"
 #include "train/settings.h"

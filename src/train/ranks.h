@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "data/trajectory.h"
-#include "dist/communicator.h"
 #include "models/model.h"
 #include "plan/load_balance.h"
 #include "plan/pipeline.h"

@@ -8,7 +8,7 @@
 #include <deque>
 #include <memory>
 
-#include "dist/communicator.h"
+#include "comm/communicator.h"
 #include "models/model.h"
 
 namespace bough {

@@ -53,7 +53,7 @@ RIGHT = """
 See [the tour](docs/tour.md#top), [the web](https://example.org/x.h) and `src/tree/`, `src/*/prefix_tree.h`.
 `PrefixTree`, `bough::Plan`, `build_tree()`, `BOUGH_JOBS=4`, `transformers.AutoModelForCausalLM`,
 `my_reward.py:score`.
-Written: `runs/a/report.html`, `build/bin/bough`, `/usr/include/x.h`, `metrics.jsonl`, `src/<room>/x`.
+Written: `runs/a/report.html`, `build/bin/bough`, `/usr/include/x.h`, `metrics.jsonl`, `src/<module>/x`.
 
 ```bash
 make build ARGS="--x one two"   # make nonsense, bough nonsense

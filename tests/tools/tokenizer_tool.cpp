@@ -17,9 +17,9 @@
 #include <string>
 
 #include "base/error.h"
-#include "models/chat_template.h"
-#include "models/output_parser.h"
-#include "models/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/output_parser.h"
+#include "text/tokenizer.h"
 
 namespace {
 

@@ -1,0 +1,96 @@
+# A module is a folder under src/, a static library bough_<module>, and a test program <module>_test built from
+# every x_test.cpp beside the code. Sources are found by glob.
+include(GoogleTest)
+
+function(bough_add_module_tests module pch)
+  file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${module}/*_test.cpp)
+  if(tests)
+    add_executable(${module}_test ${tests})
+    target_link_libraries(${module}_test PRIVATE bough_${module} GTest::gtest_main)
+    bough_use_pch(${module}_test ${pch})
+    set_target_properties(${module}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test)
+    add_test(NAME ${module} COMMAND ${module}_test)
+  endif()
+endfunction()
+
+# bough_module(name [MODULES the modules that it includes] [LIBS other libraries]). With bough_torch among LIBS,
+# the module may include torch.
+function(bough_module module)
+  cmake_parse_arguments(ARG "" "" "MODULES;LIBS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${module}/*.cpp)
+  # main.cpp is the program; the other two are libraries of their own (cmake/mpi.cmake, cmake/cuda.cmake).
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/(mpi|nccl)_communicator\\.cpp$")
+  add_library(bough_${module} STATIC ${sources})
+  target_include_directories(bough_${module} PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  list(TRANSFORM ARG_MODULES PREPEND bough_)
+  target_link_libraries(bough_${module} PUBLIC ${ARG_MODULES} ${ARG_LIBS})
+  set(pch "")
+  if(bough_torch IN_LIST ARG_LIBS)
+    set(pch TORCH)
+  endif()
+  bough_use_pch(bough_${module} ${pch})
+  bough_add_module_tests(${module} "${pch}")
+endfunction()
+
+# kernels is one shared library, so that Python can load it with torch.ops.load_library. Files named *_isa.cpp
+# hold loops that the compiler vectorises. Each is compiled once per instruction set and chosen at run time.
+function(bough_kernels)
+  cmake_parse_arguments(ARG "" "" "MODULES;LIBS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|cuda_ops\\.cpp$")  # see cmake/cuda.cmake
+  file(GLOB_RECURSE isa_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_isa.cpp)
+  add_library(bough_kernels SHARED ${sources})
+  target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  list(TRANSFORM ARG_MODULES PREPEND bough_)
+  target_link_libraries(bough_kernels PUBLIC ${ARG_MODULES} ${ARG_LIBS})
+  # Options of files with intrinsics of one instruction set, called only if the CPU supports that set. The
+  # -Wno options silence false warnings about GCC 12's own intrinsics headers.
+  set(intrinsics -O3 -march=x86-64-v4 -Wno-maybe-uninitialized -Wno-uninitialized)
+  file(GLOB_RECURSE amx_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_amx.cpp)
+  file(GLOB_RECURSE avx512_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_avx512.cpp)
+  set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS "${intrinsics}")
+  file(GLOB_RECURSE bf16_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_bf16.cpp)
+  set_source_files_properties(${bf16_sources}
+    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mprfchw")
+  set_source_files_properties(${amx_sources}
+    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mamx-tile;-mamx-bf16;-mprfchw")
+  bough_use_pch(bough_kernels TORCH)
+  if(isa_sources)
+    foreach(isa baseline avx2 avx512)
+      add_library(bough_kernels_${isa} OBJECT ${isa_sources})
+      target_include_directories(bough_kernels_${isa} PRIVATE ${CMAKE_SOURCE_DIR}/src)
+      target_compile_definitions(bough_kernels_${isa} PRIVATE BOUGH_ISA=${isa})
+      # -ffast-math allows vectorised reductions and exp; -fno-finite-math-only keeps infinities and NaN.
+      target_compile_options(bough_kernels_${isa} PRIVATE -O3 -ffast-math -fno-finite-math-only)
+      if(isa STREQUAL avx2)
+        target_compile_options(bough_kernels_${isa} PRIVATE -march=x86-64-v3)
+      elseif(isa STREQUAL avx512)
+        target_compile_options(bough_kernels_${isa} PRIVATE -march=x86-64-v4 -mprefer-vector-width=512)
+      endif()
+      target_sources(bough_kernels PRIVATE $<TARGET_OBJECTS:bough_kernels_${isa}>)
+    endforeach()
+  endif()
+  bough_add_module_tests(kernels TORCH)
+endfunction()
+
+function(bough_program name source)
+  cmake_parse_arguments(ARG "" "" "MODULES" ${ARGN})
+  add_executable(${name} ${source})
+  list(TRANSFORM ARG_MODULES PREPEND bough_)
+  target_link_libraries(${name} PRIVATE ${ARG_MODULES})
+  bough_use_pch(${name} TORCH)
+endfunction()
+
+# Generates the header `header` for one source file. Its array `name` holds the texts of the other given
+# files, which are thereby embedded in the program.
+function(bough_embed source header name)
+  set(texts "")
+  foreach(file IN LISTS ARGN)
+    file(READ ${CMAKE_SOURCE_DIR}/${file} text)
+    string(APPEND texts "\n// ${file}\nR\"TEXT(${text})TEXT\",\n")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${file})
+  endforeach()
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/${header} @ONLY
+    CONTENT "// Generated by CMake.\n#pragma once\n\ninline constexpr const char* ${name}[] = {@texts@};\n")
+  set_source_files_properties(${source} PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_BINARY_DIR}/generated)
+endfunction()

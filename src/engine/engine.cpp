@@ -1,0 +1,252 @@
+#include "engine/engine.h"
+
+#include <charconv>
+#include <cmath>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+// Returns the number, at most 2^40, or -1 if the text is no such number.
+int64_t number_of(std::string_view digits) {
+  int64_t value = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  const bool is_number = error == std::errc() && end == digits.data() + digits.size();
+  return is_number && value <= int64_t{1} << 40 ? value : -1;
+}
+
+int64_t pages_of_budget(std::string_view text) {
+  constexpr int64_t kPage = 16, kLeast = 4;  // tokens a page; minimum number of pages
+  const bool in_pages = text.starts_with("16x");
+  const int64_t count = number_of(in_pages ? text.substr(3) : text);
+  if (count < 0)
+    throw UserError(str("rollout.sparse.budget is ", text,
+                        "; expected a number of tokens (512), of pages of 16 tokens (16x32), none, or a list "
+                        "that grows with the context ([512, 8192:1024])"));
+  const int64_t pages = in_pages ? count : (count + kPage - 1) / kPage;
+  if (pages < kLeast)
+    throw UserError(str("rollout.sparse.budget is ", text, ", ", pages, " pages of ", kPage,
+                        " tokens; expected at least ", kLeast,
+                        ": the first page and the last two are always kept"));
+  return pages;
+}
+
+}  // namespace
+
+SparseBudget SparseBudget::from_text(const std::string& text) {
+  SparseBudget out;
+  const size_t colon = text.find(':');
+  out.budget = colon == std::string::npos ? text : text.substr(colon + 1);
+  if (colon == std::string::npos) return out;
+  out.from = number_of(std::string_view(text).substr(0, colon));
+  if (out.from < 0)
+    throw UserError(str("rollout.sparse.budget is ", text,
+                        "; expected the tokens of a context from which on it holds before the colon: "
+                        "8192:1024"));
+  return out;
+}
+
+std::string SparseSettings::budget_text() const {
+  std::string text;
+  for (const SparseBudget& each : budget) text += (text.empty() ? "" : ", ") + *each.to_text();
+  return budget.size() == 1 ? text : "[" + text + "]";
+}
+
+std::map<int64_t, int64_t> SparseSettings::budget_pages() const {
+  if (budget.empty() || (budget.size() == 1 && budget[0].from == 0 && budget[0].budget == "none")) return {};
+  std::map<int64_t, int64_t> pages;
+  for (const SparseBudget& each : budget) {
+    const int64_t own = pages_of_budget(each.budget);
+    if (pages.empty() ? each.from != 0 : each.from <= pages.rbegin()->first || own <= pages.rbegin()->second)
+      throw UserError(
+          str("rollout.sparse.budget is ", budget_text(),
+              "; expected the budget of short contexts first, then, with the tokens from which on they hold, "
+              "larger budgets of longer contexts: [512, 8192:1024, 32768:2048]"));
+    pages.emplace(each.from, own);
+  }
+  return pages;
+}
+
+void SparseSettings::check() const {
+  const bool has_budget = is_sparse();
+  if (replay && !has_budget)
+    throw UserError("rollout.sparse.replay: there is nothing to keep without a budget; expected a budget");
+  if (replay && summary == "exact")
+    throw UserError(
+        "rollout.sparse.replay: single keys (summary: exact) are not kept; expected mean or minmax");
+}
+
+const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kStopString: return "stop_string";
+    case FinishReason::kCancelled: return "cancelled";
+  }
+  return "unknown";
+}
+
+std::vector<GenerationResult> Engine::drain() {
+  std::vector<GenerationResult> results;
+  while (!idle()) {
+    auto finished = step();
+    if (finished.empty() && paused())
+      throw UserError("drain: the engine is paused, and requests are in flight; resume or cancel them first");
+    for (GenerationResult& result : finished) results.push_back(std::move(result));
+  }
+  return results;
+}
+
+std::vector<GenerationResult> Engine::generate(std::vector<GenerationRequest> requests) {
+  if (!idle())
+    throw UserError("generate: other requests are in flight; drain the engine first, or use submit");
+  std::unordered_map<uint64_t, size_t> index_of_id;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    index_of_id[requests[i].id] = i;
+  }
+  std::vector<uint64_t> submitted;
+  try {
+    for (GenerationRequest& request : requests) {
+      const uint64_t id = request.id;
+      submit(std::move(request));
+      submitted.push_back(id);
+    }
+  } catch (...) {  // all or none: requests queued before the invalid one must not run later
+    for (const uint64_t id : submitted) cancel(id);
+    drain();
+    throw;
+  }
+  std::vector<GenerationResult> results(submitted.size());
+  for (GenerationResult& result : drain()) results[index_of_id.at(result.id)] = std::move(result);
+  return results;
+}
+
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(const GenerationRequest& request, const Args&... what) {
+  throw UserError(str("request ", request.id, ": ", what...));
+}
+
+void check_numbers(const GenerationRequest& request) {
+  const SamplingParameters& sampling = request.sampling;
+  if (request.id >= (uint64_t{1} << 44)) refuse(request, "id: expected a number below 2^44");
+  if (sampling.n_samples < 1 || sampling.n_samples > 100000) {
+    refuse(request, "n_samples: got ", sampling.n_samples, ", expected 1 to 100000");
+  }
+  if (sampling.max_new_tokens < 1) {
+    refuse(request, "max_new_tokens: got ", sampling.max_new_tokens, ", expected 1 or more");
+  }
+  if (sampling.min_new_tokens < 0 || sampling.min_new_tokens > sampling.max_new_tokens) {
+    refuse(request, "min_new_tokens: got ", sampling.min_new_tokens,
+           ", expected 0 to max_new_tokens = ", sampling.max_new_tokens);
+  }
+  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
+    refuse(request, "temperature: got ", sampling.temperature, ", expected 0 (greedy) or more");
+  }
+  if (!(sampling.top_p >= 0 && sampling.top_p <= 1)) {
+    refuse(request, "top_p: got ", sampling.top_p, ", expected 0 to 1");
+  }
+  if (sampling.top_k < 0) refuse(request, "top_k: got ", sampling.top_k, ", expected 0 (off) or more");
+  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) {
+    refuse(request, "min_p: got ", sampling.min_p, ", expected 0 (off) to below 1");
+  }
+  if (!(sampling.repetition_penalty > 0 && std::isfinite(sampling.repetition_penalty))) {
+    refuse(request, "repetition_penalty: got ", sampling.repetition_penalty, ", expected above 0; 1: off");
+  }
+  if (!std::isfinite(sampling.presence_penalty)) {
+    refuse(request, "presence_penalty: got ", sampling.presence_penalty, ", expected a number; 0: off");
+  }
+  if (!std::isfinite(sampling.frequency_penalty)) {
+    refuse(request, "frequency_penalty: got ", sampling.frequency_penalty, ", expected a number; 0: off");
+  }
+}
+
+}  // namespace
+
+void check_request(const GenerationRequest& request, const ModelLimits& limits) {
+  check_numbers(request);
+  if (!request.adapter.empty())
+    refuse(request, "it asks the adapter ", quoted(request.adapter), ", and the engine has none");
+  const auto length = static_cast<int64_t>(request.prompt_ids.size());
+  if (length == 0) {
+    refuse(request,
+           "the prompt is empty; a first token needs one to follow (the model's begin-of-text token, say)");
+  }
+  if (length >= limits.max_length) {
+    refuse(request, "the prompt has ", length, " tokens, and the model takes ", limits.max_length,
+           " positions by ", limits.max_length_reason, ": no room for a response; shorten the prompt");
+  }
+  for (int64_t i = 0; i < length; ++i) {
+    const int32_t token = request.prompt_ids[static_cast<size_t>(i)];
+    if (token < 0 || token >= limits.vocab_size) {
+      refuse(request, "prompt token ", token, " at position ", i, " is outside the vocabulary of ",
+             limits.vocab_size, "; was the prompt written with another tokenizer?");
+    }
+  }
+  if (static_cast<int64_t>(request.drawn.size()) > length)
+    refuse(request, request.drawn.size(), " marks of drawn tokens for a prompt of ", length);
+  for (const int64_t token : request.sampling.stop_token_ids) {
+    if (token < 0 || token >= limits.vocab_size) {
+      refuse(request, "stop token ", token, " is outside the vocabulary of ", limits.vocab_size);
+    }
+  }
+  if (static_cast<int64_t>(request.begun.size()) > request.sampling.n_samples)
+    refuse(request, request.begun.size(), " samples have begun, of ", request.sampling.n_samples);
+  int64_t num_ended = 0;
+  for (const auto& [sample, has_ended] : request.begun) {
+    num_ended += has_ended;
+    if (num_ended == request.sampling.n_samples) refuse(request, "all of its samples have ended already");
+    const size_t size = sample.token_ids.size();
+    const bool agrees = sample.logprobs.size() == size && sample.raw_logprobs.size() == size &&
+                        sample.truncated_logprobs.size() == size && sample.versions.size() == size &&
+                        sample.top_ids.size() == (request.sampling.top_logprobs > 0 ? size : 0) &&
+                        sample.top_logprobs.size() == sample.top_ids.size();
+    const bool fits = static_cast<int64_t>(size) <= request.sampling.max_new_tokens - (has_ended ? 0 : 1) &&
+                      length + static_cast<int64_t>(size) <= limits.max_length - (has_ended ? 0 : 1);
+    if (size == 0 || !agrees || !fits)
+      refuse(request, "a begun sample of ", size,
+             " tokens: expected 1 to below max_new_tokens = ", request.sampling.max_new_tokens,
+             ", each with its log-probabilities and version");
+    for (const int32_t token : sample.token_ids)
+      if (token < 0 || token >= limits.vocab_size)
+        refuse(request, "a begun sample has token ", token, ", outside the vocabulary of ",
+               limits.vocab_size);
+  }
+  for (const std::string& stop : request.sampling.stop) {
+    if (stop.empty()) refuse(request, "an empty stop string would stop everywhere; remove it");
+  }
+}
+
+Json begun_to_json(const BegunSample& begun) {
+  const GeneratedSample& sample = begun.sample;
+  return {{"tokens", sample.token_ids},
+          {"logprobs", sample.logprobs},
+          {"raw_logprobs", sample.raw_logprobs},
+          {"truncated_logprobs", sample.truncated_logprobs},
+          {"versions", sample.versions},
+          {"top_ids", sample.top_ids},
+          {"top_logprobs", sample.top_logprobs},
+          {"finish_reason", begun.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
+}
+
+BegunSample begun_from_json(const Json& json) {
+  BegunSample begun;
+  GeneratedSample& sample = begun.sample;
+  json.at("tokens").get_to(sample.token_ids);
+  json.at("logprobs").get_to(sample.logprobs);
+  json.at("raw_logprobs").get_to(sample.raw_logprobs);
+  json.at("truncated_logprobs").get_to(sample.truncated_logprobs);
+  json.at("versions").get_to(sample.versions);
+  sample.top_ids = json.value("top_ids", sample.top_ids);
+  sample.top_logprobs = json.value("top_logprobs", sample.top_logprobs);
+  begun.has_ended = !json.at("finish_reason").is_null();
+  if (begun.has_ended) sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
+  return begun;
+}
+
+}  // namespace bough

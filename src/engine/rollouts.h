@@ -1,0 +1,20 @@
+// Conversion of what an engine returned to trajectories.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/trajectory.h"
+#include "engine/engine.h"
+
+namespace bough {
+
+// Makes a trajectory of sample `index` of a result: prompt with mask 0, then the response with mask 1, its
+// log-probabilities, versions and finish_reason. No reward.
+Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
+
+// Makes trajectories of all samples, in order, with the columns raw_logprobs and truncated_logprobs of their
+// responses: twice the size, for those who ask what was sampled from what, not for training.
+std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
+
+}  // namespace bough

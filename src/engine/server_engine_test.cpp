@@ -1,0 +1,460 @@
+#include "engine/server_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "net/net_test_util.h"
+
+namespace bough {
+namespace {
+
+using Connection = Endpoint::Connection;
+
+// A server with vLLM's API and no model. In a stream of `version`, token t is followed by t + 1 + version,
+// with the log-probability -1 / 8.
+class FakeServer {
+ public:
+  explicit FakeServer(uint16_t port = 0) : endpoint_([this](const Connection& c) { answer(c); }, port) {}
+  ~FakeServer() {
+    stops_ = true;
+    endpoint_.stop();
+  }
+  uint16_t port() const { return endpoint_.port(); }
+  std::string url() const { return str("http://127.0.0.1:", endpoint_.port()); }
+  std::vector<Json> requests() const {
+    const MutexLock lock(mutex_);
+    return requests_;
+  }
+  std::vector<std::string> targets() const {
+    const MutexLock lock(mutex_);
+    return targets_;
+  }
+
+  std::atomic<int> pause_microseconds = 0;  // pause between two tokens
+  std::atomic<int> break_after = 0;         // tokens before a stream breaks; 0: never
+  std::atomic<int> version = 0;
+  std::atomic<int> busy_resets = 0;  // resets of the prefix cache that fail
+  std::atomic<bool> is_raw = false;  // log-probabilities ignore the temperature
+  std::atomic<bool> is_dev = true;
+  std::atomic<int> streams = 0, most_streams = 0;
+
+ private:
+  void answer(const Connection& connection) {
+    const std::string target = connection.head.substr(connection.head.find(' ') + 1);
+    const std::string path = target.substr(0, target.find_first_of(" ?"));
+    {
+      const MutexLock lock(mutex_);
+      targets_.push_back(path);
+    }
+    if (path == "/v1/models")
+      return connection.answer(R"({"data": [{"id": "fake", "max_model_len": 4096}]})");
+    if (path == "/v1/completions") return stream(connection);
+    if (!is_dev) return connection.answer("{}", "404 Not Found");
+    if (path == "/collective_rpc") {
+      const std::string folder = connection.request.at("kwargs").at("weights_path");
+      std::ifstream file(std::filesystem::path(folder) / "version");
+      int value = -1;
+      file >> value;
+      if (!file) return connection.answer(R"({"error": "no weights there"})", "500 Internal Server Error");
+      version = value;
+    }
+    if (path == "/reset_prefix_cache")
+      return connection.answer(busy_resets-- > 0 ? R"({"success": false})" : R"({"success": true})");
+    connection.answer("{}");
+  }
+
+  void stream(const Connection& connection) {
+    {
+      const MutexLock lock(mutex_);
+      requests_.push_back(connection.request);
+    }
+    most_streams = std::max<int>(most_streams, ++streams);
+    connection.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n");
+    int token = connection.request.at("prompt").back();
+    const int64_t count = connection.request.at("max_tokens");
+    const double temperature = connection.request.at("temperature");
+    const std::set<int> stops = connection.request.at("stop_token_ids");
+    const int begun = version;
+    for (int64_t i = 0; i < count && !stops_; ++i) {
+      if (break_after > 0 && i == break_after) break;
+      token += 1 + begun;
+      const double logprob = is_raw || temperature == 0 ? -0.125 : -0.125 / temperature;
+      const bool is_last = i + 1 == count || stops.contains(token);
+      const Json choice = {
+          {"finish_reason", is_last ? Json("stop") : Json()},
+          {"token_ids", {token}},
+          {"logprobs",
+           {{"token_logprobs", {logprob}},
+            {"top_logprobs",
+             {{{str("token_id:", token), logprob}, {"token_id:3", -2.0}, {"token_id:4", -0.05}}}}}}};
+      if (!connection.send(str("data: ", dump_line({{"choices", {choice}}}), "\n\n"))) break;
+      if (is_last) {
+        connection.send("data: [DONE]\n\n");
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(pause_microseconds));
+    }
+    --streams;
+  }
+
+  mutable Mutex mutex_;
+  std::vector<Json> requests_ GUARDED_BY(mutex_);
+  std::vector<std::string> targets_ GUARDED_BY(mutex_);
+  std::atomic<bool> stops_ = false;
+  Endpoint endpoint_;
+};
+
+class ServerEngineTest : public testing::Test {
+ protected:
+  ServerEngineTest() : folder_(std::filesystem::path(testing::TempDir()) / str("bough_weights_", getpid())) {}
+  ~ServerEngineTest() override { std::filesystem::remove_all(folder_); }
+
+  ServerEngineOptions options(const std::vector<std::string>& addresses) {
+    ServerEngineOptions out{.backend = "vllm"};
+    out.settings.addresses = addresses;
+    out.settings.timeout_seconds = 20;
+    out.limits.vocab_size = 100'000;
+    out.limits.max_length = 4096;
+    out.stop_tokens = {50'000};
+    out.token_bytes = [](int32_t id) { return std::string(1, static_cast<char>('a' + id % 26)); };
+    out.weights_folder = folder_;
+    out.write_weights = [this](const std::filesystem::path& directory, const Model&) {
+      std::filesystem::create_directories(directory);
+      const std::string name = directory.filename().string();
+      std::ofstream(directory / "version") << name.substr(1);
+    };
+    return out;
+  }
+  // No test reads the model.
+  static const Model& no_model() { return *reinterpret_cast<const Model*>(&kNothing); }
+  static void update(ServerEngine& engine, int32_t version) {
+    engine.update_weights({.version = version, .model = &no_model()});
+  }
+  static GenerationRequest request(uint64_t id, int64_t samples, int64_t count, int32_t last = 10) {
+    GenerationRequest out{.id = id, .prompt_ids = {1, 2, last}};
+    out.sampling.n_samples = samples;
+    out.sampling.max_new_tokens = count;
+    return out;
+  }
+  std::string refusal(ServerEngine& engine, GenerationRequest request) {
+    try {
+      engine.submit(std::move(request));
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "it was taken";
+  }
+
+  inline static const int kNothing = 0;
+  std::filesystem::path folder_;
+};
+
+TEST_F(ServerEngineTest, SamplesAreWhatTheServerStreams) {
+  FakeServer server;
+  ServerEngine engine(options({server.url()}));
+  update(engine, 0);
+  GenerationRequest asked = request(7, 3, 5);
+  asked.sampling.top_logprobs = 2;
+  std::vector<StreamedToken> streamed;
+  asked.on_token = [&](const StreamedToken& token) { streamed.push_back(token); };
+  const auto results = engine.generate({asked, request(8, 1, 100, 49'990)});
+  ASSERT_EQ(results.size(), 2u);
+  ASSERT_EQ(results[0].samples.size(), 3u);
+  for (const GeneratedSample& sample : results[0].samples) {
+    EXPECT_EQ(sample.token_ids, (std::vector<int32_t>{11, 12, 13, 14, 15}));
+    EXPECT_EQ(sample.logprobs, std::vector<double>(5, -0.125));
+    EXPECT_EQ(sample.versions, std::vector<int32_t>(5, 0));
+    EXPECT_EQ(sample.finish_reason, FinishReason::kLength);
+    EXPECT_EQ(sample.top_ids[0], (std::vector<int32_t>{4, 11})) << "by falling probability";
+    EXPECT_FLOAT_EQ(sample.top_logprobs[0][1], -0.125f);
+  }
+  EXPECT_EQ(results[1].samples[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(results[1].samples[0].token_ids.back(), 50'000);
+  EXPECT_EQ(streamed.size(), 15u);
+  EXPECT_EQ(std::count_if(streamed.begin(), streamed.end(), [](const auto& t) { return t.is_last; }), 3);
+  for (const Json& sent : server.requests())
+    EXPECT_FALSE(sent.contains("seed")) << "vLLM for CPUs dies of one";
+  EXPECT_EQ(engine.statistics().new_tokens, 25);
+}
+
+TEST_F(ServerEngineTest, AStopStringEndsASampleWithTheTokenThatCompletesIt) {
+  FakeServer server;
+  ServerEngine engine(options({server.url()}));
+  update(engine, 0);
+  GenerationRequest asked = request(1, 1, 100, 25);  // generates a, b, c, d, ...
+  asked.sampling.stop = {"cd"};
+  const auto results = engine.generate({asked});
+  EXPECT_EQ(results[0].samples[0].token_ids, (std::vector<int32_t>{26, 27, 28, 29}));
+  EXPECT_EQ(results[0].samples[0].finish_reason, FinishReason::kStopString);
+}
+
+// Tokens before and after an update have the two versions. No token is lost or sampled twice. The server
+// stops its requests before it loads the weights.
+TEST_F(ServerEngineTest, AnUpdateInterruptsAndEachTokenHasItsVersion) {
+  FakeServer server;
+  server.pause_microseconds = 2000;
+  ServerEngine engine(options({server.url()}));
+  update(engine, 1);  // version 1: tokens increase by two
+  engine.submit(request(1, 8, 60));
+  while (engine.statistics().new_tokens < 100) engine.step();
+  server.busy_resets = 2;
+  EXPECT_TRUE(engine.ready_for_weights());
+  update(engine, 4);
+  EXPECT_FALSE(engine.ready_for_weights()) << "interrupted samples have drawn nothing since";
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "v1"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "v4"));
+  const auto results = engine.drain();
+  EXPECT_TRUE(engine.ready_for_weights());
+  ASSERT_EQ(results.size(), 1u);
+  int64_t old = 0, fresh = 0;
+  for (const GeneratedSample& sample : results[0].samples) {
+    ASSERT_EQ(sample.token_ids.size(), 60u);
+    int32_t token = 10;
+    for (size_t i = 0; i < 60; ++i) {
+      ASSERT_TRUE(sample.versions[i] == 1 || sample.versions[i] == 4);
+      ASSERT_TRUE(i == 0 || sample.versions[i] >= sample.versions[i - 1]);
+      token += 1 + sample.versions[i];
+      ASSERT_EQ(sample.token_ids[i], token) << "drawn by the weights that it is said to be of";
+      ++(sample.versions[i] == 1 ? old : fresh);
+    }
+  }
+  EXPECT_GE(old, 100);
+  EXPECT_GT(fresh, 0);
+  const auto targets = server.targets();
+  const auto pause = std::find(targets.rbegin(), targets.rend(), "/pause");
+  EXPECT_NE(pause, targets.rend());
+  update(engine, 4);
+  EXPECT_EQ(server.targets().size(), targets.size()) << "the server has these weights";
+}
+
+TEST_F(ServerEngineTest, ABrokenStreamGoesOnWhereItWas) {
+  FakeServer server;
+  server.break_after = 7;
+  ServerEngine engine(options({server.url()}));
+  update(engine, 0);
+  const auto results = engine.generate({request(1, 2, 40)});
+  for (const GeneratedSample& sample : results[0].samples) {
+    std::vector<int32_t> expected(40);
+    std::iota(expected.begin(), expected.end(), 11);
+    EXPECT_EQ(sample.token_ids, expected);
+  }
+}
+
+// The port belongs to another process when the server is back. That process has other weights until it loads
+// ours.
+TEST_F(ServerEngineTest, AServerThatDiesCostsARetryAndGetsTheWeightsWhenItIsBack) {
+  FakeServer other;
+  auto dying = std::make_unique<FakeServer>();
+  const uint16_t port = dying->port();
+  other.pause_microseconds = dying->pause_microseconds = 1000;
+  ServerEngine engine(options({dying->url(), other.url()}));
+  update(engine, 3);
+  for (uint64_t id = 0; id < 6; ++id) engine.submit(request(id, 4, 50, static_cast<int32_t>(100 * id)));
+  std::vector<GenerationResult> results;
+  while (engine.statistics().new_tokens < 200) engine.step();
+  EXPECT_GT(dying->requests().size(), 0u);
+  dying.reset();
+  FakeServer again(port);
+  again.version = 77;
+  while (!engine.idle())
+    for (GenerationResult& result : engine.step()) results.push_back(std::move(result));
+  EXPECT_EQ(results.size(), 6u);
+  engine.submit(request(9, 64, 3));
+  const auto begin = std::chrono::steady_clock::now();
+  while (again.requests().empty() && seconds_since(begin) < 20) {
+    engine.step();
+    if (engine.idle()) engine.submit(request(9, 64, 3));
+  }
+  EXPECT_FALSE(again.requests().empty()) << "it is given work again";
+  EXPECT_EQ(again.version, 3);
+  while (!engine.idle())
+    for (GenerationResult& result : engine.step()) results.push_back(std::move(result));
+  for (const GenerationResult& result : results)
+    for (const GeneratedSample& sample : result.samples) {
+      int32_t token = result.prompt_ids.back();
+      for (const int32_t drawn : sample.token_ids) EXPECT_EQ(drawn, token += 4);
+    }
+}
+
+TEST_F(ServerEngineTest, WhenNoServerIsLeftItSaysWhichAndWhy) {
+  auto server = std::make_unique<FakeServer>();
+  auto settings = options({server->url()});
+  settings.settings.timeout_seconds = 1;
+  ServerEngine engine(settings);
+  update(engine, 0);
+  server->pause_microseconds = 1000;
+  engine.submit(request(1, 2, 1000));
+  for (int i = 0; i < 20; ++i) engine.step();
+  const std::string url = server->url();
+  server.reset();
+  std::string message;
+  try {
+    while (true) engine.step();
+  } catch (const IoError& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find(url), std::string::npos) << message;
+  EXPECT_NE(message.find("rollout.servers.timeout_seconds"), std::string::npos) << message;
+}
+
+// Requests with a shared prefix go to the server that has the prefix. A busy server gets no more of them.
+TEST_F(ServerEngineTest, RequestsFollowTheirPrefixUnlessItsServerIsFull) {
+  FakeServer one, two;
+  one.pause_microseconds = two.pause_microseconds = 500;
+  ServerEngine engine(options({one.url(), two.url()}));
+  update(engine, 0);
+  const auto turn = [](uint64_t id, int32_t conversation, int64_t tokens) {
+    GenerationRequest out = request(id, 1, 4);
+    out.prompt_ids.assign(static_cast<size_t>(tokens), conversation);
+    return out;
+  };
+  std::map<int32_t, std::set<int>> servers_of;
+  for (uint64_t round = 0; round < 4; ++round) {
+    for (int32_t conversation = 1; conversation <= 6; ++conversation)
+      engine.submit(turn(10 * round + static_cast<uint64_t>(conversation), conversation,
+                         200 + 64 * static_cast<int64_t>(round)));
+    engine.drain();
+  }
+  for (const auto& [number, server] : {std::pair{0, &one}, {1, &two}}) {
+    EXPECT_GE(server->requests().size(), 8u) << "both work";
+    for (const Json& sent : server->requests()) servers_of[sent.at("prompt").at(0)].insert(number);
+  }
+  for (const auto& [conversation, servers] : servers_of) EXPECT_EQ(servers.size(), 1u) << conversation;
+  // One prompt with many samples: if all went to the prompt's server, the other server would be idle.
+  const size_t before_one = one.requests().size(), before_two = two.requests().size();
+  engine.submit(request(99, 40, 30));
+  engine.drain();
+  EXPECT_GE(one.requests().size() - before_one, 10u);
+  EXPECT_GE(two.requests().size() - before_two, 10u);
+}
+
+TEST_F(ServerEngineTest, ParkedRequestsGoOnAndCancelledOnesEnd) {
+  FakeServer server;
+  server.pause_microseconds = 1000;
+  ServerEngine engine(options({server.url()}));
+  update(engine, 0);
+  engine.submit(request(1, 2, 30));
+  engine.submit(request(2, 2, 4000));
+  while (engine.statistics().new_tokens < 20) engine.step();
+  engine.park();
+  EXPECT_TRUE(engine.idle());
+  EXPECT_EQ(engine.generate({request(1, 1, 3)})[0].samples[0].token_ids.size(), 3u);
+  engine.unpark();
+  const auto running = engine.running();
+  ASSERT_EQ(running.size(), 2u);
+  EXPECT_FALSE(engine.cancel(5));
+  EXPECT_TRUE(engine.cancel(2));
+  const auto results = engine.drain();
+  ASSERT_EQ(results.size(), 2u);
+  for (const GenerationResult& result : results)
+    for (const GeneratedSample& sample : result.samples) {
+      if (result.id == 1) EXPECT_EQ(sample.token_ids.size(), 30u);
+      else EXPECT_EQ(sample.finish_reason, FinishReason::kCancelled);
+      for (size_t i = 0; i < sample.token_ids.size(); ++i)
+        EXPECT_EQ(sample.token_ids[i], 11 + static_cast<int32_t>(i));
+    }
+  // A partial rollout of another process is continued.
+  GenerationRequest taken_up = request(3, 2, 10);
+  BegunSample begun;
+  begun.sample.token_ids = {11, 12};
+  begun.sample.logprobs = begun.sample.raw_logprobs = begun.sample.truncated_logprobs = {-1, -1};
+  begun.sample.versions = {0, 0};
+  taken_up.begun = {begun};
+  const auto whole = engine.generate({taken_up});
+  EXPECT_EQ(whole[0].samples[0].token_ids, whole[0].samples[1].token_ids);
+  EXPECT_EQ(whole[0].samples[0].logprobs[1], -1);
+}
+
+TEST_F(ServerEngineTest, NoMoreRunThanAllowed) {
+  FakeServer server;
+  server.pause_microseconds = 300;
+  auto settings = options({server.url()});
+  settings.max_concurrent = 3;
+  ServerEngine engine(settings);
+  update(engine, 0);
+  EXPECT_EQ(engine.generate({request(1, 12, 5)})[0].samples.size(), 12u);
+  EXPECT_LE(server.most_streams, 5) << "the server may learn a little later that a client is gone";
+}
+
+TEST_F(ServerEngineTest, ARequestWhoseLogProbabilitiesWouldBeAnothersIsRefused) {
+  FakeServer server;
+  ServerEngine engine(options({server.url()}));
+  const auto with = [&](auto change) {
+    GenerationRequest asked = request(1, 1, 5);
+    change(asked.sampling);
+    return refusal(engine, asked);
+  };
+  EXPECT_NE(with([](auto& s) { s.top_p = 0.9; }).find("top_p is 0.9"), std::string::npos);
+  EXPECT_NE(with([](auto& s) { s.top_k = 5; }).find("top_k is 5"), std::string::npos);
+  EXPECT_NE(with([](auto& s) { s.min_p = 0.1; }).find("min_p"), std::string::npos);
+  EXPECT_NE(with([](auto& s) { s.repetition_penalty = 1.1; }).find("repetition_penalty"), std::string::npos);
+  EXPECT_NE(with([](auto& s) { s.presence_penalty = 1; }).find("presence_penalty"), std::string::npos);
+  EXPECT_NE(with([](auto& s) { s.frequency_penalty = 1; }).find("frequency_penalty"), std::string::npos);
+  EXPECT_NE(with([](auto& s) { s.min_new_tokens = 2; }).find("min_new_tokens"), std::string::npos);
+  EXPECT_TRUE(engine.idle());
+}
+
+TEST_F(ServerEngineTest, AServerThatReportsOtherLogProbabilitiesIsRefused) {
+  FakeServer server;
+  auto settings = options({server.url()});
+  double own = -0.125;
+  settings.score = [&](const Model&, const std::vector<int32_t>& ids, size_t begin, double temperature) {
+    return std::vector<double>(ids.size() - begin, own / temperature);
+  };
+  settings.settings.max_logprob_difference = 0.02;
+  {
+    ServerEngine engine(settings);
+    update(engine, 0);
+  }
+  const auto message = [&] {
+    ServerEngine engine(settings);
+    try {
+      update(engine, 0);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("it was taken");
+  };
+  server.is_raw = true;
+  EXPECT_NE(message().find("they are those of temperature 1"), std::string::npos) << message();
+  EXPECT_NE(message().find("processed_logprobs"), std::string::npos);
+  server.is_raw = false;
+  own = -3;
+  EXPECT_NE(message().find("does it serve this model"), std::string::npos) << message();
+  server.is_dev = false;
+  try {
+    ServerEngine engine(settings);
+    update(engine, 0);
+    FAIL() << "a server without the routes for weights";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("VLLM_SERVER_DEV_MODE=1"), std::string::npos) << error.what();
+  }
+}
+
+TEST(ServerApi, SglangsListsAreOfAllTokensOrOfTheEvents) {
+  const ServerApi& api = server_api("sglang");
+  const auto event = [](size_t total, Json listed, Json reason = nullptr) -> Json {
+    return {{"meta_info",
+             {{"completion_tokens", total}, {"output_token_logprobs", listed}, {"finish_reason", reason}}}};
+  };
+  const Json a = {-0.5, 7, nullptr}, b = {-0.25, 8, nullptr};
+  EXPECT_EQ(api.event(event(1, {a}), 0, 0).tokens.at(0).id, 7);
+  const ServerEvent of_all = api.event(event(2, {a, b}), 1, 0);
+  ASSERT_EQ(of_all.tokens.size(), 1u);
+  EXPECT_EQ(of_all.tokens[0].id, 8);
+  const ServerEvent own = api.event(event(2, Json::array({b}), {{"type", "length"}}), 1, 0);
+  ASSERT_EQ(own.tokens.size(), 1u);
+  EXPECT_EQ(own.tokens[0].logprob, -0.25);
+  EXPECT_EQ(own.finish_reason, "length");
+  EXPECT_THROW(api.event(event(4, Json::array({b})), 1, 0), UserError) << "a token without one";
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,62 @@
+// With a batch-invariant model the log-probabilities that generation returns equal those of training, bit for
+// bit: with the dense trainer and with every other plan.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "engine/rollouts.h"
+#include "plan/plan.h"
+#include "rollout/rollout_test_util.h"
+#include "train/executor.h"
+
+namespace bough {
+namespace {
+
+// Groups with common headers. KV memory has few pages, so that samples are also preempted.
+std::vector<Trajectory> sample(const Model& model, double temperature) {
+  auto options = engine_options(7, 24);
+  options.settings.batch_invariant = true;
+  options.settings.kv_memory.count = 30 * KvStorage::bytes_per_page(model.config(), model.dtype());
+  EmbeddedEngine engine(model, options);
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 5; ++i) {
+    auto prompt = random_tokens(1, 21, 97);
+    const auto own = random_tokens(10 + i, 5 + 9 * static_cast<int64_t>(i), 97);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    auto request = request_of(i, prompt, 4, 30 + static_cast<int64_t>(i));
+    request.sampling.temperature = temperature;
+    requests.push_back(std::move(request));
+  }
+  std::vector<Trajectory> sampled;
+  for (const GenerationResult& result : engine.generate(std::move(requests)))
+    for (size_t i = 0; i < result.samples.size(); ++i) sampled.push_back(to_rollout(result, i, "g"));
+  return sampled;
+}
+
+TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = small_model(dtype, 6);
+    if (model->why_not_batch_invariant()) continue;
+    model->set_batch_invariant(true);
+    for (const double temperature : {1.0, 0.7}) {
+      const std::vector<Trajectory> sampled = sample(*model, temperature);
+      const TrainBatch batch = make_batch(sampled, {}, at::kFloat);
+      ASSERT_GT(batch.num_rows(), 500);
+      const auto expected = batch.fields.behaviour_log_probs_R;
+      for (const char* strategy : {"dense", "packed", "path", "blocks"})
+        for (const int64_t pass_tokens : {100, 700})
+          for (const int threads : {1, 2}) {
+            at::set_num_threads(threads);
+            const Plan plan = make_plan(strategy, plan_request(batch, pass_tokens));
+            Executor executor(*model, {.head_chunk_rows = pass_tokens == 100 ? 13 : 0});
+            const auto got = executor.forward(plan, batch).log_probs_R;
+            EXPECT_TRUE(at::equal(got, expected))
+                << strategy << ", passes of " << pass_tokens << ", " << threads << " threads, " << dtype
+                << ": " << (got - expected).abs().max().item<double>();
+          }
+      at::set_num_threads(1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bough

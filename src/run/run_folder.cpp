@@ -1,0 +1,191 @@
+#include "run/run_folder.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "control/conversation.h"
+#include "report/html_report.h"
+#include "report/tensorboard.h"
+#include "run/batch_picture.h"
+
+namespace bough {
+
+namespace {
+
+constexpr const char* kThreadsFile = "threads.json";
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRolloutsPrefix = "step_";
+constexpr const char* kRolloutsSuffix = ".jsonl.zst";
+constexpr size_t kStepsOfConversations = 4, kGroupsOfAStep = 2;  // in the report
+constexpr size_t kSamplesOfAStep = 12;  // in the report: enough to see what the model writes
+
+// Returns 7 for "step_7.jsonl.zst".
+std::optional<int64_t> step_of(const std::string& name) {
+  const std::string_view prefix = kRolloutsPrefix, suffix = kRolloutsSuffix;
+  if (!name.starts_with(prefix) || !name.ends_with(suffix)) return {};
+  const std::string digits = name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || end != digits.data() + digits.size()) return {};
+  return step;
+}
+
+// Removes ".NAME.….tmp": files that a killed process was writing before their rename (base/file.h). This
+// process holds the run's lock, so no other process writes them.
+void remove_leftovers(const fs::path& folder) {
+  std::error_code missing;  // a new run has no folder yet
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".") && name.ends_with(".tmp")) leftovers.push_back(entry.path());
+  }
+  for (const fs::path& file : leftovers) remove_tree(file);
+}
+
+std::vector<int64_t> list_rollouts(const fs::path& run) {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run / "rollouts", error))
+    if (const auto step = step_of(entry.path().filename().string())) steps.push_back(*step);
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+fs::path rollouts_path(const fs::path& run, int64_t step) {
+  return run / "rollouts" / str(kRolloutsPrefix, step, kRolloutsSuffix);
+}
+
+}  // namespace
+
+fs::path run_folder_of(const RunSettings& settings) {
+  return fs::path(settings.fileroot) / settings.experiment_name / settings.trial_name;
+}
+
+std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
+                                                      const fs::path& config_file) {
+  std::vector<SettingDifference> harmless;
+  std::string refused;
+  for (const SettingDifference& difference : settings_diff(saved, now)) {
+    if (is_harmless_change(difference.key)) harmless.push_back(difference);
+    else
+      refused +=
+          str("\n  ", difference.key, ": was ", quoted(difference.left), ", now ", quoted(difference.right));
+  }
+  if (!refused.empty()) {
+    throw UserError(
+        str(config_file.string(), ": this run was begun with other settings:", refused,
+            "\nPut them back to go on with the run, or give another trial_name=... to begin a new one"));
+  }
+  return harmless;
+}
+
+RunFolder::RunFolder(const RunSettings& settings) : path_(run_folder_of(settings)) {
+  make_directories(path_);
+  lock_.emplace(path_);
+  checkpoint_ = find_latest_checkpoint(path_);
+  const fs::path config = path_ / "config.yaml";
+  if (checkpoint_ && fs::exists(config)) {
+    const auto harmless = check_resumed_settings(load_settings<RunSettings>(config), settings, config);
+    for (const SettingDifference& difference : harmless) {
+      log_info(str(difference.key, " is now ", quoted(difference.right), ", was ", quoted(difference.left)));
+    }
+  }
+  clean_run_checkpoints(path_);
+  cut_after(checkpoint_ ? checkpoint_->step : -1);
+  make_directories(path_ / "rollouts");
+  write_file_atomically(config, settings_yaml(settings));
+  set_log_file(path_ / "log.txt");
+}
+
+void write_thread_change(const fs::path& folder, const ThreadChange& change) {
+  write_file_atomically(
+      folder / kThreadsFile,
+      Json{{"rollout.threads", change.generating}, {"actor.threads", change.training}}.dump());
+}
+
+ThreadChange read_thread_change(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / kThreadsFile, ignored)) return {};
+  const Json json = Json::parse(read_file(folder / kThreadsFile), nullptr, /*allow_exceptions=*/false);
+  const auto number = [&](const char* key) {
+    const bool has = json.is_object() && json.contains(key) && json.at(key).is_number_integer();
+    return has ? std::clamp<int64_t>(json.at(key).get<int64_t>(), 0, 4096) : 0;
+  };
+  return {number("rollout.threads"), number("actor.threads")};
+}
+
+RunFolder::~RunFolder() {
+  set_log_file("");
+}
+
+void RunFolder::cut_after(int64_t step) {
+  remove_leftovers(path_);
+  remove_leftovers(path_ / "rollouts");
+  truncate_metrics_after(path_ / "metrics.jsonl", step);
+  for (const int64_t later : steps_with_rollouts())
+    if (later > step) remove_tree(rollout_file(later));
+  if (step >= 0) return;
+  std::vector<fs::path> events;
+  for (const auto& entry : fs::directory_iterator(path_))
+    if (const std::string name = entry.path().filename();
+        name.starts_with("events.") || name == "timeline.jsonl" || name == kThreadsFile)
+      events.push_back(entry.path());
+  for (const fs::path& file : events) remove_tree(file);
+}
+
+fs::path RunFolder::rollout_file(int64_t step) const {
+  return rollouts_path(path_, step);
+}
+
+std::vector<int64_t> RunFolder::steps_with_rollouts() const {
+  return list_rollouts(path_);
+}
+
+std::unique_ptr<Metrics> RunFolder::open_metrics() const {
+  auto metrics = std::make_unique<Metrics>();
+  metrics->add(std::make_unique<JsonlMetrics>(path_ / "metrics.jsonl"));
+  TensorboardMetrics::Options options;
+  if (checkpoint_) options.resumed_at = checkpoint_->step + 1;
+  metrics->add(std::make_unique<TensorboardMetrics>(path_, options));
+  return metrics;
+}
+
+fs::path RunFolder::write_report(const fs::path& folder) {
+  std::vector<TreePicture> trees;
+  std::vector<ReportSample> samples;
+  const std::vector<int64_t> steps = list_rollouts(folder);
+  std::vector<int64_t> shown;
+  if (!steps.empty()) shown.push_back(steps.front());
+  if (steps.size() > 1) shown.push_back(steps.back());
+  for (const int64_t step : shown) {
+    RolloutReadOptions any;
+    any.require_reward_or_advantage = false;
+    const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
+    std::vector<TokenSpan> sequences;
+    for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
+    trees.push_back(tree_picture(build_prefix_tree(sequences), rollouts, str("step ", step)));
+    // Spread over the batch, so that several groups are shown.
+    const size_t stride = std::max<size_t>(1, rollouts.size() / kSamplesOfAStep);
+    for (size_t i = 0; i < rollouts.size(); i += stride)
+      samples.push_back(sample_of_rollout(rollout_to_json(rollouts[i]), step));
+  }
+  // The first step, the last, and two between.
+  std::vector<TalkGroup> conversations;
+  for (size_t i = 0; i < kStepsOfConversations && !steps.empty(); ++i) {
+    const int64_t step = steps[(steps.size() - 1) * i / (kStepsOfConversations - 1)];
+    if (!conversations.empty() && conversations.back().step == step) continue;
+    RolloutReadOptions any;
+    any.require_reward_or_advantage = false;
+    const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
+    std::vector<TalkGroup> groups = conversation_groups(rollouts, step, kGroupsOfAStep);
+    if (groups.empty()) break;  // a run without conversations
+    for (TalkGroup& group : groups) conversations.push_back(std::move(group));
+  }
+  return write_html_report(folder, std::move(trees), std::move(samples), std::move(conversations));
+}
+
+}  // namespace bough

@@ -1,0 +1,353 @@
+#include "run/run_parts.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/log_softmax.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cost/run_costs.h"
+#include "engine/server_engine.h"
+#include "kernels/common/device.h"
+#include "models/checkpoint.h"
+#include "models/lora.h"
+#include "rollout/embedded_engine.h"
+#include "train/tree_context.h"
+
+namespace bough {
+
+namespace {
+
+int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
+  if (settings.total_train_steps > 0) return settings.total_train_steps;
+  const auto size = static_cast<int64_t>(problems.size());
+  const int64_t batch = settings.train_dataset.batch_size;
+  return (settings.total_train_epochs * size + batch - 1) / batch;
+}
+
+// External agents may bring their own problems. The run then knows only that there is a problem.
+Dataset training_problems(const RunSettings& settings) {
+  if (!settings.train_dataset.path.empty()) return read_dataset(settings.train_dataset);
+  return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "agents outside"};
+}
+
+std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path,
+                            const ModelRanks& ranks = {}) {
+  return load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype),
+                            settings.device == "cuda" ? at::kCUDA : at::kCPU, ranks);
+}
+
+std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRanks& ranks = {}) {
+  auto model = load(settings, settings.model.path, ranks);
+  if (settings.actor.lora.enabled())
+    add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
+// If ranks share the layers: the unsharded model on the CPU, for publishing and saving.
+std::unique_ptr<Model> load_whole(const RunSettings& settings) {
+  auto model =
+      load_rollout_model(settings.model.path, settings.rollout, scalar_type_of(settings.dtype), at::kCPU);
+  if (settings.actor.lora.enabled())
+    add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
+// The reference has the model's element type and batch invariance, so that the two agree bit for bit before
+// the first step.
+std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
+  if (!settings.actor.loss.uses_reference()) return nullptr;
+  if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
+  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path, model.ranks());
+}
+
+// A model that reads the token ids which another model samples must have the same vocabulary. Vocabularies
+// may be padded differently, but the reader must have every id that the other model may sample. `key`: the
+// setting of the one of the two that is not model.path.
+void check_same_tokens(const char* key, const std::filesystem::path& reader_path, const Model& reader,
+                       const std::filesystem::path& drawer_path, const Model& drawer) {
+  const auto own = reader_path / "tokenizer.json", other = drawer_path / "tokenizer.json";
+  if (std::filesystem::exists(own) && std::filesystem::exists(other)) {
+    const auto vocabulary = [](const std::filesystem::path& file) {
+      const Json json = read_json(file);
+      return json.contains("model") && json["model"].contains("vocab") ? json["model"]["vocab"] : Json();
+    };
+    if (vocabulary(own) != vocabulary(other))
+      throw UserError(str("setting ", key, ": ", own.string(), " has another vocabulary than ",
+                          other.string(),
+                          ", so that their probabilities are of different tokens; expected models of one "
+                          "tokenizer"));
+  }
+  if (reader.config().vocab_size < drawer.config().vocab_size)
+    throw UserError(str("setting ", key, ": ", reader_path.string(), " has a vocabulary of ",
+                        reader.config().vocab_size, " tokens, ", drawer_path.string(),
+                        ", whose samples it reads, one of ", drawer.config().vocab_size,
+                        "; expected no fewer"));
+}
+
+std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
+  const std::string& path = settings.actor.loss.teacher.path;
+  if (path.empty()) return nullptr;
+  auto teacher = load(settings, path, student.ranks());
+  check_same_tokens("teacher.path", path, *teacher, settings.model.path, student);
+  return teacher;
+}
+
+bool has_critic(const RunSettings& settings) {
+  return settings.actor.advantages.needs_values();
+}
+
+bool leads(const Communicator* ranks) {
+  return !ranks || ranks->rank() == 0;
+}
+
+// A resumed run keeps its decision.
+bool shares_backbone(const RunSettings& settings, Model& actor) {
+  if (settings.critic.share_backbone) return *settings.critic.share_backbone;
+  if (!settings.critic.path.empty() || settings.actor.lora.enabled()) return false;
+  if (const auto checkpoint = find_latest_checkpoint(run_folder_of(settings)))
+    return !std::filesystem::exists(checkpoint->directory / "critic" / "model");
+  const int64_t free = device_memory(actor.device()).free;
+  if (memory_holds_critic(settings.actor, actor, free)) return false;
+  log_info(
+      "critic.share_backbone is null, and memory does not hold a second model's weights, gradients and "
+      "optimizer: values are read off the actor's hidden states");
+  return true;
+}
+
+std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& actor, Communicator* ranks) {
+  if (!has_critic(settings)) return nullptr;
+  bool shares = leads(ranks) && shares_backbone(settings, actor);
+  if (ranks && ranks->size() > 1) shares = ranks->broadcast(shares ? "shares" : "own") == "shares";
+  if (shares) return nullptr;
+  return load_critic_backbone(settings.critic, settings.model.path, actor);
+}
+
+// `own`: the critic's own backbone, or nullptr.
+std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
+                                    int64_t total_steps, const TrainingRanks& ranks) {
+  if (!has_critic(settings)) return nullptr;
+  CriticSettings of_critic = settings.critic;
+  of_critic.share_backbone = own == nullptr;
+  auto critic = std::make_unique<Critic>(own ? *own : actor, of_critic, settings.actor,
+                                         total_steps * settings.actor.updates_per_batch(), &ranks);
+  if (!settings.critic.path.empty()) critic->load_head_if_saved(settings.critic.path);
+  return critic;
+}
+
+SparsePolicy sparse_of(const RunSettings& settings, at::Device device) {
+  const SparseTrainingSettings& own = settings.sparse_training;
+  const bool trains = own.trains_sparse() || (own.has_student() && settings.rollout.sparse.is_sparse());
+  if (trains && !device.is_cpu())
+    throw UserError(str("sparse_training.arm is ", settings.sparse_training.arm, ", and the device is ",
+                        device.str(),
+                        ": a sparse policy is trained on the CPU only; expected the arm sparse, or "
+                        "device cpu"));
+  return sparse_policy(settings.rollout.sparse, device);
+}
+
+std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& model,
+                                            const SparsePolicy& sparse, int64_t total_steps,
+                                            const TrainingRanks& ranks) {
+  const SparseTrainingSettings& own = settings.sparse_training;
+  if (!own.has_student()) return nullptr;
+  const auto seed = static_cast<uint64_t>(settings.seed);
+  if (own.distills())
+    return std::make_unique<SparseStudent>(model, own, settings.actor, sparse, total_steps, seed, &ranks);
+  auto weak = load(settings, own.weak_path);
+  check_same_tokens("sparse_training.weak_path", settings.model.path, model, own.weak_path, *weak);
+  if (weak->config().max_length() > model.config().max_length())
+    throw UserError(str("setting sparse_training.weak_path: ", own.weak_path, " takes ",
+                        weak->config().max_length(), " tokens, ", settings.model.path,
+                        ", which is trained on its samples, ", model.config().max_length(),
+                        "; expected no more"));
+  return std::make_unique<SparseStudent>(std::move(weak), own, settings.actor, sparse, total_steps, &ranks);
+}
+
+// The initial model equals the sparse policy of the ranks that train: its weights are what they publish.
+std::unique_ptr<Model> load_generating(const RunSettings& settings) {
+  const SparseTrainingSettings& student = settings.sparse_training;
+  if (student.is_weak()) return load(settings, student.weak_path);
+  auto model = load_trained(settings);
+  if (student.distills()) add_adapter(*model, student.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
+std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
+  if (settings.environment.type.empty()) return nullptr;
+  EnvironmentSettings environment = settings.environment;
+  if (environment.python.empty()) environment.python = settings.reward_service.python;
+  return make_environment(environment);
+}
+
+std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const Model& trained,
+                                            Model* generating) {
+  if (!generating) return std::make_unique<SharedWeights>(&trained);
+  return std::make_unique<CopiedWeights>(trained, *generating, takes_weights_in_place(settings, trained),
+                                         what_changes(settings));
+}
+
+// Servers generate for rank 0. Each rank's embedded engine generates for its own rank, unless there are
+// engine ranks.
+bool generates(const RunSettings& settings, const Communicator* ranks) {
+  return settings.rollout.ranks == 0 && (leads(ranks) || !settings.rollout.has_servers());
+}
+
+// All ranks use rank 0's cost model, so that they make the same plans.
+CostModel ranks_costs(Communicator* ranks, const Model& model, const std::function<CostModel()>& of_rank_0) {
+  std::optional<CostModel> own;
+  if (leads(ranks)) own.emplace(of_rank_0());
+  if (!ranks || ranks->size() == 1) return std::move(*own);
+  const std::string profile = ranks->broadcast(own ? own->device().to_json().dump() : "");
+  return CostModel(DeviceProfile::from_json(Json::parse(profile), "rank 0's profile"), model_shape(model));
+}
+
+// The adapters of a model are merged, because servers load no adapters. Other files of the initial model's
+// directory are copied along.
+void write_weights(const RunSettings& settings, const std::filesystem::path& directory, const Model& model) {
+  std::unique_ptr<Model> written = has_adapter(model) ? copy_of(model, Changing::kAll) : model.share();
+  if (has_adapter(*written)) merge_adapter(*written);
+  save_model(directory, *written, {.copy_from = settings.model.path});
+}
+
+std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model& model,
+                                        const std::optional<Tokenizer>& tokenizer) {
+  const RolloutSettings& rollout = settings.rollout;
+  if (!rollout.has_servers())
+    return make_engine(model, settings.model.path, tokenizer, rollout, kDeviceShareBesideTraining);
+  const std::filesystem::path own = std::filesystem::absolute(run_folder_of(settings)) / "weights";
+  const std::filesystem::path given = rollout.servers.weights_path;
+  const auto weights_folder =
+      given.empty() ? own : std::filesystem::absolute(given) / settings.experiment_name / settings.trial_name;
+  ServerEngineOptions options{.backend = rollout.backend_name(),
+                              .settings = rollout.servers,
+                              .api_key = load_api_key("BOUGH_ROLLOUT_API_KEY", "rollout.servers.api_key_file",
+                                                      rollout.servers.api_key_file),
+                              .max_concurrent = rollout.max_concurrent_rollouts,
+                              .limits = model_limits(model.config()),
+                              .stop_tokens = load_stop_tokens(settings.model.path),
+                              .weights_folder = weights_folder};
+  if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
+  options.write_weights = [settings](const std::filesystem::path& directory, const Model& of) {
+    write_weights(settings, directory, of);
+  };
+  options.score = [](const Model& of, const std::vector<int32_t>& ids, size_t begin, double temperature) {
+    const at::NoGradGuard no_grad;
+    const auto log_probs_TV = at::log_softmax(sequence_logits(of, ids).to(at::kDouble) / temperature, -1);
+    std::vector<double> out;
+    for (size_t i = begin; i < ids.size(); ++i)
+      out.push_back(log_probs_TV[static_cast<int64_t>(i) - 1][ids[i]].item<double>());
+    return out;
+  };
+  return std::make_unique<ServerEngine>(std::move(options));
+}
+
+}  // namespace
+
+ThreadSplit split_threads(const RunSettings& settings, int threads) {
+  if (settings.rollout.max_head_offpolicyness == 0) return {threads, threads};
+  const auto half = std::max(1, threads / 2);
+  ThreadSplit split;
+  if (settings.rollout.threads > 0) split.generating = static_cast<int>(settings.rollout.threads);
+  else split.generating = settings.rollout.generates_elsewhere() ? 1 : half;
+  if (settings.rollout.generates_elsewhere() && settings.actor.threads == 0) {
+    split.training = threads;
+    return split;
+  }
+  split.training = settings.actor.threads > 0 ? static_cast<int>(settings.actor.threads)
+                                              : std::max(1, threads - split.generating);
+  return split;
+}
+
+Changing what_changes(const RunSettings& settings) {
+  return settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained;
+}
+
+bool takes_weights_in_place(const RunSettings& settings, const Model& model) {
+  return model.device().is_cuda() || settings.rollout.quantization != "none";
+}
+
+bool only_generates(const RunSettings& settings, const Communicator& ranks) {
+  return ranks.rank() >= ranks.size() - settings.rollout.ranks;
+}
+
+Json engine_job(const RunSettings& settings) {
+  return {{"settings", settings_yaml(settings)}};
+}
+
+RunSettings settings_of_job(const Json& job) {
+  return parse_settings<RunSettings>(job.at("settings").get<std::string>(), "the run's settings");
+}
+
+EngineParts::EngineParts(const RunSettings& run_settings)
+    : settings(run_settings),
+      encoder(PromptEncoder::from_directory(settings.model.path)),
+      model(load_generating(settings)),
+      engine(make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout,
+                         kDeviceShareAlone)) {
+  if (settings.rollout.threads > 0) at::set_num_threads(static_cast<int>(settings.rollout.threads));
+}
+
+RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop, Communicator* ranks)
+    : settings(run_settings),
+      threads(split_threads(settings, at::get_num_threads())),
+      problems(training_problems(settings)),
+      valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
+      encoder(PromptEncoder::from_directory(settings.model.path)),
+      reward(leads(ranks) ? make_reward(settings.reward, settings.reward_service) : nullptr),
+      environment(leads(ranks) ? make_environment(settings) : nullptr),
+      filter(settings.filter.empty() || !leads(ranks)
+                 ? nullptr
+                 : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
+      training(ranks, settings.actor.sizes_of(ranks ? ranks->size() : 1)),
+      model(load_trained(settings, training.model())),
+      whole(!training.has_whole_model() && training.leads() ? load_whole(settings) : nullptr),
+      reference(load_reference(settings, *model)),
+      teacher(load_teacher(settings, *model)),
+      total_steps(planned_steps(settings, problems)),
+      critic_model(load_critic_model(settings, *model, ranks)),
+      critic(make_critic(settings, *model, critic_model.get(), total_steps, training)),
+      sparse(sparse_of(settings, model->device())),
+      student(make_student(settings, *model, sparse, total_steps, training)),
+      generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks)
+                     ? nullptr
+                     : copy_of(published(), what_changes(settings))),
+      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
+              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), &training),
+      weights(make_channel(settings, published(), generating.get())),
+      engine(generates(settings, ranks)
+                 ? make_run_engine(settings, generating ? *generating : published(), encoder.tokenizer())
+                 : nullptr),
+      folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
+  at::set_num_threads(threads.training);
+  if (training.sizes().all() > training.sizes().data) {
+    for (Model* shared : {model.get(), reference.get(), teacher.get(), critic_model.get()})
+      if (shared) shared->set_batch_invariant(false);
+  }
+  if (whole) trainer.use_whole(*whole);
+  const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
+  for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
+    if (dataset->size() == 0) continue;
+    const bool is_rewarded_outside = settings.serve.port && dataset == &problems && settings.reward.empty();
+    if (is_scored && !is_rewarded_outside && reward) reward->check(*dataset);
+    if (environment) environment->check(*dataset);
+  }
+  if (environment)
+    conversations.emplace(encoder, settings.environment, model->config().max_length(), is_scored);
+  CostModel costs = ranks_costs(
+      ranks, *model, [&] { return run_costs(folder->path(), settings.calibration, *model, stop); });
+  StepCosts of_critic;
+  if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
+  if (settings.sparse_training.is_weak())
+    weak_costs = std::make_unique<CostModel>(costs.device(), model_shape(student->model()));
+  trainer.use_costs(step_costs(std::move(costs)), std::move(of_critic));
+  if (weak_costs) student->use_costs(weak_costs.get());
+  if ((sparse.is_sparse() && !settings.sparse_training.trains_sparse()) || student)
+    trainer.measure_acceptance();
+}
+
+}  // namespace bough

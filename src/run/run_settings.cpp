@@ -1,0 +1,236 @@
+#include "run/run_settings.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace bough {
+
+template SettingField describe_settings(RunSettings& settings);
+
+void EvaluatorSettings::check() const {
+  if (n_samples > 1 && temperature == 0.0) {
+    throw UserError(str("evaluator.temperature is 0 with evaluator.n_samples ", n_samples,
+                        ": all samples would be the same; set a temperature, or n_samples to 1"));
+  }
+}
+
+void RunSettings::complete() {
+  if (allocation_mode.empty()) return;
+  const size_t plus = allocation_mode.find('+');
+  const bool is_two_at_most =
+      plus == std::string::npos || allocation_mode.find('+', plus + 1) == std::string::npos;
+  if (!is_two_at_most || allocation_mode.find('|') != std::string::npos)
+    throw UserError(str("allocation_mode: got ", quoted(allocation_mode),
+                        ", expected SERVERS+TRAINER, as sglang:d4+fsdp:d8, or TRAINER alone, as fsdp:d8"));
+  if (plus != std::string::npos) rollout.backend = allocation_mode.substr(0, plus);
+  actor.backend = plus == std::string::npos ? allocation_mode : allocation_mode.substr(plus + 1);
+}
+
+void RunSettings::check() const {
+  const auto require = [](const std::string& value, const char* key) {
+    if (value.empty()) throw UserError(str(key, " is missing; give it in the file or as ", key, "=..."));
+  };
+  require(model.path, "model.path");
+  if (!serve.port) require(train_dataset.path, "train_dataset.path");
+  if (serve.port && !environment.type.empty())
+    throw UserError(str(
+        "serve.port: conversations are held by agents outside or with an environment, not both; leave out "
+        "serve.port or environment.type (got ",
+        quoted(environment.type), ")"));
+  if (serve.port && train_dataset.path.empty() && total_train_steps == 0)
+    throw UserError(
+        "total_train_steps: agents that bring their own problems (no train_dataset.path) know no epochs; "
+        "expected the number of steps");
+  if (serve.port && actor.loss.correction == "obrs")
+    throw UserError(
+        "actor.correction: obrs needs the engine's most likely tokens, which conversations of agents outside "
+        "do not keep; expected another one");
+  for (const auto& [key, name] :
+       {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
+    if (name->find('/') != std::string::npos || *name == "." || *name == "..") {
+      throw UserError(
+          str(key, ": got ", quoted(*name), ", expected the name of one folder; use fileroot for a path"));
+    }
+  }
+  if (gconfig.temperature == 0.0 || gconfig.greedy) {
+    throw UserError(
+        "gconfig.temperature: training needs samples that differ, got greedy sampling; expected a "
+        "temperature above 0 (evaluation has its own, evaluator.temperature)");
+  }
+  if (actor.advantages.adv_estimator == "rloo" && gconfig.n_samples < 2) {
+    throw UserError("actor.adv_estimator: rloo needs gconfig.n_samples of 2 or more");
+  }
+  if (!actor.advantages.needs_values() && (critic.share_backbone.value_or(false) || !critic.path.empty()))
+    throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
+                        actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
+  if (actor.lora.enabled() && actor.loss.ref_model_sync_steps > 0)
+    throw UserError(
+        "actor.ref_model_sync_steps: with lora the policy is an adapter beside frozen weights, and a "
+        "reference "
+        "cannot take it over; expected 0");
+  if (actor.lora.enabled() && critic.share_backbone.value_or(false))
+    throw UserError(
+        "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
+        "policy's "
+        "adapter; expected a critic with a backbone of its own (share_backbone: false)");
+  const bool needs_budget = sparse_training.arm != "sparse" && !sparse_training.is_weak();
+  if (needs_budget && !rollout.sparse.is_sparse())
+    throw UserError(
+        str("sparse_training.arm: ", sparse_training.arm,
+            " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
+  if (sparse_training.arm == "exact_top_k" && rollout.sparse.summary != "exact")
+    throw UserError(
+        str("sparse_training.arm: exact_top_k attends to single keys by their own scores, and "
+            "rollout.sparse.summary is ",
+            rollout.sparse.summary, "; expected exact"));
+  if (rollout.sparse.replay && !sparse_training.has_student() && !sparse_training.trains_sparse())
+    throw UserError(str("rollout.sparse.replay: under sparse_training.arm ", sparse_training.arm,
+                        " nothing is trained by the pages that generation chose; expected false, or the arm "
+                        "distill, weak or sparse_to_sparse"));
+  if (sparse_training.is_weak() == sparse_training.weak_path.empty())
+    throw UserError(str("sparse_training.weak_path: got ", quoted(sparse_training.weak_path), " with arm ",
+                        sparse_training.arm,
+                        "; expected the directory of the model that generates with arm weak, and none "
+                        "with the others"));
+  if (sparse_training.has_student() && (actor.lora.enabled() || actor.advantages.needs_values()))
+    throw UserError(
+        str("sparse_training.arm: ", sparse_training.arm,
+            " trains what generates beside weights that are all trained, and no critic; expected no lora, "
+            "and another actor.adv_estimator than gae"));
+  if (sparse_training.has_student() && rollout.quantization != "none")
+    throw UserError(str("rollout.quantization: got ", rollout.quantization, ", but sparse_training.arm ",
+                        sparse_training.arm,
+                        sparse_training.distills() ? " changes the weights below its adapters every step"
+                                                   : " has no quantized copy of the model that generates",
+                        "; expected none"));
+  if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
+    throw UserError(
+        "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "
+        "sparse_to_sparse trains the one that generates; expected reward");
+  if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
+    throw UserError(
+        "sparse_training.arm: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "
+        "expected no teacher.path");
+  if (sparse_training.trains_sparse() && actor.advantages.needs_values())
+    throw UserError(
+        "sparse_training.arm: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");
+  if (rollout.has_servers() && sparse_training.has_student())
+    throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.arm ",
+                        sparse_training.arm, " has a policy of its own generate; expected embedded"));
+  const auto sizes = sizes_of_backend(actor.backend);
+  if (sizes && sizes->all() > sizes->data &&
+      (sparse_training.has_student() || sparse_training.trains_sparse()))
+    throw UserError(str("actor.backend: got ", actor.backend, ", but sparse_training.arm ",
+                        sparse_training.arm,
+                        " trains by choice of pages, for which a rank needs all heads of a group and all "
+                        "tokens of a pass; expected ranks that share the batch (fsdp:dN)"));
+  const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
+                    gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
+                    gconfig.frequency_penalty != 0.0;
+  if (actor.loss.correction == "obrs" && (gconfig.top_logprobs == 0 || cuts)) {
+    throw UserError(
+        str("actor.correction: obrs needs the engine's most likely tokens (gconfig.top_logprobs, got ",
+            gconfig.top_logprobs,
+            ", expected 1 or more, 20 say), and samples of its whole "
+            "distribution (gconfig without top_p, top_k, min_p and penalties)"));
+  }
+  if (actor.loss.loss == "sft") {
+    throw UserError(
+        "actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
+  }
+}
+
+SamplingParameters RunSettings::evaluation_sampling() const {
+  SamplingParameters sampling;
+  sampling.n_samples = evaluator.n_samples;
+  sampling.temperature = evaluator.temperature;
+  sampling.max_new_tokens = gconfig.max_new_tokens;
+  sampling.stop = gconfig.stop;
+  sampling.stop_token_ids = gconfig.stop_token_ids;
+  return sampling;
+}
+
+c10::ScalarType scalar_type_of(const std::string& dtype) {
+  return dtype == "bf16" ? c10::kBFloat16 : dtype == "fp64" ? c10::kDouble : c10::kFloat;
+}
+
+SettingAliases RunSettings::aliases() {
+  return {
+      {"actor.path", "model.path"},
+      {"ref.model.path", "ref.path"},
+      {"teacher.path", "actor.teacher.path"},
+      {"teacher.rl_loss_weight", "actor.teacher.rl_loss_weight"},
+      {"teacher.distill_loss_weight", "actor.teacher.distill_loss_weight"},
+      {"teacher.loss_mode", "actor.teacher.loss_mode"},
+      {"teacher.topk", "actor.teacher.topk"},
+      {"cluster.fileroot", "fileroot"},
+      {"recover.freq_steps", "saver.freq_steps"},
+      {"actor.group_size", "gconfig.n_samples"},
+      {"total_train_n_steps", "total_train_steps"},
+      {"actor.temperature", "gconfig.temperature"},
+      {"actor.dtype", "dtype"},
+      {"actor.lora_rank", "lora.rank"},
+      {"actor.lora_alpha", "lora.alpha"},
+      {"actor.target_modules", "lora.targets"},
+      {"lora.r", "lora.rank"},
+      {"lora.lora_alpha", "lora.alpha"},
+      {"lora.target_modules", "lora.targets"},
+      {"lora.lora_dropout", "lora.dropout"},
+      {"critic.value_eps_clip", "critic.eps_clip"},
+      {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "environment.max_turns"},
+      {"environment.max_assistant_turns", "environment.max_turns"},
+      {"environment.max_tool_calling_iterations", "environment.max_turns"},
+  };
+}
+
+bool is_harmless_change(const std::string& key) {
+  static constexpr std::array<std::string_view, 43> kHarmless = {"experiment_name",
+                                                                 "actor.backend",
+                                                                 "allocation_mode",
+                                                                 "trial_name",
+                                                                 "fileroot",
+                                                                 "total_train_steps",
+                                                                 "total_train_epochs",
+                                                                 "compare_dense",
+                                                                 "saver.freq_steps",
+                                                                 "saver.freq_minutes",
+                                                                 "saver.keep",
+                                                                 "saver.rollouts",
+                                                                 "evaluator.freq_steps",
+                                                                 "evaluator.at_start",
+                                                                 "evaluator.at_end",
+                                                                 "evaluator.timeout_seconds",
+                                                                 "stall_seconds",
+                                                                 "rollout.ranks",
+                                                                 "rollout.threads",
+                                                                 "actor.threads",
+                                                                 "threads",
+                                                                 "reward_service.workers",
+                                                                 "reward_service.timeout_seconds",
+                                                                 "reward_service.retries",
+                                                                 "reward_service.retry_timeouts",
+                                                                 "reward_service.startup_timeout_seconds",
+                                                                 "reward_service.max_consecutive_failures",
+                                                                 "reward_service.python",
+                                                                 "environment.workers",
+                                                                 "environment.timeout_seconds",
+                                                                 "environment.startup_timeout_seconds",
+                                                                 "environment.retries",
+                                                                 "environment.python",
+                                                                 "serve.port",
+                                                                 "serve.host",
+                                                                 "serve.api_key_file",
+                                                                 "serve.lease_seconds",
+                                                                 "actor.max_num_gen_batches",
+                                                                 "actor.pad_to_maximum",
+                                                                 "rollout.servers.addresses",
+                                                                 "rollout.servers.api_key_file",
+                                                                 "rollout.servers.weights_path",
+                                                                 "rollout.servers.timeout_seconds"};
+  return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
+}
+
+}  // namespace bough

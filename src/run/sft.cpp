@@ -1,0 +1,191 @@
+#include "run/sft.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/random.h"
+#include "control/prompt_encoder.h"
+#include "cost/run_costs.h"
+#include "models/checkpoint.h"
+#include "models/lora.h"
+#include "train/executor.h"
+
+namespace bough {
+
+namespace {
+
+class Sft {
+ public:
+  Sft(const SftSettings& settings, const SftOptions& options);
+
+  SftSummary work();
+
+ private:
+  void encode_examples();
+  // The examples of a step. Each epoch has its own order. An epoch's last batch may be smaller.
+  std::vector<const Trajectory*> batch_of(int64_t step);
+  double train(const std::vector<const Trajectory*>& examples);
+
+  const SftSettings& settings_;
+  const SftOptions& options_;
+  std::vector<Trajectory> examples_;
+  std::unique_ptr<Model> model_;
+  CostModel costs_;
+  int64_t steps_per_epoch_ = 0;
+  int64_t total_steps_ = 0;
+  std::unique_ptr<Loss> loss_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<size_t> order_;
+  int64_t ordered_epoch_ = -1;
+  int64_t flat_tokens_ = 0, tree_tokens_ = 0, trained_tokens_ = 0;
+};
+
+std::unique_ptr<Model> load_trained(const SftSettings& settings) {
+  auto model = load_model(settings.model.path, scalar_type_of(settings.dtype),
+                          settings.device == "cuda" ? at::kCUDA : at::kCPU);
+  if (settings.lora.enabled()) add_adapter(*model, settings.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
+Sft::Sft(const SftSettings& settings, const SftOptions& options)
+    : settings_(settings),
+      options_(options),
+      model_(load_trained(settings)),
+      costs_(model_costs(*model_, options_.stop)) {
+  encode_examples();
+  const auto count = static_cast<int64_t>(examples_.size());
+  const int64_t batch = settings.train_dataset.batch_size;
+  steps_per_epoch_ = (count + batch - 1) / batch;
+  total_steps_ = settings.max_steps > 0 ? settings.max_steps : settings.epochs * steps_per_epoch_;
+  LossSettings loss;
+  loss.loss = "sft";
+  loss_ = make_loss(loss);
+  optimizer_ = std::make_unique<Optimizer>(*model_, settings.optimizer, total_steps_);
+}
+
+void Sft::encode_examples() {
+  const PromptEncoder encoder = PromptEncoder::from_directory(settings_.model.path);
+  const std::vector<int32_t> stop_tokens = load_stop_tokens(settings_.model.path);
+  std::optional<int32_t> stop_token;
+  if (!stop_tokens.empty()) stop_token = stop_tokens.front();
+  else
+    log_warning(
+        str(settings_.model.path, ": the model has no stop token: it will not learn where answers end"));
+  for (const SftExample& example : read_sft(settings_.train_dataset)) {
+    EncodedExample encoded = encoder.encode(example, stop_token);
+    const auto length = static_cast<int64_t>(encoded.ids.size());
+    Trajectory& trajectory = examples_.emplace_back();
+    trajectory.input_ids = std::move(encoded.ids);
+    trajectory.loss_mask = std::move(encoded.loss_mask);
+    if (length > model_->config().max_length()) {
+      throw UserError(str(settings_.train_dataset.path, ": example ", examples_.size(), " has ", length,
+                          " tokens, more than the ", model_->config().max_length(),
+                          " that the model takes by ", model_->config().max_length_reason(),
+                          "; leave it out, or use fewer worked examples"));
+    }
+  }
+}
+
+std::vector<const Trajectory*> Sft::batch_of(int64_t step) {
+  const int64_t epoch = step / steps_per_epoch_;
+  if (epoch != ordered_epoch_) {
+    order_ = CounterRandom(static_cast<uint64_t>(settings_.seed), Purpose::shuffle)
+                 .permutation(examples_.size(), static_cast<uint64_t>(epoch));
+    ordered_epoch_ = epoch;
+  }
+  const auto batch = static_cast<size_t>(settings_.train_dataset.batch_size);
+  const size_t begin = static_cast<size_t>(step % steps_per_epoch_) * batch;
+  std::vector<const Trajectory*> out;
+  for (size_t i = begin; i < std::min(begin + batch, order_.size()); ++i)
+    out.push_back(&examples_[order_[i]]);
+  return out;
+}
+
+double Sft::train(const std::vector<const Trajectory*>& examples) {
+  const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
+  const Plan plan =
+      make_plan(settings_.tree.strategy(), plan_request(batch, settings_.mb_spec, settings_.tree, &costs_));
+  const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
+  optimizer_->step();
+  for (const PlannedTree& planned : plan.trees) {
+    flat_tokens_ += planned.tree->num_flat_tokens();
+    tree_tokens_ += planned.tree->num_tokens();
+  }
+  trained_tokens_ += batch.num_rows();
+  return result.loss;
+}
+
+double mean_of(const std::vector<double>& values, size_t begin, size_t end) {
+  double sum = 0;
+  for (size_t i = begin; i < end; ++i) sum += values[i];
+  return end > begin ? sum / static_cast<double>(end - begin) : 0.0;
+}
+
+SftSummary Sft::work() {
+  const Clock::Time start = SteadyClock().now();
+  std::vector<double> losses;
+  {
+    Progress progress("sft", total_steps_, "steps",
+                      options_.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
+    for (int64_t step = 0; step < total_steps_; ++step) {
+      if (options_.stop && options_.stop()) {
+        throw Interrupted(
+            str("sft stopped after step ", step, " of ", total_steps_, "; nothing was written"));
+      }
+      losses.push_back(train(batch_of(step)));
+      progress.advance(1, str("loss ", format_significant(losses.back(), 3)));
+    }
+  }
+  SaveOptions save;
+  save.copy_from = settings_.model.path;
+  if (settings_.lora.enabled()) save_adapter(settings_.out, *model_, settings_.model.path);
+  else save_model(settings_.out, *model_, save);
+  const size_t tenth = std::max<size_t>(1, losses.size() / 10);
+  SftSummary summary;
+  summary.examples = static_cast<int64_t>(examples_.size());
+  summary.steps = total_steps_;
+  summary.first_loss = mean_of(losses, 0, std::min(tenth, losses.size()));
+  summary.last_loss = mean_of(losses, losses.size() - std::min(tenth, losses.size()), losses.size());
+  summary.trained_tokens = trained_tokens_;
+  summary.compression =
+      tree_tokens_ > 0 ? static_cast<double>(flat_tokens_) / static_cast<double>(tree_tokens_) : 1.0;
+  summary.seconds = seconds_since(start);
+  return summary;
+}
+
+}  // namespace
+
+void SftSettings::check() const {
+  const auto require = [](const std::string& value, const char* key, const char* flag) {
+    if (value.empty()) throw UserError(str(key, " is missing; give ", flag, ", or ", key, "=..."));
+  };
+  require(model.path, "model.path", "--model");
+  require(train_dataset.path, "train_dataset.path", "--data");
+  require(out, "out", "--out");
+  tree.check();
+  std::error_code absent;  // if a path is missing, the two are not the same
+  if (std::filesystem::equivalent(out, model.path, absent))
+    throw UserError(
+        str("out: ", quoted(out), " is model.path itself, which would be overwritten; name another folder"));
+}
+
+SftSummary run_sft(const SftSettings& settings, const SftOptions& options) {
+  return Sft(settings, options).work();
+}
+
+Json to_json(const SftSummary& summary) {
+  return {{"examples", summary.examples},
+          {"steps", summary.steps},
+          {"first_loss", summary.first_loss},
+          {"last_loss", summary.last_loss},
+          {"trained_tokens", summary.trained_tokens},
+          {"compression", summary.compression},
+          {"seconds", summary.seconds}};
+}
+
+}  // namespace bough

@@ -1,0 +1,72 @@
+// Supervised fine-tuning: the mean of -log pi over the tokens of completions, batches as prefix trees too (a
+// header of worked examples that all prompts share is computed once a batch).
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/json.h"
+#include "run/run_settings.h"
+
+namespace bough {
+
+struct SftSettings {
+  ModelSettings model;
+  std::string out;
+  DatasetSettings train_dataset;
+  int64_t epochs = 1;
+  int64_t max_steps = 0;
+  int64_t seed = 1;
+  std::string device = "cpu";
+  std::string dtype = "fp32";
+  TreeTrainingSettings tree;
+  MicroBatchSettings mb_spec;
+  LoraSettings lora;
+  OptimizerSettings optimizer = {.lr = 1e-4, .lr_scheduler_type = "cosine"};
+
+  template <class V>
+  void visit(V& v) {
+    v("model", model, "what is trained");
+    v("out", out, "the folder to write the model to");
+    v("train_dataset", train_dataset, "messages, prompt and completion, or question and answer");
+    v("epochs", epochs, "passes over the data", at_least(1));
+    v("max_steps", max_steps, "stop after this many steps; 0: by epochs", at_least(0));
+    v("seed", seed, "of the order of examples", range(0, 1e15));
+    v("device", device, "what trains", one_of({"cpu", "cuda"}));
+    v("dtype", dtype, "element type of the model",
+      aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
+    tree.visit(v);
+    v("mb_spec", mb_spec, "micro-batches");
+    v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
+    v("optimizer", optimizer, "AdamW");
+  }
+  void check() const;
+  static SettingAliases aliases() {
+    return {{"lora.r", "lora.rank"},
+            {"lora.lora_alpha", "lora.alpha"},
+            {"lora.target_modules", "lora.targets"},
+            {"lora.lora_dropout", "lora.dropout"}};
+  }
+};
+
+struct SftSummary {
+  int64_t examples = 0;
+  int64_t steps = 0;
+  double first_loss = 0, last_loss = 0;  // mean over the first and last tenth of the steps, nats a token
+  int64_t trained_tokens = 0;            // completions', all steps
+  double compression = 1;                // flat tokens over tree tokens, all steps
+  double seconds = 0;
+};
+
+struct SftOptions {
+  std::function<bool()> stop;  // looked at between steps: Interrupted, and nothing is written
+  bool show_progress = true;
+};
+
+// Trains and writes the Hugging Face directory `out`, or PEFT's where adapters are trained. UserError: see
+// read_sft; a sequence longer than the model's positions; nothing to learn.
+SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
+
+Json to_json(const SftSummary& summary);
+
+}  // namespace bough

@@ -1,0 +1,61 @@
+// Texts as Python's str treats them: characters, case, splitting, numbers. What the filters and methods of
+// templates are made of.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/chat_template_value.h"
+
+namespace bough::jinja {
+
+using Names = std::initializer_list<std::string_view>;
+using Flavour = Sequence::Flavour;
+using Values = std::vector<Value>;
+
+inline bool is_one_of(std::string_view name, Names names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+struct Character {
+  char32_t code_point;
+  std::string_view bytes;
+};
+std::vector<Character> characters_of(std::string_view text);
+int64_t num_characters(std::string_view text);
+
+bool is_white(char32_t c);  // as str.isspace has it
+bool is_upper(char32_t c);
+bool is_lower(char32_t c);
+
+// Python's str.strip of `characters`, or of white space without them.
+std::string strip(std::string text, bool left, bool right, const std::string* characters = nullptr);
+
+enum class Case { kLower, kUpper, kTitle, kCapitalized, kSwapped };
+// `word_goes_on` says, for kTitle, whether a character continues a word: cased ones for str.title, all but
+// separators for the filter `title`. Error: characters that Python maps to several ones.
+std::string with_case(std::string_view text, Case wanted,
+                      const std::function<bool(char32_t)>& word_goes_on = {});
+
+// At most `most` times; negative: every time.
+std::string replaced(const std::string& text, const std::string& old, const std::string& by, int64_t most);
+Values split(const std::string& text, const std::string& separator, int64_t most, bool from_right);
+Values split_white(const std::string& text, int64_t most);
+Values split_lines(const std::string& text, bool keep_ends);
+// As Jinja's filter has it: a line break at the end leaves an empty last line.
+std::string indented(const std::string& text, const std::string& indent, bool first, bool blank);
+
+// Python's int() and float() of a text, nothing where they raise.
+std::optional<int64_t> parse_integer(const std::string& given);
+std::optional<double> parse_float(const std::string& given);
+
+// What an argument of `what` must be. Error: another type.
+int64_t integer_of(const Value& value, std::string_view what);
+const std::string& text_of(const Value& value, std::string_view what);
+
+}  // namespace bough::jinja

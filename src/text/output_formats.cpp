@@ -1,0 +1,514 @@
+// The formats of tool calls and reasoning that models are trained on, and the syntax inside the calls.
+#include <algorithm>
+#include <cctype>
+#include <optional>
+
+#include "base/error.h"
+#include "text/chat_template.h"
+#include "text/output_parser.h"
+
+namespace bough {
+namespace {
+
+using jinja::fail;
+using Calls = std::vector<ToolCall>;
+
+std::string_view trimmed(std::string_view text) {
+  const auto blank = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+OrderedJson read_json_text(std::string_view text) {
+  try {
+    return parse_ordered_json(trimmed(text), "the call");
+  } catch (const UserError& error) {
+    fail(error.what());
+  }
+}
+
+std::string dumped(const OrderedJson& value) {
+  return jinja::to_json(jinja::Value::from_json(value), {});
+}
+
+// Returns the arguments, given as an object or as a text that contains an object.
+std::string arguments_of(const OrderedJson& given) {
+  if (given.is_string()) {
+    const OrderedJson inner = read_json_text(given.get_ref<const std::string&>());
+    if (inner.is_object()) return dumped(inner);
+  }
+  if (given.is_null()) return "{}";
+  if (!given.is_object()) fail("the arguments are no JSON object");
+  return dumped(given);
+}
+
+ToolCall call_of(const OrderedJson& object) {
+  if (!object.is_object()) fail("a call is no JSON object");
+  const auto name = object.find("name");
+  if (name == object.end() || !name->is_string() || name->get_ref<const std::string&>().empty())
+    fail("the call has no name");
+  for (const char* key : {"arguments", "parameters"})
+    if (const auto found = object.find(key); found != object.end())
+      return {name->get<std::string>(), arguments_of(*found),
+              object.contains("id") && object["id"].is_string() ? object["id"].get<std::string>() : "", "",
+              ""};
+  return {name->get<std::string>(), "{}", "", "", ""};
+}
+
+// Reads {"name": ..., "arguments": {...}} or a list of such objects.
+Calls read_objects(std::string_view body, const OrderedJson&) {
+  const OrderedJson value = read_json_text(body);
+  Calls calls;
+  if (value.is_array())
+    for (const OrderedJson& each : value) calls.push_back(call_of(each));
+  else calls.push_back(call_of(value));
+  if (calls.empty()) fail("a list without calls");
+  return calls;
+}
+
+// A call without a marker must name its arguments. Otherwise a model could not answer in JSON.
+Calls read_bare_object(std::string_view body, const OrderedJson& tools) {
+  const OrderedJson value = read_json_text(body);
+  if (!value.is_object() || (!value.contains("arguments") && !value.contains("parameters"))) fail("no call");
+  return {call_of(value)};
+}
+
+// Returns the schema of an argument, or a null value.
+OrderedJson schema_of(const OrderedJson& tools, const std::string& name, const std::string& key) {
+  if (!tools.is_array()) return {};
+  for (const OrderedJson& tool : tools) {
+    if (!tool.is_object()) continue;
+    const OrderedJson& function = tool.contains("function") ? tool["function"] : tool;
+    if (!function.is_object() || function.value("name", OrderedJson()) != name) continue;
+    const OrderedJson parameters = function.value("parameters", OrderedJson());
+    const OrderedJson properties =
+        parameters.is_object() ? parameters.value("properties", OrderedJson()) : OrderedJson();
+    return properties.is_object() ? properties.value(key, OrderedJson()) : OrderedJson();
+  }
+  return {};
+}
+
+bool may_be(const OrderedJson& schema, std::string_view type) {
+  const OrderedJson given = schema.value("type", OrderedJson());
+  if (given.is_string()) return given == type;
+  if (given.is_array()) return std::find(given.begin(), given.end(), type) != given.end();
+  for (const char* any : {"anyOf", "oneOf"})
+    if (const OrderedJson options = schema.value(any, OrderedJson()); options.is_array())
+      return std::any_of(options.begin(), options.end(), [&](const OrderedJson& option) {
+        return option.is_object() && may_be(option, type);
+      });
+  return false;
+}
+
+// Converts an argument that is written as plain text. A string stays as it is. Another type is read as JSON
+// or as a Python literal. Without a type, `otherwise_json` says whether the text may be JSON.
+OrderedJson typed(const std::string& text, const OrderedJson& schema, bool otherwise_json) {
+  const bool known =
+      schema.is_object() && (schema.contains("type") || schema.contains("anyOf") || schema.contains("oneOf"));
+  if (known ? may_be(schema, "string") && !(may_be(schema, "null") && text == "null") : !otherwise_json)
+    return text;
+  const std::string word(trimmed(text));
+  if (word == "None") return nullptr;
+  if (word == "True" || word == "False") return word == "True";
+  try {
+    return parse_ordered_json(word, "an argument");
+  } catch (const UserError&) {
+    return text;
+  }
+}
+
+// Returns the text between `begin` and `end` at or after `position`, and moves `position` behind it. Returns
+// nullopt if there is none.
+std::optional<std::string_view> next_between(std::string_view text, size_t& position, std::string_view begin,
+                                             std::string_view end) {
+  const size_t from = text.find(begin, position);
+  if (from == std::string_view::npos) return {};
+  const size_t to = text.find(end, from + begin.size());
+  if (to == std::string_view::npos) fail(quoted(begin), " is not closed");
+  position = to + end.size();
+  return text.substr(from + begin.size(), to - from - begin.size());
+}
+
+std::string without_outer_line_breaks(std::string_view text) {
+  if (text.starts_with('\n')) text.remove_prefix(1);
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  return std::string(text);
+}
+
+std::string call_name(std::string_view text) {
+  const std::string name(trimmed(text));
+  if (name.empty()) fail("the call has no name");
+  if (name.find_first_of("<>{}()[]\"\n ") != std::string::npos)
+    fail("the name of the call is wrong: ", quoted(name, 40));
+  return name;
+}
+
+// <function=name> <parameter=key> value </parameter> ... </function>
+Calls read_function_tags(std::string_view body, const OrderedJson& tools) {
+  Calls calls;
+  size_t position = 0;
+  while (const auto function = next_between(body, position, "<function=", "</function>")) {
+    const size_t head = function->find('>');
+    if (head == std::string_view::npos) fail("'<function=' is not closed");
+    ToolCall call{call_name(function->substr(0, head)), "", "", "", ""};
+    OrderedJson arguments = OrderedJson::object();
+    size_t inner = head + 1;
+    while (const auto parameter = next_between(*function, inner, "<parameter=", "</parameter>")) {
+      const size_t split = parameter->find('>');
+      if (split == std::string_view::npos) fail("'<parameter=' is not closed");
+      const std::string key(trimmed(parameter->substr(0, split)));
+      arguments[key] = typed(without_outer_line_breaks(parameter->substr(split + 1)),
+                             schema_of(tools, call.name, key), false);
+    }
+    call.arguments = dumped(arguments);
+    calls.push_back(std::move(call));
+  }
+  if (calls.empty()) fail("it has no '<function='");
+  return calls;
+}
+
+// <invoke name="name"> <parameter name="key">value</parameter> ... </invoke>
+Calls read_invoke_tags(std::string_view body, const OrderedJson& tools) {
+  const auto unquoted = [](std::string_view text) {
+    text = trimmed(text);
+    if (text.size() > 1 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
+      text = text.substr(1, text.size() - 2);
+    return std::string(text);
+  };
+  Calls calls;
+  size_t position = 0;
+  while (const auto invoke = next_between(body, position, "<invoke name=", "</invoke>")) {
+    const size_t head = invoke->find('>');
+    if (head == std::string_view::npos) fail("'<invoke' is not closed");
+    ToolCall call{call_name(unquoted(invoke->substr(0, head))), "", "", "", ""};
+    OrderedJson arguments = OrderedJson::object();
+    size_t inner = head + 1;
+    while (const auto parameter = next_between(*invoke, inner, "<parameter name=", "</parameter>")) {
+      const size_t split = parameter->find('>');
+      if (split == std::string_view::npos) fail("'<parameter' is not closed");
+      const std::string key = unquoted(parameter->substr(0, split));
+      arguments[key] = typed(without_outer_line_breaks(parameter->substr(split + 1)),
+                             schema_of(tools, call.name, key), false);
+    }
+    call.arguments = dumped(arguments);
+    calls.push_back(std::move(call));
+  }
+  if (calls.empty()) fail("it has no '<invoke'");
+  return calls;
+}
+
+// name <arg_key>key</arg_key> <arg_value>value</arg_value> ...
+Calls read_glm(std::string_view body, const OrderedJson& tools) {
+  ToolCall call{call_name(body.substr(0, body.find("<arg_key>"))), "", "", "", ""};
+  OrderedJson arguments = OrderedJson::object();
+  size_t position = 0;
+  while (const auto given = next_between(body, position, "<arg_key>", "</arg_key>")) {
+    const std::string key(trimmed(*given));
+    const auto value = next_between(body, position, "<arg_value>", "</arg_value>");
+    if (!value) fail("the argument ", quoted(key, 40), " has no value");
+    arguments[key] = typed(std::string(*value), schema_of(tools, call.name, key), true);
+  }
+  call.arguments = dumped(arguments);
+  return {call};
+}
+
+constexpr std::string_view kDeepSeekSeparator = "<｜tool▁sep｜>";
+
+// Reads name, separator, arguments. V3 and R1 put a type in front and the arguments in a code block.
+Calls read_deepseek(std::string_view body, const OrderedJson&) {
+  const size_t split = body.find(kDeepSeekSeparator);
+  if (split == std::string_view::npos) fail("it has no ", kDeepSeekSeparator);
+  std::string_view name = body.substr(0, split);
+  std::string_view arguments = trimmed(body.substr(split + kDeepSeekSeparator.size()));
+  if (const size_t code = arguments.find("```");
+      code != std::string_view::npos && !arguments.starts_with('{')) {
+    name = arguments.substr(0, code);
+    arguments = arguments.substr(code + 3);
+    if (arguments.starts_with("json")) arguments.remove_prefix(4);
+    if (trimmed(arguments).ends_with("```"))
+      arguments = trimmed(arguments).substr(0, trimmed(arguments).size() - 3);
+  }
+  return {{call_name(name), arguments_of(read_json_text(arguments)), "", "", ""}};
+}
+
+// Reads functions.name:0, the arguments' marker, arguments.
+Calls read_kimi(std::string_view body, const OrderedJson&) {
+  constexpr std::string_view kMarker = "<|tool_call_argument_begin|>";
+  const size_t split = body.find(kMarker);
+  if (split == std::string_view::npos) fail("it has no ", kMarker);
+  const std::string id(trimmed(body.substr(0, split)));
+  std::string_view name = id;
+  if (const size_t colon = name.rfind(':'); colon != std::string_view::npos) name = name.substr(0, colon);
+  if (const size_t dot = name.rfind('.'); dot != std::string_view::npos) name = name.substr(dot + 1);
+  return {{call_name(name), arguments_of(read_json_text(body.substr(split + kMarker.size()))), id, "", ""}};
+}
+
+// Reads a list of objects, or name{...}, name[ARGS]{...}, name[CALL_ID]id[ARGS]{...}.
+Calls read_mistral(std::string_view body, const OrderedJson& tools) {
+  body = trimmed(body);
+  if (body.starts_with('[') || body.starts_with('{')) return read_objects(body, tools);
+  const size_t begin = body.find('{');
+  if (begin == std::string_view::npos) fail("it has no arguments");
+  std::string_view head = body.substr(0, begin);
+  if (trimmed(head).ends_with("[ARGS]")) head = trimmed(head).substr(0, trimmed(head).size() - 6);
+  std::string_view id;
+  if (const size_t at = head.find("[CALL_ID]"); at != std::string_view::npos) {
+    id = trimmed(head.substr(at + 9));
+    head = head.substr(0, at);
+  }
+  return {{call_name(head), arguments_of(read_json_text(body.substr(begin))), std::string(id), "", ""}};
+}
+
+// InternLM writes the kind of thought in front of the object.
+Calls read_internlm(std::string_view body, const OrderedJson& tools) {
+  const size_t begin = body.find('{');
+  return read_objects(begin == std::string_view::npos ? body : body.substr(begin), tools);
+}
+
+// Reads Python calls with named arguments that are literals.
+class PythonReader {
+ public:
+  explicit PythonReader(std::string_view text) : text_(text) {}
+
+  Calls run() {
+    Calls calls;
+    const bool list = take('[');
+    while (skip(), position_ < text_.size() && !(list && peek() == ']')) {
+      calls.push_back(call());
+      take(',');
+    }
+    if (list && !take(']')) fail("a list of calls is not closed");
+    skip();
+    if (position_ != text_.size()) fail("text behind the calls");
+    if (calls.empty()) fail("a list without calls");
+    return calls;
+  }
+
+ private:
+  char peek() const { return position_ < text_.size() ? text_[position_] : '\0'; }
+  void skip() {
+    while (position_ < text_.size() && (peek() == ' ' || (peek() >= '\t' && peek() <= '\r'))) ++position_;
+  }
+  bool take(char c) {
+    skip();
+    const bool found = peek() == c;
+    position_ += found;
+    return found;
+  }
+  std::string word() {
+    skip();
+    const size_t begin = position_;
+    while (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '_' || peek() == '.' ||
+           (position_ > begin && peek() == '-'))
+      ++position_;
+    return std::string(text_.substr(begin, position_ - begin));
+  }
+
+  ToolCall call() {
+    ToolCall result{call_name(word()), "", "", "", ""};
+    if (!take('(')) fail("a name without '('");
+    OrderedJson arguments = OrderedJson::object();
+    while (!take(')')) {
+      const std::string key = word();
+      if (key.empty() || !take('=')) fail("an argument without a name");
+      arguments[key] = value(0);
+      if (!take(',') && (skip(), peek() != ')')) fail("arguments that are not closed");
+    }
+    result.arguments = dumped(arguments);
+    return result;
+  }
+
+  OrderedJson value(int depth) {
+    if (depth > 100) fail("arguments are nested too deeply");
+    skip();
+    const char c = peek();
+    if (c == '"' || c == '\'') return string(c);
+    if (take('[')) return items(']', depth);
+    if (take('(')) return items(')', depth);
+    if (take('{')) {
+      OrderedJson object = OrderedJson::object();
+      while (!take('}')) {
+        const OrderedJson key = value(depth + 1);
+        if (!key.is_string() || !take(':')) fail("a dict that is wrong");
+        object[key.get<std::string>()] = value(depth + 1);
+        if (!take(',') && (skip(), peek() != '}')) fail("a dict that is not closed");
+      }
+      return object;
+    }
+    const size_t begin = position_;
+    while (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '.' || peek() == '-' ||
+           peek() == '+')
+      ++position_;
+    const std::string_view text = text_.substr(begin, position_ - begin);
+    if (text == "True" || text == "true") return true;
+    if (text == "False" || text == "false") return false;
+    if (text == "None" || text == "null") return nullptr;
+    if (text.empty() || text.find_first_not_of("0123456789.-+eE") != std::string_view::npos)
+      fail("an argument that is no literal");
+    return read_json_text(text);
+  }
+  OrderedJson items(char close, int depth) {
+    OrderedJson list = OrderedJson::array();
+    while (!take(close)) {
+      list.push_back(value(depth + 1));
+      if (!take(',') && (skip(), peek() != close)) fail("a list that is not closed");
+    }
+    return list;
+  }
+  OrderedJson string(char quote) {
+    std::string out;
+    for (++position_; position_ < text_.size() && peek() != quote; ++position_) {
+      if (peek() != '\\') {
+        out += peek();
+        continue;
+      }
+      ++position_;
+      constexpr std::string_view kEscapes = "ntr\\'\"0";
+      const size_t index = kEscapes.find(peek());
+      if (index != std::string_view::npos && peek() != '\0')
+        out += std::string_view("\n\t\r\\'\"\0", 7)[index];
+      else (out += '\\') += peek();
+    }
+    if (position_ >= text_.size()) fail("a string that is not closed");
+    ++position_;
+    return out;
+  }
+
+  std::string_view text_;
+  size_t position_ = 0;
+};
+
+Calls read_python(std::string_view body, const OrderedJson&) {
+  return PythonReader(trimmed(body)).run();
+}
+
+Calls read_nothing(std::string_view, const OrderedJson&) {
+  return {};
+}
+
+const std::vector<ToolFormat>& tool_formats() {
+  using End = ToolFormat::End;
+  static const std::vector<ToolFormat> formats = {
+      {"hermes", {"<tool_call>"}, "</tool_call>", End::kMarker, read_objects},
+      {"qwen3_coder", {"<tool_call>"}, "</tool_call>", End::kPlainMarker, read_function_tags},
+      {"seed_oss", {"<seed:tool_call>"}, "</seed:tool_call>", End::kPlainMarker, read_function_tags},
+      {"minimax_m2", {"<minimax:tool_call>"}, "</minimax:tool_call>", End::kPlainMarker, read_invoke_tags},
+      {"glm45", {"<tool_call>"}, "</tool_call>", End::kPlainMarker, read_glm},
+      {"llama3_json", {"<|python_tag|>"}, "", End::kBracket, read_bare_object, {}, "{", ";"},
+      {"mistral", {"[TOOL_CALLS]"}, "", End::kBracket, read_mistral},
+      {"phi4_mini_json", {"functools["}, "", End::kBracket, read_objects},
+      {"granite", {"<|tool_call|>", "<tool_call>"}, "", End::kBracket, read_objects},
+      {"deepseek_v3",
+       {"<｜tool▁call▁begin｜>"},
+       "<｜tool▁call▁end｜>",
+       End::kPlainMarker,
+       read_deepseek,
+       {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"}},
+      {"kimi_k2",
+       {"<|tool_call_begin|>"},
+       "<|tool_call_end|>",
+       End::kPlainMarker,
+       read_kimi,
+       {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"}},
+      {"internlm", {"<|action_start|>"}, "<|action_end|>", End::kMarker, read_internlm},
+      {"jamba", {"<tool_calls>"}, "</tool_calls>", End::kMarker, read_objects},
+      {"pythonic", {}, "", End::kBracket, read_python, {}, "["},
+      {"llama4_pythonic", {"<|python_start|>"}, "", End::kBracket, read_python, {"<|python_end|>"}, "["},
+      {"lfm2", {"<|tool_call_start|>"}, "<|tool_call_end|>", End::kPlainMarker, read_python},
+      {"olmo3", {"<function_calls>"}, "</function_calls>", End::kPlainMarker, read_python},
+      {"openai", {}, "", End::kPlainMarker, read_nothing, {}, {}, {}, true},
+  };
+  return formats;
+}
+
+const std::vector<ReasoningFormat>& reasoning_formats() {
+  static const std::vector<ReasoningFormat> formats = {
+      {"deepseek_r1", "<think>", "</think>", true},
+      {"deepseek_v3", "<think>", "</think>"},
+      {"qwen3", "<think>", "</think>"},
+      {"glm45", "<think>", "</think>"},
+      {"kimi", "◁think▷", "◁/think▷"},
+      {"mistral", "[THINK]", "[/THINK]"},
+      {"seed_oss", "<seed:think>", "</seed:think>"},
+      {"granite", "Here is my thought process:", "Here is my response:"},
+      {"openai_gptoss", "", ""},
+  };
+  return formats;
+}
+
+// Other names of a format: vLLM's first, then SGLang's and others.
+struct Alias {
+  std::string_view other, name;
+};
+constexpr Alias kToolAliases[] = {{"qwen25", "hermes"},
+                                  {"qwen", "hermes"},
+                                  {"granite4", "hermes"},
+                                  {"qwen3_xml", "qwen3_coder"},
+                                  {"glm47", "glm45"},
+                                  {"glm", "glm45"},
+                                  {"llama3", "llama3_json"},
+                                  {"llama4_json", "llama3_json"},
+                                  {"deepseekv3", "deepseek_v3"},
+                                  {"deepseek_v31", "deepseek_v3"},
+                                  {"deepseekv31", "deepseek_v3"},
+                                  {"deepseek_r1", "deepseek_v3"},
+                                  {"minimax-m2", "minimax_m2"},
+                                  {"hunyuan_a13b", "jamba"},
+                                  {"gpt-oss", "openai"},
+                                  {"phi4_mini", "phi4_mini_json"}};
+constexpr Alias kReasoningAliases[] = {{"deepseek-r1", "deepseek_r1"},
+                                       {"qwen3-thinking", "deepseek_r1"},
+                                       {"step3", "deepseek_r1"},
+                                       {"deepseek-v3", "deepseek_v3"},
+                                       {"kimi_k2", "qwen3"},
+                                       {"minimax_m2", "deepseek_r1"},
+                                       {"glm47", "glm45"},
+                                       {"gpt-oss", "openai_gptoss"},
+                                       {"olmo3", "qwen3"}};
+
+template <class Format, class Aliases>
+const Format* find_format(const std::vector<Format>& formats, const Aliases& aliases, std::string_view name) {
+  for (const Alias& alias : aliases)
+    if (alias.other == name) name = alias.name;
+  for (const Format& format : formats)
+    if (format.name == name) return &format;
+  return nullptr;
+}
+
+template <class Format, class Aliases>
+std::vector<std::string> names_of(const std::vector<Format>& formats, const Aliases& aliases) {
+  std::vector<std::string> names;
+  for (const Format& format : formats) names.emplace_back(format.name);
+  for (const Alias& alias : aliases) names.emplace_back(alias.other);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+ToolCall harmony_call(const std::string& recipient, std::string_view body) {
+  try {
+    std::string_view name = recipient;
+    if (name.starts_with("functions.")) name.remove_prefix(10);
+    const OrderedJson arguments = trimmed(body).empty() ? OrderedJson::object() : read_json_text(body);
+    return {call_name(name), arguments_of(arguments), "", "", ""};
+  } catch (const jinja::Error& error) {
+    return {"", "", "", "", error.what};
+  }
+}
+
+const ToolFormat* find_tool_format(std::string_view name) {
+  return find_format(tool_formats(), kToolAliases, name);
+}
+const ReasoningFormat* find_reasoning_format(std::string_view name) {
+  return find_format(reasoning_formats(), kReasoningAliases, name);
+}
+std::vector<std::string> tool_call_parser_names() {
+  return names_of(tool_formats(), kToolAliases);
+}
+std::vector<std::string> reasoning_parser_names() {
+  return names_of(reasoning_formats(), kReasoningAliases);
+}
+
+}  // namespace bough
