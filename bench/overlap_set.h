@@ -1,5 +1,5 @@
-// Tree Training's synthetic sets (papers/tree-training.txt, section 3.1) as rollouts that every command
-// reads.
+// The synthetic sets of the paper Tree Training (papers/tree-training.txt, section 3.1), as a rollout file
+// for all commands.
 #pragma once
 
 #include <limits>
@@ -34,8 +34,8 @@ struct OverlapSettings {
   }
 };
 
-// All tokens but a sequence's first are trained, with an advantage from [-1, 1) for each sequence and the
-// log-probability of a uniform guess.
+// All tokens except a sequence's first are trained. Each sequence has a random advantage in [-1, 1), each
+// token the log-probability of a uniform distribution.
 inline std::vector<bough::Trajectory> overlap_rollouts(const OverlapSettings& settings) {
   const Batch batch = with_overlap(settings.por, static_cast<int>(settings.leaves), settings.mean_length,
                                    settings.sigma, static_cast<uint64_t>(settings.seed), settings.vocab);

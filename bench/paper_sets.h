@@ -1,5 +1,5 @@
-// Trajectory sets of the shapes that the papers on tree training measure, made from what they publish:
-// lengths, samples a prompt, compression. Tokens are random; each set is a function of its seed.
+// Synthetic trajectory sets with the shapes that papers on tree training measure. The shapes follow published
+// numbers: lengths, samples per prompt, compression. Tokens are random; a set depends only on its seed.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@ using Batch = std::vector<Sequence>;
 
 class Random {
  public:
-  // Tokens are ids from 5 to below `vocab`.
+  // Token ids are in [5, vocab).
   explicit Random(uint64_t seed, int64_t vocab = 150'005) : engine(seed), vocab_(vocab) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(n)); }
   double uniform() { return (static_cast<double>(engine() >> 11) + 0.5) * 0x1p-53; }
-  // Log-normal around a mean: as lengths of model outputs are, many short ones and a long tail.
+  // A log-normal length, at least 2. Lengths of model outputs are similar: many short ones and a long tail.
   int64_t around(double mean, double sigma) {
     const double normal = std::sqrt(-2 * std::log(uniform())) * std::cos(2 * M_PI * uniform());
     return std::max<int64_t>(2, std::lround(mean * std::exp(sigma * normal - sigma * sigma / 2)));
@@ -44,15 +44,16 @@ class Random {
 };
 
 // tau2-bench's airline tasks as AReaL trains on them: 30 tasks, 8 trajectories each, contexts of 16K. Every
-// call of the model is a sequence. All share the system prompt (policy and tools). In a turn, from one
-// message of the user to the next, a call extends the one before it: thought, tool call, the tool's result.
-// With the next message the chat template drops the thoughts, so that the turn is a branch that leaves the
-// history where its first thought began. Means below solve AReaL-DTA's Table 3 (leaves without the system
-// prompt: 1.6K tokens, C = 1.42) and Figure 1 (with it: 5.56; with the calls inside turns: 9.43).
+// call of the model is a sequence, and all sequences share the system prompt (policy and tools).
+// A turn lasts from one user message to the next. In a turn, each call extends the call before: thought, tool
+// call, tool result. At the next user message, the chat template drops the turn's thoughts. The turn is then
+// a branch that leaves the history where its first thought began.
+// The means below are chosen to reproduce AReaL-DTA's Table 3 (leaves without the system prompt: 1.6K tokens,
+// C = 1.42) and Figure 1 (with the system prompt: C = 5.56; with the calls inside turns: C = 9.43).
 struct Tau2Shape {
   int64_t system_prompt = 4770;
   int tasks = 30, samples = 8;
-  double turns = 5, calls = 1.69;  // a trajectory, a turn
+  double turns = 5, calls = 1.69;  // per trajectory, per turn
   double first_message = 60, message = 75, thought = 430, visible = 85, result = 85;
   int64_t context = 16'384;
 };
@@ -90,7 +91,7 @@ inline Batch tau2(const Tau2Shape& shape = {}) {
   return batch;
 }
 
-// Samples of one prompt each, as GSM8K and AIME are trained.
+// Groups of samples, one group per prompt, as in training on GSM8K and AIME.
 inline Batch group(int prompts, int samples, double prompt, double answer, double sigma, int64_t context) {
   Random random(2);
   Batch batch;
@@ -106,9 +107,9 @@ inline Batch group(int prompts, int samples, double prompt, double answer, doubl
   return batch;
 }
 
-// Tree Training's synthetic sets: a given potential overlap ratio at constant leaves and constant tokens.
-// Each sequence forks an older one at a share u^(1/theta) of their common length; lengths, bases and u are
-// those of the seed, and theta is what gives the ratio.
+// The synthetic sets of the paper Tree Training: a given potential overlap ratio, with the same number of
+// leaves and of tokens for every ratio. Each sequence forks an older one at the fraction u^(1/theta) of their
+// common length. The seed gives lengths, forked sequences and u. theta is searched so that the ratio is met.
 inline Batch with_overlap(double potential_overlap_ratio, int num_leaves, double mean_length, double sigma,
                           uint64_t seed, int64_t vocab = 150'005) {
   Random random(seed, vocab);
@@ -118,8 +119,7 @@ inline Batch with_overlap(double potential_overlap_ratio, int num_leaves, double
   };
   std::vector<int64_t> lengths;
   for (int i = 0; i < num_leaves; ++i) lengths.push_back(random.around(mean_length, sigma));
-  std::sort(lengths.rbegin(),
-            lengths.rend());  // longest first: no base is too short to share all of a fork's
+  std::sort(lengths.rbegin(), lengths.rend());  // longest first, so that a fork never exceeds its base
   std::vector<Fork> forks;
   int64_t num_tokens = 0;
   for (int i = 0; i < num_leaves; ++i) {

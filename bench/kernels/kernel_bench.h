@@ -1,18 +1,19 @@
-// What the programs of bench/kernels share: shapes, the bounds of this machine, operands beyond the caches,
-// and one way to report.
+// Code that the programs of bench/kernels share: shapes, measured rates of this machine, operands larger than
+// the caches, and the report.
 //
-// A kernel's bound is the least time of its work: its FLOPs at the rate of a matrix product at the model's
-// shapes, or its bytes, each operand read or written once, at the bandwidth of memory, whichever is longer. A
-// shared machine is twice as fast in one second as in the next, cores and memory alike, so that both rates
-// are measured after each run, with all threads: `of_bound` is the median of the runs' parts of the bound
-// next to them. `best` is the fastest run beside the best rates.
+// A kernel's bound is the longer of two times:
+//   - its FLOPs / the rate of a matrix product at the model's shapes
+//   - its bytes, each operand read or written once, / the memory bandwidth
+// The speed of a shared machine changes by a factor of two within seconds. Both rates are therefore measured
+// again after each run, with all threads. `of_bound` is the median over runs of bound / time. `best` is the
+// bound at the best rates / the fastest run.
 //
-// Times are of the calling thread's CPU, so that other programs on the cores count for their cache misses
-// only; its wait for other threads, awake as in a step, is part of them.
+// Times are CPU times of the calling thread. Other programs on the cores therefore count only through cache
+// misses. Time in which the thread spins for other threads counts, as in a training step.
 //
-// Operands and results rotate among sets of kRotatedBytes together, more than the caches of the machines we
-// use hold, so that bytes come from memory. In a training step many of them are still in a cache; a part of
-// the bound above 1 says that the machine's cache is larger than that.
+// Operands and results rotate through sets of kRotatedBytes in total, more than the caches of our machines
+// hold. Their bytes therefore come from memory. In a training step, many would still be in a cache. If
+// of_bound is above 1, this machine's cache is larger than the sets.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -40,7 +41,7 @@
 namespace bough::bench {
 
 constexpr double kRotatedBytes = 640 << 20;
-constexpr int64_t kTokens = 1024;  // of a pass
+constexpr int64_t kTokens = 1024;  // tokens of a pass
 
 inline at::Tensor values(at::IntArrayRef sizes, at::ScalarType type) {
   return at::empty(sizes, at::kFloat).uniform_(-1, 1).to(type);
@@ -81,10 +82,11 @@ inline constexpr LayerMatrix kLayerMatrices[] = {
     {"down", [](const ModelShape& m) { return m.intermediate_size; },
      [](const ModelShape& m) { return m.hidden_size; }}};
 
-// What a run reads and writes; how often it must be laid out for all of it to exceed the caches.
+// The FLOPs and bytes of one run. num_sets() is the number of copies of the operands that together exceed the
+// caches.
 struct Work {
   double flops = 0, bytes = 0;
-  bool in_place = false;  // most of what is written was read: each byte of memory counts twice
+  bool in_place = false;  // most written bytes were read before: `bytes` counts them twice
   size_t num_sets() const {
     const double held = in_place ? bytes / 2 : bytes;
     return static_cast<size_t>(std::clamp(kRotatedBytes / std::max(held, 1.0) + 1, 2.0, 1024.0));
@@ -94,10 +96,10 @@ struct Work {
 struct Kernel {
   Work work;
   std::function<void(size_t turn)> run;
-  size_t num_sets = 8;  // runs until operands and results come round: the first ones fault their pages in
+  size_t num_sets = 8;  // untimed first runs, one for each set: they cause page faults
 };
 
-// The results of the last runs, so that the allocator does not hand out the same warm block again.
+// Keeps the results of the last runs, so that the allocator does not reuse a block that is still in a cache.
 template <class Result>
 class Ring {
  public:
@@ -109,7 +111,7 @@ class Ring {
   size_t next_ = 0;
 };
 
-// Forward of inputs that are made once; a result is whatever `run` returns.
+// A kernel that calls `run` on inputs that are made once.
 template <class Run>
 Kernel forward_of(const Work& work, const std::function<at::Tensor()>& make, Run run) {
   std::vector<at::Tensor> inputs;
@@ -122,9 +124,9 @@ Kernel forward_of(const Work& work, const std::function<at::Tensor()>& make, Run
           work.num_sets()};
 }
 
-constexpr int kLayers = 8;  // in turn, as in a model: no weight is in the nearest cache
+constexpr int kLayers = 8;  // layers take turns, as in a model, so that no weights are in the nearest cache
 
-// Of layers with x, which asks for a gradient, d_y and forward().
+// Layer has x, which requires a gradient, d_y and forward().
 template <class Layer>
 Kernel forward_of_layers(const Work& work, const std::vector<Layer>& layers) {
   return {work, [layers, results = Ring<at::Tensor>(layers.size())](size_t turn) mutable {
@@ -141,11 +143,11 @@ Kernel forward_backward_of_layers(const Work& work, const std::vector<Layer>& la
 }
 
 struct Graph {
-  at::Tensor input;  // asks for a gradient
+  at::Tensor input;  // requires a gradient
   std::vector<at::Tensor> outputs;
 };
 
-// Backward of graphs that are made once and kept.
+// A kernel that runs backward on graphs that are made once and kept.
 inline Kernel backward_of(const Work& work, const std::function<Graph()>& make) {
   std::vector<Graph> graphs;
   std::vector<std::vector<at::Tensor>> seeds;
@@ -166,8 +168,8 @@ inline Kernel backward_of(const Work& work, const std::function<Graph()>& make) 
 
 class Rates {
  public:
-  // FLOP/s now, of kTokens x the model's width x kTokens: the better of two products, since the first finds
-  // the caches full of other things.
+  // Measures the FLOP/s of the product [kTokens, D] x [D, kTokens]. Takes the better of two runs, because the
+  // first run finds other data in the caches.
   double products(const Setting& setting) {
     auto& rate = products_[{setting.shape.name, setting.type}];
     if (rate.best == 0) {
@@ -182,8 +184,9 @@ class Rates {
   }
   double best_products(const Setting& setting) { return products_[{setting.shape.name, setting.type}].best; }
 
-  // Bytes a second now: of a += s, else of a = b + s·c, which also fetches what it overwrites. Over a part
-  // that follows the last one, long enough for the threads' start not to count.
+  // Measures bytes/s: of a += s if in_place, else of a = b + s·c. The latter also fetches the overwritten
+  // bytes, which are not counted. Each call uses the next part of the arrays. A part is long enough that
+  // starting the threads does not matter.
   double bandwidth(bool in_place) {
     if (!a_.defined()) {
       a_ = at::zeros({static_cast<int64_t>(kRotatedBytes) / 12}, at::kFloat);
@@ -228,7 +231,8 @@ class Rates {
   double copied_ = 0, in_place_ = 0;
 };
 
-// One program: kernels are added by name and made when their turn comes, one at a time.
+// A benchmark program. Kernels are added by name. Each kernel is made when its turn comes; one exists at a
+// time.
 class Program {
  public:
   Program() {
@@ -239,7 +243,7 @@ class Program {
         settings_.push_back({named_model_shape(name, type == at::kFloat ? "fp32" : "bf16"), type});
   }
 
-  // make(setting) returns the kernel; its name becomes small/NAME/fp32 and so on.
+  // make(setting) returns the kernel. Its name becomes small/NAME/fp32 and so on.
   void add(const std::string& name, std::function<Kernel(const Setting&)> make) {
     for (const auto& setting : settings_) {
       const auto full =

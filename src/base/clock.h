@@ -1,4 +1,4 @@
-// Time as a thing that is given, so that tests of waiting and time limits need not wait.
+// A clock that is passed as an argument, so that tests of waits and time limits need no real time.
 #pragma once
 
 #include <chrono>

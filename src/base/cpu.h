@@ -1,4 +1,4 @@
-// What the processor can do, and a work-around for machines that say it wrongly.
+// Features of the processor, and a workaround for machines that report them wrongly.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ struct CpuFeatures {
   bool avx2 = false;         // with FMA and BMI2: x86-64-v3
   bool avx512 = false;       // F, BW, CD, DQ, VL: x86-64-v4
   bool avx512_bf16 = false;  // dot products of bf16 pairs
-  bool amx_bf16 = false;     // products of bf16 tiles: reported, and permitted by the kernel
+  bool amx_bf16 = false;     // products of bf16 tiles; the Linux kernel permits their use too
 };
 
 // Features of the processor this runs on; all false on other architectures. A feature counts only when the
@@ -20,10 +20,10 @@ CpuFeatures cpu_features();
 // "avx512 avx512_bf16", for logs and calibration files.
 std::string describe(const CpuFeatures& features);
 
-// Call first in main, before anything uses oneDNN. Some virtual machines report AMX tiles in CPUID leaf 7 but
-// leave the leaf that describes their sizes (0x1D) empty; oneDNN then configures tiles of no rows and dies of
-// SIGILL in the first bf16 product. Where that is so, limits oneDNN to what works through ONEDNN_MAX_CPU_ISA,
-// unless the user has set it.
+// Call first in main, before anything uses oneDNN. Some virtual machines report AMX tiles in CPUID leaf 7,
+// but leave the leaf with the tile sizes (0x1D) empty. oneDNN then configures tiles without rows and dies of
+// SIGILL in the first bf16 product. On such machines this function sets ONEDNN_MAX_CPU_ISA to a set without
+// AMX, unless the user has set it.
 void apply_cpu_workarounds();
 
 }  // namespace bough

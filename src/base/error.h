@@ -2,13 +2,13 @@
 //
 // UserError bad input or settings; nothing was changed. The message says what, where (file, line, key), got,
 //             expected, remedy. Exit code 2.
-// IoError     may succeed later (disk full, connection refused); whoever owns the retry retries with a bound.
-//             Exit code 3.
+// IoError     the same call may succeed later (disk full, connection refused). The caller that retries bounds
+//             the number of tries. Exit code 3.
 // Interrupted the user asked to stop (Ctrl-C, SIGTERM); a checkpoint was written. Exit code 130.
-// BOUGH_CHECK an invariant of ours is broken: throws InternalError with the condition, the values and the
-//             source line. Exit code 3.
+// BOUGH_CHECK an invariant of this code is broken: throws InternalError with the condition, the values and
+//             the source line. Exit code 3.
 //
-// Nothing below cli exits or prints; libraries throw these.
+// Only the module cli exits and prints errors. All other modules throw.
 #pragma once
 
 #include <sstream>
@@ -40,10 +40,10 @@ std::string str(const Args&... args) {
   return out.str();
 }
 
-// At most `max_length` characters of untrusted text, on one line, control characters and bytes that are not
-// UTF-8 escaped: what an error message may quote of the input.
+// Makes untrusted text safe to quote in an error message: at most `max_length` characters, on one line, with
+// control characters and invalid UTF-8 escaped.
 std::string quoted(std::string_view text, size_t max_length = 80);
-// Overloads for std::string: else std::quoted of <iomanip>, found by argument lookup, would match better.
+// Overloads for std::string. Without them, argument-dependent lookup would prefer std::quoted of <iomanip>.
 inline std::string quoted(const std::string& text, size_t max_length = 80) {
   return quoted(std::string_view(text), max_length);
 }

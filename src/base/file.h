@@ -1,8 +1,7 @@
 // Files that survive a full disk and a killed process.
 //
-// Errors: UserError where the path itself is wrong (missing, a directory, empty where content is needed, no
-// permission); IoError where the same call may succeed later (disk full, quota, read error). Both name the
-// path.
+// Errors: UserError if the path itself is wrong (missing, a directory, empty where content is needed, no
+// permission). IoError if the same call may succeed later (disk full, quota, read error). Both name the path.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +16,13 @@ namespace bough {
 // The whole content; an empty file gives "".
 std::string read_file(const std::filesystem::path& path);
 
-// Replaces `path` by `contents`: written aside in the same folder, flushed to the disk, renamed. When it
-// throws, what was at `path` is untouched and nothing is left beside it. A symbolic link is followed, the
-// permissions of an existing file are kept; a device (/dev/null) is written in place.
+// Replaces `path` by `contents`. Writes a temporary file in the same folder, flushes it to the disk and
+// renames it. If the function throws, `path` is unchanged and no temporary file is left. A symbolic link is
+// followed. An existing file keeps its permissions. A device (/dev/null) is written in place.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-// Writes aside and renames content that is produced in pieces. Without commit() the destructor discards what
-// was written.
+// The same for content that is written in pieces. commit() makes the file appear at `path`. Without commit(),
+// the destructor removes the temporary file.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -38,13 +37,13 @@ class AtomicFile {
  private:
   void discard() noexcept;
 
-  std::filesystem::path path_;       // what was asked for, in messages
+  std::filesystem::path path_;       // as given, for messages
   std::filesystem::path target_;     // after symbolic links
   std::filesystem::path temporary_;  // empty when a device is written in place
   int descriptor_ = -1;
 };
 
-// A file that only grows; one append() is one write, so that lines of two processes do not interleave.
+// A file that only grows. An append() is one write, so lines of two processes do not interleave.
 class AppendFile {
  public:
   enum class Durability {
@@ -56,7 +55,7 @@ class AppendFile {
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
-  // Appends all or nothing: after a failed write the file is cut back to its former length.
+  // Appends all or nothing: after a failed write, the file is truncated to its former length.
   void append(std::string_view text);
   void sync();
 
@@ -66,7 +65,8 @@ class AppendFile {
   int descriptor_ = -1;
 };
 
-// A file mapped read-only for the lifetime of the object. UserError: missing, empty, a directory.
+// A file mapped read-only for the lifetime of the object. Throws UserError if it is missing, empty or a
+// directory.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -84,19 +84,20 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Like mkdir -p. UserError when something on the way is a file or may not be written.
+// Like mkdir -p. Throws UserError if a part of the path is a file or is not writable.
 void make_directories(const std::filesystem::path& path);
 
-// Removes a file or a folder with all in it; nothing happens if it is not there. (Not named as the standard
-// one: a call with a path would be ambiguous.)
+// Removes a file, or a folder with its content. Does nothing if `path` does not exist. (With the name of the
+// std::filesystem function, calls would be ambiguous.)
 void remove_tree(const std::filesystem::path& path);
 
-// Makes a folder that was prepared as `temporary` appear as `final_path`, complete or not at all: flushes
-// every file in it to the disk, renames it, flushes the parent. A folder already at `final_path` is replaced.
+// Renames the prepared folder `temporary` to `final_path`, so that `final_path` is complete or absent.
+// Flushes all its files to the disk before, and the parent folder after. Replaces a folder at `final_path`.
 void publish_directory(const std::filesystem::path& temporary, const std::filesystem::path& final_path);
 
-// Only one process works in a run's folder: an advisory lock (flock) on <folder>/.lock, gone with its process
-// whatever way that dies. UserError says who holds it (process id and host).
+// Ensures that only one process works in a run's folder: an advisory lock (flock) on <folder>/.lock. The lock
+// ends with its process, even if the process is killed. Throws UserError with the holder's process id and
+// host.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& folder);

@@ -1,4 +1,4 @@
-// Numbers for people: logs, tables, the report. Never parsed back.
+// Formats numbers for people: logs, tables, the report.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ std::string format_shortest(double value);
 // "a, b or c".
 std::string format_choices(std::span<const std::string_view> names);
 
-// Columns a terminal needs for UTF-8 text: one a code point, 0 for combining marks and 2 for wide East Asian
-// ones.
+// Columns that a terminal needs for UTF-8 text: one per code point, 0 for combining marks, 2 for wide East
+// Asian characters.
 int display_width(std::string_view text);
 
-// The longest beginning of UTF-8 text that fits `columns`, ending in "…" where something was cut.
+// The longest beginning of UTF-8 text that fits into `columns`. Ends in "…" if text was cut.
 std::string fit(std::string_view text, int columns);
 
 }  // namespace bough

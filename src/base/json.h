@@ -1,8 +1,8 @@
 // JSON as the whole system sees it: nlohmann's value type, a strict reader and a safe one-line writer.
 //
-// The reader refuses what nlohmann lets pass: duplicate keys in one object and nesting deeper than
-// kMaxJsonDepth (walking such a value would overflow the stack). Numbers that no double holds (1e999), NaN
-// and invalid UTF-8 are errors of the parser itself.
+// The reader refuses two things that nlohmann accepts: duplicate keys in an object, and nesting deeper than
+// kMaxJsonDepth (recursion over such a value would overflow the stack). nlohmann itself refuses numbers
+// outside the range of double (1e999), NaN and invalid UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,22 @@ using Json = nlohmann::json;
 
 inline constexpr int kMaxJsonDepth = 200;
 
-// Parses one JSON value. UserError: "<source>:<line>: ...", the first line of `text` being `first_line`; for
-// JSON Lines give the number of the line in its file.
+// Parses one JSON value. Throws UserError "<source>:<line>: ...". `first_line` is the number of the first
+// line of `text`: for JSON Lines, the line's number in its file.
 Json parse_json(std::string_view text, const std::string& source, int64_t first_line = 1);
 
-// Reads and parses a whole file. UserError: missing, a directory, empty, malformed.
+// Reads and parses a whole file. Throws UserError if it is missing, a directory, empty or malformed.
 Json read_json(const std::filesystem::path& path);
 
 // Calls `use(value, line_number)` for every line of JSON Lines text that is not blank; lines count from 1.
 void for_each_json_line(std::string_view text, const std::string& source,
                         const std::function<void(Json value, int64_t line)>& use);
 
-// JSON as one line without a line break at its end. Bytes that are not UTF-8 become U+FFFD; NaN and
-// infinities, for which JSON has no form, become null. Never throws on content.
+// Writes JSON as one line, without a line break at its end. Bytes that are not UTF-8 become U+FFFD. NaN and
+// infinities, which JSON cannot express, become null. Never throws because of the content.
 std::string dump_line(const Json& value);
 
-// JSON over several lines, indented by two spaces, with a line break at the end: for files that people read.
+// Writes JSON for people: several lines, indented by two spaces, with a line break at the end.
 std::string dump_pretty(const Json& value);
 
 }  // namespace bough

@@ -1,6 +1,5 @@
-// Columns of a large batch, in pages of 2 MiB where the system leaves that to programs: first touches of 4
-// KiB pages are half of the time of a large batch, and reads at random miss the TLB. A hint; nothing depends
-// on it.
+// Asks the system for pages of 2 MiB for large arrays (transparent huge pages). With 4 KiB pages, page faults
+// take half of the time to build a large batch, and random reads miss the TLB. The request is only a hint.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
-// The log: lines on stderr and, when asked, in a file. Safe to call from any thread.
+// The log: lines on stderr and, if set, in a file. Any thread may call these functions.
 //
-// Also the owner of the last lines of a terminal: a progress bar or a live table is a status block that log
-// lines push down instead of tearing apart.
+// The log also owns the last lines of a terminal. A progress bar or a live table is a status block: log lines
+// appear above the block and do not mix with it.
 #pragma once
 
 #include <filesystem>
@@ -16,25 +16,25 @@ void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
-// What reaches stderr; kInfo at start. A log file gets everything from kDebug on.
+// Lowest level that is written to stderr; kInfo at start. A log file gets all levels.
 void set_log_level(LogLevel level);
 LogLevel parse_log_level(const std::string& name);  // debug | info | warning | error | silent; else UserError
 
-// Appends to `path` from now on (a run's log.txt), with date, time and level; "" closes it.
-// UserError/IoError when it cannot be opened.
+// From now on, also appends lines with date, time and level to `path` (a run's log.txt). "" closes the file.
+// Throws UserError or IoError if the file cannot be opened.
 void set_log_file(const std::filesystem::path& path);
 
 // True when stderr is a terminal that can move its cursor (TERM is neither unset nor "dumb").
 bool stderr_is_terminal();
 
-// Columns of the terminal behind stderr; 80 where that is not known.
+// Columns of the terminal behind stderr; 80 if unknown.
 int terminal_columns();
 
-// Shows `block` (lines separated by \n, none longer than terminal_columns()) as the last lines of the
-// terminal, in place of the block before; "" removes it. Does nothing when stderr is not a terminal.
+// Shows `block` as the last lines of the terminal, instead of the block before. Lines are separated by \n,
+// none longer than terminal_columns(). "" removes the block. Does nothing if stderr is not a terminal.
 void show_status(const std::string& block);
 
-// Writes one plain line to stderr above the status block, without date or level.
+// Writes one line to stderr above the status block, without date or level.
 void print_line(const std::string& line);
 
 }  // namespace bough

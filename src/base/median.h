@@ -5,7 +5,7 @@
 
 namespace bough {
 
-// The middle value, or the mean of the two in the middle. At least one value.
+// The middle value, or the mean of the two middle values. `values` must not be empty.
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;

@@ -13,8 +13,8 @@
 //     int total_ GUARDED_BY(mutex_) = 0;  // read and written only by a thread that holds mutex_
 //   };
 //
-// scripts/check_locks runs the check. Other compilers see no annotations. The check does not follow lambdas:
-// a condition is a while loop around CondVar::wait, not a predicate.
+// scripts/check_locks runs the check. Other compilers see no annotations. The check does not follow lambdas.
+// Therefore wait for a condition with a while loop around CondVar::wait, not with a predicate.
 #pragma once
 
 #include <chrono>
@@ -33,7 +33,7 @@
 // The caller holds the mutex, or does not hold it.
 #define REQUIRES(...) BOUGH_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
 #define EXCLUDES(...) BOUGH_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
-// The function takes the mutex, or gives it back.
+// The function locks or unlocks the mutex.
 #define ACQUIRE(...) BOUGH_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) BOUGH_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
 #define RELEASE(...) BOUGH_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
@@ -77,7 +77,7 @@ class SCOPED_CAPABILITY MutexLock {
   bool is_locked_ = true;
 };
 
-// Every wait gives the mutex back while it waits and may return without a notification.
+// A wait unlocks the mutex while it waits. It may return without a notification.
 class CondVar {
  public:
   void wait(Mutex& mutex) REQUIRES(mutex) {

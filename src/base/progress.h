@@ -1,5 +1,5 @@
-// Progress of a long piece of work: a bar on a terminal, a plain line every so often when stderr is piped,
-// nothing when the log level is kSilent or the bar was made silent. Safe to advance from many threads.
+// Shows the progress of long work: a bar if stderr is a terminal, otherwise a line every 10 seconds. The log
+// level does not matter; only ProgressStyle::kSilent shows nothing. Many threads may call advance().
 #pragma once
 
 #include <chrono>
@@ -14,16 +14,16 @@ enum class ProgressStyle { kAutomatic, kBar, kLines, kSilent };
 
 class Progress {
  public:
-  // `total` in `unit`s; 0 when it is not known (no percentage, no time left).
+  // `total`: amount of work in `unit`s; 0 if unknown (then no percentage and no time left is shown).
   Progress(std::string what, int64_t total, std::string unit = "",
            ProgressStyle style = ProgressStyle::kAutomatic);
   ~Progress();  // calls finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `note` is shown behind the numbers until the next one ("loss 0.31").
+  // `note` is shown after the numbers until the next note ("loss 0.31").
   void advance(int64_t count = 1, const std::string& note = "");
-  void finish();  // removes the bar and leaves one line that says how much was done in what time
+  void finish();  // replaces the bar by one line with the amount of work and the time
 
   // The line shown now: "sft  37% ━━━━━━━───── 370/1,000 steps  12.1/s  52 s left  loss 0.31".
   std::string line(double elapsed_seconds, int columns) const EXCLUDES(mutex_);

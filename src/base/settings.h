@@ -1,5 +1,5 @@
-// Settings: one struct a component, one visitor over its fields. Reading YAML, command line overrides, help,
-// printing, JSON and comparison all come from that visitor.
+// Settings: each component has a struct with one visitor over its fields. Reading YAML, command line
+// overrides, help, printing, JSON and comparison all use this visitor.
 //
 //   struct OptimizerSettings {
 //     double lr = 1e-5;
@@ -8,22 +8,23 @@
 //       v("lr", lr, "peak learning rate", range(0.0, 10.0));          // the constraint is optional
 //       v("schedule", schedule, "shape after warm-up", one_of({"constant", "cosine"}));
 //     }
-//     void check() const;  // optional: what one field cannot say alone; throws UserError
-//     void complete();     // optional, before all checks: fields that follow from others
+//     void check() const;  // optional: constraints between fields; throws UserError
+//     void complete();     // optional: sets fields that follow from others; runs before check()
 //   };
 //
-// Fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, structs with a
-// visit of their own, and std::vector of such structs (lists of groups; YAML may give a single group as it
-// is). A struct that lists are made of may have a short form, a text that stands for a list of one:
+// Types of fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, structs
+// with a visit() (groups), and std::vector of such structs (lists of groups). YAML may give a list of one
+// group as the group itself. The element type of a list may have a short form, a text that stands for a list
+// of one:
 //   static Entry from_text(const std::string& text);      // throws UserError
-//   std::optional<std::string> to_text() const;           // nothing: only the long form says it
+//   std::optional<std::string> to_text() const;           // nullopt if only the long form can express it
 // The empty text is the empty list. A root struct may accept other spellings of keys:
 //   static SettingAliases aliases() { return {{"actor.path", "model.path"}}; }   // other spelling, key
 //
-// Every error is a UserError that begins with "file:line: " or "command line: " and names the key, what it
-// got and what it expected. Unknown keys come with the nearest known one, keys given twice with both lines.
-// Numbers must be finite. `null` (or nothing after the colon) empties an optional field and is an error
-// elsewhere.
+// Every error is a UserError that begins with "file:line: " or "command line: " and names the key, the value
+// and the expected values. For an unknown key it names the nearest known one, for a repeated key both lines.
+// Numbers must be finite. `null` (or nothing after the colon) empties an optional field. It is an error for
+// other fields.
 #pragma once
 
 #include <filesystem>
@@ -42,7 +43,7 @@
 
 namespace bough {
 
-// An amount of memory: 123, "40GiB", "1.5 GB", "512MiB", or "auto" for what is measured at start.
+// An amount of memory: 123, "40GiB", "1.5 GB", "512MiB", or "auto" if it is measured at start.
 struct Bytes {
   static constexpr int64_t kAuto = -1;
   int64_t count = kAuto;
@@ -50,29 +51,29 @@ struct Bytes {
   bool is_auto() const { return count == kAuto; }
   bool operator==(const Bytes&) const = default;
 
-  // UserError without a place: the caller knows the file and the key.
+  // Throws UserError without file and key: the caller adds them.
   static Bytes parse(std::string_view text);
   std::string to_string() const;  // parses back to the same: "40GiB", "123", "auto"
 };
 
-// What a value must satisfy, besides its type. For lists it holds for each element.
+// Constraint on a value, besides its type. In a list, each element must satisfy it.
 struct Constraint {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool low_open = false;             // low itself is not allowed
   bool not_empty = false;            // texts and lists
-  std::vector<std::string> choices;  // texts: empty means any
+  std::vector<std::string> choices;  // texts; empty: any text
   std::vector<std::pair<std::string, std::string>>
       spellings;  // other words for a choice: {"disabled", "dense"}
 
-  std::string describe() const;  // "0 to 10", "at least 1", "constant | cosine"; "" when there is none
+  std::string describe() const;  // "0 to 10", "at least 1", "constant | cosine"; "" if there is none
 };
 
 Constraint range(double low, double high);  // both included
 Constraint at_least(double low);
 Constraint above(double low);  // low not included
 Constraint one_of(std::vector<std::string> choices);
-// One of these texts; `spellings` are other words for some of them.
+// Like one_of(). `spellings` are other words for some of the choices.
 Constraint aliased(std::vector<std::string> choices,
                    std::vector<std::pair<std::string, std::string>> spellings);
 Constraint not_empty();
@@ -80,20 +81,20 @@ Constraint not_empty();
 enum class SettingKind { kBool, kInteger, kNumber, kText, kBytes, kGroup };
 enum class SettingShape { kSingle, kOptional, kList };
 
-// A field, or a group of fields, of one settings object; refers into that object.
+// A field, or a group of fields, of one settings object. Refers to the object, which must outlive it.
 struct SettingField {
-  std::string key;  // its own name; the dotted key is made of those on the way
+  std::string key;  // last part of the dotted key
   std::string help;
   Constraint constraint;
   SettingKind kind = SettingKind::kGroup;
   SettingShape shape = SettingShape::kSingle;
-  std::function<Json()> get;              // bytes as their text; an empty optional as null
-  std::function<void(const Json&)> set;   // of the right type already
-  std::vector<SettingField> fields;       // of a group; of a list of groups: those of a default element
-  std::function<void()> check, complete;  // of a group, may be empty
+  std::function<Json()> get;              // Bytes as text, an empty optional as null
+  std::function<void(const Json&)> set;   // the value must have the right type
+  std::vector<SettingField> fields;       // a group's fields; of a list: those of a default element
+  std::function<void()> check, complete;  // groups only, may be empty
 
-  // A list of groups: empties it; appends an element after `fill` has set its fields; appends what a text
-  // stands for, empty where elements have no short form.
+  // Lists of groups only. clear() empties the list. append() adds an element whose fields `fill` has set.
+  // append_text() adds the element that a text stands for; empty function if there is no short form.
   std::function<void()> clear;
   std::function<void(const std::function<void(SettingField& element)>& fill)> append;
   std::function<void(const std::string& text)> append_text;
@@ -216,7 +217,7 @@ class SettingCollector {
       SettingCollector collector(out);
       collector("", element, "");
     };
-    const auto prototype = std::make_shared<T>();  // what `fields` refer to
+    const auto prototype = std::make_shared<T>();  // `fields` refer to this object
     std::vector<SettingField> holder;
     describe(*prototype, holder);
     field.fields = std::move(holder.front().fields);
@@ -249,7 +250,7 @@ class SettingCollector {
         if (!text.empty()) value.push_back(T::from_text(text));
       };
   }
-  // The group's values that differ from the defaults'.
+  // The values of the group that differ from the defaults.
   static Json changed_values(const SettingField& group, const SettingField& defaults);
 
   std::vector<SettingField>& out_;
@@ -259,9 +260,10 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
                    const std::string& source);
 void override_settings(SettingField& root, const SettingAliases& aliases,
                        const std::vector<std::string>& overrides);
-// What the first check says that fails, or "". Lists' groups were checked when they were read.
+// Runs all complete() and check(). Returns the message of the first failure, or "". Groups in lists were
+// checked when they were read.
 std::string what_is_wrong(const SettingField& root);
-void check_settings(const SettingField& root, const std::string& source);  // throws that
+void check_settings(const SettingField& root, const std::string& source);  // throws UserError
 std::string help_text(const SettingField& root);
 std::string yaml_text(const SettingField& root);
 Json json_value(const SettingField& root);
@@ -276,7 +278,7 @@ SettingAliases aliases_of() {
 }
 }  // namespace internal
 
-// The fields of `settings`, which must outlive the result.
+// Returns the fields of `settings`, which must outlive the result.
 template <class S>
 SettingField describe_settings(S& settings) {
   std::vector<SettingField> holder;
@@ -285,9 +287,9 @@ SettingField describe_settings(S& settings) {
   return std::move(holder.front());
 }
 
-// Defaults, then the YAML text, then the overrides, then every check(). An override is "dotted.key=value",
-// the value read as YAML; a text is taken as it stands unless it begins with a quotation mark. Later
-// overrides win.
+// Starts from the defaults, applies the YAML text, then the overrides, then runs every check(). An override
+// is "dotted.key=value" with a YAML value; a text is taken literally unless it begins with a quotation mark.
+// Later overrides win. `source` names the YAML text in errors. Throws UserError.
 template <class S>
 S parse_settings(const std::string& yaml, const std::string& source,
                  const std::vector<std::string>& overrides = {}) {
@@ -308,13 +310,13 @@ S load_settings(const std::filesystem::path& path, const std::vector<std::string
   return parse_settings<S>(internal::read_settings_file(path), path.string(), overrides);
 }
 
-// Help with a line for each key: name, default, help, constraint; aliases are not listed.
+// Help text with a line for each key: name, default, help, constraint. Aliases are not listed.
 template <class S>
 std::string settings_help(S defaults = {}) {
   return internal::help_text(describe_settings(defaults));
 }
 
-// YAML that parses back to the same settings, doubles to the last bit.
+// YAML that parses to the same settings, with bitwise equal doubles.
 template <class S>
 std::string settings_yaml(S settings) {
   return internal::yaml_text(describe_settings(settings));
@@ -325,7 +327,7 @@ Json settings_json(S settings) {
   return internal::json_value(describe_settings(settings));
 }
 
-// The keys in which two settings differ, with both values: what resuming a run reports.
+// The keys in which two settings differ, with both values. Resuming a run reports them.
 template <class S>
 std::vector<SettingDifference> settings_diff(S left, S right) {
   return internal::differences(describe_settings(left), describe_settings(right));

@@ -1,4 +1,4 @@
-// Ctrl-C, SIGTERM and SIGUSR1 as a flag that loops look at between steps.
+// Turns Ctrl-C, SIGTERM and SIGUSR1 into a flag that loops check between steps.
 #pragma once
 
 #include <csignal>
@@ -6,9 +6,9 @@
 namespace bough {
 
 // While an object of this type lives, the first SIGINT, SIGTERM or SIGUSR1 only sets a flag, so that a
-// checkpoint can be written; a second SIGINT ends the process at once with exit code 130. The destructor puts
-// the former handlers back. One at a time: a second object is an InternalError. SIGUSR1 is what mpirun hands
-// on to its processes and what batch systems send before the time is up.
+// checkpoint can be written. A second SIGINT ends the process at once with exit code 130. The destructor
+// restores the former handlers. A second object at the same time throws InternalError. mpirun forwards
+// SIGUSR1 to its processes, and batch systems send it before the time limit.
 class StopFlag {
  public:
   StopFlag();
@@ -18,7 +18,7 @@ class StopFlag {
 
   bool requested() const;
   int signal_number() const;        // SIGINT, SIGTERM, SIGUSR1, or 0
-  void throw_if_requested() const;  // Interrupted
+  void throw_if_requested() const;  // throws Interrupted
 
  private:
   struct sigaction old_interrupt_;

@@ -1,7 +1,8 @@
-// What every command shares: how it is registered, how it prints, how it ends.
+// Code that all commands share: registration, output, exit codes.
 //
 // A command is one cmd_x.cpp with one function `add_x_command(CommandLine&)`, declared below and called in
-// main.cpp. It registers options that live as long as the command line, and what runs:
+// main.cpp. This function registers the command's options, which live as long as the command line, and the
+// function that runs the command:
 //
 //   void add_plan_command(CommandLine& line) {
 //     auto options = std::make_shared<PlanOptions>();
@@ -10,9 +11,9 @@
 //     add_json_flag(command, options->json);
 //   }
 //
-// A command returns normally (exit code 0) or throws what base/error.h lists; it never exits or prints
-// errors. Results go to stdout through print_*(), everything else to stderr through base's log. With --json
-// the one line of print_json() is the last of stdout.
+// A command returns normally (exit code 0) or throws an error of base/error.h. A command never exits and
+// never prints errors. Results go to stdout through print_*(), everything else to stderr through base/log.h.
+// With --json, the line of print_json() is the last line of stdout.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ namespace bough {
 
 enum ExitCode : int {
   kExitDone = 0,
-  kExitBadInput = 2,  // bad use or bad input: UserError, and whatever CLI11 refuses
+  kExitBadInput = 2,  // bad use or bad input: UserError, and errors of CLI11
   kExitFailure = 3,   // at run time: IoError, InternalError, out of memory, libtorch's errors
   kExitInterrupted = 130,
 };
@@ -47,8 +48,8 @@ class CommandOption {
   CommandOption& required();
   CommandOption& type_name(const std::string& name);  // for --help: FILE, N
   CommandOption& expected(int count);                 // words after the name
-  CommandOption& one_value_each_time();               // of a list: the name is repeated for each value
-  CommandOption& delimiter(char separator);           // of a list: one word may hold several values
+  CommandOption& one_value_each_time();               // lists: the name is repeated for each value
+  CommandOption& delimiter(char separator);           // lists: one word may hold several values
   CommandOption& range(int64_t low, int64_t high);
 
  private:
@@ -62,15 +63,15 @@ class Command {
 
   void hide();  // leaves the command out of --help
 
-  // T is a type for which command.cpp instantiates the function. Parsing writes `value`. What it holds before
-  // is the default that --help shows.
+  // T is a type for which command.cpp instantiates the function. Parsing writes `value`. Its value before is
+  // the default that --help shows.
   template <typename T>
   CommandOption add_option(const std::string& names, T& value, const std::string& help);
   CommandOption add_option_function(const std::string& names,
                                     std::function<void(const std::vector<std::string>&)> take,
                                     const std::string& help);
   CommandOption add_flag(const std::string& names, bool& value, const std::string& help);
-  // `take` gets how often the flag was given, negative for a name behind `!`.
+  // `take` gets the number of times that the flag was given, negative for a name with `!` before it.
   CommandOption add_flag_function(const std::string& names, std::function<void(int64_t)> take,
                                   const std::string& help);
 
@@ -90,7 +91,8 @@ class CommandLine {
   Command add(Command& parent, const std::string& name, const std::string& description,
               std::function<void()> run);
 
-  // Parses, runs, maps what was thrown to an ExitCode with a message of a few lines on stderr. Never throws.
+  // Parses the command line and runs the command. Never throws: maps an exception to an ExitCode and prints a
+  // message of a few lines to stderr.
   int run(int argc, const char* const* argv);
 
  private:
@@ -121,19 +123,19 @@ void add_threads_command(CommandLine& line);
 
 void add_json_flag(Command& command, bool& json);
 
-// Prints to stdout at once. IoError where stdout is full or closed; a reader that went away (SIGPIPE) ends
-// the process as that signal does.
+// Prints to stdout and flushes. Throws IoError if stdout is full or closed. If the reader of a pipe has gone,
+// the process ends by SIGPIPE.
 void print_text(std::string_view text);
 void print_json(const Json& object);  // one line
-// "name   value" lines, names padded to one width.
+// Prints lines "name   value", with names padded to the same width.
 void print_table(const std::vector<std::pair<std::string, std::string>>& rows);
 
-// UserError naming the option unless value >= low.
+// Throws UserError that names the option unless value >= low.
 void check_at_least(const std::string& option, int64_t value, int64_t low, const std::string& remedy = "");
 void check_at_least(const std::string& option, double value, double low, const std::string& remedy = "");
 
-// UserError unless the folder that `path` is to be written into exists and `path` is no folder: found before
-// the work whose result would be lost.
+// Throws UserError unless the folder of `path` exists and `path` itself is no folder. Call it before long
+// work, so that its result can be written.
 void check_output_file(const std::string& option, const std::string& path);
 
 }  // namespace bough

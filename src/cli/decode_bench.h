@@ -1,8 +1,8 @@
-// Steps of decoding over long contexts, dense beside sparse, beside the bytes that each has to read: `bough
-// bench rollout --contexts`.
+// Times decoding steps over long contexts with dense and with sparse attention, and compares them with the
+// time to read the bytes that a step needs: `bough bench rollout --contexts`.
 //
-// The caches hold random keys and values, written once: what a step reads and computes does not depend on
-// what they are, but the pages that are chosen are scattered, as no two samples agree on them.
+// The caches hold random keys and values. The amount of work of a step does not depend on the values. The
+// chosen pages are scattered, and each sample chooses other pages.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,19 @@ struct DecodeBench {
   int64_t samples = 8;
   int64_t repeat = 7;
   SparseSettings sparse;
-  int64_t weight_bytes = 0;  // that a step reads
+  int64_t weight_bytes = 0;  // bytes of the weights that a step reads
 };
 
 struct DecodeTimes {
   int64_t context = 0;
-  bool shared = false;                           // the samples have all of their context in common
-  double dense_seconds = 0, sparse_seconds = 0;  // of a step, medians
-  double dense_bound = 0, sparse_bound = 0;      // the bytes of a step at the rate of reading them
-  double active_fraction = 0;                    // pages attended to, of those of the context
+  bool shared = false;                           // all samples share the whole context
+  double dense_seconds = 0, sparse_seconds = 0;  // medians, of one step
+  double dense_bound = 0, sparse_bound = 0;      // bytes that a step reads / measured read rate, seconds
+  double active_fraction = 0;                    // pages attended to / pages of the context
 };
 
-// UserError where there is no budget, a context is not at least a page long or longer than the model takes.
+// Throws UserError if there is no sparse budget or summary, if the model is not on the CPU, or if a context
+// is shorter than a page or longer than the model's maximum.
 std::vector<DecodeTimes> run_decode_bench(const Model& model, const DecodeBench& bench);
 void print_decode_bench(const std::vector<DecodeTimes>& times, bool json);
 

@@ -16,7 +16,7 @@ namespace bough {
 // --max-new-tokens, --temperature, --stop.
 void add_sampling_options(Command& command, SamplingParameters& generation);
 
-// UserError naming the option, as --its-key, whose value is out of the setting's range.
+// Throws UserError that names the option if a value is out of its setting's range.
 void check_generation(const SamplingParameters& generation);
 
 struct EngineOptions {
@@ -25,23 +25,23 @@ struct EngineOptions {
   std::vector<std::string> overrides;
 };
 
-// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization, and any other
-// setting of a run's engine as rollout.key=value.
+// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization, and all other
+// engine settings as rollout.key=value.
 void add_engine_options(Command& command, EngineOptions& options);
 
-// --sparse-budget, --sparse-summary, --sparse-dense-layers: rollout.sparse of a run that is only priced.
+// --sparse-budget, --sparse-summary, --sparse-dense-layers: rollout.sparse for cost estimates.
 void add_sparse_options(Command& command, SparseSettings& sparse);
-// What it costs to generate under them. UserError naming the option.
+// The attention for the cost model, from these settings. Throws UserError that names the option.
 SparseAttention priced_attention(const SparseSettings& sparse);
 
 // --environment and its keys.
 void add_environment_options(Command& command, std::vector<std::string>& options);
 
-// What they say: TYPE first, then key=value as under `environment` of a run. None where nothing was given.
-// UserError naming the key.
+// Parses the words of --environment: TYPE first, then key=value as under `environment` of a run. nullopt if
+// there are no words. Throws UserError that names the key.
 std::optional<EnvironmentSettings> environment_settings(const std::vector<std::string>& options);
 
-// The settings; an option that is given wins over rollout.key=value. UserError naming the option.
+// The engine's settings. An option wins over rollout.key=value. Throws UserError that names the option.
 RolloutSettings engine_settings(const EngineOptions& options);
 
 // "24.1 MiB in the layers' matrices, 48 MiB unquantized".

@@ -1,4 +1,4 @@
-// Where the time of a piece of code goes, by torch op.
+// Measures the time of a piece of code by torch op.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,9 +9,11 @@
 
 namespace bough {
 
-// While it lives, counts the seconds of every op of a device, not those that ops call themselves. On the CPU
-// those of this thread, in which autograd's backward runs, too; on a GPU those of the process, since backward
-// has a thread of its own there, each waited for: the whole then takes longer than without. One at a time.
+// Measures the ops of a device while this object lives. An op that another op calls counts for its caller.
+//   CPU: ops of the constructing thread, which also runs autograd's backward.
+//   GPU: ops of all threads, because backward has its own thread there. The GPU is synchronized before and
+//        after each op, so the measured code runs slower.
+// A second object at the same time throws InternalError.
 class OpTimes {
  public:
   explicit OpTimes(c10::Device device);

@@ -1,4 +1,4 @@
-// The picture of a plan: its trees and blocks as report/plan_picture.h draws them.
+// Converts a plan to the picture of its trees and blocks that report/plan_picture.h draws.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace bough {
 
-// Each node is a run of tokens that the same sequences share and one block holds; blocks in the order of
-// their forward passes.
+// A node of the picture is a run of tokens that belong to the same sequences and to one block. Blocks are in
+// the order of their forward passes.
 PlanPicture plan_picture(const Plan& plan, const std::string& headline);
 
 }  // namespace bough

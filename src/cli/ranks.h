@@ -1,4 +1,4 @@
-// `--ranks N`: a command that several processes run together.
+// `--ranks N`: several processes run one command together.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +13,31 @@ namespace bough {
 
 struct RanksOptions {
   std::optional<int64_t> ranks;
-  std::string launcher = "auto";  // mpirun, processes; auto: mpirun where it and libbough_mpi.so are
+  std::string launcher = "auto";  // mpirun, processes; auto: mpirun if it and libbough_mpi.so exist
   int64_t max_restarts = 0;
 };
 
 void add_ranks_options(Command& command, RanksOptions& options);
-// Of commands that go on from a checkpoint.
+// --max-restarts, for commands that can continue from a checkpoint.
 void add_max_restarts_option(Command& command, RanksOptions& options);
 
-// The group of this process: of the ranks that mpirun or srun started where it is one of them, of those that
-// torchrun or a command like it did (tcp_store.h), else of itself. Where several ranks are asked for in a
-// process that nobody started as one, so many copies of the same command are started on this machine, by
-// mpirun or as plain processes, each with its share of the cores, and this process waits for them, starts
-// them again where one died and max_restarts allows it, hands Ctrl-C, SIGTERM and SIGUSR1 on to them as
-// SIGUSR1, and ends as they end: this does not return then. UserError: another number than was started, no
-// mpirun.
-// `device`: cuda: each rank sees one of its host's GPUs, as device 0. The group carries what the host has;
-// nccl_communicator() makes one of it that carries what GPUs have.
+// Returns the group of ranks that this process belongs to.
+//   - Started by mpirun or srun: the MPI ranks.
+//   - Started by torchrun or a similar launcher: the ranks of its store (tcp_store.h).
+//   - Otherwise, with one rank or without --ranks: this process alone.
+//   - Otherwise: does not return. launch_ranks() starts the ranks. This process forwards Ctrl-C, SIGTERM and
+//     SIGUSR1 to them as SIGUSR1, and exits when they have ended.
+// If `device` is cuda, each rank sees one of its host's GPUs, as device 0. The group takes host buffers only;
+// nccl_communicator() turns it into a group that takes GPU buffers.
+// Throws UserError if --ranks differs from the number of started ranks, or if mpirun is missing.
 std::unique_ptr<Communicator> enter_ranks(const RanksOptions& options, const std::string& device = "cpu");
 
-// Of a process that is the local_rank-th of its host's: sets CUDA_VISIBLE_DEVICES to its GPU. Of several that
-// are listed there the local_rank-th; a single one is the starter's choice, and stays. UserError: too few are
-// listed.
+// Sets CUDA_VISIBLE_DEVICES to the GPU of the local_rank-th process of this host: the local_rank-th GPU of
+// the existing list, or GPU local_rank if the variable is unset. A list of one GPU is the launcher's choice
+// and stays. Throws UserError if the list is too short. Call it before CUDA is initialized.
 void see_one_gpu(int64_t local_rank);
 
-// "" of a single process, else what a rank's messages begin with: "rank 1: ".
+// The beginning of a rank's messages, such as "rank 1: ". "" for a single process.
 std::string rank_prefix();
 
 }  // namespace bough

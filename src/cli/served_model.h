@@ -1,4 +1,4 @@
-// What `bough serve`, and `bough train` where agents outside hold the conversations, need to serve a model.
+// Loads a model's files for serving: for `bough serve`, and for `bough train` with external agents.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,9 @@ namespace bough {
 
 ServedModel load_served_model(const std::filesystem::path& directory, const ServeSettings& settings);
 
-// Each connection is a descriptor; the usual soft limit of 1024 is below http.max_connections.
+// Raises the soft limit of open files to `connections` plus some spare descriptors, if the hard limit allows.
+// The usual soft limit of 1024 is too low for http.max_connections. Logs a warning if the limit stays too
+// low.
 void raise_descriptor_limit(int64_t connections);
 
 }  // namespace bough

@@ -1,5 +1,4 @@
-// What `bough step` and `bough bench step` are given: a model, a rollout file and the settings of a run's
-// actor.
+// Input of `bough step` and `bough bench step`: a model, a rollout file and the settings of a run's actor.
 #pragma once
 
 #include <memory>
@@ -28,27 +27,28 @@ struct StepOptions {
 };
 void add_step_options(Command& command, StepOptions& options);
 
-// The settings of one step: those that the options are short forms of (`mode` of tree_training_mode; empty:
-// its default), then the overrides. UserError: see parse_settings; what a single gradient has no place for.
+// The settings of one step: defaults, then the options, then the overrides. `mode` is tree_training_mode; ""
+// keeps its default. Throws UserError like parse_settings(), or if a setting asks for more than one gradient.
 ActorSettings step_settings(const StepOptions& options, const std::string& mode);
 
-// What a step is taken of.
+// A loaded model and batch.
 struct StepInput {
   ActorSettings settings;
-  std::vector<Trajectory> rollouts;  // those that enter the loss, with their advantages
+  std::vector<Trajectory> rollouts;  // only those that enter the loss, with advantages
   std::unique_ptr<Model> model;
   CostModel costs;
   TreeStatistics statistics;
   StepWork work;
 
-  // The input must outlive it. The reference of a KL term is the model itself, as in the first step of a run.
+  // This object and `ranks` must outlive the returned timer. The reference model of a KL term is the model
+  // itself, as in the first step of a run.
   std::unique_ptr<StepTimer> timer(const std::string& mode, const TrainingRanks* ranks = nullptr) const {
     return std::make_unique<StepTimer>(*model, model.get(), settings, &costs, rollouts, mode, ranks);
   }
 };
 
-// Checks the options, sets torch up and reads the files; UserError where one of them is bad. Costs are rank
-// 0's on every rank, so that all cut the batch alike.
+// Checks the options, sets up torch and reads the files. Throws UserError if an option or a file is bad. All
+// ranks get rank 0's costs, so that all ranks plan the same way.
 StepInput load_step(const StepOptions& options, const ActorSettings& settings,
                     const TrainingRanks* ranks = nullptr);
 

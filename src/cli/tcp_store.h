@@ -1,5 +1,5 @@
-// Where ranks meet without MPI: torch's TCPStore (torch/csrc/distributed/c10d/TCPStore.hpp), as torchrun has
-// its workers meet, and as `bough --ranks N` has its own where it starts them as plain processes.
+// Connects ranks without MPI, through torch's TCPStore (torch/csrc/distributed/c10d/TCPStore.hpp). torchrun's
+// workers use it, and so do the plain processes that `bough --ranks N` starts.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,26 @@
 
 namespace bough {
 
-// What the environment says of a rank: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them
-// or a person does; who starts ranks again counts TORCHELASTIC_RESTART_COUNT, and holds the store itself
-// where TORCHELASTIC_USE_AGENT_STORE is True. Else rank 0 holds it. None where RANK or WORLD_SIZE is missing,
-// or there is but one. UserError: one of them is no number, or the address is missing.
+// A rank by its environment variables, which torchrun or a person sets:
+//   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+//   TORCHELASTIC_RESTART_COUNT             number of restarts so far
+//   TORCHELASTIC_USE_AGENT_STORE=True      the launcher holds the store; otherwise rank 0 does
 struct StoreEnvironment {
   StoreRank rank;
   std::string host;
   uint16_t port = 0;
-  std::string attempt;  // keys of one attempt begin with it
+  std::string attempt;  // TORCHELASTIC_RESTART_COUNT; part of all keys, so that attempts do not mix
 };
+// nullopt if RANK or WORLD_SIZE is missing, or WORLD_SIZE is 1. Throws UserError if a variable is not a
+// number in its range, or if MASTER_ADDR or MASTER_PORT is missing.
 std::optional<StoreEnvironment> store_environment();
 
-// All ranks of the environment. Waits for the store for five minutes at most. UserError: it is not found, or
-// cannot be held there.
+// The group of all ranks of the environment. Waits at most five minutes for the store. Throws UserError if
+// the store is not found, or cannot be created at this address.
 std::unique_ptr<Communicator> store_communicator(const StoreEnvironment& environment);
 
-// A store for processes of this machine, which others cannot reach, at a port that is free; gone with the
-// object.
+// A store at a free port of the loopback address, for processes of this machine only. The store ends with the
+// object. hold_store() throws IoError if the store cannot be created.
 class HeldStore {
  public:
   virtual ~HeldStore() = default;

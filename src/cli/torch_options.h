@@ -30,16 +30,16 @@ struct TorchSetup {
 // --batch-invariant, --no-batch-invariant.
 void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant);
 
-// Checks the options, sets the number of threads and installs the counting allocator: call it before the
-// first tensor. device cuda opens libbough_cuda.so beside the program or in ../lib; UserError where it, or a
-// GPU, is missing.
+// Checks the options, sets the number of threads and installs the counting allocator. Call it before the
+// first tensor is made. For device cuda, opens libbough_cuda.so beside the program or in ../lib. Throws
+// UserError if an option is wrong, or if the library or a GPU is missing.
 TorchSetup set_up_torch(const TorchOptions& options);
 
-// "4GiB", "auto". UserError naming the option.
+// Parses "4GiB" or "auto". Throws UserError that names the option.
 Bytes parse_bytes(const std::string& option, const std::string& text);
-// A budget in bytes ("40GiB"), or nothing for "" and "auto". UserError naming the option.
+// A budget in bytes ("40GiB"); nullopt for "" and "auto". Throws UserError that names the option.
 std::optional<int64_t> parse_memory(const std::string& option, const std::string& text);
 
-at::ScalarType parse_dtype(const std::string& name);  // fp32 | bf16 | fp64
+at::ScalarType parse_dtype(const std::string& name);  // fp32 | bf16 | fp64; else throws UserError
 
 }  // namespace bough

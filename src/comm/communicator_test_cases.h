@@ -1,5 +1,5 @@
-// What holds of every group of ranks, whatever carries what they say. A test program instantiates the suite
-// for the kinds that it knows; tests/runs/test_ranks.py tries MPI's.
+// Tests that every kind of Communicator must pass. A test program instantiates the suite for its kinds of
+// groups. tests/runs/test_ranks.py tests MPI's.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace bough {
 
 using Groups = std::vector<std::unique_ptr<Communicator>>;
 
-// A kind of group: ranks of a new one, communicator r for the thread that plays rank r.
+// A kind of group. make() returns a new group; the thread with the role of rank r uses communicator r.
 struct GroupKind {
   const char* name;
   std::function<Groups(int64_t size)> make;
@@ -26,7 +26,7 @@ struct GroupKind {
 
 class CommunicatorTest : public testing::TestWithParam<GroupKind> {
  protected:
-  // The body on each rank's thread, and then its goodbye.
+  // Runs the body on one thread per rank. Each thread then destroys its communicator.
   static void on_ranks(Groups ranks, const std::function<void(Communicator&)>& body) {
     std::vector<std::thread> threads;
     for (auto& rank : ranks)
@@ -44,7 +44,7 @@ class CommunicatorTest : public testing::TestWithParam<GroupKind> {
 TEST_P(CommunicatorTest, SumsInRankOrderOnEveryRank) {
   for (const int64_t size : {1, 2, 3, 8})
     on_ranks(size, [&](Communicator& ranks) {
-      // 1e16 + 1 is 1e16: another order would give another sum.
+      // 1e16 + 1 rounds to 1e16. In another order the sum would differ.
       std::vector<double> values = {static_cast<double>(ranks.rank()), ranks.rank() == 0 ? 1e16 : 1.0};
       ranks.all_reduce(std::span<double>(values));
       EXPECT_EQ(values[0], static_cast<double>(size * (size - 1)) / 2);
@@ -109,7 +109,7 @@ TEST_P(CommunicatorTest, WaitsNoLongerThanItsDeadlineForARankThatDoesNotCome) {
     EXPECT_NE(std::string(error.what()).find("rank 0 of 2"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("barrier"), std::string::npos) << error.what();
   }
-  ranks.pop_back();  // the rank with the store says goodbye last
+  ranks.pop_back();  // the rank that holds the store must end last
 }
 
 TEST_P(CommunicatorTest, TwoCollectivesMayBeUnderWay) {
@@ -147,7 +147,7 @@ TEST_P(CommunicatorTest, MessagesArriveInTurnAndCountTheirBytes) {
       sent.emplace_back(count, 100 * rank + i);
       pending.push_back(ranks.begin(message(Collective::Kind::kSend, sent.back(), (rank + 1) % size)));
     }
-    ranks.barrier();  // is no message: it may come between
+    ranks.barrier();  // not a message: a barrier may come between messages
     const int64_t from = (rank + size - 1) % size;
     for (int64_t i = 0; i < messages; ++i) {
       std::vector<int64_t> values(count);
@@ -174,10 +174,10 @@ TEST_P(CommunicatorTest, WaitsNoLongerThanItsDeadlineForAMessage) {
   } catch (const IoError& error) {
     EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos) << error.what();
   }
-  ranks.pop_back();  // the rank with the store says goodbye last
+  ranks.pop_back();  // the rank that holds the store must end last
 }
 
-// Longer than what a store takes in one piece, and no bytes at all.
+// A text that is longer than one piece of the store, and an empty one.
 TEST_P(CommunicatorTest, SendsWhatIsLongAndWhatIsEmpty) {
   on_ranks(2, [](Communicator& ranks) {
     const std::string mine(static_cast<size_t>(ranks.rank() == 0 ? 9'000'001 : 0), 'x');

@@ -1,15 +1,15 @@
-// An HTTP/1.1 server for many slow and some hostile clients: one thread does all input and output, two more
-// take requests apart, and nothing of a client is trusted.
+// An HTTP/1.1 server for many slow and some adversarial clients. Nothing that a client sends is trusted.
 //
-//   I/O thread    accepts, reads, parses HTTP, calls the handler, writes; never waits for a client
-//   two lanes     a thread for short bodies and one for long ones: what prepare() is given; a prompt of
-//                 megabytes does not stand before a short one
+//   I/O thread            accepts, reads, parses HTTP, calls the handler, writes; never waits for a client
+//   preparation threads   one for short bodies and one for long ones, so that a prompt of megabytes does not
+//                         delay a short one; they run the functions given to prepare()
 //
-// Bounds, each with its answer: the header (431), the body whatever its encoding (413), the time that either
-// takes (408), connections and all bodies together (503), bytes that a client does not read and the time that
-// it does not read (cut off). Where an answer ends a connection the rest of what the client sends is thrown
-// away for a moment, so that it can read the answer. A client that closes its sending side while its request
-// is answered counts as gone.
+// Limits (HttpLimits), and the answer if a client exceeds one:
+//   header size 431, body size in any encoding 413, time for header or body 408,
+//   number of connections 503, bytes of all bodies together 503,
+//   unread bytes of an answer, or time without reading: the connection is closed.
+// After an answer that ends a connection, further input is discarded for a moment. Otherwise the client could
+// lose the answer. A client that closes its sending side before its answer is complete counts as gone.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,13 @@
 
 namespace bough {
 
-// What one client may take of the server, and for how long.
+// Limits for clients. Times are in seconds.
 struct HttpLimits {
   int64_t max_connections = 1024;
   Bytes max_body = {int64_t{16} << 20};
   Bytes max_header = {int64_t{32} << 10};
   Bytes max_buffered = {int64_t{256} << 20};
-  // Of a stream that its client does not read.
+  // Unread bytes of a stream.
   Bytes max_unsent = {int64_t{4} << 20};
   double header_timeout_seconds = 10;
   double body_timeout_seconds = 60;
@@ -59,16 +59,16 @@ struct HttpLimits {
   }
 };
 
-using HttpHeaders = std::vector<std::pair<std::string, std::string>>;  // of requests: names in lower case
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;  // requests: names in lower case
 
 struct HttpRequest {
   std::string method;
   std::string path;  // without the query
   HttpHeaders headers;
   std::string body;
-  std::shared_ptr<void> hold;  // counts the body among http.max_buffered while it lives
+  std::shared_ptr<void> hold;  // the body counts towards http.max_buffered while this object lives
 
-  // The first header of this name (in lower case), or "".
+  // The value of the first header with this lower-case name, or "".
   std::string header(std::string_view name) const;
 };
 
@@ -77,12 +77,12 @@ struct HttpResponse {
   std::string body;
   std::string content_type = "application/json";
   HttpHeaders headers;
-  bool close = false;  // the connection ends with it
+  bool close = false;  // ends the connection after the answer
 };
 
-// The answer to one request: respond(), or begin_stream(), write() any number of times, finish(). On the I/O
-// thread only. What is written after the client has gone is dropped. It holds the connection, so it must not
-// outlive the server.
+// Sends the answer to one request: either respond(), or begin_stream(), any number of write(), finish(). I/O
+// thread only. Output for a client that has gone is dropped. The exchange holds the connection, so the
+// exchange must not outlive the server.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
@@ -91,7 +91,7 @@ class HttpExchange {
   virtual void write(std::string_view text) = 0;
   virtual void finish() = 0;
   virtual bool is_open() const = 0;
-  // Called on the I/O thread, once, where the client goes away before the answer is complete.
+  // `gone` is called once, on the I/O thread, if the client goes away before the answer is complete.
   virtual void on_gone(std::function<void()> gone) = 0;
 };
 
@@ -99,26 +99,27 @@ struct HttpServerOptions {
   std::string host;
   int port = 0;
   HttpLimits limits;
-  // The body of an answer that the server gives by itself, in the shape that clients of `path` read.
+  // Makes the body of the server's own error answers, in the format of the API that `path` belongs to.
   std::function<std::string(int status, const std::string& message, const std::string& path)> error_body;
 };
 
 struct HttpStatistics {
   std::atomic<int64_t> connections = 0;  // open
   std::atomic<int64_t> accepted = 0, refused = 0;
-  std::atomic<int64_t> gone = 0;       // before their answer was complete
-  std::atomic<int64_t> cut_off = 0;    // of these, because they did not read
-  std::atomic<int64_t> malformed = 0;  // answered 400, 408, 413 or 431 without a handler
+  std::atomic<int64_t> gone = 0;       // clients that left before their answer was complete
+  std::atomic<int64_t> cut_off = 0;    // clients among `gone` that did not read and were dropped
+  std::atomic<int64_t> malformed = 0;  // answered 400, 408, 413, 431 or 503 (max_buffered) without a handler
 };
 
-bool is_loopback(const std::string& host);  // UserError: no IP address, nor localhost
+bool is_loopback(const std::string& host);  // throws UserError unless `host` is an IP address or localhost
 
 class HttpServer {
  public:
   // Called on the I/O thread; must not throw.
   using Handler = std::function<void(HttpRequest, std::shared_ptr<HttpExchange>)>;
 
-  // Listens when it returns; the handler is called from then on. UserError: the address cannot be had.
+  // The server listens when the constructor returns, and may call the handler from then on. Throws UserError
+  // if the address cannot be used.
   HttpServer(HttpServerOptions options, Handler handler);
   ~HttpServer();  // close()
   HttpServer(const HttpServer&) = delete;
@@ -126,17 +127,19 @@ class HttpServer {
 
   int port() const;
   std::string url() const;
-  // From any thread: on the I/O thread; on the lane for a body of so many bytes. Neither may throw.
+  // Any thread may call these. post() runs `work` on the I/O thread. prepare() runs `work` on the preparation
+  // thread for bodies of this size. `work` must not throw.
   void post(std::function<void()> work);
   void prepare(size_t bytes, std::function<void()> work);
-  // On the I/O thread, again and again, until close(). It may not throw.
+  // Runs `work` on the I/O thread with this period until close(). `work` must not throw.
   void every(double seconds, std::function<void()> work);
   void stop_accepting();
-  // Writes out what is complete, for at most so long; then closes everything and ends the threads.
+  // Drops queued prepare() work, waits at most `seconds` for answers in progress, then closes all connections
+  // and ends the threads.
   void close(double seconds = 1);
   const HttpStatistics& statistics() const;
 
-  struct State;  // of the source file
+  struct State;  // defined in http_server.cpp
 
  private:
   std::unique_ptr<State> state_;

@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// The longest line, and the longest answer of an endpoint. A sender that exceeds it is broken.
+// Limit for a line, and for an answer of an endpoint. A sender that exceeds the limit is treated as broken.
 inline constexpr size_t kMaxReplyBytes = 1 << 20;
 
 // If a line is longer than kMaxReplyBytes, overflowed() becomes true and stays true.
@@ -20,7 +20,7 @@ class LineSplitter {
 
  private:
   std::string pending_;
-  size_t searched_ = 0;  // no line break before this
+  size_t searched_ = 0;  // no line break before this offset
   bool overflowed_ = false;
 };
 

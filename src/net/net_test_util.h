@@ -156,7 +156,7 @@ class Endpoint {
 
 namespace testing {
 
-// A connection to 127.0.0.1. Reads give up after 20 seconds.
+// A connection to 127.0.0.1. A read fails after 20 seconds.
 class RawClient {
  public:
   explicit RawClient(int port, int receive_buffer = 0) : descriptor_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -176,7 +176,7 @@ class RawClient {
     if (descriptor_ >= 0) ::close(descriptor_);
     descriptor_ = -1;
   }
-  // False where the server has hung up.
+  // Returns false if the server has closed the connection.
   bool send(std::string_view text) const {
     while (!text.empty()) {
       const ssize_t n = ::send(descriptor_, text.data(), text.size(), MSG_NOSIGNAL);
@@ -189,7 +189,7 @@ class RawClient {
     return send(str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nContent-Length: ", body.size(),
                     "\r\n\r\n", body));
   }
-  // Until `end` has come, or the connection ends.
+  // Reads until `end` arrives or the connection ends.
   std::string read_until(const std::string& end) {
     while (text_.find(end) == std::string::npos && read_some()) {
     }
@@ -219,7 +219,7 @@ class RawClient {
   std::string text_;
 };
 
-// Waits up to 20 seconds for what another thread is about to do.
+// Waits up to about 20 seconds for a condition that another thread makes true. Returns whether it came true.
 template <class Condition>
 bool eventually(const Condition& condition) {
   for (int i = 0; i < 20000; ++i) {

@@ -1,12 +1,12 @@
-// Hands the run's groups out to agents: what was offered is leased to whoever starts a session, a group has
-// group_size sessions, and goes back to the run when all of them have ended or its lease has.
+// Leases the run's groups to agents. A group has group_size sessions. Starting a session leases an offered
+// group. The group returns to the run when all its sessions have ended or its lease has expired.
 //
-//   offer() ─▶ waiting ── start() ─▶ leased ─┬─ all sessions ended ─┬─▶ finished(): enough have a reward
-//                 ▲                           └─ lease expired ──────┴─▶ failed(), by reason
-//          429 where none waits
+//   offer() ─▶ waiting ── start_session() ─▶ leased ─┬─ all sessions ended ─┬─▶ finished(): enough are valid
+//                         429 if none waits          └─ lease expired ──────┴─▶ failed(), by reason
 //
-// A session joins a lease that has room: of its own task_id, or, where agents give none, the oldest one. So
-// an admitted group's sessions are never refused. It owns no thread and no clock; any thread may call it.
+// A session joins a lease of the same task_id that has fewer than group_size sessions. Agents that give no
+// task_id all share the empty one. Sessions of an admitted group are therefore never refused.
+// The class owns no thread and no clock. Any thread may call its functions.
 #pragma once
 
 #include <deque>
@@ -25,43 +25,44 @@ namespace bough {
 
 struct AgentDeskOptions {
   int64_t group_size = 1;
-  int64_t min_group = 1;  // sessions with a reward; a group with fewer is not trained on
+  int64_t min_group = 1;  // a group with fewer valid sessions fails; valid: ended, with a reward
   double lease_seconds = 3600;
   bool scored_elsewhere = false;  // the run's reward function scores sessions without a reward
 };
 
 class AgentDesk {
  public:
-  // `format` must outlive it.
+  // `format` must outlive this object.
   AgentDesk(const ConversationFormat& format, AgentDeskOptions options);
 
   void start(OutsideSink sink);
   void offer(GroupTask task);
 
   struct Started {
-    std::string key;  // that the session's requests must have
+    std::string key;  // API key of the session's requests
     std::shared_ptr<AgentSession> session;
-    OrderedJson problem;  // null: the agent has its own
+    OrderedJson problem;  // null if the agent has its own problem
     int64_t sessions_left = 0;
-    double lease_seconds = 0;  // left
+    double lease_seconds = 0;  // time until the lease expires
   };
-  // ApiError: 429 where no group waits, 410 after close(). `idempotency_key`: the same one is the same
-  // session. `key`: an earlier session's, which is ended where it has not been, and goes on to name this one.
+  // `idempotency_key`: if an open session was started with the same one, returns that session. `key`: the key
+  // of an earlier session, or "". That session is ended if it is open, and the new session takes over its
+  // key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
   Started start_session(const std::string& task_id, const std::string& key,
                         const std::string& idempotency_key, Clock::Time now);
   static bool is_session_key(const std::string& key);
-  // ApiError 410: it has ended, or belonged to a process that has.
+  // find() and end_session() throw ApiError 410 if no open session has this key.
   std::shared_ptr<AgentSession> find(const std::string& key) const;
   void end_session(const std::string& key);
-  // Closes what has expired; whether anything has.
+  // Closes expired leases. Returns whether there were any.
   bool expire(Clock::Time now);
-  // Nothing is handed out or taken back any more.
+  // Ends all leases without a result. start_session() then throws.
   void close();
   bool is_open(const AgentSession& session) const;
 
   struct Counts {
     int64_t waiting = 0, leased = 0;                // groups, now
-    int64_t sessions_open = 0, sessions_ended = 0;  // of the leased ones, now
+    int64_t sessions_open = 0, sessions_ended = 0;  // of leased groups, now
     int64_t granted = 0, refused = 0, expired = 0;  // leases, since the beginning
     int64_t finished = 0;                           // groups
     std::map<std::string, int64_t> failed;          // by reason
@@ -79,7 +80,7 @@ class AgentDesk {
   };
   struct Lease {
     GroupTask task;
-    std::string task_id;  // "": whoever comes
+    std::string task_id;  // "": sessions without a task_id
     std::vector<Member> members;
     Clock::Time deadline;
     int64_t num_ended = 0;
@@ -94,9 +95,9 @@ class AgentDesk {
   mutable Mutex mutex_;
   OutsideSink sink_ GUARDED_BY(mutex_);
   std::deque<GroupTask> waiting_ GUARDED_BY(mutex_);
-  Leases leases_ GUARDED_BY(mutex_);                           // by the group's id
-  std::map<std::string, uint64_t> groups_ GUARDED_BY(mutex_);  // by the keys of open sessions
-  // Keys of sessions of open leases.
+  Leases leases_ GUARDED_BY(mutex_);                           // by group id
+  std::map<std::string, uint64_t> groups_ GUARDED_BY(mutex_);  // by key of an open session
+  // Session keys by idempotency key, for sessions of open leases.
   std::map<std::string, std::string> keys_by_idempotency_ GUARDED_BY(mutex_);
   Counts counts_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;

@@ -1,5 +1,5 @@
-// A training run's conversations, held by agents outside over HTTP: a Server with a desk that hands out
-// groups.
+// Serves a training run's groups to external agents over HTTP: a Server with an AgentDesk, behind the
+// interface that the controller knows.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace bough {
 
 class AgentServer final : public OutsideGroups {
  public:
-  // Listens when it returns; see Server.
+  // The server listens when the constructor returns. Throws like Server's constructor.
   AgentServer(Engine& engine, ServedModel model, std::string api_key, const AgentDeskOptions& options)
       : server_(engine, std::move(model), std::move(api_key), options) {}
 

@@ -1,13 +1,16 @@
-// One episode of an agent that is trained from outside: all that its session's key asked and was answered, as
+// One episode of an external agent that is trained: all requests under one session key and their answers, as
 // rows of exact tokens (control/conversation_row.h).
 //
-// A request that goes on from an answer is shown that answer by the template; where it is shown as it was,
-// the prompt begins with the tokens that were sampled, and the row grows. Where it is not (reasoning dropped,
-// history rewritten, another sub-agent), or where two requests go on from one place, a new row begins with
-// the exact tokens of what they share. So the rows are the paths of a tree, and each token is trained once.
+// A later request usually contains an earlier answer, rendered by the chat template.
+//   - If the template renders the answer as it was sampled, the prompt keeps the sampled tokens, and the row
+//     grows.
+//   - If not (reasoning dropped, history rewritten, another sub-agent), a new row begins.
+//   - If two requests continue the same position, the second one begins a new row.
+// A new row begins with the exact tokens of the shared prefix. The rows are thus the paths of a tree, and
+// each sampled token is trained once.
 //
-// The same request sent again by a client's own retry is the same interaction: what it was answered is given
-// again. Other equal requests are separate samples. Lanes and the I/O thread use it: all is under a lock.
+// If a client retries a request, the session returns the first answer again. Other equal requests are
+// separate samples. Threads: preparation threads and the I/O thread. A mutex guards all state.
 #pragma once
 
 #include <map>
@@ -22,21 +25,21 @@
 
 namespace bough {
 
-// What a request asks of the engine, and where its answer goes.
+// A request's prompt, and the place in the session's rows where its answer belongs.
 struct AskedTurn {
-  ConversationRow row;          // all of the prompt
-  std::optional<size_t> base;   // the row that it goes on from
-  size_t kept = 0;              // segments of that one
-  OutputBegin begun;            // by the prompt
-  OrderedJson messages, tools;  // as the template was given them; null: token ids were asked
+  ConversationRow row;          // the whole prompt
+  std::optional<size_t> base;   // index of the row that the prompt continues; nullopt: a new row
+  size_t kept = 0;              // segments of the base row that the prompt shares
+  OutputBegin begun;            // beginning of the output that the prompt fixes
+  OrderedJson messages, tools;  // as given to the template; null: the prompt was token ids
 };
 
-// How a retry is told.
+// Tells retries from new requests.
 struct RequestIdentity {
-  uint64_t fingerprint = 0;     // of path and body
-  std::string idempotency_key;  // "": none
-  bool is_retry = false;        // the client says so
-  // Whether `later` is this request sent again.
+  uint64_t fingerprint = 0;     // hash of path and body
+  std::string idempotency_key;  // "" if the client sent none
+  bool is_retry = false;        // the client marked the request as a retry
+  // Returns whether `later` is a retry of this request.
   bool is_repeated_by(const RequestIdentity& later) const {
     if (later.fingerprint != fingerprint) return false;
     return later.idempotency_key.empty() ? later.is_retry : later.idempotency_key == idempotency_key;
@@ -45,32 +48,34 @@ struct RequestIdentity {
 
 class AgentSession {
  public:
-  // `format` must outlive it. `sampling`: the run's, for stop strings that requests do not have.
+  // `format` must outlive the session. `name` becomes Trajectory::trajectory of its rows.
   AgentSession(const ConversationFormat& format, std::string id, uint64_t group, std::string name);
 
   const std::string& id() const { return id_; }
   uint64_t group() const { return group_; }
 
-  // The prompt of a conversation: the template's text, and what is forced behind it; of token ids.
+  // Finds the longest row prefix that the prompt extends, and encodes only the rest. `prompt` is the rendered
+  // conversation; begun.forced is appended to it. The second overload takes a prompt of token ids.
   std::shared_ptr<const AskedTurn> ask(const std::string& prompt, OutputBegin begun, OrderedJson messages,
                                        OrderedJson tools);
   std::shared_ptr<const AskedTurn> ask(const std::vector<int32_t>& ids);
-  // What a request with this identity was answered.
+  // Returns the answer to an earlier attempt of this request; nullopt if there is none.
   std::optional<GenerationResult> answered(const RequestIdentity& identity) const;
-  // The answer to `asked`, which the client knows as `answer_id`; to a repeated request again under the name
-  // of this answer.
+  // take() adds the answer to `asked`; the client knows the answer by `answer_id`. take_again() gives the
+  // answer of a retried request a further id.
   void take(const AskedTurn& asked, const GenerationResult& result, const SamplingParameters& sampling,
             const RequestIdentity& identity, const std::string& answer_id);
   void take_again(const RequestIdentity& identity, const std::string& answer_id);
 
-  // Of an answer, or of the last one: replaces what was set before. False: there is no such answer.
+  // Sets the reward of one answer, or of the last answer if `answer_id` is nullopt. Replaces an earlier
+  // reward. Returns false if there is no such answer.
   bool set_reward(const std::optional<std::string>& answer_id, double reward,
                   const std::map<std::string, double>& parts);
   int64_t num_interactions() const;
   bool has_reward() const;
 
-  // Its rows. Not `is_valid`: why, in `reason`. `scored_elsewhere`: a session without a reward is for the
-  // run's reward function to score.
+  // The session's rows. If `is_valid` is false, `reason` says why. `scored_elsewhere`: rows without a reward
+  // are valid too, because the run's reward function scores them.
   std::vector<Trajectory> trajectory(const std::string& group, bool is_valid, const std::string& reason,
                                      bool scored_elsewhere) const;
   void check_integrity() const;
@@ -78,10 +83,10 @@ class AgentSession {
  private:
   struct Interaction {
     RequestIdentity identity;
-    std::vector<std::string> answer_ids;  // several where it was given again
+    std::vector<std::string> answer_ids;  // several if the answer was given again
     GenerationResult result;
     std::optional<double> reward;
-    std::map<std::string, double> parts;  // of the reward
+    std::map<std::string, double> parts;  // of the reward, by name
     OutputParts said;
     OrderedJson messages;
   };
@@ -96,7 +101,7 @@ class AgentSession {
   const std::string name_;  // Trajectory::trajectory
   mutable Mutex mutex_;
   std::vector<ConversationRow> rows_ GUARDED_BY(mutex_);
-  std::vector<Interaction> interactions_ GUARDED_BY(mutex_);  // their numbers are the turns
+  std::vector<Interaction> interactions_ GUARDED_BY(mutex_);  // by turn number
   ConversationRow::Differences differences_ GUARDED_BY(mutex_);
   double temperature_ GUARDED_BY(mutex_) = 1;
 };

@@ -1,9 +1,8 @@
-// What the APIs share: a request's body is read field by field into what the engine is asked (ServedRequest)
-// and an object that writes the answer in the API's form (Answer).
+// Code that all APIs share. A request's body is read field by field. The result is a request for the engine
+// (ServedRequest) and an object that writes the answer in the API's format (Answer).
 //
-// A field is supported, named as harmless and ignored, or refused by name: nothing that would change an
-// answer is passed over in silence. Names are OpenAI's and Anthropic's; what these lack is called as vLLM
-// calls it.
+// Each field is supported, listed as harmless and ignored, or refused by name. A field that would change the
+// answer is never silently ignored. Fields have OpenAI's and Anthropic's names, extensions have vLLM's.
 #pragma once
 
 #include <functional>
@@ -24,7 +23,7 @@
 
 namespace bough {
 
-// What a client is told. `type` is OpenAI's; Anthropic's follows from the status.
+// An error that the client is told. The error type that each API shows follows from `status`.
 struct ApiError : std::runtime_error {
   ApiError(int status_, const std::string& message, std::string param_ = "", std::string code_ = "")
       : std::runtime_error(message), status(status_), param(std::move(param_)), code(std::move(code_)) {}
@@ -32,30 +31,31 @@ struct ApiError : std::runtime_error {
   std::string param, code;
 };
 
-// The model as the APIs know it. Immutable: threads share it.
+// The model as the APIs show it. Immutable, so threads may share it.
 struct ServedModel {
-  std::vector<std::string> names;     // the first in answers
-  std::vector<std::string> adapters;  // their names; the engine is one of several
+  std::vector<std::string> names;     // answers show the first one
+  std::vector<std::string> adapters;  // names of LoRA adapters
   bool any_name = false;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
-  std::string no_template;  // why there is none
+  std::string no_template;  // why there is no chat template
   int64_t max_length = 0, vocab_size = 0;
   int64_t created = 0;  // seconds since 1970
   ServeSettings settings;
 
-  // What the name in a request is answered with. ApiError 404.
+  // The model name in answers to a request that asked for `asked`. Throws ApiError 404 if there is none.
   std::string name_for(const std::string& asked) const;
   bool is_adapter(const std::string& name) const;
-  // Renders and encodes. ApiError: no template, or it refuses the conversation.
+  // Renders the chat template. Throws ApiError 400 if there is no template or the template raises an error.
   std::string render(const Conversation& conversation) const;
-  // The one of a token's log-probabilities that answers show.
+  // The log-probability that answers show, by logprobs_mode.
   double logprob_of(double raw, double truncated) const {
     return settings.logprobs_mode == "raw_logprobs" ? raw : truncated;
   }
 };
 
-// Reads the fields of an object. `null` is as if it were not there. ApiError 400 names the field.
+// Reads the fields of a JSON object. A field with value null counts as missing. A field of a wrong type or
+// range throws ApiError 400 that names the field.
 class Fields {
  public:
   explicit Fields(const OrderedJson& object, std::string where = "");
@@ -69,9 +69,9 @@ class Fields {
   std::optional<std::string> text(const std::string& name);
   std::string required_text(const std::string& name);
   void ignore(std::initializer_list<const char*> names);
-  // Only this value (or none) is what the server does anyway.
+  // Accepts the field only with `value`, which describes what the server does anyway.
   void only(const std::string& name, const OrderedJson& value, const std::string& why);
-  // The rest is unknown.
+  // Throws ApiError 400 if the object has a field that was not read or ignored before.
   void done() const;
 
   std::string path(const std::string& name) const { return where_.empty() ? name : where_ + "." + name; }
@@ -84,16 +84,16 @@ class Fields {
 };
 
 struct ServedRequest {
-  std::string model;    // as answers name it
-  std::string adapter;  // that is asked; empty: the model itself
+  std::string model;    // name in answers
+  std::string adapter;  // LoRA adapter; empty: the model itself
   std::vector<std::vector<int32_t>> prompts;
   SamplingParameters sampling;
-  std::optional<uint64_t> seed;  // draws depend on it, prompt and sample alone
+  std::optional<uint64_t> seed;  // if set, samples depend only on seed, prompt and sample number
   bool stream = false;
   std::string reasoning_parser, tool_call_parser;  // empty: not parsed
   OrderedJson tools;
   OutputBegin begun;
-  // Of an agent that is trained: its session, and the prompt as that knows it.
+  // Requests of a trained agent: its session, and the prompt as the session knows it. Otherwise nullptr.
   std::shared_ptr<AgentSession> session;
   std::shared_ptr<const AskedTurn> asked;
 
@@ -101,15 +101,15 @@ struct ServedRequest {
   int64_t prompt_tokens() const;
 };
 
-// What came of a choice, or was added to it.
+// Output tokens of a choice. A ChoiceDelta is either the new output or all output so far.
 struct AnswerToken {
   int32_t id = 0;
   double logprob = 0;
-  std::vector<std::pair<int32_t, double>> top;  // the most likely ones at its place, where they are asked for
+  std::vector<std::pair<int32_t, double>> top;  // top-k tokens with log-probabilities, if asked for
 };
 struct ChoiceDelta {
   OutputParts parts;
-  std::vector<AnswerToken> tokens;  // a stop token too
+  std::vector<AnswerToken> tokens;  // including a stop token
   std::optional<SampleEnd> end;
 
   bool empty() const {
@@ -117,15 +117,15 @@ struct ChoiceDelta {
   }
 };
 
-// Writes one request's answer. Choices are numbered through all prompts.
+// Writes one request's answer. Choice numbers are prompt * n_samples + sample.
 class Answer {
  public:
   explicit Answer(std::string id) : id_(std::move(id)) {}
   virtual ~Answer() = default;
-  const std::string& id() const { return id_; }  // that the client knows it by
+  const std::string& id() const { return id_; }  // the answer's id, known to the client
   virtual Json whole(const std::vector<ChoiceDelta>& choices) = 0;
-  virtual bool wants_deltas() const { return false; }  // add() is called, whether it is a stream or not
-  // A stream: events as they go to the client. end() gets what all choices came to.
+  virtual bool wants_deltas() const { return false; }  // true: add() is called without streaming too
+  // The events of a stream, as sent to the client. end() gets the complete output of all choices.
   virtual std::string begin() = 0;
   virtual std::string add(size_t choice, const ChoiceDelta& delta) = 0;
   virtual std::string end(const std::vector<ChoiceDelta>& choices) = 0;
@@ -138,10 +138,10 @@ class Answer {
 struct ReadRequest {
   ServedRequest request;
   std::unique_ptr<Answer> answer;
-  std::optional<Json> ready;  // the answer, where no engine is needed for it
+  std::optional<Json> ready;  // the answer, if it does not need the engine
 };
 
-// Whose request it is; null: nobody's that is trained.
+// The session that a request belongs to. nullptr if the request does not come from a trained agent.
 using SessionPointer = std::shared_ptr<AgentSession>;
 
 struct Api {
@@ -161,51 +161,51 @@ ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model,
 Json openai_error(const ApiError& error);
 Json anthropic_error(const ApiError& error);
 
-// What every request that generates begins with: its name for the model, and what it gets where it says
-// nothing else.
+// Reads the model's name, and fills in the default sampling settings (ServeSettings::gconfig).
 ServedRequest begin_request(Fields& fields, const ServedModel& model, const SessionPointer& session);
-// Fields that all of OpenAI's endpoints and vLLM's extensions have: temperature, top_p, top_k, min_p,
-// penalties, stop_token_ids, ignore_eos, min_tokens, seed. In a session they are checked, but tokens are
-// drawn as the run's gconfig says: what is trained must be drawn from the policy as the loss knows it.
+// Reads temperature, top_p, top_k, min_p, penalties, stop_token_ids, ignore_eos, min_tokens and seed. In an
+// agent's session these fields are checked, but only stop_token_ids takes effect. Tokens are sampled by the
+// run's gconfig, because the loss assumes this behavior policy.
 void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& request);
-// `stream` and `stream_options`. Returns whether a stream ends with the usage.
+// Reads `stream` and `stream_options`. Returns whether a stream ends with the token usage.
 bool read_stream_options(Fields& fields, ServedRequest& request);
-// `stop`, a text or some.
+// Reads the stop strings from field `name`: one text or a list of texts.
 void read_stop(Fields& fields, const std::string& name, SamplingParameters& sampling);
-// What of the tools an answer calls. A call is forced by its beginning, which goes to the end of the prompt:
-// the rest is the model's, and may be no call that can be read.
+// The tools that an answer may call. To force a call, the beginning of a call is appended to the prompt. The
+// model writes the rest, which may fail to parse as a call.
 struct ToolChoice {
   enum class Kind { kNone, kAuto, kForced } kind = Kind::kAuto;
-  std::string name;  // the only tool that the model is shown; empty: all
+  std::string name;  // the only tool shown to the model; empty: all tools
 };
-ToolChoice read_tool_choice(Fields& fields);  // as both of OpenAI's APIs have it
-// Makes the conversation the request's only prompt, sets the parsers and checks its length. Its tools are
-// OpenAI's.
+ToolChoice read_tool_choice(Fields& fields);  // in the format of either OpenAI API
+// Makes the conversation the request's only prompt and sets the parsers. Tools are in OpenAI's format. Throws
+// ApiError 400 if the template refuses the conversation or the tool choice cannot be followed.
 void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
                       ServedRequest& request);
-// ApiError: no room for an answer, too many samples. Sets the limit of new tokens where none was asked.
+// Sets the limit of new tokens; without `max_tokens` it is gconfig's. Throws ApiError 400 if a prompt is
+// empty or leaves no room for an answer in the context, or if there are too many samples.
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens);
 
-// Tools of an API as the chat API has them: `function_of` makes the function of one. Null: there are none.
+// Converts the field `tools` to the format of OpenAI's chat API. `function_of` converts one tool. Returns
+// null if there are no tools.
 OrderedJson read_tools(Fields& fields, OrderedJson (*function_of)(Fields& tool));
 
-// A message's content, a text or a list of parts that hold text, as one text.
+// Joins a message's content, a text or a list of text parts, into one text.
 std::string content_text(const OrderedJson& content, const std::string& where);
-// A call's arguments, as templates want them.
+// Parses a call's arguments, because chat templates expect an object. Empty text: an empty object.
 OrderedJson arguments_object(const std::string& arguments, const std::string& where);
 
 std::string new_id(const std::string& prefix);  // prefix and 24 hexadecimal digits
 int64_t now_seconds();
-Json usage_json(int64_t prompt_tokens, int64_t completion_tokens);  // of completions
+Json usage_json(int64_t prompt_tokens, int64_t completion_tokens);  // OpenAI's format
 std::string sse(const Json& data);                                  // "data: {...}\n\n"
 std::string sse(const std::string& event, const Json& data);
 int64_t count_tokens(const std::vector<ChoiceDelta>& choices);
-// A token's text as log-probabilities show it, with its bytes.
-// How many of the most likely tokens an answer shows beside each one drawn. ApiError 400 where the server's
-// mode does not allow it.
+// Reads from field `name` how many top-k tokens an answer shows for each sampled token. Throws ApiError 400
+// if logprobs_mode is not raw_logprobs.
 void read_top_logprobs(Fields& fields, const std::string& name, const ServedModel& model,
                        ServedRequest& request);
-Json logprob_json(const Tokenizer& tokenizer, const AnswerToken& token);
-std::string token_text(const Tokenizer& tokenizer, int32_t id);  // U+FFFD for what is not UTF-8
+Json logprob_json(const Tokenizer& tokenizer, const AnswerToken& token);  // with text and bytes
+std::string token_text(const Tokenizer& tokenizer, int32_t id);           // U+FFFD for invalid UTF-8
 
 }  // namespace bough

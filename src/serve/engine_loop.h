@@ -1,10 +1,10 @@
-// Lets many threads use an engine that one thread drives: what they ask is done between two of its passes,
-// what comes of it is handed out after each pass, all at once.
+// Lets many threads use an engine that one thread drives. Commands take effect between two passes of the
+// engine. The events of a pass are delivered together after the pass.
 //
 //   submit(), cancel() from any thread ─▶ queue ─▶ pass() on the engine's thread ─▶ deliver() on that thread
 //
-// run() makes passes until it is stopped; who has other work for that thread calls pass() between it.
-// deliver() must hand the events on and return: the next pass waits for it. No torch.
+// run() makes passes until it is stopped. A caller with other work for the engine's thread calls pass()
+// instead. deliver() must pass the events on and return, because the next pass waits for it. No torch.
 #pragma once
 
 #include <functional>
@@ -18,37 +18,39 @@
 
 namespace bough {
 
-// Of one request: kAccepted or kRefused first; then tokens; kFinished last. A cancelled request has no more.
+// A request's first event is kAccepted or kRefused. Then come kToken events, at last kFinished. A cancelled
+// request has no more events.
 struct EngineEvent {
   enum class Kind { kAccepted, kRefused, kToken, kFinished };
   uint64_t id = 0;
   Kind kind = Kind::kToken;
   StreamedToken token;
   GenerationResult result;
-  std::string message;  // why it was refused
+  std::string message;  // kRefused: the reason
 };
 
 class EngineLoop {
  public:
   using Deliver = std::function<void(std::vector<EngineEvent>)>;
-  // Used by nobody else while run() is running.
+  // `engine` must outlive the loop. Nothing else may use `engine` during run() or pass().
   EngineLoop(Engine& engine, Deliver deliver);
 
-  // All or nothing is taken between two passes. on_token is the loop's own.
+  // All requests of one call enter the engine between the same two passes. The loop sets their on_token.
   void submit(std::vector<GenerationRequest> requests);
   void cancel(uint64_t id);
-  // Called after either, on the same thread: there is something for pass() to do.
+  // Sets a function that submit() and cancel() call at their end, on their thread: pass() has work.
   void on_commands(std::function<void()> wake);
-  // What was asked for, then one pass of the engine. False: there was nothing to do.
+  // Executes the queued commands, then one pass of the engine. Returns false if there was nothing to do.
   bool pass();
   int64_t num_running() const { return std::ssize(running_); }  // on the engine's thread
-  // Looked at between passes, and at least ten times a second. What the engine throws is passed on.
+  // Makes passes until stop() returns true. stop() is called between passes and at least every 100 ms while
+  // the engine is idle. Exceptions of the engine are passed on.
   void run(const std::function<bool()>& stop);
   EngineStatistics statistics() const;  // after the last pass
   int32_t version() const;
 
  private:
-  using Command = std::variant<GenerationRequest, uint64_t>;  // or the id of what is to be cancelled
+  using Command = std::variant<GenerationRequest, uint64_t>;  // or the id of a request to cancel
   bool take_commands();
   void deliver_events();
 
@@ -60,9 +62,9 @@ class EngineLoop {
   std::vector<Command> commands_ GUARDED_BY(mutex_);
   EngineStatistics statistics_ GUARDED_BY(mutex_);
   int32_t version_ GUARDED_BY(mutex_) = 0;
-  // Of the thread that runs.
+  // Engine's thread only.
   std::vector<EngineEvent> events_;
-  std::unordered_set<uint64_t> running_;  // not cancelled
+  std::unordered_set<uint64_t> running_;  // accepted, neither finished nor cancelled
 };
 
 }  // namespace bough

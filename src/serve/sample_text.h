@@ -1,5 +1,5 @@
-// A sample's tokens to what its reader sees: text without stop token and stop string, taken apart into
-// reasoning, content and tool calls. Streamed and whole answers come from the same pieces, token by token.
+// Turns a sample's tokens into the text that a client sees, without stop token and stop string, split into
+// reasoning, content and tool calls. Streamed and unstreamed answers are made of the same pieces.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,17 @@ struct SampleEnd {
 
 class SampleText {
  public:
-  // `sampling`, for stop strings and min_new_tokens, must outlive this object. skip_special_tokens: false
-  // where the parser's markers are special tokens.
+  // `sampling` gives stop strings and min_new_tokens, and must outlive this object. skip_special_tokens must
+  // be false if the parser's markers are special tokens (has_special_markers).
   SampleText(const Tokenizer& tokenizer, OutputParser parser, const SamplingParameters* sampling,
              bool skip_special_tokens);
 
-  // What the next token adds for certain: never a part of a character, of a marker or of a stop string. The
-  // last token of a sample is given to finish() alone, which knows whether it is a stop token.
+  // Returns the output that is certain after this token: never a part of a character, of a marker or of a
+  // stop string. Do not push a sample's last token: finish() takes it, and knows whether it is a stop token.
   OutputParts push(int32_t token);
   OutputParts finish(std::optional<int32_t> last_token, FinishReason reason);
   const SampleEnd& end() const { return end_; }
-  // Calls that could not be read; their text is content.
+  // Number of tool calls that could not be parsed. Their text is part of the content.
   int64_t malformed_calls() const { return malformed_calls_; }
 
  private:
@@ -42,14 +42,14 @@ class SampleText {
   StreamDecoder decoder_;
   OutputParser parser_;
   const SamplingParameters* sampling_;
-  std::string held_;  // may be the beginning of a stop string
+  std::string held_;  // text that may begin a stop string
   int64_t num_tokens_ = 0, malformed_calls_ = 0;
   bool has_stopped_ = false;
   SampleEnd end_;
 };
 
-// Whether texts that these parsers look for hold special tokens, which must then be decoded. An unknown name
-// is none.
+// Returns whether markers of these parsers contain special tokens. If so, special tokens must be decoded. An
+// unknown parser has no markers.
 bool has_special_markers(const Tokenizer& tokenizer, const std::string& reasoning_parser,
                          const std::string& tool_call_parser);
 

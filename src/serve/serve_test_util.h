@@ -1,4 +1,4 @@
-// For tests of this module: an engine whose samples are a given text, a byte a token.
+// A test double for this module: an engine that answers with a given text, one byte a token.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@
 
 namespace bough::testing {
 
-// Each sample is `text`, then the byte-level tokenizer's stop token; a step draws one token of each. Waits
-// where `gate` is closed. What is read by other threads is atomic.
+// Each sample is `text`, then the byte-level tokenizer's stop token. A step samples one token of each sample.
+// While is_open is false, steps do nothing. Members that other threads read are atomic.
 class ScriptedEngine final : public BareEngine {
  public:
   static constexpr int32_t kStop = 258;
@@ -67,7 +67,7 @@ class ScriptedEngine final : public BareEngine {
     GenerationRequest request;
     GenerationResult result;
   };
-  // True where it was the last token.
+  // Returns whether this was the last token.
   bool draw(Running& running) const {
     const size_t n = running.result.samples.front().token_ids.size();
     const bool stops = n == text.size();

@@ -1,15 +1,15 @@
 // `bough serve`: OpenAI's and Anthropic's HTTP APIs over an engine. No torch: the engine is an interface.
 //
-//   HttpServer (I/O thread) ─▶ lanes: JSON, template, tokens ─▶ EngineLoop ─▶ the engine, on run()'s thread
-//          ▲                                                        │ events of a pass
-//          └────────── I/O thread: text, parsers, the API's form ◀──┘
+//   HttpServer (I/O thread) ─▶ preparation: JSON, template, tokens ─▶ EngineLoop ─▶ engine, on run()'s thread
+//          ▲                                                              │ events of a pass
+//          └──────── I/O thread: text, parsers, the API's format ◀────────┘
 //
-// Everything of a request is on the I/O thread but its preparation and the JSON of an unstreamed answer. A
-// client that goes away, or does not read, has its request cancelled in the engine, which frees its pages.
+// The I/O thread handles a request, except its preparation and the JSON of an unstreamed answer. If a client
+// goes away or does not read, its request is cancelled in the engine, which frees the request's pages.
 //
-// With an AgentDesk it serves inside a training run (agent_server.h): the routes /rl/ start and end sessions
-// and set rewards, a session's key is the API key of its requests, and what they are answered becomes its
-// rows.
+// With AgentDeskOptions the server belongs to a training run (agent_server.h). Routes under /rl/ start and
+// end sessions and set rewards. A session's key is the API key of its requests. Their answers become the
+// session's rows.
 #pragma once
 
 #include <functional>
@@ -23,33 +23,33 @@
 
 namespace bough {
 
-// UserError: an address that others can reach and no key; an unknown parser.
+// Throws UserError if other machines can reach the address and there is no key, or if a parser is unknown.
 void check_serving(const ServeSettings& settings, const std::string& api_key);
 
 class Server {
  public:
-  // Listens when it returns; requests wait until run(). `api_key`: every request must have it as a bearer
-  // token; empty: none, and only programs on this machine may ask. UserError: see check_serving(); an address
-  // that cannot be had.
+  // The server listens when the constructor returns. Requests wait until run() or pass(). `api_key` is the
+  // bearer token of all requests. If empty, only programs on this machine may send requests. `engine` must
+  // outlive the server. Throws UserError like check_serving(), or if the address cannot be used.
   Server(Engine& engine, ServedModel model, std::string api_key, std::optional<AgentDeskOptions> agents = {});
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   std::string url() const;
-  // Drives the engine until stop(). Then nobody is accepted any more, requests in flight have
-  // `shutdown_seconds` to finish, and the rest is told and cancelled. What the engine throws is passed on,
-  // after everybody has been told.
+  // Drives the engine until stop() returns true. Then no connection is accepted, and requests in flight have
+  // `shutdown_seconds` to finish. After this time they get an error. If the engine throws, all requests get
+  // an error and the exception is passed on.
   void run(const std::function<bool()>& stop);
 
-  // In place of run(), for who has other work for the engine's thread: EngineLoop's.
+  // For callers that drive the engine themselves, instead of run(). See EngineLoop.
   bool pass();
-  int64_t num_running() const;                   // requests that the engine has; on its thread
-  void on_commands(std::function<void()> wake);  // before start() of the desk
-  AgentDesk& desk() const;                       // of agents
-  // Nobody is accepted any more, and who waits is told.
+  int64_t num_running() const;                   // requests in the engine; engine's thread only
+  void on_commands(std::function<void()> wake);  // call it before the desk's start()
+  AgentDesk& desk() const;                       // InternalError if the server has no agents
+  // Accepts no more connections, and answers requests in flight with an error.
   void close();
-  int64_t num_untrained() const;  // requests without a session
+  int64_t num_untrained() const;  // requests without a session, in a server with agents
 
  private:
   struct State;

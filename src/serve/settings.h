@@ -1,5 +1,5 @@
-// Settings of `bough serve`, given as key=value. `gconfig` is what a request that says nothing else gets;
-// `rollout` is how the engine runs.
+// Settings of `bough serve`, given as key=value. `gconfig` holds the default sampling settings of requests,
+// `rollout` the engine's settings.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace bough {
 
-// A low-rank adapter that is served beside the model, as vLLM's --lora-modules name=path.
+// A LoRA adapter that is served beside the model, in the format of vLLM's --lora-modules name=path.
 struct LoraModule {
   std::string name, path;
 
@@ -45,7 +45,7 @@ struct ServeSettings {
   double shutdown_seconds = 30;
   bool log_requests = true;
   HttpLimits http;
-  // A request that gives no limit of tokens gets this one, or what is left of the model's context.
+  // A request without a token limit gets max_new_tokens, or the rest of the context if that is shorter.
   SamplingParameters gconfig = [] {
     SamplingParameters parameters;
     parameters.max_new_tokens = 4096;
