@@ -1,16 +1,18 @@
-// Block top-k attention: which pages of its context a query attends to (papers: DistillSparse, section 4;
-// Quest). A page of a key/value head has a summary, made of its 16 keys when the last of them is stored; a
-// query scores a page by its summary, and the pages with the highest scores are attended to.
+// Block top-k attention: a query attends only to the pages of its context with the highest scores (papers:
+// DistillSparse, section 4; Quest). Each page has a summary per key/value head, computed from its 16 keys
+// when the last of them is stored. A query scores a page by its summary.
 //
 //   mean:   s[h] = mean of the keys' k[h],                   score = q̄ · s
 //   minmax: lo[h], hi[h] = smallest, largest of k[h],        score = sum_h max(q̄[h] lo[h], q̄[h] hi[h])
 //   q̄ = mean of the queries of the head's group
 //
-// The first page and the last two, the one that the query's own token lies in among them, are always kept,
-// inside the budget; of equal scores the lower page is. A query that sees no more pages than the budget keeps
-// all. Keys are those that attention reads, after rotation; summaries are rounded to the keys' type, scores
-// are in the accumulator type, summed in an order that does not depend on what else is chosen beside them; on
-// CUDA, where fp32 and bf16 are computed, in another order than on the CPU.
+// The first page and the last two pages are always kept and count against the budget. The last page holds the
+// query's own token. If scores are equal, the lower page is kept. A query with no more pages than its budget
+// keeps all.
+//
+// Keys are those that attention reads, after rotation. Summaries are rounded to the keys' type. Scores are in
+// the accumulator type, and the order of their sums does not depend on other queries. CUDA supports fp32 and
+// bf16, and sums scores in another order than the CPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,82 +27,81 @@
 
 namespace bough {
 
-// kExact: no pages are chosen, but keys by their own scores (top_keys.h); there are no summaries.
+// kExact: the query keeps single keys by their own scores instead of pages (top_keys.h). There are no
+// summaries.
 enum class PageSummary { kMean, kMinMax, kExact };
-PageSummary page_summary(const std::string& name);  // mean, minmax, exact; InternalError for another
+PageSummary page_summary(const std::string& name);  // mean, minmax, exact; else throws InternalError
 
-inline constexpr int64_t kLeastPages = 4;  // of a budget: those always kept, and one by its score
+inline constexpr int64_t kLeastPages = 4;  // smallest budget: the pages always kept, and one chosen by score
 
-// How drawn tokens attend.
+// The pages that sampled tokens attend to.
 struct SparsePolicy {
-  int64_t budget_pages = 0;  // that a drawn token attends to; 0: to all
+  int64_t budget_pages = 0;  // pages that a sampled token attends to; 0: all
   PageSummary summary = PageSummary::kMean;
-  int64_t dense_layers = 0;  // the first of the model, which attend to all
-  // Budgets of longer contexts, by the tokens, the query's own among them, from which on they hold; they
-  // grow.
+  int64_t dense_layers = 0;  // the first dense_layers layers attend to all pages
+  // Budgets for longer contexts. The key is the number of context tokens, the query's own included, from
+  // which the budget holds. Budgets must not shrink.
   std::map<int64_t, int64_t> larger_budgets = {};
-  bool keeps_choices = false;  // generation keeps what was chosen, for training
+  bool keeps_choices = false;  // generation records the chosen pages for training
 
   bool is_sparse() const { return budget_pages > 0; }
   bool has_summaries() const { return is_sparse() && summary != PageSummary::kExact; }
-  // Pages that a query with so many tokens in its context attends to.
+  // Pages that a query attends to if its context, itself included, has this many tokens.
   int64_t budget_of(int64_t context_tokens) const;
   int64_t largest_budget() const {
     return larger_budgets.empty() ? budget_pages : larger_budgets.rbegin()->second;
   }
-  // Of a query's pages those that are not always kept: what its list has between the first page and the last
-  // two.
+  // The pages of a budget that are chosen by score: all but the first page and the last two.
   static int64_t chosen_of(int64_t budget) { return budget - (kLeastPages - 1); }
 };
 
-// A layer's summaries: [B, G, 1 or 2, padded H] in the keys' type, zeros from H on.
+// Sizes of a layer's summaries: [B, G, 1 or 2, padded H] in the keys' type, zeros from H on.
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
                                    int64_t head_dim);
 
-// Writes the summaries of `complete` pages, all of whose keys are stored. pages: a layer's
-// (kernels/paged_attention/paged_attention.h).
+// Writes the summaries of the pages in `complete`, all of whose keys are stored. pages: the tensor of a layer
+// (kernels/paged_attention/paged_attention.h). Throws InternalError if a tensor does not fit.
 void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
                      int64_t head_dim, const at::Tensor& summaries);
 
-// A query that attends by choice.
+// A query that chooses the pages it attends to.
 struct ChoosingQuery {
-  int64_t token = 0;               // of q
-  std::span<const int32_t> pages;  // of its context, in order, its own token's last
-  int64_t budget = 0;              // pages that it keeps
-  int64_t position = 0;            // of its own token
+  int64_t token = 0;               // row of q
+  std::span<const int32_t> pages;  // pages of its context in order; the last holds its own token
+  int64_t budget = 0;              // number of pages that it keeps
+  int64_t position = 0;            // position of its own token
 };
 
-// Sets lists[i · G + g] to the indices, ascending, of the pages that query i keeps for key/value head g:
-// its budget of them, or all where there are no more. q_TNH: last dimension contiguous; N a multiple of G.
-// On CUDA it waits for the device. InternalError where a budget is below kLeastPages, or shapes disagree.
+// Sets lists[i · G + g] to the ascending indices of the pages that query i keeps for key/value head g: as
+// many as its budget, or all if there are no more. q_TNH: last dimension contiguous; N a multiple of G. On
+// CUDA, waits for the device. Throws InternalError if a budget is below kLeastPages or an input does not fit.
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                   std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists);
 
-// The queries of a pass, and the pages that they choose in one layer after the other: what generation and
-// training have in common.
+// Chooses the pages of a pass's queries, layer by layer. Generation and training share this class.
 class PageChooser {
  public:
-  // Lists by (choosing query · G + key/value head), as choose_pages() gives them.
+  // Index: choosing query · G + key/value head. Contents as in choose_pages().
   using Lists = std::vector<std::vector<int32_t>>;
 
-  // Segments: of the pass; what they point to must outlive this object. is_drawn: of each of their tokens;
-  // those attend by choice where they see more pages than the policy's budget.
+  // segments: of the pass; the memory that they refer to must outlive this object. is_drawn: for each token,
+  // whether it was sampled. A sampled token chooses if it sees more pages than its budget.
   PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
               const SparsePolicy& policy, int64_t num_kv_heads);
 
   bool chooses() const { return !queries_.empty(); }
   const SparsePolicy& policy() const { return policy_; }
-  // The pass's tokens again, each that chooses as a segment of its own.
+  // The tokens of the pass again. Each choosing token is a segment of its own.
   const std::vector<PagedSegment>& segments() const { return segments_; }
-  const std::vector<size_t>& choosing() const { return choosing_; }  // of them, ascending
+  const std::vector<size_t>& choosing() const { return choosing_; }  // ascending indices of those that choose
   const std::vector<ChoosingQuery>& queries() const { return queries_; }
-  // Over all drawn tokens: the pages that they attend to, in a layer and head, and those of their contexts.
+  // Sums over all sampled tokens, per layer and head: pages attended to, and pages in the context.
   int64_t pages_read() const { return pages_read_; }
   int64_t pages_in_context() const { return pages_in_context_; }
 
-  // What q of a layer chooses.
+  // Returns the pages that the queries of one layer choose.
   Lists choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const;
-  // The selection for a plan of segments(); valid until the next call.
+  // Returns the selection for a plan of segments(). The selection is valid until the next call.
   PageSelection selection(const Lists& chosen);
 
  private:
@@ -109,7 +110,7 @@ class PageChooser {
   std::vector<PagedSegment> segments_;
   std::vector<size_t> choosing_;
   std::vector<ChoosingQuery> queries_;
-  Lists lists_;  // of segments()
+  Lists lists_;  // page lists of segments()
   int64_t pages_read_ = 0, pages_in_context_ = 0;
 };
 

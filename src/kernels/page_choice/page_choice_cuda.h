@@ -1,10 +1,10 @@
-// CUDA launchers of page_choice.h. Pointers are of the device; launch errors are left to cudaGetLastError.
-// T: BFloat16Bits or float; scores are fp32.
+// CUDA launchers of page_choice.h. Pointers are device pointers. The caller checks launch errors with
+// cudaGetLastError. T is BFloat16Bits or float. Scores are fp32.
 //
-// A thread makes an element of a summary, from the page's keys in their order: the bits of the CPU. A block
-// has a query and key/value head: its warps score a page each, then the highest scores are found by their
-// bits, eight at a time, and of those that equal the least of them the lower pages are taken. Scores are
-// summed in another order than on the CPU. No atomics but counts of whole numbers.
+// One thread computes one element of a summary from the page's keys in order, with the same bits as on the
+// CPU. One block handles one query and key/value head. Each warp of the block scores one page at a time. A
+// radix search, eight bits at a time, finds the lowest score that is kept. If too many pages have this score,
+// the lower pages are kept. Scores are summed in another order than on the CPU. Atomics count integers only.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ template <class T>
 void summarise_pages_cuda(const SummarisePagesCuda<T>& in, CudaStream stream);
 
 struct PageChoiceQuery {
-  int32_t token, first_page, num_pages, kept;  // its pages' place in `pages`; kept: beside those always kept
+  int32_t token, first_page, num_pages, kept;  // first_page: index into `pages`; kept: pages chosen by score
 };
 
 template <class T>
@@ -37,7 +37,7 @@ struct ChoosePagesCuda {
   float* scores;         // scratch [queries, G, most_pages]
   const T* q;            // [T, N, H]
   const T* summaries;    // [pages, G, 1 or 2, padded H]
-  const int32_t* pages;  // of all queries
+  const int32_t* pages;  // page ids of all queries
   const PageChoiceQuery* queries;
   int64_t num_queries, num_heads, num_groups, head_dim, padded_dim, most_pages, most_kept;
   bool has_extremes;

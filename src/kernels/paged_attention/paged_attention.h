@@ -1,23 +1,23 @@
-// Attention of a pass's tokens to keys and values in pages: decode and chunked prefill mixed, grouped heads.
-// The pass's own keys and values are stored first.
+// Attention of the tokens of a pass to keys and values in pages. A pass may mix decode and chunked prefill.
+// Query heads are grouped. The keys and values of the pass are stored in the pages first.
 //
 //   o[t, n]   = sum_j p_j v_j,  p = softmax_j(scale · q[t, n] · k_j)
 //   lse[t, n] = log sum_j exp(scale · q[t, n] · k_j)
-//   j: the keys of the pages that t's sequence lists (or of those that are selected of them), at positions up
-//   to t's own
+//   j: keys in the pages that t's sequence lists, or in the selected ones, at positions up to t's own
 //
-// A page holds kPageTokens consecutive positions of one sequence, from its first key on; sequences with a
-// common prefix list the same pages. Who lists a page says the same first key of it. Scores, softmax and sums
-// are in the accumulator type, and o is rounded once; where bf16 is computed in blocks, p is rounded to bf16
-// before it meets v, as in training.
+// A page holds kPageTokens consecutive positions of one sequence, from its first key on. Sequences with a
+// common prefix list the same pages. All sequences that list a page give it the same first key. Scores,
+// softmax and sums are in the accumulator type, and o is rounded once. The kernels for bf16 blocks round p to
+// bf16 before the product with v, as in training.
 //
-// What a call does is planned once for all layers that take the same pages (PagedPlan); a layer that selects
-// pages of its own has a plan of its own. A selection of all pages is the plan without one, bit for bit.
+// A PagedPlan is made once for all layers that attend to the same pages. A layer that selects pages has a
+// plan of its own. A selection of all pages gives the same bits as no selection.
 //
-// On the CPU a token visits its keys in ascending order, a page at a time, with a running maximum and sum:
-// its result does not depend on what else is in the pass, on chunk borders or on thread count. On CUDA the
-// parts of a token's keys, shared pages and its own, are computed side by side and joined by their
-// log-sum-exp: the same pass gives the same bits, another pass may round otherwise.
+// On the CPU, a token visits its keys in ascending order, one page at a time, with a running maximum and sum.
+// The result does not depend on the rest of the pass, on chunk borders or on the number of threads. On CUDA,
+// a token's keys are divided into parts (shared pages, other pages). The parts are computed in parallel and
+// merged by their log-sum-exp. The same pass gives the same bits; a token may be rounded differently in
+// another pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,39 +36,42 @@ struct PagedShape {
   at::Device device = at::kCPU;
 };
 
-// Sizes of a layer's pages, uninitialised: on the CPU [B, G, 2, kPageTokens · padded H] (pages.h), on CUDA
-// [2, B, G, kPageTokens, H].
+// Sizes of the tensor of a layer's pages: on the CPU [B, G, 2, kPageTokens · padded H] (pages.h), on CUDA
+// [2, B, G, kPageTokens, H]. The tensor need not be initialized.
 std::vector<int64_t> page_sizes(const PagedShape& shape, int64_t num_pages);
-// Views of a layer's pages: keys [B, G, H' / P, kPageTokens, P], values [B, G, kPageTokens / P, H', P], with
-// H' = padded H and P of pages.h; on CUDA H' = H and P = 1.
+// Views of a layer's pages: keys [B, G, H' / P, kPageTokens, P], values [B, G, kPageTokens / P, H', P]. H' is
+// the padded H, P the pair size of pages.h. On CUDA H' = H and P = 1.
 at::Tensor keys_of_pages(const at::Tensor& pages, int64_t head_dim);
 at::Tensor values_of_pages(const at::Tensor& pages, int64_t head_dim);
 
-// What a call computes, as integers where its kernel reads them.
+// The work of a paged attention call, as integers on the device of its kernel.
 class PagedPlan {
  public:
   PagedPlan() = default;
-  // Plans one pass. The segments' pages are read now, not later. InternalError where a token's own page is
-  // not listed or not selected, or lists are not in ascending order.
+  // Plans one pass. Does not keep references to the segments. Throws InternalError if the page of a token of
+  // the pass is not listed or not selected, or if a list is not in ascending order.
   PagedPlan(std::span<const PagedSegment> segments, const PagedShape& shape,
             const PageSelection* selection = nullptr, AttentionPath path = AttentionPath::kFastest);
-  // On CUDA, plans passes of up to these capacities one after the other, always at the same addresses, as
-  // captured graphs need. parts: of make_parts(), for as many as there are rows.
+  // On CUDA, a plan that set_work() fills for one pass after another. The tensors keep their addresses, as
+  // captured graphs need. capacities, max_pages: limits of a pass. parts: make_parts() of at least
+  // capacities.max_rows.
   PagedPlan(const PagedShape& shape, const PagedLayout& capacities, int64_t max_pages, at::Tensor parts);
 
-  // Whether CUDA kernels compute this shape: fp32 or bf16, heads not too wide. Else the reference does.
+  // Whether the CUDA kernels support the shape: fp32 or bf16, heads of up to 256. If not, the reference is
+  // used.
   static bool on_cuda(const PagedShape& shape);
-  // Uninitialised room for parts of rows that are cut.
+  // Returns uninitialized memory for the partial results of rows that several items compute (paged_work.h).
   static at::Tensor make_parts(const PagedShape& shape, int64_t num_parts);
 
-  // On CUDA, sets what the next call computes. False, and nothing is changed, if it does not fit.
+  // On CUDA, sets the work of the next call. Returns false and changes nothing if the work exceeds the
+  // capacities.
   bool set_work(const PagedWork& work);
 
-  int64_t num_tokens() const { return num_tokens_; }  // of the pass; with capacities: the most
+  int64_t num_tokens() const { return num_tokens_; }  // of the pass; with capacities: the maximum
   bool by_reference() const { return by_reference_; }
   const at::Tensor& work() const {
     return work_;
-  }  // PagedSchedule::as_tensor(); on CUDA as paged_work.h lays it out
+  }  // PagedSchedule::as_tensor(); on CUDA in the layout of paged_work.h
   const at::Tensor& parts() const { return parts_; }
   const PagedLayout& layout() const { return layout_; }
 
@@ -81,19 +84,19 @@ class PagedPlan {
 
 struct PagedAttentionInput {
   at::Tensor q_TNH;         // fp32, bf16 or fp64; last dimension contiguous; N a multiple of G
-  at::Tensor k_TGH, v_TGH;  // as q; on the CPU undefined where all is stored already
-  at::Tensor pages;         // the layer's; k and v are written to them
+  at::Tensor k_TGH, v_TGH;  // as q; on the CPU undefined if all keys and values are stored already
+  at::Tensor pages;         // of the layer; k and v are written to them
   const PagedPlan& plan;
   double scale;  // usually 1/sqrt(H)
 };
 
-// Checks shapes, dtypes and devices (InternalError), then calls the kernel of q's device through torch's
-// dispatcher. Returns o_TNH, contiguous, q's dtype. lse_TN: contiguous, accumulator type, overwritten; not by
-// CUDA kernels; may be null.
+// Checks shapes, dtypes and devices (throws InternalError), then calls the kernel of q's device through
+// torch's dispatcher. Returns o_TNH, contiguous, in q's dtype. Overwrites lse_TN (contiguous, accumulator
+// type) if it is not nullptr. CUDA kernels do not support lse_TN and throw InternalError.
 at::Tensor paged_attention(const PagedAttentionInput& in, at::Tensor* lse_TN = nullptr);
 
-// A token of k and v, and the slot it goes to: page · kPageTokens + place in it. Of the tokens of
-// a page that of its first place comes first.
+// A row `token` of k and v, and its slot: page · kPageTokens + place in the page. In a list, the token at
+// place 0 of a page precedes the other tokens of the page, because storing it clears the page's values.
 struct TokenSlot {
   int64_t token, slot;
 };
@@ -102,8 +105,8 @@ void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::
 void store_in_pages_reference(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
                               std::span<const TokenSlot> tokens);  // in tensor ops
 
-// Paged attention in tensor ops, on any device: gathers each token's pages, masks, softmax. work:
-// PagedSchedule::as_tensor().
+// Paged attention in tensor ops, on any device. Gathers the pages of each token, masks, and computes the
+// softmax. work: PagedSchedule::as_tensor().
 at::Tensor paged_attention_reference(const at::Tensor& q_TNH, const std::optional<at::Tensor>& k_TGH,
                                      const std::optional<at::Tensor>& v_TGH, const at::Tensor& pages,
                                      const at::Tensor& work, double scale,

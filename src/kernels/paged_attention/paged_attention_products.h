@@ -1,14 +1,15 @@
-// Products of paged_attention_bf16.cpp, up to 16 entries with some pages at a call, in the two ways of
-// matrix_product/bf16_products.h. An entry's sums do not depend on the other entries or pages.
+// Matrix products of paged_attention_bf16.cpp, for up to 16 entries (TaskView) and a few pages per call, by
+// AMX tiles or by AVX-512 dot products (matrix_product/bf16_products.h). The sums of an entry do not depend
+// on the other entries or pages.
 #pragma once
 
 #include "kernels/paged_attention/paged_attention_task.h"
 
 namespace bough {
 
-constexpr int64_t kEntriesTogether = 16, kMostPages = 8;  // of a call
+constexpr int64_t kEntriesTogether = 16, kMostPages = 8;  // limits of a call
 
-// One head's keys or values in some pages (pages.h), and in pages that are brought near meanwhile.
+// Keys or values of one head in `count` pages (pages.h), and as many pages to prefetch meanwhile.
 struct PageFactors {
   const BFloat16Bits* const* pages;
   const BFloat16Bits* const* ahead;
@@ -16,9 +17,9 @@ struct PageFactors {
 };
 
 namespace amx {
-// Called before the functions below, for so many entries.
+// Configures the tiles for this number of entries. Call it before the functions below.
 void begin_rows(int64_t entries);
-// scores[page][16 entries][16 keys] = q·k of `entries`; q[entries][padded_H].
+// scores[page][16 entries][16 keys] = q·k of the first `entries` entries. q: [entries][padded_H].
 void multiply_keys(float* scores, const BFloat16Bits* q, int64_t entries, int64_t padded_H,
                    const PageFactors& keys);
 // o[entries][padded_H] += weights[page][16 entries][16 keys] · values.

@@ -1,5 +1,5 @@
-// What one thread does at once in paged attention: rows (query tokens) and the pages they visit, in order.
-// Plain types: the files that work on them include neither torch nor the standard library's templates
+// The work of one thread in paged attention: rows (query tokens) and the pages that they visit, in order.
+// Plain types: the files that use them include neither torch nor the standard library's templates
 // (common/isa.h).
 #pragma once
 
@@ -11,61 +11,61 @@ namespace bough {
 
 inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
 
-// Records of int32, as they lie in the op's work (paged_plan.h). A row's list of pages begins at pages_at of
-// the work's pages; keys count by their place in the list.
+// Records of int32 in the `work` tensor of the op (paged_plan.h). A row's page list begins at index pages_at
+// of the work's pages. Keys are numbered by their place in the list.
 struct AttentionRow {
-  int32_t token = 0;                    // of the pass
-  int32_t limit = 0;                    // sees the keys below it; at least one of every page it visits
-  int32_t pages_at = 0, num_pages = 0;  // up to the limit
+  int32_t token = 0;                    // number in the pass
+  int32_t limit = 0;                    // sees the keys below it: at least one of each visited page
+  int32_t pages_at = 0, num_pages = 0;  // num_pages: pages with keys below the limit
 };
 struct AttentionRun {  // rows [row_begin, row_end) visit pages [page_begin, page_end) of their lists, which
-                       // agree
+                       // are equal there
   int32_t row_begin = 0, row_end = 0;
   int32_t page_begin = 0, page_end = 0;
-  int32_t pages_at = 0;  // of one of the rows
+  int32_t pages_at = 0;  // page list of one of the rows
 };
 struct AttentionTask {
   int32_t row_begin = 0, row_end = 0;
-  int32_t run_begin = 0, run_end = 0;  // their rows count from row_begin
-  int32_t decodes = 0;                 // a row a sequence, else a part of one sequence
-  int32_t head = -1;                   // the key/value head that it is of; -1: all
+  int32_t run_begin = 0, run_end = 0;  // rows of its runs are counted from row_begin
+  int32_t decodes = 0;                 // 1: each row is of another sequence; 0: all rows are of one sequence
+  int32_t head = -1;                   // key/value head; -1: all
 };
 
-// What attention reads and writes of one layer. Pages lie as in pages.h.
+// The inputs and outputs of attention in one layer. Page layout: pages.h.
 template <class T, class Acc>
 struct LayerView {
   const T* q;  // token t, head n at q + t * q_stride_t + n * q_stride_n
   int64_t q_stride_t, q_stride_n;
   T* o;           // [T, N, H]
-  Acc* lse;       // [T, N], or null
+  Acc* lse;       // [T, N], or nullptr
   const T* keys;  // of page 0, head 0
   const T* values;
   double scale;
   int64_t N, G, H, padded_H;
   int64_t heads() const { return N / G; }
-  // Where the keys of a page's head begin, and its values, in their arrays.
+  // Offset of one head's keys in a page from `keys`, and of its values from `values`.
   int64_t offset(int64_t page, int64_t g) const { return (page * G + g) * 2 * kPageTokens * padded_H; }
 };
 
-// The rows of one task times the heads of one key/value head g are its entries, heads of a row beside each
-// other. Room for what is kept of each:
+// One task for one key/value head g. Its entries are its rows times the query heads of g; the heads of a row
+// are adjacent. The arrays of [entries] are scratch of the thread.
 template <class Acc>
 struct TaskView {
   const AttentionRow* rows;
-  const AttentionRun* runs;  // their rows count from rows[0]; of one row in ascending order of pages
-  const int32_t* pages;      // the lists of all rows
+  const AttentionRun* runs;  // rows are counted from rows[0]; the runs of a row are in the order of its pages
+  const int32_t* pages;      // page lists of all rows
   int64_t num_rows, num_runs, g;
   Acc* q;        // [entries, padded H]
   Acc* output;   // [entries, padded H], unnormalised
-  Acc* sum;      // [entries, 16]: the sum is that of the lanes
+  Acc* sum;      // [entries, 16]: the total is the sum of the 16 lanes
   Acc* maximum;  // [entries]
 
   int32_t page(const AttentionRun& run, int64_t i) const { return pages[run.pages_at + i]; }
 };
 
 namespace bf16 {
-// Runs a task by tiles: products of bf16, summed in fp32. begin_tiles() is not needed, end_tiles() afterwards
-// is (matrix_product_tiles.h).
+// Runs a task in bf16, with sums in fp32. The caller need not call begin_tiles(), but must call end_tiles()
+// afterwards (matrix_product_tiles.h).
 void run_attention_task(const LayerView<BFloat16Bits, float>& layer, const TaskView<float>& task);
 }  // namespace bf16
 

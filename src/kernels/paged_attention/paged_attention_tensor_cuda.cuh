@@ -1,7 +1,7 @@
-// Paged attention of bf16 heads on the tensor cores. A block has one item and one key/value head; 64 keys at
-// a time, four pages, pass through two stages of shared memory. With one fragment of query vectors each warp
-// takes one of the four pages, and their running softmaxes are joined at the end; with four each warp has its
-// own and all the keys.
+// Paged attention of bf16 heads on the tensor cores. A block computes one item for one key/value head. Tiles
+// of 64 keys (four pages) pass through two stages of shared memory. Small items have one fragment of query
+// vectors: each warp takes one page of a tile, and the running softmaxes are merged at the end. Large items
+// have four fragments: each warp takes one fragment and all keys.
 #pragma once
 
 #include "kernels/common/cuda_tiles.cuh"
@@ -14,7 +14,7 @@ constexpr int kPagedThreads = kPagedWarps * kWarp;
 constexpr int kPagedTile = 64;  // keys
 constexpr int kTilePages = kPagedTile / kPagedPageTokens;
 
-// The work list as a kernel sees it.
+// Pointers to the sections of the work.
 struct PagedWorkView {
   const PagedHeader* header;
   const PagedItem *large, *small;
@@ -32,21 +32,21 @@ struct PagedWorkView {
         pages(work + layout.pages()) {}
 };
 
-// One query vector of an item: a row and a head of the block's group.
+// One query vector of an item: a row, and a query head of the block's group.
 struct PagedEntry {
-  int token = -1, head = 0, limit = 0, part = -1;  // token below 0: there is none
+  int token = -1, head = 0, limit = 0, part = -1;  // token is -1 if there is no such vector
 
   __device__ PagedEntry(const PagedItem& item, const PagedRow* rows, int index, int group, int heads) {
     if (index >= item.num_rows * heads) return;
     const PagedRow row = rows[item.row_begin + index / heads];
     token = row.token;
     head = group * heads + index % heads;
-    limit = min(row.limit, item.key_end);  // beyond it a tile has zeros
+    limit = min(row.limit, item.key_end);  // keys beyond it are zeros in the tile
     part = row.part;
   }
 };
 
-// Where an entry's result goes: finished, or as a part.
+// The destination of an entry: o if this item finishes the row (part is nullptr), else a part.
 template <class T>
 struct PagedOutput {
   T* o;
@@ -66,8 +66,8 @@ template <int kHead>
 struct PageStages {
   static constexpr int kTileBytes = kPagedTile * kRowBytes<kHead>;
   static constexpr int kBytes = 4 * kTileBytes;
-  static constexpr int kChunks = kHead / 8;              // of 16 bytes a row
-  static constexpr int kStep = kPagedThreads / kChunks;  // rows that the block copies at once
+  static constexpr int kChunks = kHead / 8;              // chunks of 16 bytes per row
+  static constexpr int kStep = kPagedThreads / kChunks;  // rows that the block copies at a time
   static_assert(kPagedPageTokens % kStep == 0 && kStep % 8 == 0);
 
   __device__ static SharedAddress k(int stage) {
@@ -75,7 +75,7 @@ struct PageStages {
   }
   __device__ static SharedAddress v(int stage) { return k(stage) + kTileBytes; }
 
-  // Reads the numbers of a tile's pages: one tile ahead, since their addresses wait for them.
+  // Reads the page ids of a tile. Called one tile ahead, because addresses depend on them.
   __device__ static void read_pages(int (&ids)[kTilePages], const int32_t* pages, int tile, int num_pages) {
 #pragma unroll
     for (int p = 0; p < kTilePages; ++p) {
@@ -84,7 +84,7 @@ struct PageStages {
     }
   }
 
-  // Loads a tile; rows from num_keys on become zeros, whatever the pages hold there.
+  // Loads a tile. Rows from num_keys on become zeros: pages may hold anything there.
   __device__ static void load(int stage, const PagedAttentionCuda<BFloat16Bits>& in,
                               const int (&ids)[kTilePages], int group, int num_keys) {
     const int thread = thread_index(), first = thread / kChunks, chunk = thread % kChunks;
@@ -103,7 +103,7 @@ struct PageStages {
   }
 };
 
-// Loads the fragments of 16 query vectors, of which this lane holds parts of two.
+// Loads the fragments of 16 query vectors. Each lane holds pieces of two of them.
 template <int kHead>
 __device__ inline void load_entries(uint32_t (&a)[kHead / 16][4], const PagedAttentionCuda<BFloat16Bits>& in,
                                     const PagedEntry (&entries)[2]) {
@@ -124,7 +124,8 @@ __device__ inline void load_entries(uint32_t (&a)[kHead / 16][4], const PagedAtt
   }
 }
 
-// Sets scores of keys from an entry's limit on to minus infinity. first_key: of the fragment's first column.
+// Sets the scores of keys from an entry's limit on to -infinity. first_key: key of the fragment's first
+// column.
 template <int kTiles>
 __device__ inline void mask_limits(float (&c)[kTiles][4], int first_key, const PagedEntry (&entries)[2]) {
   const int key = first_key + thread_index() % 4 * 2;
@@ -135,14 +136,14 @@ __device__ inline void mask_limits(float (&c)[kTiles][4], int first_key, const P
       if (key + n * 8 + e % 2 >= entries[e / 2].limit) c[n][e] = -INFINITY;
 }
 
-// Writes two neighbouring sums of an entry.
+// Writes two adjacent sums of an entry.
 __device__ inline void put(const PagedOutput<BFloat16Bits>& out, int column, float a, float b,
                            float inverse) {
   if (out.part) *reinterpret_cast<float2*>(out.part + column) = {a, b};
   else *reinterpret_cast<uint32_t*>(out.o + column) = pack_bf16(a * inverse, b * inverse);
 }
 
-// Writes the warp's own 16 entries.
+// Writes the 16 entries of a warp of a large item.
 template <int kHead>
 __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, const PagedEntry (&entries)[2],
                                  const float (&sums)[kHead / 8][4], const float (&row_max)[2],
@@ -161,19 +162,20 @@ __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, con
   }
 }
 
-// Joins the four warps' softmaxes of the same 16 entries, over different keys, in the order of the warps.
+// Merges the softmaxes of the four warps of a small item, in the order of the warps. The warps have the same
+// 16 entries and different keys.
 template <int kHead>
 __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, const PagedItem& item,
                                     const PagedRow* rows, int group, const float (&sums)[kHead / 8][4],
                                     const float (&row_max)[2], const float (&row_sum)[2], float scale) {
-  constexpr int kStride = kHead + 8;  // eight rows of a fragment in different banks
+  constexpr int kStride = kHead + 8;  // puts eight rows of a fragment in different banks
   float* const shared = reinterpret_cast<float*>(dynamic_shared_memory());
   float2* const states = reinterpret_cast<float2*>(shared + kPagedWarps * kFragmentRows * kStride);
   static_assert((kPagedWarps * kFragmentRows * kStride + kPagedWarps * kFragmentRows * 2) * 4 <=
                 PageStages<kHead>::kBytes);
   const int thread = thread_index(), warp = thread / kWarp, lane_row = thread % kWarp / 4,
             pair = thread % 4 * 2;
-  __syncthreads();  // all have read the last tile
+  __syncthreads();  // all warps have read the last tile
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * kFragmentRows + lane_row + half * 8;
@@ -185,7 +187,7 @@ __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, 
   }
   __syncthreads();
   const int heads = static_cast<int>(in.num_heads / in.num_groups);
-  const int row = thread / 8, part = thread % 8;  // eight threads an entry
+  const int row = thread / 8, part = thread % 8;  // eight threads per entry
   const PagedEntry entry(item, rows, row, group, heads);
   if (entry.token < 0) return;
   const PagedOutput<BFloat16Bits> out(in, entry);
@@ -213,15 +215,15 @@ __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, 
   if (out.part && part == 0) *reinterpret_cast<float2*>(out.part_sums) = {largest, sum};
 }
 
-// Blocks a multiprocessor: what registers allow without spilling.
+// Blocks per multiprocessor: as many as fit without spilling registers.
 template <int kHead, bool kLarge>
 constexpr int kPagedBlocks = kHead > 64 ? (kLarge ? 2 : 3) : (kLarge ? 3 : 4);
 
-// With kLarge each warp has a fragment of entries, else one is for all of them.
+// If kLarge, each warp has its own fragment of entries. Else all warps have the same fragment.
 template <int kHead, bool kLarge>
 __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
     paged_attention_kernel(const PagedAttentionCuda<BFloat16Bits> in) {
-  constexpr int kTiles = kLarge ? kPagedTile / 8 : kPagedPageTokens / 8;  // of 8 keys, each warp
+  constexpr int kTiles = kLarge ? kPagedTile / 8 : kPagedPageTokens / 8;  // tiles of 8 keys per warp
   using Stages = PageStages<kHead>;
   const PagedWorkView work(in.work, in.layout);
   const int index = static_cast<int>(blockIdx.x);
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
   const int warp = static_cast<int>(threadIdx.x / kWarp),
             lane_row = static_cast<int>(threadIdx.x % kWarp / 4);
   const int first_entry = (kLarge ? warp * kFragmentRows : 0) + lane_row;
-  const int warp_key = kLarge ? 0 : warp * kPagedPageTokens;  // of a tile
+  const int warp_key = kLarge ? 0 : warp * kPagedPageTokens;  // first key of the warp in a tile
   const int num_keys = item.key_end - item.first_key;
   const int num_tiles = (num_keys + kPagedTile - 1) / kPagedTile;
   const int num_pages = (num_keys + kPagedPageTokens - 1) / kPagedPageTokens;
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
   float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0, 0};
   for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage ^= 1) {
     wait_for_copies();
-    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+    __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
     if (tile + 1 < num_tiles) {
       Stages::load(stage ^ 1, in, ids, group, num_keys - (tile + 1) * kPagedTile);
       Stages::read_pages(ids, pages, tile + 2, num_pages);

@@ -1,10 +1,11 @@
-// Which tokens of a pass visit which pages together, so that pages that several sequences hold are read once
-// for all of them: pure functions of the segments, as tasks for the CPU's threads and as work for a GPU's
-// blocks (paged_work.h).
+// Plans which tokens of a pass visit which pages together, so that pages shared by several sequences are read
+// once for all of them. The functions depend on the segments only. The results are tasks for CPU threads, or
+// work for GPU blocks (paged_work.h).
 //
-// Positions matter here only. What kernels get counts keys by their place in a row's list of pages: page i of
-// the list has keys 16 i ... 16 i + 15, and a row sees the keys below its limit. As lists ascend and pages
-// are whole but the last that a row sees, these are the keys up to its position.
+// Only this file knows positions. Kernels number keys by their place in a row's list of pages: page i of the
+// list has keys 16 i to 16 i + 15, and a row sees the keys below its limit. Lists ascend, and every page but
+// the last that a row sees is full. The keys below the limit are therefore the keys of these pages up to the
+// row's position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,29 +19,30 @@
 
 namespace bough {
 
-// Tokens at positions begin ... begin + count - 1 of one sequence. Keys and values of the positions before
-// `begin` are stored already.
+// Tokens at positions begin to begin + count - 1 of one sequence. The keys and values of earlier positions
+// are already stored.
 struct PagedSegment {
   std::span<const int32_t>
-      pages;  // any of the sequence's, in ascending order of positions, with room for these tokens
+      pages;  // pages of the sequence in ascending order of positions, those of these tokens included
   int64_t begin = 0;
   int64_t count = 0;
-  // Position of each page's first key, at least kPageTokens apart; empty: 0, 16, 32, ...
+  // Position of each page's first key, at least kPageTokens apart. If empty: 0, 16, 32, ...
   std::span<const int32_t> first_keys = {};
 };
 
-// The pages that a segment's tokens attend to: ascending indices into its list, those of its own tokens among
-// them.
+// The pages that the tokens of each segment attend to, as ascending indices into the segment's list. The
+// pages of the tokens themselves must be selected.
 struct PageSelection {
-  // The pages of segment s are lists[s], or where heads differ, of key/value head g, lists[s · G + g].
+  // lists[s] are the pages of segment s. If per_head, lists[s · G + g] are those of key/value head g.
   std::span<const std::vector<int32_t>> lists;
   bool per_head = false;
 };
 
-// A segment's list of pages, or what is selected of it.
+// The page list of a segment, or the selected part of it.
 class PageList {
  public:
-  // InternalError where the list does not ascend, or has no page of some of the segment's tokens.
+  // Throws InternalError if the list does not ascend or lacks a page of a token of the segment. selected:
+  // nullptr if all pages are. Keeps references to both.
   PageList(const PagedSegment& segment, const std::vector<int32_t>* selected);
 
   int64_t size() const {
@@ -51,9 +53,9 @@ class PageList {
     return segment_->first_keys.empty() ? static_cast<int64_t>(index(i)) * kPageTokens
                                         : segment_->first_keys[index(i)];
   }
-  // How many of the list's keys lie at positions below `position`.
+  // The number of the list's keys at positions below `position`.
   int64_t keys_below(int64_t position) const;
-  // Where the key of one of the segment's tokens goes: page · kPageTokens + place in it.
+  // The slot of one of the segment's tokens: page · kPageTokens + place in the page.
   int32_t slot(int64_t position) const;
 
  private:
@@ -65,23 +67,24 @@ class PageList {
   const std::vector<int32_t>* selected_;
 };
 
-// What the CPU's threads do. Rows, and the runs that they take together, are a task: what a thread does at
-// once.
+// The work of the CPU's threads. A task is the work of one thread at a time: rows, and the runs in which they
+// visit pages together.
 struct PagedSchedule {
   std::vector<AttentionRow> rows;
   std::vector<AttentionRun> runs;
-  std::vector<AttentionTask> tasks;  // all of one head, or all of every head
-  std::vector<int32_t> slots;        // of each token
-  std::vector<int32_t> pages;        // the rows' lists
+  std::vector<AttentionTask> tasks;  // each task is of one head, or each is of all heads
+  std::vector<int32_t> slots;        // slot of each token
+  std::vector<int32_t> pages;        // page lists of the rows
 
-  // The schedule as one int32 tensor on the CPU, which the op takes and ScheduleView reads.
+  // Returns the schedule as one int32 tensor on the CPU, the input of the op. ScheduleView reads it.
   at::Tensor as_tensor() const;
 };
-// Plans a pass, whose tokens are those of the segments, in order. At most `max_rows` decode rows a task: a
-// task's rows share reads, but only tasks run in parallel.
+// Plans a pass whose tokens are those of the segments, in order. A task has at most `max_rows` decode rows:
+// rows of a task share reads of pages, but only tasks run in parallel. Throws InternalError as PageList, or
+// if the selection does not fit.
 PagedSchedule schedule_paged(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                              const PageSelection* selection, int64_t max_rows);
-// Plans a pass with as many decode rows a task as let this many threads and key/value heads even out.
+// Plans a pass with max_rows chosen to balance the work of the current number of threads.
 PagedSchedule schedule_paged_for_threads(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                                          const PageSelection* selection = nullptr);
 
@@ -95,26 +98,26 @@ struct ScheduleView {
   explicit ScheduleView(const at::Tensor& work);  // must outlive the view
 };
 
-// What the blocks of the CUDA kernels do.
+// The work of the blocks of the CUDA kernels.
 //
-// Samples of a group and other sequences with a common prefix are one item over its pages: a page that k
-// decode rows share is read once for all of them, where that saves more than joining the parts costs (as
-// cascade attention does, over a tree of any depth). Tokens of a prefill are items of as many as a block
-// takes. Then items of many pages are cut, so that every multiprocessor has work also where there are few
-// rows and long contexts.
+// Sequences with a common prefix, such as the samples of a group, are one item over its pages. A page that k
+// decode rows share is read once for all of them, if this saves more than merging the partial results costs.
+// Cascade attention does the same; here shared prefixes may form a tree of any depth. Prefill tokens are
+// divided into items of as many tokens as fit in a block. Items with many pages are then cut, so that all
+// multiprocessors have work even with few rows and long contexts.
 struct PagedWork {
-  std::vector<PagedItem> large, small;  // the longest first
+  std::vector<PagedItem> large, small;  // longest first
   std::vector<PagedRow> rows;
   std::vector<PagedMerge> merges;
   std::vector<int32_t> slots, pages;
   int64_t num_parts = 0;
   bool per_head = false;
 
-  // The layout of this work, with no room to spare.
+  // The layout whose capacities are exactly this work.
   PagedLayout layout() const;
   bool fits(const PagedLayout& capacities) const;
-  // Writes layout.pages() + pages.size() numbers. `to` has room for them; tokens that the pass lacks get slot
-  // -1.
+  // Writes layout.pages() + pages.size() numbers to `to`. Slots beyond the tokens of the pass become -1.
+  // Throws InternalError if the work does not fit in the layout.
   void write(int32_t* to, const PagedLayout& layout) const;
 };
 

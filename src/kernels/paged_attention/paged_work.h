@@ -1,14 +1,14 @@
-// What the blocks of paged attention's CUDA kernels do in one pass, as integers in one array that a single
-// copy brings to the device. Filled by paged_plan.h. No torch here.
+// The work of the CUDA kernels of paged attention for one pass: integers in one array, copied to the device
+// at once. paged_plan.h fills it. No torch.
 //
-// An item is some query rows and pages, consecutive in their lists, that all of them attend to: one block an
-// item and key/value head; where heads attend to different pages, an item is of one of them. Keys count by
-// their place in the row's list of pages, 16 a page. A row that one item covers is finished there; else each
-// of its items leaves a part (sums not divided, largest score, sum of weights), and a merge joins the row's
-// parts in the order of their keys.
+// An item is a set of query rows and consecutive pages that all of them attend to. One block computes one
+// item for one key/value head. If heads attend to different pages, each item is of one head. Keys are
+// numbered by their place in the row's list of pages, 16 per page. A row with one item is finished by this
+// item. For a row with several items, each item writes a part (undivided sums, largest score, sum of
+// weights), and a merge joins the parts in the order of their keys.
 //
-// The sections lie at fixed places for given capacities, so that a captured graph finds the next pass's work
-// where it found its own; what is beyond the counts in the header is not read.
+// For given capacities, the sections begin at fixed places, so a captured graph finds the work of each pass
+// at the same addresses. Kernels do not read records beyond the counts in the header.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace bough {
 
 constexpr int kPagedSmallEntries =
-    16;  // an item's query rows times heads of a group: one fragment of the tensor cores
-constexpr int kPagedLargeEntries = 64;  // a fragment for each of a block's four warps; one row may have more
+    16;  // query rows times heads per group of an item: one tensor-core fragment
+constexpr int kPagedLargeEntries = 64;  // a fragment per warp of a block; a single row may exceed it
 constexpr int kPagedPageTokens = 16;
 
 struct alignas(16) PagedHeader {
@@ -25,28 +25,28 @@ struct alignas(16) PagedHeader {
 };
 struct alignas(16) PagedItem {
   int32_t row_begin = 0, num_rows = 0;
-  int32_t page_begin = 0;  // its first page in the section of pages
-  int32_t first_key = 0;   // of that page
-  int32_t key_end = 0;     // keys below it are in the pages and visible to some row
+  int32_t page_begin = 0;  // index of its first page in the section of pages
+  int32_t first_key = 0;   // number of the first key of that page
+  int32_t key_end = 0;     // the item has the keys below it: each is visible to some row
   int32_t min_limit = 0;   // all rows see the keys below it; at most key_end
-  int32_t group = -1;      // key/value head; -1: all, a block each
+  int32_t group = -1;      // key/value head; -1: all, one block each
   int32_t unused = 0;
 };
 struct alignas(16) PagedRow {
-  int32_t token = 0;  // of the pass
+  int32_t token = 0;  // number in the pass
   int32_t limit = 0;  // sees the keys below it
-  int32_t part = -1;  // where its part goes; -1: the row is finished here
+  int32_t part = -1;  // index of the part that it writes; -1: this item finishes the row
   int32_t unused = 0;
 };
 struct alignas(16) PagedMerge {
   int32_t token = 0, part_begin = 0, part_end = 0;
-  int32_t group = -1;  // whose query heads are joined; -1: all
+  int32_t group = -1;  // key/value head whose query heads are merged; -1: all
 };
 
-// Capacities, and where the sections begin, in int32.
+// Capacities, and the indices at which the sections begin, in int32.
 struct PagedLayout {
   int64_t max_large = 0, max_small = 0, max_rows = 0, max_merges = 0, max_tokens = 0;
-  bool per_head = false;  // all items are of one head each, or else of all
+  bool per_head = false;  // each item is of one head; else each is of all heads
 
   constexpr int64_t large() const { return 4; }
   constexpr int64_t small() const { return large() + 8 * max_large; }
@@ -55,7 +55,7 @@ struct PagedLayout {
   constexpr int64_t slots() const {
     return merges() + 4 * max_merges;
   }  // page · 16 + place of each token; -1: not stored
-  constexpr int64_t pages() const { return slots() + max_tokens; }  // the last, so that its length may vary
+  constexpr int64_t pages() const { return slots() + max_tokens; }  // the last section: its length may vary
 };
 
 }  // namespace bough

@@ -1,10 +1,11 @@
-// How keys and values lie in pages on the CPU: kPageTokens consecutive tokens of one sequence each.
+// The layout of keys and values in pages on the CPU. A page holds kPageTokens consecutive tokens of one
+// sequence.
 //
-// A layer's pages are one tensor [pages, G, 2, kPageTokens * padded H]. Of a page's head g come first the
-// keys [padded H / P] [16 tokens][P], then the values [16 / P tokens][padded H][P], with P = 2 in bf16, whose
-// dot products take pairs (of neighbours in h for keys, of tokens for values), else 1. H is padded with
-// zeros, so that loops over h need no tail. Slots that no token has been written to hold anything, NaN
-// included: readers mask by length; but the first token of a page clears its values.
+// The pages of a layer are one tensor [pages, G, 2, kPageTokens * padded H]. For each page and head there are
+// first the keys [padded H / P][16 tokens][P], then the values [16 / P tokens][padded H][P]. P is 2 in bf16,
+// because its dot products take pairs (neighbours in h for keys, tokens for values), else 1. H is padded with
+// zeros, so that loops over h need no tail. Slots without a token may hold anything, NaN included, so readers
+// mask by length. Storing the first token of a page clears the page's values.
 #pragma once
 
 #include "kernels/paged_attention/paged_attention_task.h"
@@ -15,7 +16,7 @@ inline int64_t pages_for(int64_t num_tokens) {
   return (num_tokens + kPageTokens - 1) / kPageTokens;
 }
 inline int64_t padded_head_dim(int64_t head_dim) {
-  constexpr int64_t kHeadPadding = 32;  // the depth of a tile of bf16
+  constexpr int64_t kHeadPadding = 32;  // inner dimension of a bf16 tile
   return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
 }
 

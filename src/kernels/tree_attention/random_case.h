@@ -1,4 +1,4 @@
-// What the tests of tree attention on a CPU and on a GPU share: random passes over a stack.
+// Random passes over a prefix KV stack, shared by the CPU and CUDA tests of tree attention.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,9 @@
 
 namespace bough {
 
-// A pass of random forests below a stack of P keys: parents are drawn so that long chains and wide branching
-// both occur; each root of the pass hangs off a random stack token.
+// Returns end_local [P + T] of a random forest over a stack of P keys. Before each token, the innermost open
+// subtree ends with probability 1/16, repeatedly. This gives long chains and wide branching. Each new root
+// continues a random prefix of the stack.
 inline std::vector<int32_t> random_ends(int64_t num_stack, int64_t num_tokens, std::mt19937& random) {
   std::vector<int32_t> end(num_stack + num_tokens, static_cast<int32_t>(num_tokens));
   std::vector<int64_t> open;  // tokens whose subtree is still open

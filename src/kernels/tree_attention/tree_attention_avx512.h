@@ -1,5 +1,5 @@
-// Attention in units (tree_attention_units.h) in fp32; elements of bf16 are widened as they are loaded. This
-// file: what forward and backward share.
+// Tree attention in units (tree_attention_units.h), computed in fp32. bf16 elements are widened when they are
+// loaded. This file has the parts that forward and backward share.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -8,10 +8,10 @@
 
 namespace bough::avx512 {
 
-// A Session of for_each_share that holds nothing: threads need none to compute in fp32.
+// A Session for for_each_share without state: fp32 kernels need none.
 struct NoSession {};
 
-// A left factor: element [i][k] at data[i * stride + k], or at data[k * stride + i] where turned.
+// A left operand. Element [i][k] is data[i * stride + k], or data[k * stride + i] if turned.
 struct Left {
   const float* data;
   int64_t stride;
@@ -21,10 +21,10 @@ struct ProductShape {
   int64_t m, n, k;
 };
 
-// c[m][n] = or += a·b
+// c[m][n] = a·b, or c[m][n] += a·b if `accumulate`.
 inline void multiply(float* c, int64_t c_stride, bool accumulate, const Left& a, const float* b,
                      int64_t b_stride, const ProductShape& shape) {
-  constexpr int64_t kRows = 11;  // 32 or 64 rows in blocks of about one size
+  constexpr int64_t kRows = 11;  // divides 32 or 64 rows into blocks of nearly equal size
   for (int64_t j = 0; j < shape.n; j += kPanelColumns)
     for (int64_t i = 0; i < shape.m; i += kRows)
       multiply_block(c + i * c_stride + j, c_stride, accumulate, a.data + i * (a.turned ? 1 : a.stride),
@@ -32,7 +32,7 @@ inline void multiply(float* c, int64_t c_stride, bool accumulate, const Left& a,
                      std::min(kPanelColumns, shape.n - j), shape.k);
 }
 
-// Loads one group's rows of units [first, first + count) of keys or values, in fp32: [count][32][width].
+// Loads keys or values of one group in fp32: units [first, first + count), to dst [count][32][width].
 template <class T>
 void load_units(float* dst, const UnitInputs<T>& x, const at::Tensor& own, const at::Tensor& stack,
                 int64_t group, int64_t first, int64_t count) {
@@ -44,8 +44,8 @@ void load_units(float* dst, const UnitInputs<T>& x, const at::Tensor& own, const
   }
 }
 
-// Loads rows [32][width] of a block of queries of one head, from a tensor of queries' shape; turned:
-// [width][32].
+// Loads one block of queries of one head from a [T, N, H] tensor: rows [32][width], and their transpose,
+// turned [width][32].
 template <class T>
 void load_block(float* rows, float* turned, const UnitInputs<T>& x, const T* source, const Range& queries,
                 int64_t head) {

@@ -1,26 +1,26 @@
-// Backward on the tensor cores (FlashAttention-2, algorithm 2, cut in two so that nothing is added by
-// atomics). Forward was p = exp(scale · q·k - lse); now dS = p · (d_o·v - D), and d_q = scale · dS k, d_k =
-// scale · dSᵀ q, d_v = pᵀ d_o.
+// Backward on the tensor cores: FlashAttention-2 (arXiv 2307.08691, algorithm 2) as two kernels, so that no
+// sum needs atomics. Forward computed p = exp(scale · q·k - lse). With dS = p · (d_o·v - D):
+//   d_q = scale · dS k,  d_k = scale · dSᵀ q,  d_v = pᵀ d_o
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_forward_cuda.cuh"
 
 namespace bough {
 
-// Both backward kernels have these warps, threads, and blocks a multiprocessor: what registers allow without
-// spilling.
+// Both backward kernels have these warps and threads per block, and blocks per multiprocessor: as many as fit
+// without spilling registers.
 constexpr int kGradientWarps = 4;
 constexpr int kGradientThreads = kGradientWarps * kWarp;
 template <int kHead>
 constexpr int kGradientBlocks = kHead > 64 ? 2 : 3;
 
-// Computes d_q of 16 queries a warp: as in the forward pass, queries in registers, keys through shared
+// Computes d_q, 16 queries per warp. As in forward, queries stay in registers and keys go through shared
 // memory.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_query_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                          const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
-  constexpr int kKeys = kHead > 64 ? 32 : 64;  // scores at once: what registers hold beside the queries' rows
+  constexpr int kKeys = kHead > 64 ? 32 : 64;  // keys per step: the registers hold q and d_o, too
   constexpr int kTiles = kKeys / 8;
   using Block = QueryBlock<kGradientWarps>;
   using Stages = KeyStages<kHead, kGradientThreads>;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
                          num_tokens - Block::warp_begin(), head_dim);
 }
 
-// Queries through two stages of shared memory, beside the block's keys and values.
+// Shared memory: the keys and values of the block, and two stages of queries.
 template <int kHead>
 struct QueryStages {
   static constexpr int kQueries = 32;
@@ -78,7 +78,7 @@ struct QueryStages {
   __device__ static SharedAddress v() { return k() + kKeyBytes; }
   __device__ static SharedAddress q(int stage) { return k() + 2 * kKeyBytes + stage * kStageBytes; }
   __device__ static SharedAddress d_o(int stage) { return q(stage) + kTileBytes; }
-  // Scalars of the stage's queries: [kQueries] log-sum-exp, [kQueries] D.
+  // Scalars of the stage's queries: [kQueries] log-sum-exp in base 2, then [kQueries] D.
   __device__ static const float* scalars(int stage) {
     return reinterpret_cast<const float*>(dynamic_shared_memory() + 2 * kKeyBytes + stage * kStageBytes +
                                           2 * kTileBytes);
@@ -97,8 +97,8 @@ struct QueryStages {
   }
 };
 
-// Where the rows of a tile's gradients go: [keys, groups, head_dim], to the stack, the pass, or a part of
-// both.
+// The destination of a tile's gradients, [keys, groups, head_dim]: the stack, the pass, or the block's own
+// part for both.
 struct KeyGradientRows {
   float *d_k, *d_v;
 
@@ -119,10 +119,10 @@ struct KeyGradientRows {
   }
 };
 
-// Computes d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are
-// turned: keys are the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their
-// registers. Where the heads of a group are dealt to several blocks (gridDim.z), each writes its sums to a
-// part of its own.
+// Computes d_k and d_v, 16 keys per warp, in registers over all queries of all heads of the group. Scores are
+// transposed: rows are keys, so that pᵀ and dSᵀ are operands of the next product without leaving their
+// registers. If several blocks (gridDim.z) divide the heads of a group, each block writes its sums to its own
+// part.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   const bool on_stack = tile.first_key < 0;
   const int head_dim = static_cast<int>(in.head_dim);
   const int max_end = key_span(in.spans, static_cast<int>(blockIdx.y)).max_end;
-  // The tile's keys are seen by neighbouring queries.
+  // Only queries in [first_query, max_end) see keys of the tile.
   const int first_query = max(tile.first_key, 0) / kQueries * kQueries;
-  const bool seen = first_query < max_end;  // not all of the stack is
+  const bool seen = first_query < max_end;  // false for stack tiles that no query sees
   if (!seen && !in_parts) return;
   int64_t head = group * heads + heads * blockIdx.z / gridDim.z;
   const int64_t last_head = seen ? group * heads + heads * (blockIdx.z + 1) / gridDim.z : head;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   const int warp_row = static_cast<int>(threadIdx.x / kWarp) * kFragmentRows;
   const int row = warp_row + static_cast<int>(threadIdx.x % kWarp / 4), pair = threadIdx.x % 4 * 2;
   const int warp_key = tile.first_key + warp_row;
-  int end[2];  // of keys row and row + 8
+  int end[2];  // end_local of keys row and row + 8
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     end[half] = row + half * 8 < tile.count ? in.end_local[tile.begin + row + half * 8] : 0;
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     const int64_t next_head = head + (last ? 1 : 0);
     const int next_query = last ? first_query : query + kQueries;
     wait_for_copies();
-    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+    __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
     if (next_head < last_head) Stages::load(stage ^ 1, in, gradient, next_head, next_query);
     const int begin = query;
     head = next_head;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   }
 }
 
-// Adds the parts in order; blockIdx.y chooses d_k or d_v. A thread has four elements.
+// Adds the parts in order. blockIdx.y selects d_k (0) or d_v (1). Each thread adds four elements.
 __global__ void add_key_gradient_parts_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                               const TreeAttentionCudaGradient<BFloat16Bits> gradient,
                                               int64_t num_parts) {

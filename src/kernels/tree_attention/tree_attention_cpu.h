@@ -1,4 +1,4 @@
-// What the CPU's ways to compute attention share; tree_attention_cpu.cpp chooses one.
+// The CPU kernels of tree attention, and what they share. tree_attention_cpu.cpp selects a kernel.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ struct AttentionShape {
         num_stack(in.k_stack_PGH.size(0)) {}
 };
 
-// Computes attention by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16). Operands are
-// not widened, probabilities and their gradients are rounded to bf16; scores, sums and gradients are fp32. o:
-// as q; lse: fp32 [T, N].
+// Compute attention by blocks of bf16 (matrix_product_tiles.h); need has_tiles(at::kBFloat16). Probabilities
+// and their gradients are rounded to bf16. Scores, sums and gradients of keys and values are fp32. o: shape
+// and dtype of q. lse: fp32 [T, N].
 void tree_attention_forward_bf16(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
 TreeAttentionGradient tree_attention_backward_bf16(const TreeAttentionInput& in,
                                                    const TreeAttentionOutput& out, const at::Tensor& d_o,
                                                    const at::Tensor& d_k_stack, const at::Tensor& d_v_stack);
 
-// Computes attention in fp32 by AVX-512, which best_isa() must be; bf16 is widened as it is loaded.
+// Compute attention of fp32 or bf16 inputs in fp32 by AVX-512. best_isa() must be kAvx512.
 void tree_attention_forward_avx512(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
 TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& in,
                                                      const TreeAttentionOutput& out, const at::Tensor& d_o,

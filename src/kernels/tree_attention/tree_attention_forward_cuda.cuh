@@ -1,12 +1,13 @@
-// Forward on the tensor cores, as in FlashAttention-2 (Dao 2023, algorithm 1): a block has 16 queries a warp
-// of one head, whose fragments stay in registers, and goes over the tiles of keys that any of them sees.
+// Forward on the tensor cores, as in FlashAttention-2 (arXiv 2307.08691, algorithm 1). A block has 16 queries
+// per warp, all of one head. Queries stay in registers. The block iterates over the key tiles that any of its
+// queries sees.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"
 
 namespace bough {
 
-// Sets scores of the keys a query does not see to minus infinity. c: queries x keys.
+// Sets the scores of keys that a query does not see to -infinity. c: queries x keys. ends: of the keys.
 template <int kTiles>
 __device__ inline void mask_keys(float (&c)[kTiles][4], const int32_t* ends, int first_key, int first_query) {
   const int thread = thread_index(), query = first_query + thread % kWarp / 4, pair = thread % 4 * 2;
@@ -22,7 +23,7 @@ __device__ inline void mask_keys(float (&c)[kTiles][4], const int32_t* ends, int
   }
 }
 
-// Blocks a multiprocessor: what registers allow without spilling.
+// Blocks per multiprocessor: as many as fit without spilling registers.
 template <int kHead, int kWarps>
 constexpr int kForwardBlocks = (kHead > 64   ? 8
                                 : kWarps > 4 ? 16

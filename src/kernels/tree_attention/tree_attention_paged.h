@@ -1,6 +1,6 @@
-// Tree attention by the kernel that generation uses (kernels/paged_attention): each query's path in pages,
-// its keys visited in ascending order of position, kPageTokens at a time from position 0. The output of a
-// token is then the same bits in every plan, and in generation.
+// Tree attention with the kernel of generation (kernels/paged_attention). The path of each query is stored in
+// pages. A query visits the keys of its path in ascending order of position, kPageTokens at a time from
+// position 0. The output of a token is therefore bit-identical in every plan and in generation.
 #pragma once
 
 #include <span>
@@ -11,47 +11,48 @@
 
 namespace bough {
 
-// The paths of a pass in pages: one plan for all layers. A page holds keys of one path; where paths part
-// inside a page, the second branch gets a page of its own with the common keys copied.
+// The paths of a pass in pages, and one PagedPlan for all layers. A page holds keys of one path. If paths
+// branch inside a page, the second branch gets a page of its own with a copy of the common keys.
 class TreePages {
  public:
-  // end_local: int32 [P + T], CPU, as TreeAttentionInput has it.
+  // end_local: int32 [P + T] on the CPU, as in TreeAttentionInput. Throws InternalError if it is not.
   TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num_kv_heads);
-  TreePages(TreePages&&) = default;  // a move leaves the tables where they are
+  TreePages(TreePages&&) = default;  // segments() stay valid: tables_ keeps its memory
   TreePages& operator=(TreePages&&) = default;
 
   int64_t num_pages() const { return static_cast<int64_t>(key_of_slot_.size()) / kPageTokens; }
-  // Where keys lie, by page and place: those of the stack, those of the pass.
+  // Slots of the keys of the stack, and of the keys of the pass.
   std::span<const TokenSlot> stack_slots() const { return stack_slots_; }
   std::span<const TokenSlot> own_slots() const { return own_slots_; }
   const PagedPlan& plan() const { return plan_; }
-  // The queries, in order, with their paths' pages; spans of this object.
+  // The queries in order, with the pages of their paths. The spans refer to this object.
   std::span<const PagedSegment> segments() const { return segments_; }
-  std::vector<int32_t> complete_pages() const;  // all of whose places hold a key
+  std::vector<int32_t> complete_pages() const;  // full pages: every slot holds a key
 
  private:
   void append(int32_t key);
   void close_segment(int64_t end);
 
-  std::vector<int32_t> key_of_slot_;  // of each page's slots, an index into end_local; -1 where none is
+  std::vector<int32_t> key_of_slot_;  // index into end_local, for each slot of each page; -1 if empty
   std::vector<TokenSlot> stack_slots_, own_slots_;
   PagedPlan plan_;
-  std::vector<std::vector<int32_t>> tables_;  // of the segments
+  std::vector<std::vector<int32_t>> tables_;  // page tables of the segments
   std::vector<PagedSegment> segments_;
-  // State while the pages are built: the keys and pages of the present path, and where its open segment
-  // began.
+  // State while the pages are built: keys and pages of the current path, and the first position of the open
+  // segment.
   std::vector<int32_t> path_, table_;
   int64_t segment_begin_ = 0;
 };
 
-// A layer's pages with the keys and values of stack and pass in them.
+// Returns the pages of one layer, filled with the keys and values of stack and pass.
 at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages);
 
-// Paged attention of the queries over filled pages, by a plan of their segments.
+// Paged attention of the queries to filled pages. plan: made from segments of the same pass.
 TreeAttentionOutput attend_to_pages(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                     const PagedPlan& plan);
 
-// Computes what tree_attention_forward does, on the CPU. `pages` must be of in.end_local.
+// Computes what tree_attention_forward does, on the CPU. `pages` must be built from in.end_local. Throws
+// InternalError if the inputs do not fit.
 TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages);
 
 }  // namespace bough

@@ -1,7 +1,7 @@
-// Attention in fp32 arithmetic for fp32, and for bf16 heads that do not suit the tensor cores. Blocks of 128
-// threads have 32 rows (queries, or keys in the keys' gradient) and go over tiles of 32 columns; four threads
-// share a row, each with every fourth column of the scores and every fourth pack of four dimensions of the
-// sums.
+// Tree attention in plain fp32 arithmetic, for fp32 and for bf16 heads that do not suit the tensor cores. A
+// block of 128 threads has 32 rows (queries, or keys in plain_key_gradient_kernel) and iterates over tiles of
+// 32 columns. Four threads share a row. Each has every fourth column of the scores and every fourth pack of
+// four dimensions of the sums.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"
@@ -9,11 +9,11 @@
 namespace bough {
 
 constexpr int kPlainThreads = 4 * kPlainTile;
-constexpr int kPlainColumns = kPlainTile / 4;  // of a thread
+constexpr int kPlainColumns = kPlainTile / 4;  // columns of a thread
 constexpr int kWeightStride = kPlainTile + 1;
 
-// Rows of fp32 in shared memory, in packs of four; an odd number of packs a row keeps rows out of each
-// other's banks.
+// Rows of fp32 in shared memory, in packs of four. The number of packs per row is odd, so that rows begin in
+// different banks.
 struct PlainTiles {
   int packs, stride;
 
@@ -26,7 +26,7 @@ struct PlainTiles {
   __device__ const float4* row(const float* tile, int row) const {
     return reinterpret_cast<const float4*>(tile) + row * stride;
   }
-  // Weights of the block's rows lie after the tiles.
+  // The weights of the block lie after the tiles.
   __device__ float* weights(int num_tiles, int index) const {
     return tile(num_tiles) + index * kPlainTile * kWeightStride;
   }
@@ -42,7 +42,7 @@ struct PlainTiles {
         tile[r * stride * 4 + d] = r < num_rows && d < head_dim ? widen(rows[r * row_stride + d]) : 0;
   }
 
-  // Multiplies one row with this thread's columns: rows part, part + 4, ... of the other tile.
+  // Multiplies row a_row of `a` by this thread's columns: rows part, part + 4, ... of `b`.
   __device__ void multiply(float (&c)[kPlainColumns], const float* a, int a_row, const float* b,
                            int part) const {
     for (float& x : c) x = 0;
@@ -56,7 +56,7 @@ struct PlainTiles {
     }
   }
 
-  // sums += weights[32] · the tile's rows, in this thread's packs part, part + 4, ...
+  // sums += weights[32] · rows of the tile, for this thread's packs part, part + 4, ...
   template <int kPacks>
   __device__ void accumulate(float4 (&sums)[kPacks], const float* weights, const float* tile,
                              int part) const {
@@ -89,7 +89,7 @@ struct PlainTiles {
   }
 };
 
-// Where a thread of a block of queries stands.
+// The position of a thread in a block of queries.
 struct PlainQuery {
   int row, part, head, begin, query;
 
@@ -101,8 +101,8 @@ struct PlainQuery {
         query(begin + row) {}
 };
 
-// Calls function(tile) with each tile of keys that the block's queries see, its keys and values in tiles 0
-// and 1.
+// Calls function(tile) for each tile of keys that the block's queries see. Shared tiles 0 and 1 then have its
+// keys and values.
 template <class T, class Function>
 __device__ inline void for_visible_keys(const TreeAttentionCuda<T>& in, const PlainTiles& shared, int begin,
                                         int64_t group, Function&& function) {
@@ -114,7 +114,7 @@ __device__ inline void for_visible_keys(const TreeAttentionCuda<T>& in, const Pl
   };
   for (int i = next(0); i < num_tiles; i = next(i + 1)) {
     const KeyTile tile = tiles[i];
-    __syncthreads();  // all have read the tile before
+    __syncthreads();  // all threads have read the previous tile
     shared.load(shared.tile(0), key_rows(in, tile, in.k_stack, in.k, group), stride, tile.count, head_dim);
     shared.load(shared.tile(1), key_rows(in, tile, in.v_stack, in.v, group), stride, tile.count, head_dim);
     __syncthreads();
@@ -151,11 +151,11 @@ __global__ void __launch_bounds__(kPlainThreads)
       largest = fmaxf(largest, scores[j]);
     }
     largest = quad_max(largest);
-    const float base = largest == -INFINITY ? 0 : largest;  // nothing visible yet
+    const float base = largest == -INFINITY ? 0 : largest;  // no key is visible so far
     const float rescale = expf(row_max - base);
     row_max = largest;
     row_sum *= rescale;
-    __syncwarp();  // the row's four threads have read the weights before
+    __syncwarp();  // the row's four threads have read the previous weights
 #pragma unroll
     for (int j = 0; j < kPlainColumns; ++j) {
       const float p = expf(scores[j] - base);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   if (at.part == 0) lse[at.query * in.num_heads + at.head] = row_max + logf(sum);
 }
 
-// Forward was p = exp(scale · q·k - lse); now dS = p · (d_o·v - D) · scale.
+// Forward computed p = exp(scale · q·k - lse). The kernel computes dS = p · (d_o·v - D) · scale and dS k.
 template <class T, int kMaxHead>
 __global__ void __launch_bounds__(kPlainThreads)
     plain_query_gradient_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kPlainThreads)
     float scores[kPlainColumns], d_p[kPlainColumns];
     shared.multiply(scores, q, at.row, shared.tile(0), at.part);
     shared.multiply(d_p, d_o, at.row, shared.tile(1), at.part);
-    __syncwarp();  // the row's four threads have read the weights before
+    __syncwarp();  // the row's four threads have read the previous weights
 #pragma unroll
     for (int j = 0; j < kPlainColumns; ++j) {
       const bool visible = plain_visible(in, tile, at.part + 4 * j, at.query);
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   shared.store(sums, at.part, head_dim, [&](int d, float x) { round_to(row + d, x); });
 }
 
-// A block has 32 keys of one group: sums over the queries that see them, of all heads of the group.
+// A block computes the gradients of 32 keys of one group, summed over the queries of all heads of the group.
 template <class T, int kMaxHead>
 __global__ void __launch_bounds__(kPlainThreads)
     plain_key_gradient_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   for (int64_t head = group * heads; head < (group + 1) * heads; ++head)
     for (int begin = first_query; begin < max_end; begin += kPlainTile) {
       const int64_t offset = begin * stride + head * in.head_dim;
-      __syncthreads();  // all have read the tile before
+      __syncthreads();  // all threads have read the previous tile
       shared.load(q, in.q + offset, stride, num_tokens - begin, head_dim);
       shared.load(d_o, gradient.d_o + offset, stride, num_tokens - begin, head_dim);
       __syncthreads();

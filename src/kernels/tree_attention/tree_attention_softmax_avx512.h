@@ -1,33 +1,35 @@
-// Softmax of units of attention in fp32, keys in rows and queries in lanes. `scale` here is the attention's
-// scale times log2(e), and exponents are base 2.
+// Softmax of attention units in fp32. Keys are rows, queries are lanes. Exponents are base 2: `scale` is the
+// attention's scale times log2(e).
 #pragma once
 
 #include "kernels/tree_attention/unit_mask.h"
 
 namespace bough::avx512 {
 
-// Running softmax of 32 queries of one head, over all keys so far.
+// Running softmax of 32 queries of one head, over all keys processed so far.
 struct OnlineSoftmax {
-  float* max;     // [32], scaled: a score, at most a few powers of two below the largest
+  float* max;     // [32]; close to the largest scaled score: raised only if exceeded by more than 8
   float* sums;    // [32]
   float* o;       // [32][width], unnormalised
   int64_t width;  // a multiple of 16
 };
 
-// Sets up the running softmax before the first keys.
+// Initializes the running softmax before the first keys.
 void begin_softmax(const OnlineSoftmax& rows);
-// Turns scores q·k [units][32 keys][32 queries] into unnormalised probabilities in their place, added to
-// sums; max, sums and o are rescaled where a score rises far above max.
+// Replaces scores q·k [units][32 keys][32 queries] by unnormalised probabilities in place, and adds these to
+// sums. If a score lies far above max, max is raised and sums and o are rescaled.
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows);
 
-// Turns scores of a unit, rows of `stride`, and the gradients of its probabilities in the same order into
-//   p = 2^(scale · score - lse), dS = p (d_p - dot), in their place
-// lse (base 2), dots: of the 32 queries.
+// Replaces the scores of a unit, and the gradients d_p of its probabilities, in place by
+//   p = 2^(scale · score - lse), dS = p (d_p - dot)
+// scores, d_p: 32 keys in rows `stride` apart. lse (base 2), dots: one for each of the 32 queries. Invisible
+// pairs become 0.
 void softmax_backward(float* scores, float* d_p, int64_t stride, const UnitMask& mask, float scale,
                       const float* lse, const float* dots);
 
-// Stores 32 key gradients [32][width] · scale to rows of out, of head_dim: added or overwritten.
+// Stores `num_rows` of 32 key gradients [32][width], times scale, to rows of out with head_dim elements. Adds
+// to out if `add`, else overwrites it.
 void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
                      int64_t out_stride, int64_t head_dim);
 

@@ -1,5 +1,5 @@
-// Softmax of units of bf16 attention: 32 queries times 32 keys of one head. Scores are products q·k; `scale`
-// here is the attention's scale times log2(e), and exponents are base 2.
+// Softmax of bf16 attention units: 32 queries by 32 keys of one head. Scores are products q·k. Exponents are
+// base 2: `scale` is the attention's scale times log2(e).
 #pragma once
 
 #include <cstdint>
@@ -9,50 +9,53 @@
 
 namespace bough::bf16 {
 
-// Elements from one unit of scores to the next: a line more than a unit, since addresses 4 KiB apart share a
-// set of the nearest cache.
+// Elements from one unit of scores to the next: a unit and one cache line. Addresses 4 KiB apart would share
+// a set of the L1 cache.
 constexpr int64_t kScoreStride = kUnitElements + kLanes;
 
-// Running softmax of 32 queries of one head, over all keys so far.
+// Running softmax of 32 queries of one head, over all keys processed so far.
 struct OnlineSoftmax {
-  float* max;     // [32], scaled: a score, at most kSlack below the largest
+  float* max;     // [32]; the largest scaled score, or at most kSlack below it
   float* sums;    // [32]
   float* o;       // [width][32], unnormalised
   int64_t width;  // a multiple of 16
 };
 constexpr int kSlack =
-    32;  // in powers of two: fp32 and bf16 have range to spare, and maxima are searched for once
+    32;  // in powers of two: fp32 and bf16 have the range, and maxima are rarely searched again
 
-// Raises max to the largest score so far; scores are [count][2][32 keys][16 queries], units kScoreStride
-// apart. sums and o are rescaled, or begun at the first step (o is not read then).
+// Raises max to the largest visible score so far, and rescales sums and o. At the first step, sets sums to 0
+// and does not touch o. scores: [count][2][32 keys][16 queries], units kScoreStride apart; invisible scores
+// become -infinity.
 void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
                   const OnlineSoftmax& rows);
-// Turns scores into unnormalised probabilities in their place: those of keys 2j and 2j + 1 in row 2j as pairs
-// of bf16 (a right factor of which every second line is skipped), and added to sums. False where a score lay
-// kSlack above its query's max: then sums are as they were, and scores must be computed again and maxima
-// raised first.
+// Replaces scores by unnormalised probabilities in place, and adds these to sums. Row 2j has the
+// probabilities of keys 2j and 2j + 1 as pairs of bf16: a right operand in which every second row is unused.
+// Returns false if a score lay more than kSlack above its query's max. Then sums are unchanged, but the
+// scores are lost: compute them again, call raise_maxima, and repeat the call.
 bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
                    const OnlineSoftmax& rows);
-// Stores o / sum to `num_rows` rows of out, of head_dim; lse (of stride lse_stride) in natural units.
+// Stores o / sum to `num_rows` rows of out with head_dim elements, and the log-sum-exp (natural logarithm) to
+// lse with stride lse_stride.
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
                     int64_t head_dim, float* lse, int64_t lse_stride);
 
-// sums[r] = a[r]·b[r]: rows of head_dim, `stride` apart.
+// sums[r] = a[r]·b[r]. Rows have head_dim elements and are `stride` apart.
 void row_dots(float* sums, const BFloat16Bits* a, const BFloat16Bits* b, int64_t num_rows, int64_t stride,
               int64_t head_dim);
-// Backward of one transposed unit: scores[32 keys][32 queries] and the gradients of the probabilities in the
-// same order become
+// Backward of one unit. scores and the gradients d_p of the probabilities are [32 keys][32 queries].
 //   p = 2^(scale · score - lse), dS = p (d_p - dot)
-// p, d_s: [32 keys][32 queries]; d_s_right: dS as a right factor, keys in depth (matrix_product_tiles.h). lse
-// (base 2), dots: of the 32 queries.
+// p, d_s: outputs [32 keys][32 queries]. d_s_right: output, dS as a right operand whose inner dimension is
+// keys (matrix_product_tiles.h). lse (base 2), dots: one for each of the 32 queries.
 void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,
                            const float* lse, const float* dots, BFloat16Bits* p, BFloat16Bits* d_s,
                            BFloat16Bits* d_s_right);
 
-// Stores sums [width][32 queries], each query times its factor, to rows of out, of head_dim.
+// Transposes sums [width][32 queries], multiplies each query by its factor, and stores `num_rows` rows of
+// head_dim elements to out.
 void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
                   int64_t out_stride, int64_t head_dim);
-// Adds sums [width][32 queries] to a row for each query: rows[i][h] += sums[h][i]. width: a multiple of 16.
+// Adds the transpose of sums [width][32 queries] to separate rows: rows[i][h] += sums[h][i]. width: a
+// multiple of 16.
 void add_turned(const float* sums, float* const* rows, int64_t num_rows, int64_t width);
 
 }  // namespace bough::bf16

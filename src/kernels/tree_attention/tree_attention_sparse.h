@@ -1,15 +1,16 @@
-// Tree attention in which some queries see chosen pages of their paths only (kernels/page_choice): what
-// generation under sparse attention computes, for training. On the CPU.
+// Tree attention in which some queries attend only to chosen pages of their paths (kernels/page_choice).
+// Training uses it to compute what generation under sparse attention computed. CPU only.
 //
-//   o[i] = sum_j p_ij v[j] over the keys j of the pages that i chose, and of all pages for queries that do
-//   not choose; per key/value head. Backward goes through chosen pages only; summaries and scores carry no
-//   gradient. Equations: tree_attention.h.
+//   o[i] = sum_j p_ij v[j], per key/value head, over the keys j of the pages that query i chose.
 //
-// Forward is paged attention over the pass's paths in pages, as in tree_attention_paged.h, with the pages of
-// each choosing query selected: generation's bits. Backward visits, for each query and head, the pages of its
-// list in order; in bf16, by blocks, for each page the queries that attend to it, 32 at a time
-// (tree_attention_sparse_bf16.cpp). The threads divide the key/value heads, so that its bits do not depend on
-// their number.
+// A query that does not choose attends to all pages. Backward goes through the chosen pages only. Page
+// summaries and page scores get no gradient. Equations: tree_attention.h.
+//
+// Forward is paged attention over the paths of the pass (tree_attention_paged.h) with the chosen pages
+// selected. The output is bit-identical to generation. Backward visits, for each query and head, the pages of
+// its list in order. The bf16 kernel (tree_attention_sparse_bf16.cpp) goes page by page instead, with the
+// queries that attend to the page, 32 at a time. The threads divide the key/value heads, so results do not
+// depend on the number of threads.
 #pragma once
 
 #include "kernels/page_choice/page_choice.h"
@@ -19,19 +20,22 @@ namespace bough {
 
 struct SparseTreePass {
   const TreePages& pages;
-  PageChooser& chooser;  // of pages.segments()
+  PageChooser& chooser;  // made from pages.segments()
 };
 
-// What the pass's queries choose in this layer, of fill_pages(in, pass.pages).
+// Returns the pages that the queries of the pass choose in this layer; empty if the policy chooses keys
+// (PageSummary::kExact). layer_pages: fill_pages(in, pass.pages).
 PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                   const SparseTreePass& pass);
 
-// Over the same pages. `chosen`: of choose_in_tree(), or generation's own.
+// layer_pages: as for choose_in_tree(). chosen: the result of choose_in_tree(), or the pages that generation
+// chose.
 TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                                   const SparseTreePass& pass,
                                                   const PageChooser::Lists& chosen);
 
-// As tree_attention_backward: d_k_stack_PGH and d_v_stack_PGH are added to.
+// As tree_attention_backward: gradients of stack rows are added to d_k_stack_PGH and d_v_stack_PGH. Throws
+// InternalError if an input does not fit.
 TreeAttentionGradient tree_attention_backward_sparse(
     const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
     const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,

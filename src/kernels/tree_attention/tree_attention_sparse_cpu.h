@@ -1,4 +1,4 @@
-// What the CPU's ways to compute the backward pass of tree_attention_sparse.h share, and the way in bf16.
+// Shared parts of the CPU kernels for the backward pass of tree_attention_sparse.h, and the bf16 kernel.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,9 @@ struct SparseBackward {
   TreeAttentionGradient& d;
 };
 
-// Calls visit(token, position, pages) for the pass's queries in their order: pages, a span, of key/value
-// head g that the query attends to, its own token's last. Of that it sees the keys up to its own.
+// Calls visit(token, position, pages) for the queries of the pass in order. pages: a span of the pages that
+// the query attends to in key/value head g. The last page holds the query's own token; the query sees its
+// keys up to this token.
 template <class Visit>
 void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   const int64_t G = of.in.k_TGH.size(1);
@@ -47,8 +48,8 @@ void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   }
 }
 
-// Adds gradients of one head's pages, [pages][16][stride], times `factor`, to those of the rows. Rows that
-// lie in several pages, because paths part there, have the sum.
+// Adds the gradients of one head's pages, [pages][16][stride], times `factor`, to the rows of d_TGH. A row
+// that lies in several pages, because paths branch there, gets the sum.
 template <class Acc>
 void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots, int64_t g,
                    const at::Tensor& d_TGH) {
@@ -60,8 +61,8 @@ void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const
   }
 }
 
-// One key/value head by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16). Page by
-// page, with the queries that attend to it gathered.
+// Backward of key/value head g by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16).
+// Visits page by page and gathers the queries that attend to the page.
 void sparse_backward_head_bf16(const SparseBackward& of, int64_t g);
 
 }  // namespace bough

@@ -1,5 +1,5 @@
-// What the CUDA kernels of tree attention share: tiles of keys, which of them a range of queries sees, and,
-// for the tensor cores, where a block's queries and keys lie.
+// Shared parts of the CUDA kernels of tree attention: key tiles, their visibility, and, for the tensor cores,
+// the positions of a block's queries and keys.
 #pragma once
 
 #include <climits>
@@ -10,11 +10,11 @@
 
 namespace bough {
 
-// Keys whose rows lie together: no tile straddles stack and pass.
+// Consecutive keys, all of the stack or all of the pass.
 struct KeyTile {
-  int begin;  // into end_local
+  int begin;  // index into end_local
   int count;
-  int first_key;  // the first key's number in the pass; below 0 on the stack
+  int first_key;  // number of the first key in the pass; negative on the stack
 };
 
 struct KeyTiles {
@@ -27,7 +27,7 @@ struct KeyTiles {
         num_stack_tiles((num_stack + tile_size - 1) / tile_size) {}
 
   __host__ __device__ int count() const { return num_stack_tiles + (num_tokens + size - 1) / size; }
-  // Number of tiles of the stack and of keys numbered below `end`.
+  // Number of tiles of the stack, plus tiles of the pass that have a key numbered below `end`.
   __device__ int count_before(int end) const {
     return num_stack_tiles + (min(end, num_tokens) + size - 1) / size;
   }
@@ -39,7 +39,7 @@ struct KeyTiles {
   }
 };
 
-// Where rows of one group's head, of a tile's keys, begin.
+// Returns the first row of a tile's keys or values of one group.
 template <class T>
 __device__ inline const T* key_rows(const TreeAttentionCuda<T>& in, const KeyTile& tile, const T* stack,
                                     const T* own, int64_t group) {
@@ -48,7 +48,7 @@ __device__ inline const T* key_rows(const TreeAttentionCuda<T>& in, const KeyTil
   return (on_stack ? stack : own) + (row * in.num_groups + group) * in.head_dim;
 }
 
-// Least and largest end_local of a tile (key_spans.h).
+// Smallest and largest end_local of a tile (key_spans.h).
 struct KeySpan {
   int min_end, max_end;
 };
@@ -58,7 +58,7 @@ __device__ inline KeySpan key_span(const int32_t* spans, int tile) {
   return {span.x, span.y};
 }
 
-// Whether queries [begin, end) see any, or all, of keys first_key, first_key + 1, ...
+// Whether queries [begin, end) may see any, or see all, of the keys first_key, first_key + 1, ...
 __device__ inline bool any_visible(int first_key, KeySpan span, int begin, int end) {
   return first_key < end && begin < span.max_end;
 }
@@ -66,8 +66,8 @@ __device__ inline bool all_visible(int first_key, int num_keys, KeySpan span, in
   return first_key + num_keys - 1 <= begin && end <= span.min_end;
 }
 
-// The first tile from `tile` on that a query of [begin, end) sees, or `num_tiles`; a warp looks at 32 at
-// once.
+// Returns the first tile from `tile` on that a query of [begin, end) may see, or num_tiles if there is none.
+// A warp tests 32 tiles at once.
 __device__ inline int next_visible_tile(const KeyTiles& tiles, const int32_t* spans, int tile, int num_tiles,
                                         int begin, int end) {
   for (; tile < num_tiles; tile += kWarp) {
@@ -80,14 +80,14 @@ __device__ inline int next_visible_tile(const KeyTiles& tiles, const int32_t* sp
   return num_tiles;
 }
 
-// --- Kernels of one tile of queries: 16 a warp of one head, keys through two stages of shared memory ---
+// --- Tensor-core kernels: 16 queries per warp of one head, keys through two stages of shared memory ---
 
 template <int kWarps>
 struct QueryBlock {
   static constexpr int kQueries = kWarps * kFragmentRows;
 
   __device__ static int head() { return static_cast<int>(blockIdx.x); }
-  // The last queries see the most keys: their blocks start first.
+  // The last queries see the most keys, so their blocks start first.
   __device__ static int begin() { return static_cast<int>(gridDim.y - 1 - blockIdx.y) * kQueries; }
   __device__ static int end() { return begin() + kQueries; }
   __device__ static int warp_begin() { return begin() + thread_index() / kWarp * kFragmentRows; }
@@ -112,7 +112,7 @@ struct KeyStages {
     return shared_address(dynamic_shared_memory()) + stage * kStageBytes;
   }
   __device__ static SharedAddress v(int stage) { return k(stage) + kTileBytes; }
-  // The ends of a stage's keys; 0 where the tile has no key: no query sees it.
+  // end_local of the stage's keys; 0 for the missing keys of a partial tile, which no query sees.
   __device__ static const int32_t* ends(int stage) {
     return reinterpret_cast<const int32_t*>(dynamic_shared_memory() + stage * kStageBytes + 2 * kTileBytes);
   }
@@ -129,14 +129,14 @@ struct KeyStages {
   }
 };
 
-// The tiles of keys that some query of the block sees, each on its way to shared memory while the one before
-// it is worked on.
+// Iterates over the key tiles that some query of the block sees. Copies the next tile to shared memory during
+// the computation of the current tile.
 template <int kHead, class Block, int kThreads>
 class KeyWalk {
  public:
   using Stages = KeyStages<kHead, kThreads>;
 
-  // Starts to load the first tile.
+  // Starts to load the first visible tile.
   __device__ __forceinline__ explicit KeyWalk(const TreeAttentionCuda<BFloat16Bits>& in)
       : stages_{in, KeyTiles(in.num_stack, in.num_tokens, kTensorTile),
                 Block::head() / (in.num_heads / in.num_groups)},
@@ -147,14 +147,14 @@ class KeyWalk {
   }
   KeyWalk(const KeyWalk&) = delete;
 
-  // Calls body(stage, first_key, masked) for each tile that some row of the warp sees; masked: not every row
-  // sees every key. The tile after the next is looked for behind the products, where other warps fill the
-  // wait.
+  // Calls body(stage, first_key, masked) for each tile that some row of the warp sees. masked: some row does
+  // not see every key. The search for the tile after the next follows the products, so that other warps hide
+  // its latency.
   template <class Body>
   __device__ __forceinline__ void run(const Body& body) {
     for (int stage = 0; tile_ < num_tiles_; stage ^= 1, tile_ = next_, next_ = find(next_ + 1)) {
       wait_for_copies();
-      __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+      __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
       if (next_ < num_tiles_) stages_.load(stage ^ 1, next_);
       const int first_key = stages_.tiles[tile_].first_key;
       const KeySpan span = key_span(stages_.in.spans, tile_);

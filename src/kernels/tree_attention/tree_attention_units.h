@@ -1,6 +1,6 @@
-// Attention in units of 32 queries times 32 keys of one head. Units of which no entry is visible are skipped,
-// so that short branches cost what they see. This file: what the ways to compute units, in bf16 blocks and in
-// fp32, share.
+// Tree attention in units: blocks of 32 queries by 32 keys of one head. Units without a visible entry are
+// skipped, so that short branches cost only what they see. This file has the parts that the bf16 kernels and
+// the fp32 kernels share.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -28,13 +28,13 @@ inline Range block_queries(const AttentionShape& shape, int64_t block) {
   return {block * kUnit, std::min(shape.num_queries, (block + 1) * kUnit)};
 }
 
-// A run of up to 32 keys, all of the stack or all of the pass.
+// Up to 32 consecutive keys, all of the stack or all of the pass.
 struct KeyUnit {
   Range rows;  // of the stack, or of the pass
   bool on_stack;
-  int32_t first_key;         // numbered like the queries
-  int32_t min_end, max_end;  // min_end is 0 where padding must be masked
-  const int32_t* end;        // [32]
+  int32_t first_key;         // numbered like the queries: negative on the stack
+  int32_t min_end, max_end;  // smallest and largest of `end`; min_end is 0 if padding must be masked
+  const int32_t* end;        // [32], end_local of the keys; 0 for padding
 };
 
 class KeyUnits {
@@ -48,7 +48,7 @@ class KeyUnits {
   int64_t size() const { return static_cast<int64_t>(units_.size()); }
   const KeyUnit& operator[](int64_t i) const { return units_[i]; }
 
-  // Whether any query of the range sees any key of the unit, and the mask of the two.
+  // visible(): whether a query of the range may see a key of the unit. mask(): which pairs are visible.
   static bool visible(const KeyUnit& unit, const Range& queries) {
     return unit.first_key < queries.end && queries.begin < unit.max_end;
   }
@@ -56,8 +56,8 @@ class KeyUnits {
     const bool all = unit.first_key + kUnit - 1 <= queries.begin && queries.end <= unit.min_end;
     return {all ? nullptr : unit.end, static_cast<int32_t>(queries.begin), unit.first_key};
   }
-  // The blocks whose queries see some of a unit: the queries that see a key are consecutive, and nearly so
-  // are those that see any of a unit.
+  // Returns the blocks of queries that may see a key of the unit. The queries that see one key are
+  // consecutive, so few of these blocks see none.
   static Range blocks(const KeyUnit& unit) {
     return {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
   }
@@ -86,7 +86,7 @@ struct UnitInputs {
         width(rounded_up(shape.head_dim, kUnit)),
         units(shape, data<int32_t>(input.end_local)) {}
 
-  // Where rows of a unit of keys or values, of one group, begin.
+  // Returns the first row of a unit's keys or values of one group.
   const T* key_rows(const at::Tensor& own, const at::Tensor& stack, const KeyUnit& unit,
                     int64_t group) const {
     return data<T>(unit.on_stack ? stack : own) + unit.rows.begin * shape.k_stride() + group * shape.head_dim;
@@ -98,17 +98,17 @@ struct UnitInputs {
     return key_rows(in.v_TGH, in.v_stack_PGH, unit, group);
   }
   int64_t num_blocks() const { return num_units(shape.num_queries); }
-  // Elements of one unit's or block's rows, padded.
+  // Elements of the padded rows of one unit or block.
   int64_t factor_elements() const { return kUnit * width; }
 
   const TreeAttentionInput& in;
   AttentionShape shape;
-  int64_t width;  // head_dim, padded
+  int64_t width;  // head_dim, padded to a multiple of 32
   KeyUnits units;
 };
 
-// Where the gradients of keys and values go: added to the stack's, written to the pass's own. All fp32 [rows,
-// G, H].
+// The destinations of key and value gradients, all fp32 [rows, G, H]. Stack rows are added to, rows of the
+// pass are overwritten.
 struct KeyGradients {
   float *d_k_own, *d_v_own, *d_k_stack, *d_v_stack;
 
@@ -118,7 +118,8 @@ struct KeyGradients {
         d_k_stack(mutable_data<float>(d_k_stack)),
         d_v_stack(mutable_data<float>(d_v_stack)) {}
 
-  // Stores the sums d_k, d_v [count][32][width] of units [first, first + count) of one group.
+  // Stores the sums d_k, d_v [count][32][width] of units [first, first + count) of one group. d_k is
+  // multiplied by the attention's scale.
   template <class T>
   void store(const UnitInputs<T>& x, int64_t group, int64_t first, int64_t count, const float* d_k,
              const float* d_v) const {
@@ -137,7 +138,7 @@ struct KeyGradients {
   }
 };
 
-// Calls work(group, share) for all groups and shares; each thread holds a Session meanwhile.
+// Calls work(group, share) for all groups and shares in parallel. Each thread holds a Session meanwhile.
 template <class Session, class Work>
 void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
@@ -146,8 +147,8 @@ void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   });
 }
 
-// Sums of queries' gradients, [heads][blocks][elements] of one share of one group: zeros until the first are
-// added to a block, filled in when it is about to be read anyway.
+// Sums of d_q of one share of one group, [heads][blocks][elements]. of() clears a block at its first use,
+// when the block is brought into the cache anyway.
 class QuerySums {
  public:
   QuerySums(float* data, char* begun, int64_t blocks, int64_t elements)
@@ -169,13 +170,13 @@ class QuerySums {
   int64_t blocks_, elements_;
 };
 
-// Backward by a Way to compute units, which has
-//   Element, Session
-//   QueryBlocks(x): load(x, head, block, d_o, o, lse) of every head's blocks of queries
-//   Scratch(factor_elements): a thread's; d_k, d_v: sums of up to kUnits units, [units][32][width]
-//   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q, QuerySums of the
-//     group
-//   store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
+// Backward of tree attention. `Way` computes units and has
+//   Element, Session, kUnits (units per batch)
+//   QueryBlocks(x): load(x, head, block, d_o, o, lse) loads one block of queries of one head
+//   Scratch(factor_elements): memory of one thread; d_k, d_v: sums of up to kUnits units, [units][32][width]
+//   add_units(x, group, first, count, queries, scratch, d_q): sets d_k and d_v of these units; adds to d_q,
+//     the QuerySums of the group
+//   store_d_q(x, queries, sums, out): stores the sums of one block, scaled, to rows of out
 template <class Way>
 TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                         const at::Tensor& d_o, const at::Tensor& d_k_stack,
@@ -190,19 +191,19 @@ TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const Tree
   const KeyGradients gradients(d, d_k_stack, d_v_stack);
   const typename Way::QueryBlocks queries(x);
   const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
-  // Loads all heads of a block after each other: they share its rows' memory.
+  // All heads of a block are loaded one after another, because they are adjacent in memory.
   at::parallel_for(0, blocks * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       queries.load(x, i % shape.num_heads, i / shape.num_heads, data<T>(d_o), data<T>(out.o_TNH),
                    data<float>(out.lse_TN));
   });
-  // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
+  // A share is every num_shares-th batch of the units of a group. Each share has its own sums of d_q.
   const int64_t batches = (x.units.size() + Way::kUnits - 1) / Way::kUnits;
   const int64_t num_shares = attention_shares(at::get_num_threads(), shape.num_groups, batches);
   const auto d_q = at::empty({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
   auto* d_q_data = mutable_data<float>(d_q);
   const int64_t blocks_of_share = shape.num_heads * blocks;
-  std::vector<char> begun(num_shares * blocks_of_share);  // not bool: threads write beside each other
+  std::vector<char> begun(num_shares * blocks_of_share);  // not bool: threads write neighbouring elements
   for_each_share<typename Way::Session>(shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
     const typename Way::Scratch scratch(elements);
     const int64_t first_block = share * blocks_of_share + group * heads * blocks;

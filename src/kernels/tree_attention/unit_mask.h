@@ -1,16 +1,16 @@
-// What every way to compute attention in units knows of visibility, files of intrinsics included.
+// Visibility in attention units. Plain types: files of intrinsics include it (common/isa.h).
 #pragma once
 
 #include <cstdint>
 
 namespace bough {
 
-constexpr int64_t kUnit = 32;  // queries, or keys
+constexpr int64_t kUnit = 32;  // queries, or keys, of a unit
 constexpr int64_t kUnitElements = kUnit * kUnit;
 constexpr int64_t kLanes = 16;
 
-// Entry (query i, key j) of a unit is visible iff first_key + j <= first_query + i < end[j] (keys numbered
-// like the queries: stack keys are negative). end is null where all entries are visible.
+// Entry (query i, key j) of a unit is visible iff first_key + j <= first_query + i < end[j]. Keys are
+// numbered like the queries; stack keys are negative. end is nullptr if all entries are visible.
 struct UnitMask {
   const int32_t* end = nullptr;
   int32_t first_query = 0, first_key = 0;
