@@ -1,18 +1,19 @@
 // Data sets from the user's own JSON Lines, for reinforcement learning (problems) and for `bough sft`
 // (examples).
 //
-// What a line may hold; the first of these that it has decides:
+// A line needs one of these fields. If it has several, the first in this order is used:
 //   messages             [{role, content}, ...]: a conversation
-//   prompt               a finished prompt, taken as it stands
-//   question             becomes a prompt by PromptLayout (prompt.h)
-// and with it `answer` (text or a number; GSM8K's end in "#### 42"). If a conversation ends with the
-// assistant and the line has no answer, that last message is the answer. Every other field is kept for the
+//   prompt               a finished prompt, used unchanged; or a list of messages
+//   question             turned into a prompt by PromptLayout (prompt_layout.h)
+// A line also has `answer`, a text or a number (GSM8K's answers end in "#### 42"). If a conversation ends
+// with the assistant and has no `answer`, its last message is the answer. All other fields are kept for the
 // user's reward function.
 //
 // `format` says what a prompt or question becomes: plain text, or a conversation for the model's chat
-// template. Lines with `messages` are conversations in either case.
+// template. Lines with `messages` are always conversations.
 //
-// Errors are UserErrors that begin with "file:line: " and name the field, what it got and what it expected.
+// Errors are UserErrors. Their messages begin with "file:line: ". They name the field, its value and what was
+// expected.
 #pragma once
 
 #include <cstdint>
@@ -74,21 +75,21 @@ struct DatasetSettings {
   }
 };
 
-// The problems of a file. Worked examples that come from the file itself are taken out of it; so is every
-// record that is one of the examples. UserError also where nothing is left.
+// Reads the problems of a file. Every record that is also a worked example is left out. Throws UserError if
+// the file is malformed or if no problem is left.
 Dataset read_dataset(const DatasetSettings& settings);
 
-// An example of supervised training: either a conversation that ends with the assistant, or a prompt and its
-// completion as plain text, to be concatenated as they are.
+// An example for supervised training. It is either a conversation that ends with the assistant, or a prompt
+// and its completion as plain text, which are concatenated unchanged.
 struct SftExample {
   std::vector<Message> messages;
   std::string prompt;
   std::string completion;
 };
 
-// The examples of a file: `messages`, `prompt` + `completion`, or `prompt`/`question` + `answer`. The prompt
-// is the one that read_dataset gives for the same settings, so that what is warmed up is what is then
-// trained; an answer gets layout.answer_prefix in front, a `completion` nothing.
+// Reads the examples of a file: `messages`, `prompt` + `completion`, or `prompt`/`question` + `answer`.
+// Prompts equal those of read_dataset for the same settings, so SFT and RL train on the same prompts.
+// layout.answer_prefix is put before an `answer`, but not before a `completion`.
 std::vector<SftExample> read_sft(const DatasetSettings& settings);
 
 }  // namespace bough

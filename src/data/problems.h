@@ -1,8 +1,8 @@
-// What is asked: problems, the data set they form, and the order in which a run meets them.
+// Problems, the data set that they form, and the order in which a run uses them.
 //
-// The order is a pure function of (data set's size, seed, position): position p is the problem number
-// p mod size of epoch p / size, and each epoch has its own random permutation. So a run that stopped anywhere
-// needs one integer to go on with the same problems.
+// The order is a pure function of (data set size, seed, position). Position p is entry p mod size of epoch
+// p / size. Each epoch has its own random permutation. So a run that resumes needs only one integer, the
+// position, to continue with the same problems.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@
 
 namespace bough {
 
-// A problem is either a plain prompt or messages, of which a chat template makes the prompt.
+// A problem has either a plain prompt or messages. A chat template turns the messages into the prompt.
 struct Problem {
   std::string id;                 // unique in its data set
-  std::string prompt;             // plain text; empty where `messages` is not
+  std::string prompt;             // plain text; empty if the problem has messages
   std::vector<Message> messages;  // ends with a user message; empty for plain text
-  std::string answer;             // the gold, as the record has it; may be empty
+  std::string answer;             // the reference answer as the record has it; may be empty
   Json fields = Json::object();   // the whole record; the user's reward function gets it as keyword arguments
 };
 
 class Dataset {
  public:
   Dataset() = default;
-  // `source` names the data set in messages. UserError: two problems with one id.
+  // `source` names the data set in error messages. Throws UserError if two problems have the same id.
   Dataset(std::vector<Problem> problems, std::string source);
 
   size_t size() const { return problems_.size(); }
@@ -37,8 +37,7 @@ class Dataset {
   std::span<const Problem> problems() const { return problems_; }
   const std::string& source() const { return source_; }
 
-  // A name for the content: equal for equal prompts, messages and answers in the same order, wherever the
-  // file lies.
+  // A hash of the prompts, messages and answers, in order. The file's path does not matter.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
@@ -47,21 +46,21 @@ class Dataset {
   uint64_t fingerprint_ = 0;
 };
 
-// Deals the problems of a data set epoch by epoch. The data set must outlive it and must not be empty
-// (UserError).
+// Returns the problems of a data set epoch by epoch. The data set must outlive this object. The constructor
+// throws UserError if the data set is empty.
 class ProblemOrder {
  public:
   ProblemOrder(const Dataset& dataset, uint64_t seed, bool shuffle = true);
 
-  // Which problem comes at `position` >= 0. O(1) inside the epoch asked for last, O(size) in another.
+  // The index of the problem at `position` >= 0. O(1) inside the epoch of the last call, O(size) in another.
   size_t index_at(int64_t position) const;
 
   const Problem& next() { return (*dataset_)[index_at(position_++)]; }
   int64_t position() const { return position_; }
   int64_t epoch() const { return position_ / static_cast<int64_t>(dataset_->size()); }
 
-  // {position, seed, shuffle, fingerprint}. restore() throws a UserError where the data set is not the one
-  // saved, or seed or shuffle differ: the order would not be the same.
+  // save() returns {position, seed, shuffle, fingerprint}. restore() throws UserError if the data set's
+  // fingerprint, the seed or shuffle differ from `saved`, because then the order would differ too.
   Json save() const;
   void restore(const Json& saved);
 

@@ -32,24 +32,24 @@ struct PromptLayout {
     v("separator", separator, "between a worked example's answer and what follows, in plain prompts");
     v("system", system, "system message of conversations; empty: none");
   }
-  void check() const;  // UserError: {question} does not occur
+  void check() const;  // throws UserError if the template does not contain {question}
 };
 
 struct WorkedExample {
-  std::string question;  // what the template takes
+  std::string question;  // inserted into the template
   std::string answer;
-  bool is_prompt = false;  // `question` is a finished prompt: the template is not applied
+  bool is_prompt = false;  // true: `question` is a finished prompt, and the template is not applied
 };
 
-// Template applied; every occurrence of {question} is replaced, nothing else is special.
+// Applies the template: every {question} is replaced. No other text in the template is special.
 std::string render_question(std::string_view question, const PromptLayout& layout);
 
-// Examples and a finished prompt (render_question's result, or the user's own) as one text.
+// Joins the examples and a finished prompt (from render_question or from the user) into one text.
 std::string plain_prompt(std::span<const WorkedExample> examples, std::string_view prompt,
                          const PromptLayout& layout);
 
-// The prompt as a conversation: system message, a user and an assistant turn an example, the question. The
-// questions stand as they are: the chat template of the model does the rest.
+// Builds a conversation: the system message, a user and an assistant message per example, then the question.
+// question_template is not applied, because the model's chat template formats the messages.
 std::vector<Message> conversation(std::span<const WorkedExample> examples, std::string_view question,
                                   const PromptLayout& layout);
 

@@ -1,5 +1,5 @@
-// Prompts for `bough rollout`: JSON Lines with `prompt` (text) or `input_ids`, and optionally `group` or `id`
-// (a text or an integer), which names the group in the rollouts; without it the line's number does.
+// Prompts for `bough rollout`: JSON Lines with `prompt` (text) or `input_ids`. The optional field `group` or
+// `id` (a text or an integer) names the group in the rollouts. The default name is the line number.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct Prompt {
 };
 
 struct PromptReadOptions {
-  // Text to token ids; without it a line with `prompt` is an error that says a tokenizer is needed.
+  // Turns text into token ids. If empty, a line with `prompt` is an error: a tokenizer is needed.
   std::function<std::vector<int32_t>(const std::string&)> encode;
   int64_t vocab_size = 0;  // ids must be below it; 0: not checked
 };
 
-// UserError names file, line and field: malformed JSON, both or neither of prompt and input_ids, a wrong
-// type, an empty prompt, an id outside the vocabulary (with its position), a file without prompts, a
-// directory.
+// Throws UserError, with file, line and field, in these cases: malformed JSON, both or neither of prompt and
+// input_ids, a wrong type, an empty prompt, an id outside the vocabulary (with its position). Also throws it
+// if the file has no prompts or is a directory.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path, const PromptReadOptions& options);
 
 }  // namespace bough

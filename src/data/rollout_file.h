@@ -1,5 +1,5 @@
-// Rollouts: what was sampled, as JSON Lines, one sequence a line (`.jsonl`, or `.jsonl.zst`).
-// The fields are those of the format's table in docs/formats.md; unknown fields are kept.
+// Rollout files: JSON Lines with one sequence per line (`.jsonl`, or compressed as `.jsonl.zst`).
+// docs/formats.md lists the fields. Unknown fields are kept.
 #pragma once
 
 #include <cstdint>
@@ -14,31 +14,34 @@ namespace bough {
 
 struct RolloutReadOptions {
   int64_t vocab_size = 0;                   // ids must be below it; 0: not checked
-  bool require_reward_or_advantage = true;  // of valid rows
-  // Fields that become Trajectory::columns: those that `bough rollout` writes. Other fields stay as they are.
+  bool require_reward_or_advantage = true;  // for valid rows only
+  // Fields that become Trajectory::columns. The defaults are written by `bough rollout`. All other unknown
+  // fields go to Trajectory::fields.
   std::vector<std::string> columns = {"raw_logprobs", "truncated_logprobs"};
 };
 
-// UserError names the file, the line number, the field and, in a list, the position. One temperature a file.
+// Throws UserError if a line is malformed or if temperatures differ within the file. The message names the
+// file, the line number, the field and, in a list, the position.
 std::vector<Trajectory> read_rollouts(const std::filesystem::path& path,
                                       const RolloutReadOptions& options = {});
 
-// Writes aside and renames; `.zst` compresses. IoError on a full disk leaves what was there.
+// Writes a temporary file and renames it. Compresses if the name ends in `.zst`. Throws IoError if the disk
+// is full; an existing file then stays unchanged.
 void write_rollouts(const std::filesystem::path& path, const std::vector<Trajectory>& rollouts);
 
-// Reads a line, which is a JSON object. UserErrors begin with `where` ("FILE, line 3"), then name the field
-// and the position in its list, counted from 0.
+// Parses one line, a JSON object. Throws UserError if the line is malformed. The message begins with `where`
+// ("FILE, line 3"), then names the field and the position in its list, counted from 0.
 Trajectory parse_rollout_line(std::string_view line, const std::string& where,
                               const RolloutReadOptions& options);
 
-// The line without its end, floats in the fewest digits that read back as the same float. Invariants of
-// Trajectory (lengths, finite numbers) are checked.
+// Appends one line without its line break. Floats have the fewest digits that read back as the same float.
+// Checks the invariants of Trajectory (lengths, finite numbers).
 void append_rollout_line(std::string& out, const Trajectory& rollout);
 
 Json rollout_to_json(const Trajectory& rollout);
 Trajectory parse_rollout(const Json& line, const std::string& where, const RolloutReadOptions& options = {});
 
-// What files do not have, for other processes.
+// PageChoices for messages between processes. Rollout files do not contain them.
 Json to_json(const PageChoices& choices);
 PageChoices page_choices_from_json(const Json& json);
 

@@ -1,7 +1,7 @@
-// One sampled sequence with all that training and reports know of it: the only form that a rollout has
-// between an engine and train/make_batch. Rollout files (rollout_file.h) are these, a line each.
+// One sampled sequence with its data for training and reports. Between an engine and train/make_batch, a
+// rollout always has this type. A rollout file (rollout_file.h) has one Trajectory per line.
 //
-// A list by token has one value a token of input_ids, or is empty where the value is not known.
+// A list by token has one value per token of input_ids. It is empty if the values are not known.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@
 
 namespace bough {
 
-// Which pages of their contexts tokens attended to in generation, where they attended by choice
-// (kernels/page_choice): all but the first page and the last two, which they always do. A list each of a
-// token's layers that choose, times key/value heads; of one token all lists are of one length.
+// The pages of the KV cache that sparse attention selected during generation (kernels/page_choice).
+// - The first page and the last two are always attended to. They are not listed.
+// - A token has one list per sparse layer and key/value head. All lists of a token have the same length.
 struct PageChoices {
   std::vector<int32_t> positions;  // of the tokens, ascending
-  std::vector<size_t> begin;       // where a token's lists begin in `pages`
+  std::vector<size_t> begin;       // per entry of `positions`: start of the token's lists in `pages`
   std::vector<uint16_t> pages;     // indices into the context's pages
 
   std::span<const uint16_t> of(size_t i) const {
@@ -30,50 +30,51 @@ struct PageChoices {
 };
 
 struct Trajectory {
-  std::string group;            // sequences of one prompt share it
-  std::string trajectory;       // rows of one trajectory share it; empty: a row by itself
-  std::optional<int64_t> turn;  // which turn of the trajectory this row is
+  std::string group;            // the same for all sequences of one prompt
+  std::string trajectory;       // rows of one group that share it count as one sequence; empty: none does
+  std::optional<int64_t> turn;  // the turn of the trajectory that this row is
 
   // Lists by token.
   std::vector<int32_t> input_ids;  // prompt and response; may be empty
   std::vector<uint8_t> loss_mask;  // 1: the policy produced this token and is trained on it
-  std::vector<float> logprobs;     // under the sampling policy at `temperature`; 0 where the mask is 0
-  std::vector<int32_t> versions;   // the weight version that sampled it; -1 where the mask is 0
-  std::vector<int32_t> turns;      // the turn it belongs to; -1 outside of turns
-  std::vector<float> advantage;    // one a token; or a single value, the sequence's
-  std::vector<std::vector<int32_t>> top_ids;     // the engine's most likely tokens at this position
-  std::vector<std::vector<float>> top_logprobs;  // theirs, of the same lengths
-  // More numbers by token under names of their own: one a token, or one a token of mask 1, in order.
+  std::vector<float> logprobs;     // under the behavior policy at `temperature`; 0 if the mask is 0
+  std::vector<int32_t> versions;   // the weight version that sampled the token; -1 if the mask is 0
+  std::vector<int32_t> turns;      // the turn of the token; -1 outside of turns
+  std::vector<float> advantage;    // one value per token, or a single value for the whole sequence
+  std::vector<std::vector<int32_t>> top_ids;     // the engine's top-k tokens at this position
+  std::vector<std::vector<float>> top_logprobs;  // log-probabilities of top_ids, same lengths
+  // Further named lists of numbers. Each has one value per token, or one per token of mask 1, in order.
   std::map<std::string, std::vector<double>> columns;
 
-  PageChoices page_choices;  // where generation kept them (rollout.sparse.replay); not in files
+  PageChoices page_choices;  // only with rollout.sparse.replay; not in rollout files
 
   double temperature = 1.0;
   std::optional<double> reward;
-  std::map<std::string, double> rewards;  // its parts, by name
+  std::map<std::string, double> rewards;  // the named rewards that make up `reward`, before weighting
   std::vector<double> turn_rewards;       // by turn
-  bool valid = true;    // false: no reward could be had; the row leaves group mean, deviation and loss
-  bool trained = true;  // false: a filter left it out; it takes part in no loss
-  // The group's most likely response, whose reward is a baseline: in no group mean, filter or loss.
+  bool valid = true;    // false: the reward failed. The row is left out of group mean, deviation and loss
+  bool trained = true;  // false: a filter removed the row from the loss
+  // True for the group's most likely response. Its reward serves as the baseline of the group. The row is
+  // left out of group mean, filter and loss.
   bool baseline = false;
 
-  // What people read.
+  // Texts for people to read.
   std::optional<std::string> answer, completion, prompt;
   std::optional<std::string> finish_reason;   // stop, length, stop_string, cancelled
-  std::optional<std::string> reward_failure;  // the message of a reward that failed
+  std::optional<std::string> reward_failure;  // why the reward failed
 
-  Json fields = Json::object();  // a file's other fields, kept
+  Json fields = Json::object();  // unknown fields of the rollout file
 
-  // Position 0 has no prediction: its mask is ignored and not counted.
+  // Position 0 has no token before it to predict it from, so its mask is ignored.
   bool trains(size_t position) const { return position > 0 && loss_mask[position] != 0; }
   bool trains_a_token() const {
     for (size_t i = 1; i < loss_mask.size(); ++i)
       if (loss_mask[i] != 0) return true;
     return false;
   }
-  // Whether the loss sees it at all.
+  // Whether the row takes part in the loss.
   bool in_loss() const { return trained && valid && !baseline; }
-  // The tokens that the policy produced.
+  // Number of tokens that the policy produced, those of mask 1.
   int64_t num_generated() const {
     int64_t count = 0;
     for (const uint8_t mask : loss_mask) count += mask != 0;
@@ -81,8 +82,7 @@ struct Trajectory {
   }
 };
 
-// What people read of a sequence: fields of a file and the members that hold them, in the order in which they
-// are written.
+// The text fields of a rollout file and their members, in the order in which they are written.
 struct TrajectoryText {
   const char* name;
   std::optional<std::string> Trajectory::*member;

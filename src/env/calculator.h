@@ -1,4 +1,4 @@
-// The task `calculator`: a chain of operations, each of which is a call of a tool, and an answer.
+// The task `calculator`: the model computes a chain of operations by tool calls and then answers.
 //
 //   user       7+5-3*2, from left to right
 //   assistant  <tool_call>{"name": "calc", "arguments": {"a": 7, "op": "+", "b": 5}}</tool_call>
@@ -6,9 +6,9 @@
 //   ...
 //   assistant  18
 //
-// The tool takes one operation of two numbers a call, so that a chain of n operations needs n calls: turns
-// whose prompts are each other's prefixes. The turn without a call is the answer: 1 where its last number is
-// right, else 0. Splits are disjoint by construction, as those of the task sums are (sums.h).
+// Each call of the tool computes one operation on two numbers, so a chain of n operations needs n calls. The
+// prompt of each turn is a prefix of the next turn's prompt. The turn without a call is the answer. The
+// reward is 1 if its last number is right, else 0. Splits are disjoint like those of the task sums (sums.h).
 #pragma once
 
 #include <cstdint>
@@ -41,13 +41,13 @@ struct CalculatorSettings {
   void check() const;
 };
 
-// The first n problems of a split, no two alike, each a JSON object with question and answer. UserError where
-// the settings do not allow so many.
+// Returns the first n problems of a split, all different, each a JSON object with question and answer. Throws
+// UserError if the settings do not allow n different problems.
 std::vector<Json> make_calculator_problems(int64_t n, Split split, uint64_t seed,
                                            const CalculatorSettings& settings);
 
-// Demonstrations of the problems for `bough sft`: an object a turn, with `messages` up to that turn, which is
-// learned. Calls stand in the content as hermes writes them.
+// Demonstrations for `bough sft`: one object per turn. `messages` ends with that turn, which is trained. Tool
+// calls are part of the content, in the format of the hermes parser.
 std::vector<Json> make_calculator_traces(int64_t n, Split split, uint64_t seed,
                                          const CalculatorSettings& settings);
 

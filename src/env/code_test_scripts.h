@@ -1,20 +1,22 @@
-// The two Python programs that test functions, each in a sandbox of its own and joined by one socket.
+// Two Python programs that test the functions of an untrusted program. Each runs in a sandbox of its own. One
+// socket connects them.
 //
-//   tester    has the tests and no code of the program. Where a test calls a function of the program, it asks
-//             the other side, and compares what comes back itself.
-//   servant   has the program and no test. It answers calls: it loads program.py, calls, and sends values.
+//   tester    has the tests and no code of the program. If a test calls a function of the program, the tester
+//             sends the call to the servant and compares the returned value itself.
+//   servant   has the program and no tests. It loads program.py, executes calls and sends back values.
 //
-// So the program can neither see what is expected nor say that it passed: exiting, printing, patching its
-// interpreter or writing to the socket changes nothing but the values that the tester compares, and a value
-// that is as expected is what was asked for. What crosses is data: a line of JSON, in which lists, tuples,
-// sets, dictionaries, numbers, texts, bytes, ranges and iterators keep their types; objects of classes stay
-// with the servant and cross as handles, which compare by identity only and have no truth value. Arguments
-// that a function changes in place stay as they were in the tester.
+// So the program can neither see the expected values nor claim that it passed. Exiting, printing, patching
+// its interpreter or writing to the socket changes only the values that the tester compares.
+//
+// Values cross the socket as lines of JSON. Lists, tuples, sets, dictionaries, numbers, texts, bytes, ranges
+// and iterators keep their types. Objects of other classes stay in the servant and cross as handles. Handles
+// compare by identity only and have no truth value. If a function changes its arguments in place, the tester
+// does not see the change.
 #pragma once
 
 namespace bough {
 
-// How values cross; begins both programs.
+// The first part of both programs: converts values to and from JSON.
 inline constexpr const char* kCodeValues = R"py(
 import collections, decimal, fractions, json, sys
 sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
@@ -142,10 +144,10 @@ for line in lines:
     channel.sendall(text.encode("ascii") + b"\n")
 )py";
 
-// tests.json: {"setup": code, "asserts": [code], "calls": [{"name", "args", "expected", "wrapped"}],
-// "check": {"code", "entry"} or null, "seconds": of one call, "total": of all, "tolerance": number or null,
-// "all": bool}. Prints one line of JSON: {"passed": [bool], "message": of the first that did not pass}, or
-// {"broken": why} where the tests are no Python.
+// Reads tests.json: {"setup": code, "asserts": [code], "calls": [{"name", "args", "expected", "wrapped"}],
+// "check": {"code", "entry"} or null, "seconds": limit of one call, "total": limit of all calls, "tolerance":
+// number or null, "all": bool}. Prints one line of JSON: {"passed": [bool], "message": of the first failed
+// test}, or {"broken": why} if the tests are no valid Python.
 inline constexpr const char* kCodeTester = R"py(
 import ast, builtins, math, os, socket, time
 

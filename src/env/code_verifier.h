@@ -1,18 +1,19 @@
 // The reward of a program: does it pass the problem's tests?
 //
-// The program is what stands in the last ``` fence of the completion whose language is the setting's (or that
-// names none); without a fence, all of the completion. It is run in a sandbox (sandbox.h).
+// The program is the content of the last ``` fence of the completion that has the language of the setting, or
+// none. Without a fence it is the whole completion. It runs in a sandbox (sandbox.h).
 //
-// Tests come with the problem, in the fields that data sets have for them (docs/verifiers.md):
-//   inputs and outputs   text for stdin, and what must come out of stdout: lines without the spaces at their
-//                        ends, and without empty lines at the end. Each in a run of its own. The expected
-//                        text never enters the sandbox.
+// The problem has the tests, in the usual fields of data sets (docs/verifiers.md):
+//   inputs and outputs   text for stdin and the expected stdout, each pair in a run of its own. Spaces at the
+//                        ends of lines and empty lines at the end are ignored. The expected text never
+//                        enters the sandbox.
 //   calls                a function, arguments and the expected result, as JSON
 //   asserts              Python statements that call functions of the program
-// Calls and asserts run in another sandbox than the program (code_test_scripts.h): it cannot forge a verdict.
+// Calls and asserts run in another sandbox than the program, so it cannot forge a result
+// (code_test_scripts.h).
 //
-// A program that fails, hangs or is killed has reward 0. A sandbox that cannot be made, or tests that cannot
-// be run, are failed rewards.
+// If the program fails, hangs or is killed, the reward is 0. If a sandbox cannot be made, or tests cannot be
+// run, the reward is a failed one.
 #pragma once
 
 #include <memory>
@@ -39,9 +40,9 @@ struct CodeVerifierOptions {
   int64_t max_tests = 1000;
   std::optional<double> tolerance;
   SandboxSettings sandbox;
-  // Of the reward service, and no settings of their own.
-  int64_t workers = 1;                   // completions that are tested at the same time, by each caller
-  std::optional<double> failure_reward;  // where tests cannot be run
+  // Copied from the settings of the reward service.
+  int64_t workers = 1;                   // completions that each caller tests at the same time
+  std::optional<double> failure_reward;  // the reward if tests cannot be run
 
   template <class V>
   void visit(V& v) {
@@ -61,33 +62,34 @@ struct CodeVerifierOptions {
   }
 };
 
-// The tests of a problem, whatever form its data set has.
+// The tests of a problem, in one form for all data sets.
 struct CodeTests {
   struct Run {
     std::string input;
     std::string output;
   };
   std::vector<Run> runs;
-  Json calls = Json::array();  // of {name, args, expected, wrapped}
+  Json calls = Json::array();  // each {name, args, expected, wrapped}
   std::vector<std::string> asserts;
-  std::string setup;   // Python that stands before the asserts
+  std::string setup;   // Python code that runs before the asserts
   Json check;          // {code, entry}: HumanEval's check(candidate); null: none
-  std::string prefix;  // code of the prompt, which a completion may continue; needs check
+  std::string prefix;  // code in the prompt that a completion may continue; only with `check`
 
   size_t size() const { return runs.size() + calls.size() + asserts.size() + (check.is_null() ? 0 : 1); }
 };
 
-// UserError without a place: no tests, or a form that is not read.
+// Throws UserError if the problem has no tests or an unknown form of tests. The message names no record;
+// callers add it.
 CodeTests read_code_tests(const Problem& problem);
 
-// The program of a completion.
+// Returns the program in a completion.
 std::string extract_program(std::string_view completion, const std::string& language);
 
-// Is `printed` what was expected? Numbers by tolerance where that is set.
+// Whether `printed` is the expected output. With `tolerance`, numbers may differ by it, relative or absolute.
 bool same_output(std::string_view printed, std::string_view expected, std::optional<double> tolerance);
 
-// UserError: no sandbox can be made here and none may be left out, or no interpreter is in it. check()
-// refuses problems without tests.
+// Throws UserError if no sandbox can be made and programs may not run without one, or if the sandbox has no
+// interpreter. check() throws UserError for problems without tests.
 std::unique_ptr<RewardFunction> make_code_reward(const CodeVerifierOptions& options);
 
 }  // namespace bough

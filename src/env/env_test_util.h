@@ -1,4 +1,4 @@
-// What the tests of environments share.
+// Helpers for tests of environments.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,13 +17,13 @@
 
 namespace bough {
 
-// Holds conversations with an environment: a folder, settings, and an inbox.
+// A test that runs conversations with an environment. It has a folder, settings and a reply queue.
 class EpisodeTest : public testing::Test {
  protected:
   EpisodeTest() : folder_(std::filesystem::path(testing::TempDir()) / str("bough_environment_", getpid())) {
     std::filesystem::create_directories(folder_);
     settings_.workers = 4;
-    settings_.timeout_seconds = 30;  // a machine under load must not turn slow answers into failed ones
+    settings_.timeout_seconds = 30;  // long, so that slow answers on a machine under load do not fail
   }
   ~EpisodeTest() override { std::filesystem::remove_all(folder_); }
 
@@ -54,7 +54,7 @@ class EpisodeTest : public testing::Test {
     ADD_FAILURE() << "no answer";
     return {};
   }
-  // A conversation of its own with one turn.
+  // Runs a new conversation with one turn. Returns the reply to the turn.
   EpisodeReply take_turn(Environment& environment, const Action& action) {
     const uint64_t episode = begin(environment, problem(3));
     const EpisodeReply opened = wait();

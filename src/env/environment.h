@@ -1,17 +1,19 @@
-// Environments: what a model holds a conversation of several turns with. Each conversation is an episode: the
-// environment opens it with messages and tools (reset), answers each turn of the model with messages, reward
-// and whether it is over (step), and is told when nobody goes on with it (end).
+// Environments answer the turns of a model in a conversation. Each conversation is an episode with three
+// kinds of calls:
+// - begin: the environment opens the episode with messages and tools (its reset).
+// - step: the environment answers a turn of the model with messages, a reward and whether it is over.
+// - end: the caller says that it will not continue the episode.
 //
 //   environment: {type: calculator}                          built in: calculator, guess
 //   environment: {type: python, path: my_env.py:MyEnv}       a Python class, in worker processes
 //   environment: {type: command, command: ./my_env}          any program that answers lines of JSON
-//   environment: {type: http, url: http://host:8000/env}     an endpoint that answers the same
+//   environment: {type: http, url: http://host:8000/env}     an endpoint that answers the same JSON
 //   environment: {type: mcp, command: ./my_server}           the tools of an MCP server (stdio)
 //
-// All calls return at once. What comes of begin() and step() is posted to the episode's inbox by a thread of
-// the environment: hundreds of episodes wait for tools while an engine generates for others. An episode has
-// one call at a time. One that fails (an exception, a hang, a crash, an answer that is none) says so with a
-// reason of its own, and is over; others go on.
+// All calls return at once. A thread of the environment posts the results of begin() and step() to the
+// episode's reply queue. So hundreds of episodes can wait for tools while an engine generates for others. An
+// episode has one call at a time. If a call fails (exception, hang, crash, malformed answer), its reply has
+// an EpisodeFailure and the episode is over. Other episodes are not affected.
 #pragma once
 
 #include <chrono>
@@ -34,7 +36,7 @@
 
 namespace bough {
 
-// Objects keep the order of their keys: chat templates show them to the model as they come.
+// Objects keep the order of their keys, because chat templates show them to the model in that order.
 using OrderedJson = nlohmann::ordered_json;
 
 struct EnvironmentSettings {
@@ -94,11 +96,11 @@ struct EnvironmentSettings {
     v("retries", retries, "further attempts at opening a conversation whose process died", range(0, 100));
     v("python", python, "interpreter; empty: as reward_service.python");
   }
-  void check() const;  // UserError: type and what it needs do not go together
+  void check() const;  // throws UserError if a setting that `type` needs is missing, or one does not fit it
 
-  // Whether the run's reward scores what comes of it: where there are no conversations, where their
-  // environment gives no reward, or where somebody asked for it. A reward that nobody asked for need not
-  // know what the environment's answers are.
+  // Whether the setting `reward` scores the rollouts. True without an environment, if the environment gives
+  // no reward (mcp), or if the user set `reward`. Otherwise the default reward is not used, because it may
+  // not understand the environment's answers.
   bool is_scored_by_reward(bool reward_is_set) const {
     return type.empty() || type == "mcp" || reward_is_set;
   }
@@ -109,24 +111,24 @@ struct EnvironmentCall {
   OrderedJson arguments = OrderedJson::object();
 };
 
-// A turn of the model, taken apart.
+// A turn of the model, parsed.
 struct Action {
-  std::string text;  // all of it
+  std::string text;  // the whole turn
   std::string content, reasoning;
-  std::vector<EnvironmentCall> calls;  // those that could be read
+  std::vector<EnvironmentCall> calls;  // the calls that could be parsed
 };
 
-// What an environment answers.
+// An environment's answer.
 struct Observation {
-  OrderedJson messages = OrderedJson::array();  // for the model, as OpenAI's chat API has them
-  OrderedJson tools;                            // of reset: null, or an array of schemas of functions
-  std::optional<double> reward;                 // of the turn; a trajectory's is the sum of its turns'
-  std::map<std::string, double> rewards;        // its parts, by name; added up over the turns, too
-  int64_t invalid_calls = 0;                    // of the turn: calls that the environment could not take
+  OrderedJson messages = OrderedJson::array();  // for the model, in the format of OpenAI's chat API
+  OrderedJson tools;                            // from reset: null, or an array of function schemas
+  std::optional<double> reward;                 // of this turn; a trajectory's reward is the sum over turns
+  std::map<std::string, double> rewards;        // named parts of the reward, also summed over turns
+  int64_t invalid_calls = 0;                    // calls of this turn that the environment did not accept
   bool done = false;
 };
 
-// Why an episode failed. Its name is the reason that a conversation ends with.
+// Why an episode failed. failure_name() is also the reason that the conversation reports for its end.
 enum class EpisodeFailure { kNone, kError, kTimeout, kCrash, kProtocol, kStart };
 const char* failure_name(EpisodeFailure failure);  // environment_error, environment_timeout, ...
 
@@ -134,14 +136,14 @@ struct EpisodeReply {
   uint64_t episode = 0;
   Observation observation;
   EpisodeFailure failure = EpisodeFailure::kNone;
-  std::string message;  // of a failure
+  std::string message;  // describes the failure
 };
 
-// Where replies wait for who asked.
+// The reply queue of a caller of an environment. Thread-safe.
 class EpisodeInbox {
  public:
   void post(EpisodeReply reply);
-  // What has come, oldest first. Where that is nothing it waits for the first reply, `at_most` so long.
+  // Returns all replies so far, oldest first. If there are none, waits up to `at_most` for the first one.
   std::vector<EpisodeReply> take(std::chrono::microseconds at_most);
 
  private:
@@ -152,34 +154,35 @@ class EpisodeInbox {
 
 class Environment {
  public:
-  virtual ~Environment() = default;  // everything that runs for it ends, and no reply comes any more
+  virtual ~Environment() = default;  // stops its threads and processes; no reply is posted afterwards
 
-  // Opens an episode and returns its number, which no other has. `seed`: what the environment draws is a
-  // function of it and the problem.
+  // Opens an episode and returns its unique number. All random choices of the environment are a function of
+  // `seed` and the problem.
   virtual uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<EpisodeInbox> inbox) = 0;
-  // The model's turn, after the reply to the call before.
+  // Sends the model's turn. Must come after the reply to the episode's last call.
   virtual void step(uint64_t episode, const Action& action) = 0;
-  // Nobody goes on with it, or it has failed or is over. Of a call that runs no reply need come.
+  // Releases an episode that is over, has failed or is given up. A call that is still running may get no
+  // reply.
   virtual void end(uint64_t episode) = 0;
 
-  // Episodes that whoever begins them may have open at once. More would wait for each other where all are
-  // answered before any goes on.
+  // The most episodes that one caller may have open at once. With more, a caller that waits for the replies
+  // of all its episodes could wait forever.
   virtual int64_t max_open() const { return std::numeric_limits<int64_t>::max(); }
 
-  // UserError where it could never take the data set.
+  // Throws UserError if the environment could never handle this data set.
   virtual void check(const Dataset& dataset) const {}
 };
 
-// The world of one conversation, in C++; computed by one thread at a time.
+// The state of one conversation, for an environment written in C++. Used by one thread at a time.
 class Episode {
  public:
   virtual ~Episode() = default;
-  // What they throw fails the episode.
+  // An exception from either function fails the episode.
   virtual Observation reset(const Problem& problem, uint64_t seed) = 0;
   virtual Observation step(const Action& action) = 0;
 };
 
-// Episodes in C++, on threads of its own.
+// Runs environments written in C++ on `threads` threads of its own.
 class ThreadedEnvironment final : public Environment {
  public:
   using Make = std::function<std::unique_ptr<Episode>()>;
@@ -208,14 +211,16 @@ class ThreadedEnvironment final : public Environment {
   std::vector<std::thread> threads_;
 };
 
-// What the setting asks for, complete: processes are started, files imported. UserError: it cannot be had.
+// Makes the environment of a setting. Blocks until a first process or server is ready, or an endpoint has
+// accepted a connection. Throws UserError if the environment cannot be used, and IoError if an endpoint
+// cannot be reached.
 std::unique_ptr<Environment> make_environment(const EnvironmentSettings& settings);
 
-// A schema of a function as OpenAI's API has it; `parameters` is name to JSON schema, all of them required.
+// A function schema in the format of OpenAI's API. `parameters` maps names to JSON schemas; all are required.
 OrderedJson function_tool(const std::string& name, const std::string& description, OrderedJson parameters);
 OrderedJson message_of(const std::string& role, const std::string& content);
-// The line of the data set, with `id`, `answer`, and `prompt` or `messages`: what others are told of a
-// problem.
+// A problem in the form that environments outside of this process receive: its record from the data set, with
+// `id`, `answer`, and `prompt` or `messages`.
 OrderedJson problem_json(const Problem& problem);
 
 }  // namespace bough

@@ -1,13 +1,14 @@
-// An environment behind an HTTP endpoint, which holds all conversations: each call is a POST of the request
-// as JSON on a connection of its own, answered by the reply as JSON (environment_protocol.h). A request has
-// `episode`, a text that no other conversation has, of any run; `close` is a request as well, whose answer
-// says nothing. `workers` conversations are open at once.
+// An environment behind an HTTP endpoint, which has the state of all conversations. Each call is a POST of
+// the request as JSON on a connection of its own. The answer is the reply as JSON (environment_protocol.h). A
+// request has `episode`, a text that is unique to the conversation among all runs. `close` is also a request;
+// its answer is ignored. At most `workers` conversations are open at once.
 //
-// Opening a conversation is tried again, `retries` times, after 5xx, 429 and 408, a connection that is
-// refused and one that breaks, each time as the same `episode`: an endpoint that knows it opens it anew. A
-// step is tried again only where it came to nothing: no connection, 429 and 503. A call that takes too long
-// is hung up on and the conversation closed; an endpoint should also forget those that nobody has asked for
-// long, since a run that is killed says no goodbye.
+// Retries, `retries` times each:
+// - Opening a conversation: after 5xx, 429, 408, and a connection that is refused or breaks. Every attempt
+//   has the same `episode`. An endpoint that knows the episode must open it anew.
+// - A step: only if nothing was done, that is after a refused connection, 429 and 503.
+// If a call takes too long, Bough closes its connection and the conversation. A run that is killed sends no
+// `close`, so an endpoint should also drop conversations that were idle for long.
 #pragma once
 
 #include <memory>
@@ -16,8 +17,8 @@
 
 namespace bough {
 
-// Blocks until the endpoint accepts a connection, which is closed again. UserError: the URL or its host's
-// name is wrong; IoError: no connection within startup_timeout_seconds.
+// Blocks until the endpoint accepts a connection, which is closed again. Throws UserError if the URL or its
+// host name is wrong, and IoError if there is no connection within startup_timeout_seconds.
 std::unique_ptr<Environment> make_http_environment(const EnvironmentSettings& settings);
 
 }  // namespace bough

@@ -1,12 +1,12 @@
-// Environments outside of this process: conversations over the channels of a WorkerPool, which are processes,
-// connections to an endpoint, or servers of tools. A channel holds one conversation at a time and is used
-// again for the next, if it can be. There are as many channels as conversations are open: callers keep to
-// `workers` (max_open). A run and its evaluation each hold their own.
+// Environments outside of this process. Conversations use the channels of a WorkerPool: processes,
+// connections to an endpoint, or MCP servers. A channel has one conversation at a time. If possible it is
+// reused for the next one. There is one channel per open conversation. Each caller has at most `workers`
+// conversations open (max_open). The run and its evaluation count separately.
 //
-// A call that takes longer than `timeout_seconds` fails its conversation, and so does a channel that breaks;
-// others go on. Opening a conversation whose channel died is tried again, `retries` times. A step is tried
-// again only if the channel says that nothing has been done (ChannelReply::kNotDone), since tools may have
-// acted.
+// If a call takes longer than `timeout_seconds` or the channel breaks, the conversation fails. Other
+// conversations are not affected. If a channel dies while it opens a conversation, the call is retried
+// `retries` times. A step is retried only if the channel says that nothing was done (ChannelReply::kNotDone),
+// because tools may already have acted.
 #pragma once
 
 #include <functional>
@@ -21,14 +21,14 @@ namespace bough {
 
 struct ChannelReply {
   enum Kind {
-    kReady,    // it can be used for a conversation: after its start, and after close() that said kClosing
-    kAnswer,   // observation
-    kFailed,   // the conversation failed; the channel is of use for others
-    kNotDone,  // the call came to nothing and may be made again; else as kFailed
-    kBroken,   // the channel is of no more use
+    kReady,    // the channel is free for a conversation: after its start, or after close() returned kClosing
+    kAnswer,   // the call was answered by `observation`
+    kFailed,   // the conversation failed; the channel can be used for others
+    kNotDone,  // the call had no effect and may be repeated; if it is not repeated, like kFailed
+    kBroken,   // the channel cannot be used any more
   } kind = kReady;
   Observation observation{};
-  EpisodeFailure failure = EpisodeFailure::kNone;  // of the last three
+  EpisodeFailure failure = EpisodeFailure::kNone;  // set for the last three kinds
   std::string message{};
 };
 
@@ -37,17 +37,18 @@ class EpisodeChannel : public WorkerChannel {
   enum class AfterClose { kFree, kClosing, kGone };
 
   virtual void begin(const EpisodeCall& call) = 0;
-  // The conversation is over, no call is being made. Whether the channel is free for another.
+  // Ends the conversation; no call may be running. Returns whether the channel is free for another one now
+  // (kFree), after a reply kReady (kClosing), or never (kGone).
   virtual AfterClose close() = 0;
-  // Forgets a call that takes too long, or whose conversation was left. False: it cannot, the channel is of
-  // no more use.
+  // Abandons a call that takes too long or whose conversation was ended. Returns false if the channel cannot
+  // be used any more.
   virtual bool give_up() { return false; }
-  // Sends and receives what can be at once. Returns the reply, if one has come.
+  // Sends and receives without blocking. Returns the reply if it is complete.
   virtual std::optional<ChannelReply> advance() = 0;
 };
 
-// Blocks until a first channel is ready. UserError: it cannot be had. `open` is called by the pool's thread;
-// IoError: there is none to be had at this time.
+// Blocks until a first channel is ready. Throws UserError if that fails. `open` is called by the pool's
+// thread. It throws IoError if no channel can be opened at this time.
 std::unique_ptr<Environment> make_environment_pool(const WorkerPoolOptions& options,
                                                    const EnvironmentSettings& settings,
                                                    std::function<std::unique_ptr<EpisodeChannel>()> open);

@@ -1,10 +1,11 @@
-// Environments in processes: a Python class, or a command of any kind that answers lines of JSON
-// (environment_protocol.h). A process holds one conversation at a time and is used again for the next, so a
-// process keeps what one conversation did to it (environment_pool.h).
+// Environments in processes: a Python class, or any command that answers lines of JSON
+// (environment_protocol.h). A process has one conversation at a time and is reused for the next one, so side
+// effects of a conversation on its process remain (environment_pool.h).
 //
-// A Python worker says first that it is ready (worker_protocol.h). A process that dies, closes its end,
-// answers what is no reply, or answers more than kMaxReplyBytes is killed with all that it started
-// (worker_process.h). Its conversation fails with the reason.
+// A Python worker first sends that it is ready (worker_protocol.h). A process is not used any more if it
+// ends, closes its stdout, sends a malformed reply, or sends more than kMaxReplyBytes without a line break.
+// Its conversation then fails with the reason. The process and all that it started are killed
+// (worker_process.h).
 #pragma once
 
 #include <memory>
@@ -16,10 +17,10 @@
 
 namespace bough {
 
-// Why no more lines of the process will come, as a reply kBroken. nullopt: more may come.
+// Returns a reply kBroken that says why the process will send no more lines. nullopt if it may send more.
 std::optional<ChannelReply> broken_reply(LineProcess& process);
 
-// Blocks until a first process is ready. UserError: it cannot be loaded or run.
+// Blocks until a first process is ready. Throws UserError if it cannot be loaded or run.
 std::unique_ptr<Environment> make_process_environment(const EnvironmentSettings& settings,
                                                       PoolTime time = {});
 

@@ -1,6 +1,6 @@
-// What Bough and environments outside of it say to each other: JSON objects, UTF-8. A process gets and writes
-// one a line (environment_process.h); an HTTP endpoint gets one as the body of a POST and answers with one
-// (environment_http.h).
+// The messages between Bough and environments outside of it: JSON objects in UTF-8. A process reads and
+// writes one per line (environment_process.h). An HTTP endpoint gets one as the body of a POST and answers
+// with one (environment_http.h).
 //
 //   Bough:       {"id": 1, "method": "reset", "problem": {...}, "seed": 7}
 //   environment: {"id": 1, "messages": [{"role": "user", "content": "..."}], "tools": [...]}
@@ -10,9 +10,9 @@
 //   Bough:       {"method": "close"}
 //   environment: {"id": 2, "error": "..."}              fails the conversation
 //
-// `messages` may be a text: then it is one message, of the role tool for each call of the turn, else user.
-// Without messages of its own, reset leaves those of the problem. Pure functions: nothing here knows about
-// processes or sockets.
+// `messages` may be a text. The text becomes one tool message per call of the turn, or one user message if
+// the turn has no calls. If reset returns no messages, the problem's messages are used. All functions are
+// pure: they use no processes and no sockets.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace bough {
 
-// What an environment is asked: to open a conversation (no action) or to answer a turn of the model.
+// A call of an environment: to open a conversation (no action) or to answer a turn of the model.
 struct EpisodeCall {
   Problem problem;
   uint64_t seed = 0;
@@ -36,13 +36,14 @@ struct EpisodeCall {
 
 OrderedJson request_of(const EpisodeCall& call);  // without `id`
 
-// What is no reply of the protocol; what() says what came.
+// Thrown if a reply breaks the protocol. what() quotes the wrong part.
 struct Malformed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+// num_calls: calls of the turn that the reply answers. Throws Malformed.
 Observation read_observation(const OrderedJson& reply, size_t num_calls);
 
-// On one line; bytes that are not UTF-8 become U+FFFD.
+// Writes JSON on one line. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_ordered(const OrderedJson& json);
 
 }  // namespace bough

@@ -1,10 +1,10 @@
-// The user's filter of groups: the setting `filter`, a Python function in worker processes.
+// The user's filter of groups (setting `filter`): a Python function that runs in worker processes.
 //
 //   def keep(prompt, answer, samples, **fields) -> bool
 //
-// Each sample is a dict: completion, reward (None where it could not be had), rewards (of named ones, before
-// their weights), tokens, truncated. `fields` are those of the problem's record. Processes, time limits,
-// retries and messages are those of a reward of this kind (process_reward.h).
+// Each sample is a dict with completion, reward (None if it failed), rewards (named ones, before weighting),
+// tokens (count) and truncated. `fields` are the fields of the problem's record. Processes, time limits,
+// retries and messages are the same as for a Python reward (process_reward.h).
 #pragma once
 
 #include <memory>
@@ -17,17 +17,18 @@ namespace bough {
 
 struct FilterVerdict {
   bool keeps = true;
-  std::string error;  // why there is none; else empty
+  std::string error;  // why the call failed; "" if it did not. `keeps` is false if it failed
 };
 
 class GroupFilter {
  public:
-  // Blocks until every worker is ready. UserError: no such file or function, or it cannot be loaded.
+  // Blocks until every worker is ready. Throws UserError if the file or function is missing or cannot be
+  // loaded.
   GroupFilter(const std::string& specification, const RewardSettings& settings);
 
-  // From any thread. `samples`: of one prompt, with their rewards.
+  // Thread-safe. `samples` are the samples of one prompt, with their rewards.
   FilterVerdict judge(const Problem& problem, std::span<const Trajectory> samples);
-  void cancel() { function_->cancel(); }  // as RewardFunction's
+  void cancel() { function_->cancel(); }  // see RewardFunction::cancel
 
  private:
   std::unique_ptr<RewardFunction> function_;

@@ -1,13 +1,13 @@
-// The task `guess`: a number is to be found in a few guesses, each answered with higher or lower.
+// The task `guess`: the model must find a number in a few guesses. Each guess is answered by higher or lower.
 //
 //   user       My number is from 3 to 18. You have 4 guesses.
 //   assistant  10
 //   user       lower
 //   ...
 //
-// 1 where a guess is right, which ends the game; 0 where the guesses are used up. A turn without a number is
-// a guess that was wasted. No tools: the smallest environment in which a turn depends on what came before.
-// Who halves what is left finds 15 of 16 numbers in four guesses; who guesses at random inside it far fewer.
+// A right guess ends the game with reward 1. If all guesses are used up, the reward is 0. A turn without a
+// number is a wasted guess. The task has no tools: it is the smallest one whose turns depend on each other.
+// Bisection finds 15 of 16 numbers in four guesses. Random guesses in the remaining range find far fewer.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ struct GuessSettings {
   }
 };
 
-// As those of the task calculator. Problems have low, high and guesses besides; demonstrations guess at
-// random inside what is left.
+// Like make_calculator_problems and make_calculator_traces (calculator.h). Problems also have low, high and
+// guesses. Demonstrations guess at random in the remaining range.
 std::vector<Json> make_guess_problems(int64_t n, Split split, uint64_t seed, const GuessSettings& settings);
 std::vector<Json> make_guess_traces(int64_t n, Split split, uint64_t seed, const GuessSettings& settings);
 

@@ -1,5 +1,5 @@
-// The words and marks of a formula, LaTeX or plain; what only dresses it (\left, spacing, dollars, degrees)
-// is gone. Internal to math_expression.cpp.
+// Splits a formula, LaTeX or plain, into tokens. Formatting (\left, spacing, dollars, degrees) is dropped.
+// Internal to math_expression.cpp.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace bough {
 
-struct UnreadableFormula {};  // thrown inside of the reader only
+struct UnreadableFormula {};  // thrown inside the parser only
 
 enum class TokenKind { kNumber, kSymbol, kFunction, kWord, kText, kMark, kEnd };
 
@@ -22,10 +22,10 @@ struct Token {
   bool space_before = false;
 };
 
-// Ends with a kEnd. Throws UnreadableFormula.
+// The last token is kEnd. Throws UnreadableFormula if the text is no formula.
 std::vector<Token> formula_tokens(std::string_view text);
 
-// Words with one space between them, in lower case, without a period at the end.
+// Returns the words of a text in lower case, with one space between them and without a period at the end.
 std::string lower_words(std::string_view text);
 
 }  // namespace bough

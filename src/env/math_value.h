@@ -1,9 +1,11 @@
-// What an expression is worth: in prime fields, and in real numbers of 106 bits.
+// Values of expressions in prime fields and in real numbers of 106 bits.
 //
-// Modulo a prime p each variable, and pi and e, has a random value; a root of -1 stands for i; a root or a
-// function of something that has no rational value is an unknown of its own, whose value is drawn by the
-// value of its argument. So equal expressions that need no law about roots and functions have equal values.
-// Two rational expressions that differ have equal values with a chance of degree / p.
+// Modulo a prime p:
+// - Each variable, pi and e have a pseudorandom value. The value of i is a square root of -1.
+// - A root or function without a rational value is an unknown. Its pseudorandom value is derived from the
+//   value of its argument.
+// - Equal expressions have equal values, unless their equality needs a law about roots or functions.
+// - Two different rational expressions have equal values with a probability of at most degree / p.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +19,11 @@ namespace bough {
 
 class PrimeField {
  public:
-  // A prime of 61 bits, and values for all names, drawn by `seed`.
+  // `seed` determines the prime, which has 61 bits, and the values of all names.
   explicit PrimeField(uint64_t seed);
 
-  // `unknowns` is set where a root or a function was taken for an unknown; another `salt` gives the variables
-  // other values. nullopt: no value, as of 1/0, or too large an exponent.
+  // Sets `unknowns` to true if a root or a function was treated as an unknown. Another `salt` gives the
+  // variables other values. nullopt if there is no value (1/0) or an exponent is too large.
   std::optional<uint64_t> value(const Expression& e, bool& unknowns, uint64_t salt = 0) const;
 
   uint64_t times(uint64_t a, uint64_t b) const;
@@ -41,11 +43,12 @@ class PrimeField {
 
   uint64_t seed_;
   uint64_t p_ = 0;
-  uint64_t i_ = 0;  // a root of -1
+  uint64_t i_ = 0;  // a square root of -1
 };
 
-// Do both have the same real value, to 26 digits, at random values of the variables where both have one? Only
-// of expressions so short that different ones are not so near; false for longer ones.
+// Whether both have the same real value, to 26 digits, at random values of the variables. Points at which
+// one has no real value are skipped. Returns false for long expressions, because two different long
+// expressions can agree to 26 digits.
 bool agree_in_reals(const Expression& a, const Expression& b);
 
 bool has_variables(const Expression& e);

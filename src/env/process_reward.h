@@ -1,15 +1,15 @@
-// Rewards of worker processes: the user's Python function, or a command of any kind. A RewardPool runs them.
+// Rewards in worker processes: the user's Python function, or any command. A RewardPool runs them.
 //
 //   def score(prompt: str, completion: str, **fields) -> float
 //
-// `fields` are the fields of the problem's record, `answer` always among them. A function without ** gets
-// only the arguments that it names. What it prints goes to stderr.
+// `fields` are the fields of the problem's record, always with `answer`. A function without ** gets only the
+// arguments that it names. Its printed output goes to stderr.
 //
-// A command is run by /bin/sh and stays: it reads requests as lines of JSON from its stdin and writes a line
-// for each to its stdout (reward_protocol.h); what it has to tell people belongs on its stderr.
+// A command is started once by /bin/sh and keeps running. It reads requests as lines of JSON from its stdin
+// and writes one line for each to its stdout (reward_protocol.h). Messages for people belong on its stderr.
 //
-// Workers die with Bough, whatever way that dies, and with them what they started (worker_process.h); they
-// leave no zombies, and are not reached by Ctrl-C.
+// When Bough ends, in any way, its workers and all processes that they started are killed (worker_process.h).
+// Ctrl-C does not reach workers.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@
 
 namespace bough {
 
-// FILE.py:NAME. UserError: not of that form, or no such file; it names the setting and what was expected.
-// `file` is absolute.
+// Parses FILE.py:NAME. The returned `file` is absolute. Throws UserError if the form is wrong or if the file
+// does not exist. The message has `setting` and `expected`.
 struct PythonFunction {
   std::string file;
   std::string name;
@@ -31,14 +31,15 @@ PythonFunction parse_python_function(
         "FILE.py:FUNCTION such as my_reward.py:score, http://HOST:PORT/PATH, or a "
         "verifier's name (bough train --settings lists the keys of reward)");
 
-// The interpreter's path: `setting` if not empty, else $BOUGH_PYTHON, else .venv/bin/python3 in one of the
-// four folders above `program`'s, else python3; names without '/' are looked up on $PATH. UserError: there is
-// none.
+// Finds the path of the Python interpreter. The first of these counts: `setting` if not empty, $BOUGH_PYTHON,
+// .venv/bin/python3 in one of the four folders above the folder of `program`, python3. Names without '/' are
+// looked up on $PATH. Throws UserError if there is no interpreter.
 std::string find_python(const std::string& setting, const std::string& program);
-std::string find_python(const std::string& setting);  // of this program
+std::string find_python(const std::string& setting);  // `program` is this process's program
 
-// Block until every worker is ready: has loaded the file, has said so (`ready_line`), or has not ended within
-// a moment. UserError: it cannot be loaded or run, has no such function, or takes too long.
+// Both block until every worker is ready. A Python worker is ready when it has loaded the file. A command is
+// ready when it has said so (`ready_line`), or when it still runs after 200 ms. Throw UserError if a worker
+// cannot be loaded or run, has no such function, or takes too long.
 std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
                                                const RewardSettings& settings, PoolTime time = {});
 std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,

@@ -1,10 +1,10 @@
-// The programs that workers in Python run: python3 -u -c <kPythonWorkerStart and another> FILE NAME.
-// reward_protocol.h has the protocol of rewards, environment_protocol.h that of environments.
+// The programs of Python workers, started as python3 -u -c <kPythonWorkerStart + another part> FILE NAME.
+// The protocols are in reward_protocol.h and environment_protocol.h.
 #pragma once
 
 namespace bough {
 
-// Descriptors, messages, and the user's file.
+// The common first part: sets up the descriptors, defines the messages and loads the user's file.
 inline constexpr char kPythonWorkerStart[] = R"PY(
 import importlib.machinery, importlib.util, inspect, json, math, os, reprlib, sys, traceback
 
@@ -55,7 +55,7 @@ def load(kind, is_kind):
 
 )PY";
 
-// Scores completions by a function.
+// Scores completions by the user's function.
 inline constexpr char kPythonRewardWorker[] = R"PY(
 
 def accepted_names(function):
@@ -105,7 +105,7 @@ def main():
 main()
 )PY";
 
-// Holds one conversation at a time, by an object of a class.
+// Runs one conversation at a time, each with a new object of the user's class.
 inline constexpr char kPythonEnvironmentWorker[] = R"PY(
 import asyncio
 

@@ -1,9 +1,10 @@
-// Real numbers of 106 bits: the unevaluated sum of two doubles, and the functions that answers are written
-// with. Relative errors of + - * / sqrt are a few 2^-104; those of the functions below 1e-29 for arguments
-// up to a thousand. What is undefined is NaN, in both parts.
+// Real numbers of 106 bits, each the unevaluated sum of two doubles, and functions that occur in answers.
+// - The relative errors of + - * / sqrt are a few 2^-104.
+// - The relative errors of the other functions are below 1e-29 for arguments up to a thousand.
+// - If a value is undefined, both parts are NaN.
 //
-// T. J. Dekker, "A floating-point technique for extending the available precision", 1971. Needs IEEE
-// arithmetic in the order written: not to be compiled with -ffast-math.
+// Source: T. J. Dekker, "A floating-point technique for extending the available precision", 1971. The code
+// needs IEEE arithmetic in the written order, so it must not be compiled with -ffast-math.
 #pragma once
 
 namespace bough {

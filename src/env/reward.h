@@ -1,17 +1,19 @@
-// Rewards: a number for each finished completion.
+// Rewards: one number for each finished completion.
 //
 //   reward: ""                        the task's verifier of the final number (verifier.h)
 //   reward: NAME                      another built-in verifier (builtin_reward_names)
 //   reward: my_reward.py:score        the user's Python function, in worker processes (process_reward.h)
 //   reward: http://host:8000/score    an endpoint (http_reward.h)
-//   reward:                           several, each with a name and a weight: their weighted sum
+//   reward:                           several, each with a name and a weight; the reward is the weighted sum
 //     - {name: right, function: "my_reward.py:score"}
 //     - {name: style, command: ./judge --strict, weight: 0.2}       a command that answers lines of JSON
 //
-// A reward that cannot be had (an exception, a hang, a result that is no finite number) is a failed one. It
-// comes with a message, and the run goes on: without the sample, whose group's mean, deviation and loss are
-// those of the others; or with `failure_reward` in its place, where that is set. Of several rewards all must
-// be had. Callers count failures as `reward/failures`, and end a run whose rewards fail one after the other.
+// A reward fails on an exception, a hang, or a result that is no finite number. The result then has a message
+// and the run goes on:
+// - If `failure_reward` is set, it replaces the reward.
+// - If not, the sample is left out of its group's mean and deviation and of the loss.
+// If one of several rewards fails, the sum fails. Callers count failures as `reward/failures`. They end the
+// run after max_consecutive_failures in a row.
 #pragma once
 
 #include <cstdint>
@@ -32,27 +34,27 @@
 
 namespace bough {
 
-// What is scored. Refers to the caller's texts, which must live until the call returns. Not necessarily
-// UTF-8: the completion may have been cut inside a character.
+// A completion to be scored. It refers to the caller's texts, which must live until the call returns. The
+// texts may be invalid UTF-8, because a completion can end inside a character.
 struct RewardRequest {
   std::string_view prompt;      // as the model saw it
   std::string_view completion;  // without the stop token
-  const Problem* problem;       // never null
+  const Problem* problem;       // never nullptr
 };
 
 struct RewardResult {
-  double reward = 0;  // finite; of a failed one failure_reward, or 0
+  double reward = 0;  // finite; failure_reward or 0 if it failed
   bool failed = false;
-  std::string message;  // why it failed; else what the verifier says, or ""
-  bool valid = true;    // false: failed, and no reward stands in its place
-  // Of named rewards: what each gave, before its weight. Those that failed are missing.
+  std::string message;  // why it failed; else the verifier's reason, or ""
+  bool valid = true;    // false: it failed and failure_reward is not set
+  // Named rewards before weighting. Failed ones are missing.
   std::map<std::string, double> rewards;
 };
 
-// A reward that could not be had.
+// The result of a failed reward.
 RewardResult failed_reward(std::optional<double> failure_reward, std::string message);
 
-// What a sample keeps of its result: `reward` unless it is not valid, `rewards`, `valid`, `reward_failure`.
+// Copies a result to a sample: `rewards`, `valid`, `reward` if valid, and `reward_failure` if it failed.
 void set_reward(Trajectory& sample, RewardResult result);
 
 struct RewardSettings {
@@ -92,7 +94,7 @@ struct RewardSettings {
   }
 };
 
-// One of the rewards of a run: exactly one of function, command, url and verifier is set.
+// One of the rewards of a run. Exactly one of function, command, url and verifier must be set.
 struct RewardEntry {
   std::string name;
   std::string function;
@@ -118,11 +120,12 @@ struct RewardEntry {
   }
   void check() const;
 
-  // A built-in verifier's name, http://..., or FILE.py:FUNCTION.
+  // The short form of an entry: a built-in verifier's name, http://..., or FILE.py:FUNCTION. to_text()
+  // returns nullopt if the entry has no short form.
   static RewardEntry from_text(const std::string& text);
   std::optional<std::string> to_text() const;
 
-  // The name given, or the default one; "" where there is none.
+  // The given name, or the default: the function's or the verifier's name. "" for a command or a URL.
   std::string metric_name() const;
 };
 
@@ -133,23 +136,22 @@ class RewardFunction {
  public:
   virtual ~RewardFunction() = default;
 
-  // Returns a result for each request, in order. May be called from several threads, whose requests are
-  // scored side by side as far as there are workers; every call returns once its own are done. Throws on
-  // broken invariants only.
+  // Returns a result for each request, in order. Thread-safe: requests of several threads are scored in
+  // parallel, as far as there are workers. Each call returns when its own requests are done. Failed rewards
+  // are results; only a broken invariant throws.
   virtual std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) = 0;
 
-  // From any thread, when nobody wants rewards any more: calls that run or wait return soon, with failures,
-  // and so do all later ones.
+  // Ends scoring, from any thread. Running, waiting and all later calls return soon, with failed results.
   virtual void cancel() {}
 
   RewardResult score(const RewardRequest& request) { return score_all(std::span(&request, 1)).front(); }
 
-  // Throws UserError where this function could never score the data set (a gold that is no number), so that a
-  // run ends at its start and not after hours.
+  // Throws UserError if this function could never score the data set, for example because a reference answer
+  // is no number. Then a run ends at its start and not after hours.
   virtual void check(const Dataset& dataset) const {}
 };
 
-// The task's verifier: 1 or 0.
+// The default verifier, of the final number (verifier.h): reward 1 or 0.
 class VerifierReward : public RewardFunction {
  public:
   explicit VerifierReward(const RewardSettings& settings = {});
@@ -161,11 +163,11 @@ class VerifierReward : public RewardFunction {
   std::optional<double> failure_reward_;
 };
 
-// Verifiers that are built in. UserError: there is none of this name.
+// The built-in verifiers. make_builtin_reward throws UserError if none has this name.
 std::vector<std::string> builtin_reward_names();
 std::unique_ptr<RewardFunction> make_builtin_reward(const std::string& name, const RewardSettings& settings);
 
-// Several rewards as one: their weighted sum, computed side by side. A sample of which one fails fails.
+// The weighted sum of several rewards, which are computed in parallel. If one fails, the sum fails.
 class WeightedReward : public RewardFunction {
  public:
   struct Part {
@@ -184,11 +186,11 @@ class WeightedReward : public RewardFunction {
   const std::optional<double> failure_reward_;
 };
 
-// What the setting `reward` asks for, complete: processes are started, files imported, endpoints reached.
-// A single entry without a name and with weight 1 has no parts (RewardResult::rewards is empty). UserError: a
-// setting, a file or a command that cannot be used; IoError: an endpoint that cannot be reached.
+// Makes the reward of the setting `reward`. On return, processes are started, files imported and endpoints
+// reached. For a single entry without a name and with weight 1, RewardResult::rewards is empty. Throws
+// UserError if a setting, file or command cannot be used, and IoError if an endpoint cannot be reached.
 std::unique_ptr<RewardFunction> make_reward(const RewardEntries& entries, const RewardSettings& settings);
-// The setting as a command line has it.
+// The same for the text of a command line.
 std::unique_ptr<RewardFunction> make_reward(const std::string& text, const RewardSettings& settings);
 
 int64_t count_failures(std::span<const RewardResult> results);

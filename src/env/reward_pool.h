@@ -1,12 +1,15 @@
-// Rewards that are computed elsewhere: in worker processes or behind an HTTP endpoint. A WorkerPool of
-// `workers` channels makes the calls. Callers of score_all wait on a condition variable. The queue is bounded
-// by the calls of the callers that wait.
+// Rewards that are computed in worker processes or behind an HTTP endpoint. A WorkerPool of `workers`
+// channels makes the calls. Callers of score_all wait on a condition variable, so the queue has at most the
+// requests of the waiting callers.
 //
-// A call fails, and no other call, if the reply says so or is none, if it takes longer than timeout_seconds,
-// or if its channel breaks. After the last two the channel is opened anew. A failure that another attempt may
-// not have (a broken channel, an endpoint's transient answer) is tried `retries` times again. An error that
-// the reply reports is not. If no channel can be opened again (the user's file was changed under the run),
-// all calls that wait fail; the next ones try again.
+// A call fails in these cases. Other calls are not affected.
+// - The reply reports an error. The call is not retried.
+// - The reply breaks the protocol. The channel is opened anew.
+// - The call takes longer than timeout_seconds. The channel is opened anew. The call is retried only if
+//   retry_timeouts is set.
+// - The channel breaks, or an endpoint gives a transient answer. The call is retried up to `retries` times.
+// If no channel can be opened again (for example, the user's file was changed during the run), all waiting
+// calls fail. Later calls try to open channels again.
 #pragma once
 
 #include <atomic>
@@ -27,31 +30,31 @@ namespace bough {
 
 class RewardChannel : public WorkerChannel {
  public:
-  // Begins a call, when the one before has been answered.
+  // Begins a call. The last call must have been answered.
   virtual void begin(int64_t id, const RewardRequest& request) = 0;
-  // Sends and receives what can be at once. Returns the reply, if one has come. The channel is of no use
-  // after `refused`, `malformed` and `lost`.
+  // Sends and receives without blocking. Returns the reply if it is complete. The channel cannot be used any
+  // more after `refused`, `malformed` and `lost`.
   virtual std::optional<WorkerReply> advance() = 0;
 };
 
 class RewardPool final : public RewardFunction, private WorkerScheduler {
  public:
-  // Opens a channel; IoError: it cannot be had.
+  // Opens a channel. Throws IoError if this is not possible at this time.
   using Open = std::function<std::unique_ptr<RewardChannel>()>;
 
-  // Blocks until every channel is ready. UserError: one cannot be, or takes longer than
-  // startup_timeout_seconds.
+  // Blocks until every channel is ready. Throws UserError if a channel cannot be made ready or takes longer
+  // than startup_timeout_seconds.
   RewardPool(WorkerPoolOptions options, const RewardSettings& settings, Open open);
-  ~RewardPool() override = default;  // no score_all may be running
+  ~RewardPool() override = default;  // no thread may be inside score_all
 
   std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) override;
   void cancel() override;
 
-  int64_t num_restarts() const { return num_restarts_; }  // of channels that broke or hung
-  int64_t num_retries() const { return num_retries_; }    // of calls
+  int64_t num_restarts() const { return num_restarts_; }  // restarts of channels that broke or hung
+  int64_t num_retries() const { return num_retries_; }    // retries of calls
 
  private:
-  struct Batch {  // what one caller of score_all waits for
+  struct Batch {  // the requests of one caller of score_all
     std::span<const RewardRequest> requests;
     std::vector<RewardResult> results;
     size_t num_finished = 0;  // guarded by mutex_
@@ -59,7 +62,7 @@ class RewardPool final : public RewardFunction, private WorkerScheduler {
   struct Call {
     Batch* batch = nullptr;
     size_t index = 0;
-    int64_t num_attempts = 0;  // begun
+    int64_t num_attempts = 0;  // including the running one
     Clock::Time not_before{};
   };
 
@@ -70,10 +73,10 @@ class RewardPool final : public RewardFunction, private WorkerScheduler {
   void handle_deadline(Worker& worker) override;
   void handle_failed_start(const std::string& why) override;
 
-  bool take_calls();  // false: the pool is cancelled
+  bool take_calls();  // returns false if the pool is cancelled
   void drop_everything();
   void begin_call(Worker& worker, Call call);
-  Call take_call(Worker& worker);  // that it makes; afterwards it is idle
+  Call take_call(Worker& worker);  // removes the worker's running call; the worker becomes idle
   void lose(Worker& worker, const std::string& why, bool transient);
   void fail_or_retry(Call call, const std::string& why, bool transient);
   void finish(const Call& call, RewardResult result);
@@ -84,19 +87,19 @@ class RewardPool final : public RewardFunction, private WorkerScheduler {
   const RewardSettings settings_;
   std::atomic<int64_t> num_restarts_ = 0, num_retries_ = 0;
 
-  // For the pool's thread alone.
+  // Used by the pool's thread only.
   std::deque<Call> waiting_;
   std::vector<Call> delayed_;                 // retries whose pause is not over
-  std::unordered_map<uint64_t, Call> calls_;  // being made, by the id of the request, a worker's job
+  std::unordered_map<uint64_t, Call> calls_;  // running calls by request id, which is also Worker::job
   uint64_t next_id_ = 0;
-  int64_t num_given_up_ = 0;  // workers that could not be started again, tried anew once no call waits
+  int64_t num_given_up_ = 0;  // failed starts of workers; reset to 0 when no call waits
 
   Mutex mutex_;
   CondVar finished_;
   std::vector<Call> new_calls_ GUARDED_BY(mutex_);
   bool is_cancelled_ GUARDED_BY(mutex_) = false;
 
-  WorkerPool pool_;  // last: its thread uses all the others
+  WorkerPool pool_;  // last, because its thread uses all other members
 };
 
 }  // namespace bough

@@ -1,25 +1,27 @@
-// Runs a program that nobody has read, and says how it ended.
+// Runs an untrusted program and says how it ended.
 //
-// The box is made by bubblewrap (`bwrap`): namespaces of its own for users, processes, network, IPC and host
-// name; a root that holds /usr read-only, a /proc of its own processes, the harmless devices, and two small
-// file systems in memory (/tmp, where the program runs, and /dev/shm); an environment of four variables; no
-// privileges to be had back. It does not see the run's folder, home, other processes or any network.
+// bubblewrap (`bwrap`) makes the sandbox. A program in it:
+// - has its own namespaces for users, processes, network, IPC and host name;
+// - sees /usr read-only, a /proc of its own processes and the harmless devices;
+// - has two small file systems in memory: /tmp, its working folder, and /dev/shm;
+// - gets four environment variables and cannot regain privileges;
+// - does not see the run's folder, home folders, other processes or any network.
 //
-//   wall time      we kill the box                      processes   RLIMIT_NPROC, set inside the box
-//   CPU time       RLIMIT_CPU, of each process          files       RLIMIT_NOFILE, RLIMIT_FSIZE
-//   memory         RLIMIT_AS of each process; what all  disk        the size of /tmp
-//                  hold together is watched             output      we read so much, then kill the box
+//   wall time      Bough kills the sandbox              processes   RLIMIT_NPROC, set inside the sandbox
+//   CPU time       RLIMIT_CPU per process               files       RLIMIT_NOFILE, RLIMIT_FSIZE
+//   memory         RLIMIT_AS per process; Bough checks  disk        the size of /tmp
+//                  the sum of all processes             output      Bough kills the sandbox at the limit
 //
-// RLIMIT_NPROC binds no process of the host's user 0, whatever its number inside the box. So where Bough runs
-// as root the box runs as a user that nobody has, another one for each box: its number is the host's process
-// count of that box alone, and no file or process of the host belongs to it.
+// RLIMIT_NPROC does not limit processes of the host's user 0. If Bough runs as root, each sandbox therefore
+// runs as a different, unused user id. The kernel's process count of that user covers this sandbox only, and
+// no file or process of the host belongs to that user.
 //
-// Nothing outlives run(): the first process of the box is killed with all in its namespace, also when Bough
-// itself, or the thread that called run(), is killed (bwrap's --die-with-parent).
+// No process outlives run(). The first process of the sandbox is killed with its namespace, even if Bough or
+// the thread that called run() is killed (bwrap's --die-with-parent).
 //
-// Where no box can be made, the constructor refuses; `allow_unsandboxed` runs programs without one: with
-// the limits, as another user where Bough is root, in an empty folder, but with the network, and with what
-// that user can read. Without root a program that leaves its process group may then survive.
+// If no sandbox can be made, the constructor throws. With `allow_unsandboxed`, programs then run with the
+// limits only, in an empty folder. They have the network and can read all that their user can read. If Bough
+// is root, that is an unused user. If not, a program that leaves its process group may survive run().
 #pragma once
 
 #include <cstdint>
@@ -61,11 +63,11 @@ struct SandboxSettings {
 };
 
 struct SandboxProgram {
-  std::vector<std::string> command;                          // its first word is looked for on the box's PATH
+  std::vector<std::string> command;                          // first word: looked up on the sandbox's PATH
   std::vector<std::pair<std::string, std::string>> files{};  // name and content, in the working folder
-  std::string_view input{};                                  // its stdin, then end of file
-  int channel = -1;     // a descriptor that the program has as number 3; -1: none
-  double seconds = 10;  // wall time
+  std::string_view input{};                                  // the program's stdin
+  int channel = -1;     // a descriptor that the program gets as number 3; -1: none
+  double seconds = 10;  // limit of wall time
 };
 
 struct SandboxResult {
@@ -73,10 +75,10 @@ struct SandboxResult {
     kExited,      // `status` is its exit status; 128 + n: ended by signal n
     kTimedOut,    // it was killed at its deadline
     kMemory,      // its processes held more than `memory`
-    kProcesses,   // more than `processes`, where RLIMIT_NPROC did not hold
+    kProcesses,   // more than `processes` were counted; RLIMIT_NPROC does not apply in every setup
     kOutput,      // it printed more than `output`
-    kStopped,     // the stop token
-    kNotStarted,  // no box, or no process: nobody's fault but the machine's; `errors` says why
+    kStopped,     // the stop token was set
+    kNotStarted,  // the machine could make no sandbox or process; `errors` says why
   };
   End end = End::kNotStarted;
   int status = 0;
@@ -90,16 +92,16 @@ struct SandboxResult {
 
 class Sandbox {
  public:
-  // Makes a box once to see that it can. UserError: no bwrap or no user namespaces, and not allowed to do
-  // without; says how to get them.
+  // Makes a sandbox once to test that it works. Throws UserError if there is no bwrap or no user namespaces,
+  // unless allow_unsandboxed is set. The message says how to get them.
   explicit Sandbox(const SandboxSettings& settings);
 
-  // Blocks until the program and all it started are gone; from any number of threads. IoError: no descriptor
-  // or memory for it.
+  // Blocks until the program and all its processes have ended. Thread-safe. Throws IoError if the system has
+  // no descriptor or memory for it.
   SandboxResult run(const SandboxProgram& program, std::stop_token stop = {}) const;
 
   bool sandboxed() const { return sandboxed_; }
-  const std::string& why_not() const { return why_not_; }  // what refused a box; "" where sandboxed()
+  const std::string& why_not() const { return why_not_; }  // why no sandbox can be made; "" if sandboxed()
 
  private:
   std::vector<std::string> box_arguments() const;

@@ -2,14 +2,13 @@
 //
 //   {"question": "Tom has 7 figs and gets 5 more. How many figs now?", "answer": "7+5=12 #### 12"}
 //
-// It is the smallest task that has all that RL on reasoning needs: a worked answer, a verifiable number,
-// held-out problems and a difficulty that is set. Texts are short because every byte is a token of a
-// byte-level model.
+// The smallest task with all that RL on reasoning needs: a worked answer, a verifiable number, held-out
+// problems and an adjustable difficulty. Texts are short, because byte-level models have one token per byte.
 //
 // A problem is a chain of operations on small whole numbers, told in one of several wordings about some name
-// and object. The splits are disjoint by construction: a hash of (wording, operations, operands) alone
-// decides whether a problem is train, test or a worked example. So no test question occurs in train, whatever
-// the seeds, not even with another name or other objects. (The sum 7+5 itself may: in another wording.)
+// and object. A hash of (wording, operations, operands) alone decides the split. So for any seeds, no test
+// question occurs in train, not even with another name or other objects. (The sum 7+5 itself may occur in
+// both, in different wordings.)
 #pragma once
 
 #include <cstdint>
@@ -46,29 +45,31 @@ struct SumsSettings {
     v("shots", shots, "worked examples in front of every question, the same for the whole data set",
       range(0, 64));
   }
-  void check() const;  // UserError: min above max, no operation, more than one step of multiply alone
+  // Throws UserError if a minimum exceeds its maximum, if there is no operation, or if multiply is the only
+  // one and max_steps is above 1.
+  void check() const;
 };
 
-// `example` is what few-shot prompts are made of.
+// Few-shot prompts are made of the split `example`.
 enum class Split { train, test, example };
 
 struct SumsProblem {
   std::string question;
-  std::string answer;  // "7+5=12 12-3=9 #### 9"; wrong where settings.slips has it so
+  std::string answer;  // "7+5=12 12-3=9 #### 9"; wrong for a share settings.slips of the problems
   std::string
-      skeleton;  // wording, operations and operands: what decides the split; 7+5 and 5+7 have the same
+      skeleton;  // wording, operations and operands, which decide the split; the same for 7+5 and 5+7
 };
 
-// The split of a skeleton: 20% test, 2% example, the rest train.
+// Returns the split of a skeleton: 20% test, 2% example, the rest train.
 Split sums_split(const std::string& skeleton);
 
-// The first n problems of a split, no two with the same question; a longer list begins with the shorter one.
-// UserError when the settings do not allow n different problems. settings.shots plays no part.
+// Returns the first n problems of a split, all with different questions. A longer list begins with the
+// shorter one. Throws UserError if the settings do not allow n different problems. Ignores settings.shots.
 std::vector<SumsProblem> make_sums(int64_t n, Split split, uint64_t seed, const SumsSettings& settings);
 
-// Writes JSON Lines. Without shots: {"question", "answer"}. With shots: {"prompt", "question", "answer"}, the
-// prompt being the same worked examples for the whole file and then the question, in PromptLayout's defaults
-// (prompt.h).
+// Writes JSON Lines. Without shots: {"question", "answer"}. With shots: {"prompt", "question", "answer"}. The
+// prompt then has the same worked examples for the whole file, followed by the question, in the default
+// PromptLayout (prompt_layout.h).
 void write_sums_dataset(const std::filesystem::path& path, int64_t n, Split split, uint64_t seed,
                         const SumsSettings& settings);
 

@@ -1,18 +1,19 @@
-// The task `trace`: a short program over a few registers, followed step by step on a long scratchpad.
+// The task `trace`: the model executes a short program over a few registers step by step in a long response.
 //
 //   {"question": "a4b0c9 Ab+3 Bc+b Ca-5",
 //    "answer": "Ab+3 0+3=3 a4b3c9\nBc+b 9+3=2 a4b3c2\nCa-5 4-5=9 a9b3c2\n#### 932"}
 //
-// A register holds a digit; a step adds or takes off a digit, or adds another register, modulo 10. Steps are
-// labelled, each with a character of its own that stands nowhere else. Each line of the answer names the
-// step, as the question has it, works it out, and gives the registers after it; the number at the end is the
-// registers read in order. So every line needs the question's text far above and the line before it, and the
-// number needs every line: a step is a bijection of the registers, and whoever goes wrong once, and not a
-// second time, ends with another number. The verifier of the final number is its reward.
+// A register has a digit. A step adds or subtracts a digit, or adds another register, modulo 10. Each step is
+// labelled by a character that occurs nowhere else. Each line of the answer repeats the step, computes it and
+// gives the registers after it. The final number is the registers in order.
+// - Every line depends on the question's text, far above, and on the line before it.
+// - The final number depends on every line: a step is a bijection of the registers, so exactly one error
+//   always changes the number.
+// The reward is the verifier of the final number (verifier.h).
 //
-// A response is as long as the work it takes: by default 46 to 60 lines of 22 bytes, 1.0 to 1.3 thousand
-// tokens of a byte-level model. It is meant for attention that does not see all of it (docs/sparse.md).
-// Short programs whose first label is any (max_first) teach a model to follow steps at a tenth of the cost.
+// By default a response has 46 to 60 lines of 22 bytes: 1.0 to 1.3 thousand tokens of a byte-level model. The
+// task tests attention that does not see the whole context (docs/sparse.md). Short programs that begin at any
+// label (max_first) teach a model to follow steps at a tenth of the cost.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +44,12 @@ struct TraceSettings {
     v("slips", slips, "share of the steps of worked answers whose digit is wrong, and carried on",
       range(0.0, 1.0));
   }
-  void check() const;  // UserError: min above max, or more steps than there are labels for
+  void check() const;  // throws UserError if min_steps exceeds max_steps or there are too few labels
 };
 
-// The first n problems of a split, {"question", "answer"}, no two with the same question; a longer list
-// begins with the shorter one. The program decides the split (sums_split): the splits are disjoint, whatever
-// the seeds. Programs do not depend on the slips. UserError when the settings do not allow n different
+// Returns the first n problems of a split, each {"question", "answer"} with a different question. A longer
+// list begins with the shorter one. The program alone decides the split (sums_split), so splits are disjoint
+// for any seeds. Slips do not change the programs. Throws UserError if the settings do not allow n different
 // programs.
 std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, const TraceSettings& settings);
 

@@ -1,13 +1,13 @@
-// The verifier of the final number: is the last answer of a completion the gold number?
+// The verifier of the final number: is the last answer of a completion the reference number?
 //
-// Where the answer is looked for, the first of these that the completion has (the last occurrence of it, for
-// a model that corrects itself; a model that goes on to a next question needs a stop string):
+// The answer is in the first of these places that the completion has. The last occurrence counts, because a
+// model may correct itself. (A model that continues with another question needs a stop string.)
 //   1. "#### 42"            GSM8K; up to the end of the line
-//   2. "\boxed{42}"         up to the matching brace; \frac{1}{2}, {,} and \$ are read
+//   2. "\boxed{42}"         up to the matching brace; \frac{1}{2}, {,} and \$ are understood
 //   3. "The answer is 42"   "answer is" or "answer:" in any case; up to the end of the sentence
 //   4. the last number      unless a marker is required
-// In 1-3 what follows the last '=' counts ("7 + 5 = 12"), then its first number. A marker without a number is
-// no answer: the verifier does not fall back to the next place, so nothing is gained by writing several.
+// In 1-3 the first number after the last '=' counts ("7 + 5 = 12"). If a marker has no number, there is no
+// answer: the verifier does not try the next place. So a model gains nothing by writing several answers.
 //
 // Numbers are compared exactly (exact_number.h): 1,000 = 1000 = 1000.0 = 1e3, $-5 = -5, 1/2 = 0.5. A percent
 // sign or a unit after the number is ignored.
@@ -35,15 +35,15 @@ struct VerifierSettings {
 struct Verdict {
   double score = 0;       // 1 or 0
   std::string extracted;  // the answer as the completion wrote it, at most 80 characters; "" if there is none
-  std::string reason;     // one line for people: "13 is not the answer", "no number after ####"
+  std::string reason;     // one line for people to read: "13 is not the answer", "no number after ####"
 };
 
 class NumberVerifier {
  public:
   explicit NumberVerifier(const VerifierSettings& settings = {}) : settings_(settings) {}
 
-  // The gold of an answer text: what stands after its last "####" if it has one, else all of it. UserError if
-  // that is not one number; `where` names the record in the message.
+  // Returns the reference number of an answer text: the text after its last "####" if it has one, else the
+  // whole text. Throws UserError if that is not one number. `where` names the record in the message.
   ExactNumber gold(std::string_view answer, std::string_view where) const;
 
   // Linear in the completion's length; never throws on content.
@@ -51,9 +51,9 @@ class NumberVerifier {
 
  private:
   struct Answer {
-    std::string_view text;   // where the number is to be read
-    std::string_view place;  // in words, for the reason
-    bool marked;             // its first number counts; else the last
+    std::string_view text;   // contains the number
+    std::string_view place;  // described in words, for the reason
+    bool marked;             // true: the first number in `text` counts; false: the last
   };
   Answer find_answer(std::string_view completion) const;
 

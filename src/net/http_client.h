@@ -1,7 +1,7 @@
-// Calls of an HTTP endpoint, each on a connection of its own: what rewards, environments and engines behind
-// endpoints are asked by. Nothing here blocks but the wait for the endpoint at the start.
+// HTTP calls, each on a connection of its own. Rewards, environments and engines behind endpoints use them.
+// Only wait_for_endpoint blocks.
 //
-// Redirects are not followed. https is not spoken: what needs it goes through a proxy on this machine.
+// Redirects are not followed. https is not supported. Use a proxy on this machine for it.
 #pragma once
 
 #include <sys/socket.h>
@@ -17,16 +17,16 @@
 namespace bough {
 
 struct HttpUrl {
-  std::string host;       // a name or an address, of IPv6 without brackets
+  std::string host;       // a name or an address; IPv6 without brackets
   std::string port;       // digits
   std::string target;     // path and query, begins with '/'
   std::string authority;  // host and port as the URL has them
 };
-// UserError, which begins with `setting`: not http://HOST[:PORT][/PATH].
+// Throws UserError if the URL is not http://HOST[:PORT][/PATH]. The message begins with `setting`.
 HttpUrl parse_http_url(const std::string& url, const std::string& setting = "reward");
 
-// A key that goes with every request: the environment's `variable`, or the first line of a file, which the
-// setting names. "": there is none. UserError: the file has none.
+// Returns the API key: the first line of `file`, or the environment variable `variable` if `file` is empty.
+// "" if there is none. Throws UserError, which begins with `setting`, if the file's first line is empty.
 std::string load_api_key(const char* variable, const std::string& setting, const std::string& file);
 
 struct HttpAddress {
@@ -34,9 +34,9 @@ struct HttpAddress {
   socklen_t size = 0;
 };
 
-// The first of the host's addresses that accepts a connection, which is closed again. `what` begins messages
-// ("reward http://..."). UserError: no such host; IoError: no connection within the limit, which `setting`
-// names.
+// Blocks until one of the host's addresses accepts a connection, which is closed again. Returns that address.
+// `what` begins messages ("reward http://..."). Throws UserError if the host does not exist, and IoError if
+// there is no connection within limit_seconds. `setting` is the name of the limit.
 HttpAddress wait_for_endpoint(const std::string& what, const HttpUrl& url, double limit_seconds,
                               const std::string& setting);
 
@@ -45,22 +45,22 @@ struct HttpAnswer {
     kAnswered,      // with status, reason and body
     kNotConnected,  // nothing was sent
     kLost,          // the connection broke before the answer was complete
-    kMalformed,     // no HTTP, or longer than kMaxReplyBytes
+    kMalformed,     // the answer is no HTTP or is too long
   } kind = kAnswered;
   unsigned status = 0;
   std::string reason, body;
-  std::string message;  // of all but 2xx: what happened
+  std::string message;  // what went wrong; "" for status 2xx
 
   bool is_success() const { return kind == kAnswered && status >= 200 && status < 300; }
-  // What the endpoint may answer otherwise at another time.
+  // Whether the endpoint may succeed at another attempt.
   bool is_transient() const { return kind == kAnswered && (status >= 500 || status == 429 || status == 408); }
 };
 
-// One call at a time.
+// Makes one call at a time. Does not block.
 class HttpCall {
  public:
-  // bearer: what "Authorization: Bearer" says; empty: nothing does. An answer of more bytes than max_bytes,
-  // taken away ones included, is malformed.
+  // bearer: token for the header "Authorization: Bearer"; empty: no header. An answer is malformed if it has
+  // more than max_bytes, including the bytes that take_body returned.
   HttpCall(HttpUrl url, const HttpAddress& address, std::string bearer = "",
            uint64_t max_bytes = kMaxReplyBytes)
       : url_(std::move(url)), address_(address), bearer_(std::move(bearer)), max_bytes_(max_bytes) {}
@@ -72,13 +72,14 @@ class HttpCall {
   // `json` empty: no body.
   void begin(const std::string& method, const std::string& target, const std::string& json);
   void hang_up();
-  int descriptor() const { return descriptor_; }  // for poll(); -1 while nothing is asked
+  int descriptor() const { return descriptor_; }  // for poll(); -1 if there is no open connection
   bool wants_to_send() const { return descriptor_ >= 0 && !outgoing_.empty(); }
-  bool has_failed() const { return error_ != 0; }  // without a descriptor to wait for
-  // Sends and receives what can be at once. The answer, when it is complete; nothing while none is asked.
+  bool has_failed() const { return error_ != 0; }  // true: advance() returns the failure without a poll()
+  // Sends and receives without blocking. Returns the answer if it is complete; nullopt if it is not, or if
+  // there is no call.
   std::optional<HttpAnswer> advance();
-  // What has come of the body of an answer 2xx that is not complete yet, and was not taken: events of a
-  // stream. The complete answer has only what is left.
+  // For streams of events: returns and removes the part of the body that has arrived, if the status is 2xx.
+  // The complete answer then has only the rest.
   std::string take_body();
 
  private:
@@ -91,7 +92,7 @@ class HttpCall {
   const std::string bearer_;
   const uint64_t max_bytes_;
   int descriptor_ = -1;
-  int error_ = 0;  // of the connection
+  int error_ = 0;  // errno of the connection; 0: none
   bool is_connected_ = false;
   std::string outgoing_, incoming_;
   std::optional<boost::beast::http::response_parser<boost::beast::http::string_body>> parser_;

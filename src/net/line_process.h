@@ -14,7 +14,7 @@ namespace bough {
 class LineProcess {
  public:
   struct End {
-    bool overflowed = false;  // its line exceeds kMaxReplyBytes; else its stream ended
+    bool overflowed = false;  // true: a line exceeds kMaxReplyBytes; false: the stream ended
     std::string how;          // "the worker exited with status 3"; empty if overflowed
   };
 
@@ -25,11 +25,12 @@ class LineProcess {
   bool wants_to_send() const { return !outgoing_.empty(); }
   void send(const std::string& line) { outgoing_ += line + "\n"; }
 
-  // Sends what can be sent at once. Returns the next line. Receives if no complete line was received before.
+  // Sends without blocking and returns the next line. Receives only if no complete line is there yet. nullopt
+  // if there is no line.
   std::optional<std::string> advance();
-  // The next line that has been received already.
+  // Returns the next line that has already been received; nullopt if there is none.
   std::optional<std::string> next() { return incoming_.next(); }
-  // After the last line: why no more will come. nullopt: more may come.
+  // Returns why no more lines will come; nullopt if more may come. Call it after the last line.
   std::optional<End> end();
 
  private:

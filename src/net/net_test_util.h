@@ -32,8 +32,8 @@ inline bool is_running(pid_t pid) {
   return !state.empty() && state.find(") Z ") == std::string::npos;
 }
 
-// Processes that have this text among their arguments, which tells them from all others: their own numbers
-// are others inside a PID namespace.
+// Returns the processes that have `text` in their arguments. Tests use a unique text, because a process in a
+// PID namespace does not know its process id outside.
 inline std::vector<pid_t> processes_with(const std::string& text) {
   std::vector<pid_t> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -46,7 +46,7 @@ inline std::vector<pid_t> processes_with(const std::string& text) {
   return found;
 }
 
-// Asked until it is not there once: a program that starts another is without arguments for a moment.
+// Waits up to 10 s until `is_there` returns false, because processes do not end at once.
 inline void expect_gone(const std::function<bool()>& is_there, const std::string& what) {
   for (int i = 0; i < 1000; ++i) {
     if (!is_there()) return;
@@ -61,15 +61,15 @@ inline void expect_none_with(const std::string& text) {
   expect_gone([&] { return !processes_with(text).empty(); }, "there is a process with " + text);
 }
 
-// A server of 127.0.0.1 that answers each connection by a function, on a thread of its own.
+// A server on 127.0.0.1. It calls the handler for each connection, on a thread of its own.
 class Endpoint {
  public:
   struct Connection {
     int descriptor;
-    std::string head;  // of the request
+    std::string head;  // the request line and headers
     Json request;
 
-    // False: the other side has hung up.
+    // Returns false if the other side has closed the connection.
     bool send(const std::string& text) const {
       return ::send(descriptor, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
     }
@@ -77,7 +77,7 @@ class Endpoint {
       send(str("HTTP/1.1 ", status, "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
                "\r\nConnection: close\r\n\r\n", body));
     }
-    // Returns when the other side hangs up.
+    // Returns when the other side closes the connection.
     void wait_for_end() const {
       char byte;
       while (recv(descriptor, &byte, 1, 0) > 0) {

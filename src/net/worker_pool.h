@@ -1,16 +1,16 @@
-// Workers outside of this process, and the one thread that owns them. A worker is a channel to a process, to
-// an endpoint, or to a server of tools. It makes one call at a time.
+// Workers outside of this process, and the one thread that owns them. A worker has a channel to a process, an
+// endpoint or an MCP server. It makes one call at a time.
 //
 //   callers ──calls──▶ scheduler ──▶ the pool's thread ──request──▶ channel 0 .. n-1
 //      ▲                              │  ▲                              │
 //      └───────── results ────────────┘  └─────────── replies ──────────┘
 //
-// The thread never waits for one channel alone: it polls all of them, until the nearest deadline. The pool
-// starts workers, polls them and watches their deadlines. A WorkerScheduler decides which worker makes which
+// The thread never waits for a single channel: it polls all of them, until the nearest deadline. The pool
+// starts workers, polls them and checks their deadlines. A WorkerScheduler decides which worker makes which
 // call and what a reply means (reward_pool.h, environment_pool.h).
 //
-// All functions of WorkerScheduler are called by the pool's thread. All functions of WorkerPool except
-// wake() are for that thread, which calls them from within the scheduler.
+// The pool's thread calls all functions of WorkerScheduler. The scheduler calls the functions of WorkerPool
+// from that thread. Only wake() may be called from any thread.
 #pragma once
 
 #include <chrono>
@@ -27,14 +27,14 @@
 
 namespace bough {
 
-// Nothing here blocks. A channel's begin() and advance() have the types of its scheduler.
+// No function may block. Subclasses add begin() and advance() with the types of their scheduler.
 class WorkerChannel {
  public:
-  virtual ~WorkerChannel() = default;  // ends at once what runs behind it
+  virtual ~WorkerChannel() = default;  // kills the process behind it, or closes the connection, at once
 
   virtual int descriptor() const = 0;  // for poll(); -1 if there is nothing to wait for
   virtual bool wants_to_send() const = 0;
-  // A reply is there that the descriptor does not announce.
+  // Returns true if a reply is there that poll() on the descriptor does not report.
   virtual bool has_come() const { return false; }
 };
 
@@ -42,14 +42,14 @@ struct Worker {
   enum class State {
     kStarting,
     kIdle,
-    kHeld,     // a job has it, no call is being made
-    kBusy,     // makes a call
-    kPausing,  // makes its call again at the deadline
+    kHeld,     // reserved by a job, no call is running
+    kBusy,     // a call is running
+    kPausing,  // repeats its call at the deadline
     kClosing,  // ends its job; idle afterwards
   } state = State::kStarting;
-  int64_t number = 0;  // no other worker of the pool has or had it
+  int64_t number = 0;  // unique in the pool, never reused
   std::unique_ptr<WorkerChannel> channel;
-  std::optional<uint64_t> job;  // the scheduler's number of what it works on
+  std::optional<uint64_t> job;  // the scheduler's number of the call or episode
   Clock::Time deadline;         // if has_deadline()
 
   bool has_deadline() const { return state != State::kIdle && state != State::kHeld; }
@@ -61,42 +61,42 @@ class WorkerScheduler {
 
   // Gives calls to idle workers and starts further workers. Runs before every poll.
   virtual void give_work() = 0;
-  // A call waits that any idle worker could make.
+  // Whether a call waits that any idle worker could make.
   virtual bool has_waiting() const = 0;
-  // When give_work() has to run again, whatever the workers do.
+  // The latest time at which give_work() must run again.
   virtual Clock::Time next_due() const { return Clock::Time::max(); }
-  // Reads one reply of the channel and acts on it. False: none was there. May remove the worker.
+  // Reads one reply of the channel and acts on it. Returns false if there was none. May remove the worker.
   virtual bool handle_reply(Worker& worker) = 0;
   // The deadline of a worker that is not starting has passed.
   virtual void handle_deadline(Worker& worker) = 0;
-  // A worker could not be started, after the first ones were. It is removed already.
+  // A worker could not be started, after the first workers were ready. It is removed already.
   virtual void handle_failed_start(const std::string& why) = 0;
-  // The pool ends; the workers still exist.
+  // The pool ends. The workers still exist.
   virtual void handle_end() {}
 };
 
-// The time of a pool. Tests give a FakeClock and a short longest_poll.
+// The clock of a pool. Tests pass a FakeClock and a short longest_poll.
 struct PoolTime {
-  const Clock* clock = nullptr;  // nullptr: the steady clock; it must outlive the pool
-  // poll() ends after this time, so that an advance of the clock is seen.
+  const Clock* clock = nullptr;  // must outlive the pool; nullptr: the steady clock
+  // poll() returns after this time at the latest, so that the thread sees when a fake clock advances.
   std::chrono::milliseconds longest_poll{60'000};
 };
 
 // Options that depend on the kind of channel.
 struct WorkerPoolOptions {
-  std::string name;              // of what the workers run, for messages
+  std::string name;              // the workers' program or URL, for error messages
   bool announces_ready = false;  // a worker is idle only after it said that it is ready
-  // If workers do not announce it, the first ones are watched for this time: a program that cannot be run
-  // ends the run at its start.
+  // If workers do not announce that they are ready, the first ones must run for this time. So a program that
+  // cannot be run ends the run at its start.
   std::chrono::milliseconds settling{0};
-  // Before the first retry of a call; doubles with each.
+  // The pause before the first retry of a call. It doubles with each retry.
   std::chrono::milliseconds retry_pause{0};
   PoolTime time{};
 };
 
 // Options that depend on the kind of pool.
 struct WorkerPoolStart {
-  std::string what;       // "reward" or "environment": begins messages
+  std::string what;       // "reward" or "environment", the beginning of error messages
   int64_t num_first = 1;  // workers that must be ready before the constructor returns
   double timeout_seconds = 120;
   std::string timeout_setting;
@@ -104,32 +104,32 @@ struct WorkerPoolStart {
 
 class WorkerPool {
  public:
-  // Opens a channel. IoError: it cannot be had at this time.
+  // Opens a channel. Throws IoError if this is not possible at this time.
   using Open = std::function<std::unique_ptr<WorkerChannel>()>;
   using Workers = std::map<int64_t, std::unique_ptr<Worker>>;
 
-  // Blocks until the first workers are ready. UserError: one cannot be started, or takes too long.
+  // Blocks until the first workers are ready. Throws UserError if one cannot be started or takes too long.
   // `scheduler` must outlive the pool.
   WorkerPool(WorkerPoolOptions options, WorkerPoolStart start, Open open, WorkerScheduler& scheduler);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  void wake();  // from any thread: another round of give_work()
+  void wake();  // from any thread: makes the pool's thread run give_work() again
 
   const WorkerPoolOptions& options() const { return options_; }
   Clock::Time now() const { return clock_.now(); }
   Clock::Time after(double seconds) const;
-  // Before attempt `num_attempts` + 1 of a call.
+  // The pause before attempt `num_attempts` + 1 of a call.
   Clock::Duration retry_pause(int64_t num_attempts, int64_t max_doublings) const;
 
   const Workers& workers() const { return workers_; }  // oldest first
   int64_t num_workers() const { return std::ssize(workers_); }
   int64_t count(Worker::State state) const;
-  Worker* find_idle() const;  // the oldest one; nullptr: none is idle
-  bool start();               // false: no channel could be opened, and the scheduler has been told
+  Worker* find_idle() const;  // the oldest idle worker; nullptr if none is idle
+  bool start();               // false: no channel could be opened; the failure was reported
   void become_ready(Worker& worker);
-  // The worker, which is starting, cannot be used. Removes it.
+  // Removes a starting worker that cannot be used, and reports the failure.
   void fail_start(const Worker& worker, const std::string& why);
   void remove(const Worker& worker) { workers_.erase(worker.number); }
   void remove_all() { workers_.clear(); }
@@ -151,9 +151,9 @@ class WorkerPool {
   const Open open_;
   WorkerScheduler& scheduler_;
   const Clock& clock_;
-  const int wake_descriptor_;  // an eventfd: wake() interrupts poll() by it
+  const int wake_descriptor_;  // an eventfd by which wake() interrupts poll()
 
-  // For the pool's thread alone.
+  // Used by the pool's thread only.
   Workers workers_;
   int64_t next_number_ = 0;
 
@@ -163,7 +163,7 @@ class WorkerPool {
   std::string start_error_ GUARDED_BY(mutex_);
   bool is_stopping_ GUARDED_BY(mutex_) = false;
 
-  std::thread thread_;  // last: it uses all the others
+  std::thread thread_;  // last, because it uses all other members
 };
 
 }  // namespace bough

@@ -1,18 +1,17 @@
-// Child processes with a stream socket as their stdin and stdout: what rewards and environments run in.
+// Child processes with a stream socket as their stdin and stdout. Rewards and environments run in them.
 //
-// No process outlives its use, nor what it started, whatever either did: left the group, cleared the
-// environment, ignored signals. A worker leads a process group of its own, so that Ctrl-C on the terminal
-// reaches Bough alone (which then writes its checkpoint). What we start is not the program itself but what
-// keeps it:
+// No worker outlives its use, and no process that it started, even if one left the process group, cleared its
+// environment or ignores signals. A worker leads a process group of its own, so Ctrl-C on the terminal
+// reaches only Bough (which then writes its checkpoint). Bough starts a keeper, which starts the program:
 //
-//   in a PID namespace   bubblewrap's first process of the namespace: when that ends, the kernel kills all
-//                        processes in it. It ends with the thread of Bough that started it, however that went
-//   without              a shell that all orphans below it come back to (PR_SET_CHILD_SUBREAPER). At the end
-//                        of the program, or of that thread (PR_SET_PDEATHSIG), it kills its children until
-//                        none is left
+//   in a PID namespace   bubblewrap's first process of the namespace. When it ends, the kernel kills all
+//                        processes in the namespace. It ends with the thread of Bough that started it
+//   without              a shell that becomes the parent of all orphans below it (PR_SET_CHILD_SUBREAPER).
+//                        When the program or that thread ends (PR_SET_PDEATHSIG), it kills its children
+//                        until none is left
 //
-// A namespace holds against everything; the shell against all but a program that kills its keeper by intent
-// and has left the group. Start workers from a thread that lives as long as they are needed.
+// No process escapes from a namespace. A program can escape from the shell only if it leaves the group and
+// kills its keeper on purpose. Start workers from a thread that lives as long as they are needed.
 #pragma once
 
 #include <sys/types.h>
@@ -25,45 +24,45 @@
 
 namespace bough {
 
-// Whether the machine lets `bwrap` (on PATH) make PID namespaces. Takes the time of a small program.
+// Whether `bwrap` (on PATH) can make PID namespaces on this machine. Runs a small program to find out.
 bool can_make_pid_namespaces();
 
 class WorkerProcess {
  public:
-  // Starts arguments[0], which must be a path; in a namespace only where can_make_pid_namespaces(). IoError:
-  // no process or socket to be had, or it cannot be executed.
+  // Starts arguments[0], which must be a path. `in_namespace` needs can_make_pid_namespaces(). Throws IoError
+  // if the program cannot be executed, or if the system has no process or socket for it.
   explicit WorkerProcess(const std::vector<std::string>& arguments, bool in_namespace = false);
 
-  // Kills what the worker is and has started, and reaps the child, waiting at most two seconds for a process
-  // that does not die.
+  // Kills the worker and all processes that it started, and reaps the child. Waits a few seconds at most for
+  // a process that does not die.
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
   int descriptor() const { return descriptor_; }  // for poll()
 
-  // Neither blocks nor raises SIGPIPE. How many bytes went out; nullopt: the other side is closed.
+  // Returns how many bytes were sent; nullopt if the other side is closed. Does not block or raise SIGPIPE.
   std::optional<size_t> send(std::string_view bytes);
 
-  // Appends what is there. false: the other side is closed and everything has been read.
+  // Appends the received bytes. Returns false if the other side is closed and everything has been read.
   bool receive(std::string& bytes);
 
-  // Gives it `grace` to end by itself, then kills it and all that it started, and reaps it. How it ended, in
-  // words: "exited with status 3", "was killed by signal 11 (Segmentation fault)"; "closed its
-  // connection" if it was we who killed it.
+  // Waits up to `grace` for the worker to end, then kills it and all that it started, and reaps it. Returns
+  // how it ended: "exited with status 3", "was killed by signal 11 (Segmentation fault)", or "closed its
+  // connection" if it had to be killed.
   std::string end(std::chrono::milliseconds grace);
 
  private:
   bool wait_for_exit(std::chrono::milliseconds limit) const;  // does not reap
 
   const bool in_namespace_;
-  pid_t pid_ = -1;  // of its keeper
+  pid_t pid_ = -1;  // process id of the keeper
   int descriptor_ = -1;
-  std::string ended_;  // what end() said
+  std::string ended_;  // the result of end()
 };
 
-// Appends what a socket that does not block has to give, at most a bounded part, so that who floods it does
-// not keep us; the rest after the next poll. False: no more will come.
+// Appends the received bytes of a non-blocking socket. Reads a bounded part per call, so that a sender that
+// floods the socket does not block the caller. Returns false if no more bytes will come.
 bool receive_what_is_there(int descriptor, std::string& bytes);
 
 }  // namespace bough

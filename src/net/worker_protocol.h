@@ -6,8 +6,8 @@
 //   worker: {"id": 7, ...}              the answer                or   {"id": 7, "error": "..."}
 //   worker: {"ready": true}             after it has loaded       or   {"ready": false, "error": "..."}
 //
-// The other keys of a request and of an answer stand in reward_protocol.h and environment_protocol.h. Pure
-// functions: nothing here knows about processes or sockets.
+// reward_protocol.h and environment_protocol.h define the other keys. All functions are pure: they use no
+// processes and no sockets.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@
 
 namespace bough {
 
-// Untrusted text of any length as a message of at most 1,000 bytes, cut between characters.
+// Shortens untrusted text to a message of at most 1,000 bytes, without cutting a character.
 std::string shortened(std::string_view text);
 
 // `AnyJson` below is Json, or nlohmann::ordered_json if the order of keys matters.
 
-// On one line without a line break. Bytes that are not UTF-8 become U+FFFD.
+// Writes JSON on one line, without a line break. Bytes that are not UTF-8 become U+FFFD.
 template <class AnyJson>
 std::string dump_message(const AnyJson& message) {
   return message.dump(-1, ' ', false, AnyJson::error_handler_t::replace);
@@ -43,7 +43,7 @@ struct WorkerMessage {
   bool has_id = false, has_ready = false;
   std::optional<int64_t> id;         // nullopt if `id` is missing or no integer
   std::optional<bool> ready;         // nullopt if `ready` is missing or no boolean
-  std::optional<std::string> error;  // of any length; as JSON if it is no text
+  std::optional<std::string> error;  // has any length; JSON if `error` is no text
   bool error_is_text = false;
 };
 

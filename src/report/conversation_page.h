@@ -1,6 +1,6 @@
-// Conversations of a run as a person reads them, in report.html: groups, each with its conversations, where
-// they forked from each other, and in each the turns with their tokens, calls, times, errors and rewards.
-// Bounded: so many groups, conversations, messages and bytes, with a word where something was left out.
+// The conversations section of report.html. It shows groups and the conversations of each group: where they
+// forked from each other, and their turns with tokens, calls, times, errors and rewards. The number of
+// conversations, messages and bytes is bounded. A note says where something was left out.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@
 namespace bough {
 
 struct TalkMessage {
-  std::string role, name;  // name: of the tool that answers
+  std::string role, name;  // name: the tool that answers
   std::string reasoning, content;
   std::vector<std::pair<std::string, std::string>> calls;  // name and arguments
-  // Of a turn of the model.
+  // The next members are set for turns of the model only.
   std::optional<int64_t> turn;
   int64_t tokens = 0;
-  double engine_seconds = 0;       // until it was there
-  double environment_seconds = 0;  // until it was answered
+  double engine_seconds = 0;       // time until the engine returned the turn
+  double environment_seconds = 0;  // time until the environment answered it
   double reward = 0;
-  bool retokenized = false;  // its text would have been other tokens than those sampled
+  bool retokenized = false;  // tokenizing its text gives other tokens than those sampled
 };
 
 struct Talk {
@@ -32,16 +32,16 @@ struct Talk {
   std::map<std::string, double> rewards;
   int64_t turns = 0, tokens = 0, invalid_calls = 0, rows = 1;
   std::vector<TalkMessage> messages;
-  // The tokens of its last row, in order: runs of what the model wrote and of what it was shown.
+  // The tokens of its last row, in order, as runs that the model wrote (is_model) or was shown.
   struct Run {
     int64_t tokens = 0;
     bool is_model = false;
   };
   std::vector<Run> runs;
-  // The one before it in the group that it has most tokens in common with, from the first token on.
+  // The earlier conversation of the group with the longest common token prefix; empty if there is none.
   std::string forks_from;
   int64_t common_tokens = 0;
-  int64_t fork_turn = -1;  // the turn in which they part; -1: before the first
+  int64_t fork_turn = -1;  // the turn in which the two differ first; -1: before the first turn
 };
 
 struct TalkGroup {

@@ -1,6 +1,6 @@
-// What a person watches while a run goes on, on stderr: a small table that refreshes itself on a terminal,
-// one plain line a step when piped (and one for what is going on where nothing was printed for ten seconds),
-// nothing when silent.
+// The live display of a run on stderr. On a terminal it is a small table that refreshes itself. When piped,
+// it prints one plain line per step, and the current activity if nothing was printed for ten seconds. When
+// silent, it prints nothing.
 #pragma once
 
 #include <cstdint>
@@ -16,27 +16,26 @@ namespace bough {
 
 enum class DisplayStyle { kAutomatic, kTable, kLines, kSilent };
 
-// Columns: step, reward, accuracy (the last evaluation), length, compression, tokens/s (generated), time,
-// time left.
+// Columns: step, reward, accuracy (last evaluation), length, compression, tokens/s (generated), time, left.
 class LiveDisplay final : public MetricsSink {
  public:
-  // Steps run from first_step to total_steps, both counted; time left is that of the mean of the last steps.
+  // Time left assumes that the remaining steps up to total_steps take the mean time of the last steps.
+  // total_steps 0: unknown. `clock` must outlive the display.
   LiveDisplay(int64_t total_steps, const Clock& clock, DisplayStyle style = DisplayStyle::kAutomatic);
   ~LiveDisplay() override;  // leaves the table on the screen
 
-  // Values that a step does not have are shown as "–". A step of evaluation only (no reward) updates the
-  // accuracy.
+  // Missing values are shown as "–". A record that has only evaluation metrics still updates the accuracy.
   void write(int64_t step, const MetricValues& values) override;
 
-  // To be told of a run that goes on: its last evaluation.
+  // For a resumed run: sets the accuracy of its last evaluation.
   void set_accuracy(double accuracy) { accuracy_ = accuracy; }
 
-  // What is going on between two steps: "rollout 37/128". Piped, it is printed only where the last line is
-  // kQuietSeconds old, so that long work never stands silent.
+  // Sets the activity between two steps, such as "rollout 37/128". When piped, it is printed only if the last
+  // line is at least kQuietSeconds old, so that long work is never silent.
   void set_activity(const std::string& activity);
   static constexpr double kQuietSeconds = 10;
 
-  std::string table(int columns) const;  // the block on a terminal
+  std::string table(int columns) const;  // the text on a terminal, at most `columns` wide
   static std::string header();
   std::string line(int64_t step, const MetricValues& values) const;  // the line when piped
 
@@ -50,16 +49,16 @@ class LiveDisplay final : public MetricsSink {
   const Clock& clock_;
   const DisplayStyle style_;
   const Clock::Time start_;
-  Clock::Time last_line_;                           // when a line was printed last, piped
-  std::deque<double> step_seconds_;                 // of the last steps, for the time left
-  std::deque<std::vector<std::string>> last_rows_;  // of the table
+  Clock::Time last_line_;                           // when the last line was printed, if piped
+  std::deque<double> step_seconds_;                 // times of the last steps, for the time left
+  std::deque<std::vector<std::string>> last_rows_;  // rows of the table
   int64_t last_step_ = 0;
   std::optional<double> accuracy_;
   std::string activity_;
 };
 
-// Every setting as a line "key value", those that differ from their defaults marked with "*", long values cut
-// to `columns`.
+// Formats every setting as a line "key value". Settings that differ from their defaults are marked with "*".
+// Lines are cut to `columns`.
 std::string settings_table(const std::vector<SettingRow>& rows, int columns);
 
 }  // namespace bough

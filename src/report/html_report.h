@@ -1,6 +1,6 @@
-// report.html of a run: one file, opens without a server, loads nothing from elsewhere (a
-// Content-Security-Policy inside the page forbids it), in light and dark. Whatever came from data, models or
-// users is escaped.
+// report.html of a run: one file that opens without a server, with a light and a dark style. The page loads
+// nothing from elsewhere; a Content-Security-Policy inside the page forbids it. All text from data, models
+// or users is escaped.
 #pragma once
 
 #include <filesystem>
@@ -21,28 +21,29 @@ struct ReportSample {
   std::string prompt;
   std::string completion;
   std::optional<double> reward;
-  std::string note;  // the expected answer, why a reward failed; may be empty
+  std::string note;  // the expected answer or why a reward failed; may be empty
 };
 
 struct ReportInput {
   std::string title;                   // "sums / trial0"
-  std::string settings;                // config.yaml as it stands
+  std::string settings;                // the text of config.yaml
   std::vector<MetricRecord> metrics;   // ascending steps
-  std::vector<TimelineSpan> timeline;  // of the run's threads
-  std::vector<TreePicture> trees;      // usually one of the first and one of the last batch
+  std::vector<TimelineSpan> timeline;  // spans of the run's threads
+  std::vector<TreePicture> trees;      // usually those of the first and of the last batch
   std::vector<ReportSample> samples;
   std::vector<TalkGroup> conversations;
 };
 
 std::string html_report(const ReportInput& input);
 
-// A line of rollouts/step_N.jsonl.zst as a sample. Texts are the line's own fields `prompt` and `completion`
-// (also `response`), `answer` becomes the note; without texts the token ids stand in for them.
+// Turns a line of rollouts/step_N.jsonl.zst into a sample. Its texts are the fields `prompt` and `completion`
+// (or `response`). A missing text is replaced by token ids. `answer` becomes the note. Throws UserError if
+// the line is no object.
 ReportSample sample_of_rollout(const Json& line, int64_t step);
 
 // Reads config.yaml, metrics.jsonl and timeline.jsonl of a run's folder (each may be missing) and writes
-// report.html beside them. The folder's last two names are the title. UserError when `folder` is no folder,
-// IoError on a full disk.
+// report.html beside them. Returns its path. The title is the last two names of the folder's path. Throws
+// UserError if `folder` is no folder, and IoError if the disk is full.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples,
                                         std::vector<TalkGroup> conversations = {});

@@ -1,4 +1,4 @@
-// Untrusted text inside HTML. Everything that did not come from this program's source goes through here.
+// Untrusted text inside HTML. All text that is not part of this program's source must be escaped here.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace bough {
 
-// Safe as element content and inside quoted attributes: & < > " ' escaped, bytes that are not UTF-8 replaced
-// by U+FFFD, control characters but line break and tab shown as their picture (U+2400 ff.).
+// Makes text safe as element content and inside quoted attributes. Escapes & < > " '. Replaces bytes that are
+// not UTF-8 by U+FFFD. Replaces control characters, except line break and tab, by their picture (U+2400 ff.).
 std::string html_escape(std::string_view text);
 
-// The beginning of `text`, at most `max_bytes` long and never cut inside a character, with "…" where it was
-// cut.
+// Returns the first `max_bytes` bytes of `text`, or fewer so that no UTF-8 character is cut. Appends "…" if
+// the text was cut.
 std::string cut_text(std::string_view text, size_t max_bytes);
 
 }  // namespace bough

@@ -1,5 +1,5 @@
-// Where the numbers of each step go. Names are those of docs/formats.md ("reward/mean"), one name each
-// everywhere.
+// Sinks for the metrics of each step. docs/formats.md lists the names, such as "reward/mean". A metric has
+// the same name everywhere.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,9 @@ class MetricsSink {
   virtual void write(int64_t step, const MetricValues& values) = 0;
 };
 
-// metrics.jsonl: one object a step, "step" first, the other keys sorted, so that equal runs give equal bytes.
-// NaN and infinities become null. A line is written whole or not at all; IoError on a full disk.
+// metrics.jsonl: one object per step. The key "step" is first and the others are sorted, so that equal runs
+// give equal bytes. NaN and infinities become null. A line is written whole or not at all. Throws IoError if
+// the disk is full.
 class JsonlMetrics final : public MetricsSink {
  public:
   explicit JsonlMetrics(const std::filesystem::path& path);
@@ -34,19 +35,20 @@ class JsonlMetrics final : public MetricsSink {
 
 struct MetricRecord {
   int64_t step = 0;
-  MetricValues values;  // without those that are null
+  MetricValues values;  // without null values
 };
 
-// Reads all records of a metrics.jsonl. A last line without its line break (torn by a kill) is left out; any
-// other malformed line is a UserError with its number. A missing file has no records.
+// Reads all records of a metrics.jsonl. A last line without its line break (the process was killed) is
+// ignored. Throws UserError, with the line number, for any other malformed line. Returns no records if the
+// file is missing.
 std::vector<MetricRecord> read_metrics(const std::filesystem::path& path);
 
-// Cuts what was written after the checkpoint of `step`: the file ends before the first line of a later step,
-// and before a torn last line. Everything that remains keeps its bytes. A missing file stays missing.
+// Removes what was written after the checkpoint of `step`: the first line of a later step and all lines after
+// it, and an incomplete last line. The remaining bytes do not change. A missing file stays missing.
 void truncate_metrics_after(const std::filesystem::path& path, int64_t step);
 
-// Sends each step to every sink, in the order they were added. A sink that fails with an IoError does not
-// keep the others from the step: the first error is thrown after all were tried.
+// Sends each step to every sink, in the order they were added. If a sink throws IoError, the other sinks
+// still get the step. Then the first error is rethrown.
 class Metrics final : public MetricsSink {
  public:
   void add(std::unique_ptr<MetricsSink> sink);

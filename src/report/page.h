@@ -1,5 +1,4 @@
-// The style and the script of report.html. Both are constants of this program: nothing of a run is ever put
-// into them.
+// The style and the script of report.html. Both are constants: no data of a run is ever put into them.
 #pragma once
 
 namespace bough {

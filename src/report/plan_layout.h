@@ -1,5 +1,7 @@
-// Where plan_svg draws what: evenly spread sequences where there are too many, one outline for neighbours of
-// one block, and colours that differ between neighbours. No text and no markup.
+// The geometry and colours of plan_svg, without text and markup.
+// - If there are too many sequences to draw, evenly spread ones are drawn.
+// - Neighbouring nodes of one block get one outline.
+// - Neighbouring blocks get different colours.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +19,10 @@ struct PlanBox {
   double height() const { return bottom - top; }
 };
 
-// Blocks that share a colour: one, or several too small to be told apart. Numbers count the blocks that run,
-// from 1, in the order of their forward passes.
+// Blocks that share a colour: one block, or several that are too small to be distinguished. Blocks are
+// numbered from 1 in the order of their forward passes. Blocks that never run have no number.
 struct PlanBand {
-  int64_t first_number = 0, last_number = 0;  // 0: the blocks that never run
+  int64_t first_number = 0, last_number = 0;  // both 0: this band has the blocks that never run
   int64_t num_blocks = 0;
   int64_t num_tokens = 0;
   int64_t first_pass = 0, last_pass = 0;
@@ -28,27 +30,28 @@ struct PlanBand {
 };
 
 struct PlanShape {
-  std::vector<PlanBox> strips;  // from left to right, each touching the one before it
+  std::vector<PlanBox> strips;  // from left to right; each touches the previous one
   int64_t band = 0;
   bool interior = false;
-  PlanPictureBlock::Keep keep = PlanPictureBlock::Keep::kNothing;  // of interior ones
-  int64_t num_tokens = -1;  // of the node drawn; -1 where several are drawn as one
+  PlanPictureBlock::Keep keep = PlanPictureBlock::Keep::kNothing;  // if interior
+  int64_t num_tokens = -1;  // tokens of the drawn node; -1 if several nodes are drawn as one
   int64_t begin = 0, end = 0;
-  int64_t first_sequence = 0, last_sequence = 0;  // of the plan's, from left to right
+  int64_t first_sequence = 0, last_sequence = 0;  // numbered from left to right over all trees of the plan
   int64_t first_tree = 0, last_tree = 0;
 };
 
 struct PlanLayout {
   std::vector<PlanShape> shapes;
   std::vector<PlanBand> bands;
-  std::vector<PlanBox> trees;  // of each tree; width 0 where none of its sequences is drawn
+  std::vector<PlanBox> trees;  // one box per tree; width 0 if none of its sequences is drawn
   int64_t num_sequences = 0, num_sequences_drawn = 0;
-  int64_t depth = 0;       // the deepest token's, plus 1
+  int64_t depth = 0;       // position of the deepest token, plus 1
   int64_t num_merged = 0;  // blocks that share a colour with others
   int64_t num_never_run = 0;
 };
 
-// Fills [0, width] x [0, height].
+// Fills [0, width] x [0, height], in pixels. Throws InternalError if the nodes break the rules of
+// PlanPictureNode.
 PlanLayout lay_out(const PlanPicture& plan, double width, double height);
 
 }  // namespace bough

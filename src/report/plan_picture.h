@@ -8,12 +8,12 @@
 
 namespace bough {
 
-// A run of tokens of one path that the same sequences share and one block holds. Nodes stand in preorder:
-// parents before children, siblings in the order in which they are drawn.
+// A run of tokens of one path. All its tokens belong to the same sequences and to one block. Nodes are in
+// preorder: parents before children, siblings in the order in which they are drawn.
 struct PlanPictureNode {
   int64_t parent = -1;         // index in the tree's nodes; -1: begins at position 0
   int64_t begin = 0, end = 0;  // positions [begin, end); begin is the parent's end
-  int64_t first_sequence = 0;  // of its tree's, numbered from left to right; inside the parent's
+  int64_t first_sequence = 0;  // numbered from left to right in the tree; a parent has all its children's
   int64_t num_sequences = 0;
   int64_t block = 0;  // index in PlanPicture::blocks
 };
@@ -22,9 +22,9 @@ struct PlanPictureTree {
   std::vector<PlanPictureNode> nodes;
 };
 
-// A block has a pass forward and one backward, or both at once (a leaf block).
+// An interior block has a forward pass and a backward pass. A leaf block has one pass that does both.
 struct PlanPictureBlock {
-  // Beside keys and values; of interior blocks.
+  // The activations of an interior block that stay in memory, in addition to keys and values.
   enum class Keep { kNothing, kAttention, kLayerInputs, kActivations };
   bool interior = false;
   Keep keep = Keep::kNothing;
@@ -38,10 +38,10 @@ struct PlanPicture {
   std::vector<PlanPictureBlock> blocks;  // in the order of their forward passes
 };
 
-// A standalone SVG file of at most about 2 MB, however large the plan. Where there are more sequences than
-// columns of a visible width, evenly spread ones are drawn; blocks too small to be seen share a colour with
-// those that run next to them. The caption says how many of either. InternalError when the nodes are not as
-// above.
+// Returns a standalone SVG file of at most about 2 MB for any size of plan. If not all sequences fit at a
+// visible width, evenly spread ones are drawn. Blocks too small to be seen share a colour with the blocks
+// that run before or after them. The caption gives both numbers. Throws InternalError if the nodes break the
+// rules of PlanPictureNode.
 std::string plan_svg(const PlanPicture& plan);
 
 }  // namespace bough

@@ -1,7 +1,7 @@
-// TensorBoard event files, written by hand: there is no writer for C++.
+// TensorBoard event files, written without TensorFlow.
 //
-// A file is a row of TFRecords: length (uint64), masked crc32c of these 8 bytes, payload, masked crc32c of
-// the payload; integers little-endian. The payload is an Event message of tensorflow/core/util/event.proto:
+// A file is a list of TFRecords: length (uint64), masked crc32c of these 8 bytes, payload, masked crc32c of
+// the payload. Integers are little-endian. The payload is an Event of tensorflow/core/util/event.proto:
 // wall_time = 1 (double), step = 2 (int64), file_version = 3, summary = 5 {value = 1 {tag = 1, simple_value =
 // 2 (float)}}, session_log = 7 {status = 1}.
 #pragma once
@@ -21,18 +21,18 @@ namespace bough {
 class TensorboardMetrics final : public MetricsSink {
  public:
   struct Options {
-    // The first step this process writes, after a resume: TensorBoard then drops what older files of the
-    // folder hold from that step on.
+    // After a resume: the first step that this process writes. TensorBoard then ignores records of older
+    // files in the folder from that step on.
     std::optional<int64_t> resumed_at;
-    // Seconds since 1970; the system's clock when empty.
+    // Returns seconds since 1970. If empty, the system's clock is used.
     std::function<double()> wall_time;
   };
 
-  // Begins a new file events.out.tfevents.<time>.<host>.<pid>.<counter> in `folder`, which must exist.
+  // Creates a new file events.out.tfevents.<time>.<host>.<pid>.<counter> in `folder`, which must exist.
   explicit TensorboardMetrics(const std::filesystem::path& folder);
   TensorboardMetrics(const std::filesystem::path& folder, Options options);
 
-  // Values that no finite float holds are left out: TensorBoard would draw them at 0.
+  // Leaves out values that are not finite as a float, because TensorBoard would draw them at 0.
   void write(int64_t step, const MetricValues& values) override;
 
   const std::filesystem::path& path() const { return path_; }
@@ -43,7 +43,7 @@ class TensorboardMetrics final : public MetricsSink {
   AppendFile file_;
 };
 
-// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected), as TFRecord uses it; masked as there.
+// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected) and its masked form, both as TFRecord defines them.
 uint32_t crc32c(std::string_view bytes);
 uint32_t masked_crc32c(std::string_view bytes);
 

@@ -1,4 +1,5 @@
-// What each thread of a run did when: spans with a name in lanes, for the report. From any thread.
+// The activity of each thread of a run over time, for the report: named spans in lanes. Timeline is
+// thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +19,17 @@ struct TimelineSpan {
   double begin = 0, end = 0;  // seconds since the run began
 };
 
-// A line of timeline.jsonl, without its line break: ["engine","generate",0.5,1.25].
+// Returns a line of timeline.jsonl, without its line break: ["engine","generate",0.5,1.25].
 std::string to_line(const TimelineSpan& span);
-// A missing file has no spans; neither has a line that is torn or damaged.
+// Returns no spans if the file is missing. Incomplete and damaged lines are skipped.
 std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path);
 
-// A <figure>: lanes over time, of the run's last spans as many as can be seen, and what each lane did with
-// the time of the whole run. "" without spans.
+// Returns a <figure> with the lanes over time. It shows the last spans of the run, as many as can be seen,
+// and the share of the whole run's time that each lane spent on each activity. Returns "" without spans.
 std::string timeline_figure(const std::vector<TimelineSpan>& spans);
 
-// Spans of one name that follow each other in a lane within kMergeSeconds become one: passes of an engine are
-// many, and what people look for is when it did not compute.
+// Collects spans. Spans of the same name that follow each other in a lane within kMergeSeconds become one. An
+// engine runs many passes, and readers look for the times when it did not compute.
 class Timeline {
  public:
   static constexpr double kMergeSeconds = 0.02;
@@ -49,8 +50,8 @@ class Timeline {
     open_[lane] = span;
   }
 
-  // Those that have ended since the last call, in the order of their ends within a lane; `all`: what may
-  // still grow, too.
+  // Returns and removes the finished spans, in the order of their ends within a lane. `all`: also the last
+  // span of each lane, which a later add() could extend.
   std::vector<TimelineSpan> take(bool all = false) {
     const MutexLock lock(mutex_);
     std::vector<TimelineSpan> spans = std::move(done_);

@@ -8,13 +8,13 @@
 
 namespace bough {
 
-// A run of tokens that the same sequences share. Nodes stand in preorder: parents before children, siblings
+// A run of tokens that belong to the same sequences. Nodes are in preorder: parents before children, siblings
 // in the order in which they are drawn.
 struct TreePictureNode {
   int64_t parent = -1;         // index; -1: begins at position 0
   int64_t begin = 0, end = 0;  // positions [begin, end); begin is the parent's end
   int64_t num_sequences =
-      0;  // that pass through it; those that end here are num_sequences minus the children's
+      0;  // sequences through this node; those beyond the sum of its children's end here
   std::vector<std::pair<int64_t, int64_t>>
       trained;  // position ranges inside [begin, end) that are trained on
 };
@@ -22,12 +22,12 @@ struct TreePictureNode {
 struct TreePicture {
   std::string title;  // "step 40"
   std::vector<TreePictureNode> nodes;
-  int64_t num_tokens = 0;  // of the flat batch
+  int64_t num_tokens = 0;  // tokens of the flat batch
 };
 
-// A <figure>; "" for a tree without nodes. The page's script adds hover text and zooming into a subtree by
-// click. InternalError when the nodes are not a preorder forest as above. Nodes too narrow to be seen (less
-// than a fiftieth of a pixel, or beyond the 20,000 widest) are left out and counted in the caption.
+// Returns a <figure>, or "" for a tree without nodes. The page's script adds hover text and zooms into a
+// subtree on a click. Nodes narrower than a fiftieth of a pixel are left out, and nodes beyond the 20,000
+// widest. The caption counts them. Throws InternalError if the nodes are not a preorder forest.
 std::string tree_figure(const TreePicture& tree);
 
 }  // namespace bough

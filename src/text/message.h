@@ -4,7 +4,7 @@
 
 namespace bough {
 
-// A turn of a conversation; `role` is system, user, assistant or tool.
+// A message of a conversation; `role` is system, user, assistant or tool.
 struct Message {
   std::string role;
   std::string content;

@@ -1,8 +1,9 @@
-// The branches of a prefix tree: what packing, load balance and schedules work on.
+// The branches of a prefix tree. Packing, load balancing and schedules work on this compressed form.
 //
-// A node is a stretch of tokens between branch points, each but the last with exactly one child; so a tree of
-// S sequences has at most 2 S nodes, however many tokens. A leaf stands for every sequence that ends in it
-// or, being a prefix, above it: those are there for free wherever a leaf below them is.
+// - A node is a stretch of tokens. Each token except the last has exactly one child.
+// - A tree of S sequences has at most 2 S nodes, for any number of tokens.
+// - A leaf represents every sequence that ends in it, and also sequences that end above it. A sequence that
+//   ends above a leaf is a prefix of that leaf's path, so it needs no tokens of its own.
 #pragma once
 
 #include <cstdint>
@@ -21,35 +22,35 @@ struct BranchNode {
   bool is_leaf() const { return num_children == 0; }
 };
 
-// A step of a depth-first walk from leaf to leaf.
+// One leaf in a depth-first traversal of the leaves.
 struct LeafVisit {
   int32_t node;
   int32_t length;  // tokens of the leaf's path
-  int32_t lcp;     // common prefix with the leaf before; 0 for the first
+  int32_t lcp;     // tokens in common with the path of the previous leaf; 0 for the first leaf
 };
 
 class BranchTree {
  public:
-  // O(nodes · log of their length + sequences · log nodes). Children stand in the prefix tree's order.
+  // Takes O(nodes · log of their length + tokens / 16 + sequences). Children are in the prefix tree's order.
   explicit BranchTree(const PrefixTree& tree);
 
   std::vector<BranchNode> nodes;  // in pre-order
   std::vector<int32_t>
-      sequence_leaf;  // of each sequence: the first leaf at or below its end; -1 for an empty one
+      sequence_leaf;  // per sequence: node index of the first leaf at or below its end; -1 if it is empty
 
   int32_t size() const { return static_cast<int32_t>(nodes.size()); }
-  // Children of node n; n = -1 is the virtual root. May be reordered in place; then `visit` follows that
-  // order.
+  // Children of node n; n = -1 is the virtual root. Callers may reorder them in place. `visit` follows the
+  // new order.
   std::span<int32_t> children(int32_t n);
   std::span<const int32_t> children(int32_t n) const;
 
-  // Children by their first token: leaves in lexicographic order.
+  // Sorts all children by their first token. `visit` then returns leaves in lexicographic order.
   void sort_lexicographically(const PrefixTree& tree);
 
   // Leaves in depth-first order.
   std::vector<LeafVisit> visit() const;
 
-  // By leaf (node index) the sequences that it stands for, in the batch's order; empty for other nodes.
+  // Entry n lists the sequences that leaf n represents, in batch order. Empty if node n is not a leaf.
   std::vector<std::vector<int64_t>> sequences_of_leaves() const;
 
  private:
