@@ -1,5 +1,5 @@
-// What calibration times (calibrate.h): a cell is one piece of work of one size, forward and backward, with
-// the seconds that its runs took.
+// The measurements of calibration (calibrate.h). A cell is one kind of work at one size, forward and
+// backward, with the seconds of its runs.
 #pragma once
 
 #include <c10/core/TensorOptions.h>
@@ -15,8 +15,8 @@ namespace bough {
 
 struct CalibrationEffort;
 
-double upper_median(std::vector<double> values);  // the greater of two in the middle; 0 of none
-// The mean, of which few long runs are no great part; 0 of none.
+double upper_median(std::vector<double> values);  // the greater of the two middle values; 0 if empty
+// The mean, with each run capped at 1.5 times the lower quartile; 0 if empty.
 double usual_seconds(std::vector<double> runs);
 
 struct ForwardBackward {
@@ -25,8 +25,8 @@ struct ForwardBackward {
 
 struct Cell {
   std::function<ForwardBackward()> run;
-  bool backward_includes_forward = false;  // the executor runs both at once
-  std::vector<double> forward, backward;   // of each counted run
+  bool backward_includes_forward = false;  // true if the executor runs both at once
+  std::vector<double> forward, backward;   // seconds of each counted run
 
   static double forward_seconds(const Cell& cell);
   static double backward_seconds(const Cell& cell);
@@ -34,14 +34,14 @@ struct Cell {
 
 // Cells of one kind of work, by size.
 struct WorkCells {
-  double flops = 0;  // of a token or row, forward
+  double flops = 0;  // per token or row, forward
   std::vector<int64_t> sizes;
   std::vector<Cell> cells;
 };
 using PassCells = WorkCells;
 
-// Attention with heads of one size: of one path, over a stack of so many rows, and of pieces of so many
-// tokens.
+// Attention with heads of one size: of one path, over a stack of kStackRows rows, and of pieces of
+// kPieceTokens tokens.
 struct AttentionCells {
   static constexpr int64_t kStackRows = 1000, kPieceTokens = 50;
   int64_t num_heads = 8, num_kv_heads = 4, head_dim = 0;
@@ -58,24 +58,25 @@ class CalibrationCells {
   CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 
-  // Runs all cells in turns; returns how many turns were counted.
+  // Runs all cells in rounds and returns the number of counted rounds. Throws Interrupted if effort.stop()
+  // returns true.
   int measure(const CalibrationEffort& effort);
 
-  // What other programs cost: all runs' seconds over what they would have been at their medians.
+  // The slowdown by other programs: the sum of all runs' seconds over the sum if each took its cell's median.
   double disturbance() const;
 
   const ModelConfig& config() const;  // of the decoder behind `passes`
 
-  PassCells passes;  // whole ones of one path, one head row
-  WorkCells linear;  // of one layer
+  PassCells passes;  // whole passes of one path with one head row
+  WorkCells linear;  // products of one layer
   WorkCells head;
   AttentionCells narrow, wide;
-  Cell tiny_linear, tiny_attention;  // of one layer of the tiny models, two tokens
-  // Products of one layer of half the width over kHalfTokens tokens: beside `linear` they show what calls
-  // cost whatever their size, threads included, which the tiny models do not start.
+  Cell tiny_linear, tiny_attention;  // one layer of the tiny models, two tokens
+  // Products of one layer of half the width for kHalfTokens tokens. Together with `linear` they give the
+  // fixed cost of the calls, including the start of threads. The tiny models start no threads.
   static constexpr int64_t kHalfTokens = 16;
   Cell half_linear;
-  double half_linear_flops = 0;  // of a token, forward
+  double half_linear_flops = 0;  // per token, forward
   Cell tiny_shallow, tiny_deep;  // whole passes
 
  private:

@@ -1,12 +1,15 @@
-// The cost of a pass through a model on a device (engine.md 2, "Cost model"): the decoder's own figures
-// (models/decoder_cost.h) at the rates of a device's profile. It answers the planner (plan/pass_costs.h).
+// The cost of a pass through a model on a device, for the planner (engine.md 2, "Cost model"). Combines the
+// decoder's work (models/decoder_cost.h) with the rates of a device's profile.
 //
-// Seconds of a pass are the sum of four parts, each a curve of the device (device_profile.h) times the
-// model's units of work: the matrix products of the layers (FLOPs), attention (FLOPs of what its busiest
-// thread computes, which is more than the pairs that are visible: tree_attention_cost.h), everything
-// elementwise (elements read and written) and the head (FLOPs, chunk by chunk); beside them a constant a
-// layer and a pass. Where launches run ahead of the device (a GPU) the constants are hidden behind the work,
-// and the larger of the two counts.
+// The seconds of a pass are a sum of four parts. Each part is a curve of the device (device_profile.h) times
+// the model's units of work:
+// - matrix products of the layers: FLOPs;
+// - attention: FLOPs of the busiest thread times the number of threads, more than the FLOPs of the visible
+//   pairs (tree_attention_cost.h);
+// - elementwise operations: elements read and written;
+// - the head: FLOPs, chunk by chunk.
+// A constant per layer and per pass is added. On a GPU, kernel launches overlap with the work, so the larger
+// of constants and work counts instead of the sum.
 #pragma once
 
 #include "cost/device_profile.h"
@@ -17,7 +20,7 @@ namespace bough {
 
 class CostModel final : public PassCosts {
  public:
-  // InternalError where profile and shape are of different element sizes.
+  // Throws InternalError if profile and shape have different element sizes.
   CostModel(DeviceProfile device, ModelShape shape);
 
   const DeviceProfile& device() const { return device_; }
@@ -41,8 +44,7 @@ class CostModel final : public PassCosts {
 
  private:
   DecoderBytes bytes() const { return {shape_, device_.kernels}; }
-  // Seconds of the layers in a forward or, where `backward`, a backward pass.
-  // left_out: of the work's seconds, what is not computed.
+  // Seconds of the layers in a forward or a backward pass. left_out: seconds of work that is not computed.
   double layers_seconds(const PassShape& pass, bool backward, double left_out = 0) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
   double head_seconds(const CostCurve& curve, int64_t rows) const;

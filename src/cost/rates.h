@@ -1,5 +1,5 @@
-// How fast this device is now, at a model's own sizes: what lower bounds of a step, of its kernels and of a
-// decoding step are computed from.
+// Rates of this device, measured now at a model's sizes. Used for lower bounds of a training step, of its
+// kernels and of a decoding step.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,14 +11,14 @@
 
 namespace bough {
 
-// FLOP/s of x·Wᵀ: the best of the layers' matrices and numbers of rows, each the best of several runs.
+// FLOP/s of x·Wᵀ: the maximum over the layers' matrices, several numbers of rows and several runs.
 double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype, c10::Device device);
 
-// Bytes a second of reading so many bytes again and again with all threads, measured now: of memory, or of
-// the cache they fit in.
+// Bytes per second of repeatedly reading `bytes` bytes with all threads: from memory, or from the cache that
+// they fit into.
 double read_rate(int64_t bytes, c10::Device device);
 
-// Bytes a second of copies between pinned memory of the host and the device: of the slower way.
+// Bytes per second of copies between pinned host memory and the device, in the slower direction.
 double host_copy_rate(int64_t bytes, c10::Device device);
 
 }  // namespace bough

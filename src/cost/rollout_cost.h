@@ -1,21 +1,23 @@
-// What generating a batch costs (DistillSparse, appendix B: C_rollout), dense or with a budget of keys and
-// values, so that it stands beside C_recompute and C_update, which plans say.
+// The cost of generating a batch (DistillSparse, appendix B: C_rollout), dense or with a budget of keys and
+// values. Plans predict the other costs of the appendix, C_recompute and C_update.
 //
-// Every pass of decoding draws a token of each running sample. It takes the layers' and the head's products,
-// at the device's measured rate for so few rows, the reading of weights included; and attention: FLOPs at the
-// rate of products, and bytes of keys and values at that of memory, added up as the appendix adds them. Over
-// a response that is
+// Each decoding pass samples one token for each running sample. Its seconds are the sum of:
+// - the products of the layers and the head, at the device's measured rate for that number of rows, which
+//   includes reading the weights;
+// - attention, as in the appendix: FLOPs at the rate of products, plus bytes of keys and values at the
+//   memory's rate.
+// Over a response the attended keys are
 //
 //   sum of keys attended to = H / 2,   H = (2 L_in + L_dense) L_dense + 2 K (L_out - L_dense)+,
 //   L_dense = min(L_out, K - L_in), at least 0 (a prompt longer than the budget leaves none)
 //
-// Added to the appendix:
-//   dense layers   the first ones attend to all of it, whatever the budget
-//   summaries      where a choice is made, a layer reads one of each page of 16 tokens, and scores it
-//   sharing        of a group's prompt each page that some of its samples read is read once. Samples that
-//                  choose a share f of their contexts are taken to choose independently: 1 - (1 - f)^n of it
-//                  is read, all of it where they are dense
-//   prompts        computed once a group
+// Extensions of the appendix:
+//   dense layers   the first layers attend to the whole context, whatever the budget
+//   summaries      a layer with page selection reads and scores one summary per page of 16 tokens
+//   sharing        a page of a group's prompt that several samples read is read once. Samples that select a
+//                  fraction f of their contexts are assumed to select independently: n of them read
+//                  1 - (1 - f)^n of the prompt. Dense samples read all of it
+//   prompts        computed once per group
 #pragma once
 
 #include <cstdint>
@@ -28,10 +30,10 @@
 namespace bough {
 
 struct SparseAttention {
-  // Keys that a drawn token attends to, by the tokens of its context from which on; empty: dense.
+  // Context length from which on a budget applies -> keys that a sampled token attends to. Empty: dense.
   std::map<int64_t, int64_t> budgets;
-  int64_t dense_layers = 2;         // the first ones
-  int64_t vectors_per_summary = 1;  // of a page: 1 mean, 2 minmax
+  int64_t dense_layers = 2;         // number of first layers without page selection
+  int64_t vectors_per_summary = 1;  // per page: 1 for mean, 2 for minmax
 
   bool is_sparse() const { return !budgets.empty(); }
   int64_t budget_at(int64_t context) const { return std::prev(budgets.upper_bound(context))->second; }
@@ -46,15 +48,15 @@ struct SampledGroup {
 struct RolloutCost {
   double prefill_seconds = 0, product_seconds = 0, attention_seconds = 0;
   double kv_bytes = 0, summary_bytes = 0;  // read by decoding, all layers
-  double keys = 0;                         // attended to, summed over samples, passes and layers
-  int64_t passes = 0, tokens = 0;          // drawn
+  double keys = 0;                         // attended keys, summed over samples, passes and layers
+  int64_t passes = 0, tokens = 0;          // decoding passes, sampled tokens
 
   double seconds() const { return prefill_seconds + product_seconds + attention_seconds; }
   double bytes() const { return kv_bytes + summary_bytes; }
 };
 
-// At most `max_running` samples at once; the next begins when one ends. InternalError: a profile without the
-// rate of memory (DeviceProfile::memory_bytes_per_s).
+// At most `max_running` samples run at once; the next one starts when one ends. Throws InternalError if the
+// profile has no DeviceProfile::memory_bytes_per_s.
 RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>& groups,
                          const SparseAttention& sparse, int64_t max_running);
 

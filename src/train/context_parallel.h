@@ -1,13 +1,13 @@
-// Context parallelism: the ranks of a group make a pass together, each with some of its tokens. All but
-// attention is by token, and needs nothing of the others; attention gathers the pass's keys and values, so
-// that every rank's stack has the rows of all, and each rank attends with its own queries. In backward each
-// rank has what its queries send to the keys of all, on its stack; a pass's rows are summed over the ranks
-// where its keys were made, before its own go back into the model. So a pass costs one all-gather and one sum
-// of its keys and values a layer, whatever stands below it.
+// Context parallelism: the ranks of a group split the tokens of each pass. Only attention communicates.
+// - Forward: the pass's keys and values are all-gathered, so every rank's prefix KV stack has all rows. Each
+//   rank computes attention for its own queries.
+// - Backward: each rank adds what its queries contribute to the key and value gradients on its stack. The
+//   gradients of the pass's rows are then summed over ranks, and each rank continues with its own tokens.
+// So a pass needs one all-gather and one all-reduce of its keys and values per layer, whatever the depth of
+// the stack.
 //
-// The tokens are cut into twice as many runs as ranks, of which a rank has the k-th from the left and the
-// k-th from the right: along one path later queries see more keys (Llama 3, "The Llama 3 Herd of Models",
-// 3.3.2).
+// The tokens are cut into 2 · size runs. Rank k has run k from the left and run k from the right, because
+// along a path later queries see more keys (Llama 3, "The Llama 3 Herd of Models", 3.3.2).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ namespace bough {
 
 class KvStack;
 
-// Rank k's tokens of a pass of `num_tokens`: at most two runs, none empty.
+// The tokens of a pass of `num_tokens` that belong to `rank`: at most two runs, none empty.
 struct TokenRun {
   int64_t begin = 0, end = 0;
 };
@@ -31,31 +31,32 @@ std::vector<TokenRun> context_runs(int64_t num_tokens, int64_t rank, int64_t siz
 
 class ContextPass {
  public:
-  // end_local: int32 [stack_rows + T] of the whole pass, on the CPU (kernels/tree_attention). least_run: as
-  // cut_into_segments() takes it, 0: none. Not to be used before `upload` is sent.
+  // end_local: [stack_rows + T] of the whole pass (kernels/tree_attention).
+  // least_run: for cut_into_segments(); 0: no segments.
+  // The object may be used only after `upload` is sent.
   ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
               int64_t least_run, Upload& upload);
   ContextPass(const ContextPass&) = delete;
   ContextPass& operator=(const ContextPass&) = delete;
 
-  // The pass's tokens that are this rank's, int64 [T_own]. Where it has none, as if the pass's first one were
-  // its: what is computed of that, nobody reads, and its gradient is 0.
+  // Indices of this rank's tokens in the pass, int64 [T_own]. A rank without tokens computes token 0 instead;
+  // nothing reads the result, and its gradient is 0.
   const at::Tensor& own_tokens() const { return own_tokens_; }
-  // [T, ...] of every rank's [T_own, ...].
+  // All-gathers every rank's [T_own, ...] to [T, ...].
   at::Tensor gather(const at::Tensor& own) const;
-  // [T_own, ...] of [T, ...].
+  // Selects this rank's rows [T_own, ...] of [T, ...].
   at::Tensor own_of(const at::Tensor& whole) const;
 
-  // Attention of this rank's queries. The keys and values of all are written to the stack, from stack_rows
-  // on, in forward; what is there already must be the same bits where that is asked for.
+  // Attention of this rank's queries. Writes all ranks' keys and values to the stack, from stack_rows on.
+  // verify_rows: throws InternalError if they differ from the first forward's rows.
   TreeAttentionOutput forward(const KvStack& stack, int64_t layer, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, double scale, bool verify_rows);
-  // Other passes may write over the pass's rows of the stack between its forward and its backward: they are
-  // kept, and written again for it.
+  // Keeps a copy of the pass's rows and writes them to the stack again before backward. Needed if other
+  // passes may overwrite the rows between forward and backward.
   void keep_rows() { keeps_rows_ = true; }
-  // Adds to the stack's gradients of the rows below, and of the pass's; the latter are then summed over the
-  // ranks. d_o undefined: this rank's queries, and so all ranks', have no gradient. Returns d_q (then
-  // undefined, too) and d_k, d_v of own tokens.
+  // Adds to the stack's gradients of the rows below and of the pass. Sums the latter over the ranks. Returns
+  // d_q, d_k and d_v of this rank's tokens. An undefined d_o means that no rank's queries have a gradient;
+  // d_q is then undefined too.
   TreeAttentionGradient backward(const KvStack& stack, int64_t layer, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
                                  const at::Tensor& d_o, double scale, bool same_bits) const;
@@ -63,7 +64,7 @@ class ContextPass {
  private:
   struct Piece {
     TokenRun run;
-    int64_t at = 0;                      // its first row among own tokens
+    int64_t at = 0;                      // its first row among this rank's tokens
     KeyEnds ends;                        // of the keys up to its last token, for its queries
     std::vector<QuerySegment> segments;  // or empty
   };
@@ -76,13 +77,13 @@ class ContextPass {
   std::vector<Piece> pieces_;
   at::Tensor own_tokens_;
   at::Tensor places_;  // int64 [T]: row of each token in the ranks' padded rows, one rank after the other
-  int64_t most_ = 0;   // tokens of a rank
+  int64_t most_ = 0;   // largest number of tokens of a rank
   bool keeps_rows_ = false;
-  std::vector<at::Tensor> kept_rows_;  // by layer: keys and values of all, [T, 2, G, H]
+  std::vector<at::Tensor> kept_rows_;  // by layer: all ranks' keys and values, [T, 2, G, H]
 };
 
-// What a pass costs each of `size` ranks that make it together: their tokens' part of it, and the rows of all
-// of its tokens on the stack. What they send is not counted. `whole` where that is one rank.
+// The costs of a pass for each of `size` context-parallel ranks: 1/size of the work, and stack rows of all
+// tokens. Communication is not counted. Returns `whole` if size is 1.
 std::shared_ptr<const PassCosts> context_costs(std::shared_ptr<const PassCosts> whole, int64_t size);
 
 }  // namespace bough

@@ -1,5 +1,5 @@
-// The system oracle's parts (engine.md 4): random models and batches, and a plan's result against the flat
-// batch's. For tests only.
+// Parts of the system oracle (engine.md 4): random models and batches, and the comparison of a plan's results
+// with the flat batch's. For tests only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace bough {
 
 inline constexpr int32_t kVocab = 50;
 
-// `make test-slow` sets it; a test that asks is named *Slow*.
+// `make test-slow` sets BOUGH_SLOW. Tests that call this function are named *Slow*.
 inline bool is_slow_suite() {
   const char* value = std::getenv("BOUGH_SLOW");
   return value && std::string_view(value) == "1";
@@ -43,7 +43,7 @@ inline ModelConfig random_config(uint64_t seed) {
   config.qk_norm = seed % 3 == 0;
   config.qkv_bias = seed % 3 == 1;
   config.output_bias = seed % 3 == 2;
-  // What only some families have, in mixtures that none has.
+  // Options of some model families, in combinations that no family has.
   std::mt19937_64 random(seed);
   const auto draw = [&] { return random() % 3 == 0; };
   config.qk_norm_over_width = config.qk_norm && draw();
@@ -56,7 +56,7 @@ inline ModelConfig random_config(uint64_t seed) {
   config.query_scale = draw() ? 5 : 0;
   config.rotary_dim = draw() ? 6 : 0;
   config.local_rope.theta = 100;
-  // A layer without positions has no gradient of its keys' bias: what is left is rounding.
+  // A layer without positions has a zero gradient of its key bias, which would only compare rounding errors.
   const uint64_t num_kinds = config.qkv_bias ? 2 : 3;
   if (draw())
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
@@ -64,7 +64,7 @@ inline ModelConfig random_config(uint64_t seed) {
   return config;
 }
 
-// Weights large enough that attention is far from uniform and norms matter.
+// The weights are large enough that attention is far from uniform and norms matter.
 inline std::unique_ptr<Model> random_model(const ModelConfig& config, uint64_t seed, at::ScalarType type,
                                            double scale = 0.3, at::Device device = at::kCPU) {
   auto model = make_model(config, type, device);
@@ -81,7 +81,7 @@ inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, d
   return random_model(random_config(seed), seed, type, scale, device);
 }
 
-// A batch and what it refers to.
+// A batch and the trajectories that it refers to.
 struct RandomBatch {
   std::vector<Trajectory> trajectories;
   TrainBatch batch;
@@ -96,7 +96,7 @@ inline Trajectory trajectory_of(std::vector<int32_t> ids, std::vector<uint8_t> m
   return trajectory;
 }
 
-// Masks in runs, so that blocks without a loss (prompts, tool outputs) occur between trained ones.
+// Masks come in runs, so that blocks without a loss (prompts, tool outputs) occur between trained blocks.
 inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_tokens) {
   auto r = std::make_unique<RandomBatch>();
   std::mt19937_64 random(seed + 1000);
@@ -123,7 +123,8 @@ inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_toke
   return r;
 }
 
-// What a teacher and the engine say of five other tokens at each row, and a teacher of the row's own.
+// Adds random log-probabilities of a teacher, the engine and pi_old for five top-k tokens per row, and of a
+// teacher for the sampled token.
 inline void add_given_tokens(RandomBatch& r, uint64_t seed) {
   const int64_t rows = r.batch.num_rows(), count = 5;
   auto generator = at::detail::createCPUGenerator(seed + 7);
@@ -156,11 +157,11 @@ inline std::unique_ptr<Loss> full_loss() {
   return make_loss(settings);
 }
 
-// Largest over parameters of ||g - ref|| / max(||ref||, 1e-6 · sum over sequences of ||ref_seq||). Where a
-// gradient is next to 0 by structure (attention over one key, over equal values, or saturated) the flat
-// batch, too, holds mostly rounding errors of the terms that cancel: the scale is at least 1e-5 of the
-// largest parameter's gradient, which at 1e-10 allows an error of 1e-15 of that one, a few units in its last
-// place.
+// Returns the maximum over parameters of ||g - ref|| / scale, with scale = max(||ref||, 1e-6 · sum over
+// sequences of ||ref_seq||, 1e-5 · the largest parameter's ||ref||). The last term is for gradients that are
+// nearly 0 by structure: attention over one key, over equal values, or saturated. There the flat batch also
+// has mostly rounding errors of terms that cancel. At a tolerance of 1e-10, the term allows an error of 1e-15
+// of the largest gradient, a few units in its last place.
 inline double gradient_error(const NamedTensors& gradients, FlatResult& flat) {
   double largest = 0;
   for (const auto& [name, gradient] : gradients)
@@ -185,7 +186,7 @@ inline double gradient_error(Model& model, FlatResult& flat) {
   return gradient_error(model.parameters(), flat);
 }
 
-// The plan with blocks that keep whatever they may, at random: gradients are the same.
+// Gives each block a random recompute policy. Gradients must not change.
 inline Plan with_random_keeps(Plan plan, uint64_t seed) {
   constexpr Keep kOfInterior[] = {Keep::kKeysValues,        Keep::kAttention,
                                   Keep::kLayerInputs,       Keep::kLayerInputsAndAttention,

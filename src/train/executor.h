@@ -1,20 +1,21 @@
 // Executes a plan: log-probabilities, loss and gradients of a batch, each shared token computed once
 // (engine.md 3).
 //
-// Walk. forward(b) of an interior block pushes its keys and values; a leaf block runs forward, head, loss and
-// backward at once; backward(b) recomputes an interior block with a graph, seeds it with its own loss, with
-// what other blocks' heads sent to its hidden states and, through the anchors, with what they sent to its
-// keys and values, and pops it.
+// Plan execution.
+// - forward(b) of an interior block pushes its keys and values onto the prefix KV stack.
+// - A leaf block runs forward, head, loss and backward at once.
+// - backward(b) of an interior block recomputes what was not kept, backpropagates and pops. Its gradients
+//   come from its own loss, from other blocks' heads and, through the anchors, from its stack rows.
 //
-// Head. Prediction belongs to the child: the log-probability of token t is computed in t's block from the
-// final hidden state of parent(t), which may lie in a block below. Only tokens that some sequence trains are
-// computed, in chunks of rows, so that [rows, vocabulary] is never whole.
+// Head. The log-probability of token t is computed in t's block, from the final hidden state of parent(t),
+// which may lie in a block below. Only trained tokens are computed, in chunks of rows, so that the logits
+// [rows, vocabulary] never exist as a whole.
 //
-// Stages. Of a pipeline (models/pipeline.h) each stage walks the same plan through its own layers: hidden
-// states come from the stage before and go to the next, their gradients come back, in the order of
-// plan/pipeline.h. Heads, losses and exits are the last stage's.
+// Pipeline stages (models/pipeline.h). Each stage executes the same plan on its own layers, in the order of
+// plan/pipeline.h. It receives hidden states from the previous stage and gradients from the next one. Only
+// the last stage has heads, losses and boundary hidden states.
 //
-// Accumulates (+=): parameters' main_grad. Overwrites: nothing else of the model.
+// Accumulates (+=): parameters' main_grad. Writes nothing else of the model.
 #pragma once
 
 #include <memory>
@@ -31,59 +32,60 @@ namespace bough {
 struct ExecutorOptions {
   int64_t head_chunk_rows = 0;    // 0: by vocabulary and device (kernels/log_prob/log_prob_cost.h)
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
-  // Runs of at least so many queries are attended by themselves
-  // (kernels/tree_attention/tree_attention_segments.h); 0: kLeastRun where the device's vendor has a kernel
-  // for them, else none.
+  // Runs of at least this many queries use a separate attention call
+  // (kernels/tree_attention/tree_attention_segments.h). 0: kLeastRun if the GPU's vendor has a kernel for
+  // them, otherwise no run does.
   int64_t least_run = 0;
-  bool same_bits = false;  // twice the same bits from the vendor's kernel, too
-  // Tokens that are marked as drawn (mark_drawn) attend by choice, as generation under this policy does. On
-  // the CPU.
+  bool same_bits = false;  // gradients are deterministic, those of the vendor's kernel too
+  // Page selection of tokens that are marked as sampled (mark_drawn), as in generation under this policy. CPU
+  // only.
   SparsePolicy sparse = {};
-  // Where plans are of this rank's share of the batch, or the model of some of its layers (train/ranks.h,
-  // TrainingRanks::walking()): values, loss and metrics are those of the whole batch on every rank, main_grad
-  // holds the share's gradient. Not owned.
+  // The ranks that compute the batch together (TrainingRanks::walking()), each with a shard of the batch or
+  // of the layers. All ranks get values, loss and metrics of the whole batch. main_grad gets this rank's part
+  // of the gradient. nullptr: this process alone. Not owned.
   Communicator* ranks = nullptr;
-  // Of these, those that make every pass of one plan together (train/context_parallel.h); null: none does.
+  // The context-parallel group, a subset of `ranks` (train/context_parallel.h). nullptr if it is off.
   Communicator* context_ranks = nullptr;
 };
 
-// CPU, accumulator type, one a loss row of the batch.
+// CPU, accumulator type. One value per loss row of the batch.
 struct RowValues {
   at::Tensor log_probs_R, entropies_R;
-  at::Tensor given_log_probs_RK;            // of batch.given_ids_RK; undefined where there are none
-  at::Tensor top_ids_RK, top_log_probs_RK;  // the most likely tokens (int64), where they were asked for
+  at::Tensor given_log_probs_RK;            // of batch.given_ids_RK; undefined if the batch has none
+  at::Tensor top_ids_RK, top_log_probs_RK;  // the policy's top-k tokens (int64); undefined unless requested
 };
 
 struct WalkResult {
-  double loss = 0;          // summed over blocks; its denominators are in the batch's weights
+  double loss = 0;          // summed over blocks; the batch's weights contain the denominators
   WeightedSums metrics;     // the loss's
   RowValues values;         // of every row
-  int64_t num_uploads = 0;  // copies of the walk's numbers to the device: at most one a pass
+  int64_t num_uploads = 0;  // copies of index tensors to the device: at most one per pass
 };
 
 class BlockHead;
 
-// Whether the loss of some block depends on rows that the block does not hold, so that a walk for values goes
-// ahead of the one with gradients. Not where every pass holds what the loss couples: whole sequences, or the
-// batch.
+// Whether the loss of some block depends on rows of other blocks. If so, a forward-only plan execution first
+// computes all values, and a second one the gradients. False if every pass holds the loss's whole coupling
+// scope: whole sequences, or the batch.
 bool needs_values_first(const Plan& plan, const Loss& loss);
 
 class Executor {
  public:
   explicit Executor(Model& model, ExecutorOptions options = {});
 
-  // Adds the gradient of the loss over the whole batch to the parameters' main_grad. No trained token: loss
-  // and gradients 0. The plan must be of batch.sequences.
-  // `beside`: a head that reads the same hidden states in the walk that has gradients (head.h), or none.
+  // Adds the gradient of the loss over the whole batch to the parameters' main_grad. Without a trained token
+  // loss and gradients are 0. The plan must be made for batch.sequences.
+  // beside: a second head (head.h) that runs where gradients are computed, or nullptr.
+  // Throws UserError if a sequence exceeds the model's max_exact_length; forward() and walk() do too.
   WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                               BlockHead* beside = nullptr);
 
-  // Walks the plan without backward, for log-probabilities and entropies alone, and for the `top_k` most
-  // likely tokens where that is not 0.
+  // Executes the plan without backward. Computes log-probabilities, entropies and, if top_k > 0, the top-k
+  // tokens.
   RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
 
-  // Walks the plan with another head in place of the policy's. backward: the gradient that the head returns
-  // goes on into the parameters' main_grad; else each block is computed once, forward only.
+  // Executes the plan with `head` in place of the policy's. backward: backpropagates the gradient that the
+  // head returns into main_grad. Otherwise each block is computed once, forward only.
   void walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
 
  private:

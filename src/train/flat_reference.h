@@ -1,6 +1,6 @@
-// The flat batch, for tests: each sequence by itself through a decoder written in plain tensor ops under
-// libtorch's own autograd. Shares no kernel, tree or plan with the executor. A matrix with an adapter is
-// W + scale · B A there, of which A and B are leaves of their own.
+// The flat reference for tests: a decoder in plain tensor ops under libtorch's autograd, one sequence at a
+// time, in fp64. Shares no kernel, tree or plan with the executor. A matrix with an adapter is computed as
+// W + scale · B A, where A and B are separate leaves.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,9 +25,9 @@ struct FlatResult {
 
 class FlatReference {
  public:
-  // Keys that queries of a layer do not attend to, beside those after their own, as bool [N, n, n] (heads,
-  // queries, keys); undefined: none. q and k are those that attention reads, [N, n, H] and [G, n, H].
-  // is_drawn: which tokens are marked (mark_drawn).
+  // Returns the keys that queries of a layer do not attend to, in addition to the causal mask: bool [N, n, n]
+  // (heads, queries, keys), or undefined if there are none. q [N, n, H] and k [G, n, H]: after norm and
+  // rotation. is_drawn: tokens that are marked as sampled (mark_drawn).
   using HiddenKeys = std::function<at::Tensor(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
                                               const std::vector<uint8_t>& is_drawn)>;
 
@@ -45,8 +45,8 @@ class FlatReference {
     }
   }
 
-  // Of tokens 1.. of a sequence, with a graph: log-probabilities and entropies [n - 1], and those of the
-  // whole vocabulary [n - 1, V].
+  // With a graph, for the tokens of a sequence from index 1 on: log-probabilities and entropies [n - 1], and
+  // log-probabilities of the whole vocabulary [n - 1, V].
   struct SequenceValues {
     at::Tensor log_probs, entropies, all_log_probs;
   };
@@ -99,8 +99,8 @@ class FlatReference {
     return {log_probs, -(log_p.exp() * log_p).sum(-1), log_p};
   }
 
-  // Gradients sequence by sequence: of their own losses, or where the loss couples tokens of the batch, of
-  // what they contribute to the one loss of all values.
+  // Computes loss, values and gradients, one sequence at a time. If the loss couples rows, it is evaluated
+  // once for all rows, and each sequence backpropagates its rows' gradients.
   FlatResult run(const TrainBatch& batch, const Loss& loss) {
     FlatResult result;
     std::vector<at::Tensor> log_probs_R, entropies_R;
@@ -145,7 +145,8 @@ class FlatReference {
   }
 
  private:
-  // The loss of all rows, and its gradients in log_probs_R and entropies_R.
+  // Sets `total` to the loss of all rows. Returns its gradients as log_probs_R, entropies_R and
+  // given_log_probs_RK.
   LossRows coupled_seeds(const TrainBatch& batch, const Loss& loss, double& total) const {
     std::vector<at::Tensor> log_probs_R = {at::zeros({0}, at::kDouble)}, entropies_R = log_probs_R, given;
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
@@ -194,7 +195,7 @@ class FlatReference {
     return at::cat({a * c - b * s, b * c + a * s, y.narrow(2, turned, y.size(2) - turned)}, 2);
   }
 
-  // Without the residual.
+  // The result does not include the residual.
   at::Tensor feed_forward(const at::Tensor& x, const std::string& prefix) const {
     const auto product = [&](const at::Tensor& y, const std::string& name) {
       const auto z = at::matmul(y, weight(prefix + "mlp." + name + "_proj.weight").t());
@@ -228,7 +229,7 @@ class FlatReference {
            (weight(name) + config_.norm_weight_offset);
   }
 
-  struct Adapter {  // by the names of its factors
+  struct Adapter {  // names of the two factors
     std::string a, b;
     double scale;
   };
@@ -236,7 +237,7 @@ class FlatReference {
   ModelConfig config_;
   HiddenKeys hidden_keys_;
   std::map<std::string, at::Tensor> weights_;
-  std::map<std::string, Adapter> adapters_;  // by the matrix's name
+  std::map<std::string, Adapter> adapters_;  // keyed by the matrix's name
 };
 
 }  // namespace bough

@@ -1,5 +1,5 @@
-// The gradient of a batch under a run's settings, and how long it takes: what the trainer, `bough step`,
-// `bough bench step` and a run's comparison with dense share.
+// The gradient of a batch under a run's settings, and a timer for it. Used by the trainer, `bough step`,
+// `bough bench step` and a run's comparison with dense.
 #pragma once
 
 #include <memory>
@@ -16,67 +16,68 @@
 
 namespace bough {
 
-// Models that a step reads and does not train: what a caller has of them.
+// Models that a step reads and does not train. nullptr if the caller has none.
 struct FrozenModels {
-  Model* reference = nullptr;  // of the KL terms; renewed where ref_model_sync_steps says so
+  Model* reference = nullptr;  // for the KL terms; finish() updates its weights if ref_model_sync_steps > 0
   Model* teacher = nullptr;
 
   FrozenModels(Model* reference_model = nullptr, Model* teacher_model = nullptr)
       : reference(reference_model), teacher(teacher_model) {}
 };
 
-// pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs
-// nothing; else its log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from
-// the engine (recompute_logprob: false), it is the behaviour policy; where it interpolates (prox_logp_method:
-// loglinear), it takes no walk either. A KL in the reward and a teacher's topk take one all the same: both
-// look at the policy of the start before there is a gradient.
+// Source of the log-probabilities of pi_old (algorithms.md):
+// - one update per batch: the current policy, detached, at no cost;
+// - several updates: computed once, in prepare(), before the first update;
+// - recompute_logprob: false: the behavior policy's, from the engine;
+// - prox_logp_method: loglinear: interpolated, without a forward plan execution.
+// A KL in the reward or a teacher's top-k tokens need a forward plan execution before the gradient anyway.
 //
-// Reference and teacher walk forward only, by plans of the same batch.
+// Reference and teacher run forward only, with plans of the same batch.
 class GradientStep {
  public:
-  // All arguments must outlive the object. `costs`: what plans are made from, or null. UserError: the
-  // settings need a model that is not there, or contradict each other.
-  // `ranks`: a group that takes the step together, each its share of every batch; all must call alike, with
-  // the same weights, batch and costs. Null: this process alone. Not owned.
-  // `sparse`: what attends by choice, as in generation, in all walks; dense by default.
+  // All arguments must outlive the object. Throws UserError if the settings need a model that is missing, or
+  // contradict each other.
+  // costs: for the planner; nullptr: plans are made without costs.
+  // ranks: nullptr if this process trains alone. Otherwise all ranks must make the same calls, with the same
+  // weights, batch and costs. Each rank computes its shard of the batch.
+  // sparse: page selection of sampled tokens, as in generation. The default is dense attention.
   GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
                const TrainingRanks* ranks = nullptr, const SparsePolicy& sparse = {});
 
-  // The rows of the batch, without what takes a walk.
+  // The batch's rows, without the fields that need a plan execution.
   TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
-  // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks
-  // that it takes. UserError: the loss needs versions that the trajectories do not have; pi_old is to be the
-  // training pass's own where there are several updates.
+  // The batch with all fields that the loss needs and that stay fixed during its updates. `strategy`: of the
+  // plans for the forward executions. Throws UserError if the loss needs versions or engine top-k tokens that
+  // the trajectories lack, or if prox_logp_method is reuse_train_logp with several updates.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
-  // On a GPU within what is free of it where the settings bound nothing: as it was found before the first
-  // plan.
+  // Plans this rank's shard. With costs, on a GPU and without a configured memory bound, the plan fits into
+  // 90% of the memory that was free before the first plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
-  // The policy's values as its weights are, one a row.
+  // Values of the policy with its current weights, one per row.
   RowValues values(const TrainBatch& batch, const std::string& strategy) {
     return executor_.forward(plan(batch, strategy), batch);
   }
-  // Batches that prepare() makes ask their walks for the engine's most likely tokens, too, wherever every
-  // trained token has some, whether the loss reads them or not.
+  // From now on prepare() also requests log-probabilities of the engine's top-k tokens, even if the loss does
+  // not read them. It does so only if every trained token has top-k tokens.
   void ask_for_engine_top() { asks_for_engine_top_ = true; }
-  // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is
-  // there when this returns. `beside`: another head over the same walk, or none; of several ranks it
-  // sees its own rows alone.
+  // Adds the gradient to the parameters' main_grad, which must be 0 if there are several ranks. Waits for the
+  // GPU. `beside`: a second head in the same plan execution, or nullptr; it sees only this rank's rows.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
-  // accumulate() leaves each rank its own part of the gradient: the optimizer sums them.
+  // From now on accumulate() does not sum gradients over ranks. The optimizer sums them.
   void leave_sums_over_ranks() { sums_gradients_ = false; }
 
-  // What follows the last optimizer step of a batch: coefficients move, and the reference is renewed where it
-  // is its turn. `sums`: metrics of the walks. Returns the metrics of that.
+  // Call after the last optimizer step of a batch. Updates the adaptive coefficients from `sums`, the metrics
+  // of the plan executions. Updates the reference every ref_model_sync_steps batches. Returns their metrics.
   MetricValues finish(const WeightedSums& sums);
 
-  // Coefficients that move, for a run's checkpoint; null where none does.
+  // Adaptive coefficients for a run's checkpoint. JSON null if all coefficients are constant.
   Json state() const;
   void restore(const Json& state);
 
-  // The trainer's version i: of the batches trained on so far. Where nobody says it, the newest version in
-  // the batch, as if nothing had been trained on since.
+  // Sets the trainer's version: the number of batches trained on so far. If never called, the newest version
+  // in the batch is used.
   void set_version(int64_t version) { version_ = version; }
 
   const PassCosts* costs() const { return costs_; }
@@ -94,28 +95,28 @@ class GradientStep {
                             .ranks = ranks_ ? ranks_->walking() : nullptr,
                             .context_ranks = ranks_ ? ranks_->context() : nullptr});
   }
-  // Those that have the same pieces of the model, or null.
+  // The ranks with the same shard of the model, or nullptr.
   Communicator* sharing() const { return ranks_ ? ranks_->sharing() : nullptr; }
 
   Model& model_;
   const FrozenModels frozen_;
   const ActorSettings settings_;
   const PassCosts* costs_;
-  const TrainingRanks* const ranks_;  // null: this process alone
+  const TrainingRanks* const ranks_;  // nullptr if this process trains alone
   bool sums_gradients_ = true;
   const SparsePolicy sparse_;
-  mutable std::optional<int64_t> device_bytes_;  // of a GPU, for plans
+  mutable std::optional<int64_t> device_bytes_;  // GPU bytes that plans may use, set by the first plan
   std::optional<int64_t> version_;
   bool asks_for_engine_top_ = false;
   std::unique_ptr<Loss> loss_;
   Executor executor_;
   KlController kl_controller_;
   EntropyController entropy_controller_;
-  WeightedSum kl_in_reward_;  // over the sequences of the batch that is trained on
+  WeightedSum kl_in_reward_;  // over the sequences of the current batch; finish() resets it
   int64_t num_finished_ = 0;
 };
 
-// Repetitions of one batch's gradient. Weights stay as they are; main_grad holds the last repetition's
+// Times repetitions of one batch's gradient. Weights do not change. main_grad holds the last repetition's
 // gradient.
 class StepTimer {
  public:
@@ -124,23 +125,23 @@ class StepTimer {
             const std::vector<Trajectory>& batch, const std::string& strategy,
             const TrainingRanks* ranks = nullptr);
 
-  // Times one step from the trajectories to the gradient, planning included; of several ranks until the last
-  // has it.
+  // Times one step from the trajectories to the gradient, planning included. With several ranks, the time
+  // ends when this rank has the summed gradient.
   void run(bool counted);
 
-  const std::vector<double>& seconds() const { return seconds_; }  // of the counted runs, in order
+  const std::vector<double>& seconds() const { return seconds_; }  // one per counted run, in order
   double median_seconds() const;
-  int64_t peak_bytes() const { return peak_bytes_; }  // over weights and gradients; of all runs
+  int64_t peak_bytes() const { return peak_bytes_; }  // beyond weights and gradients; maximum of all runs
   double loss() const { return loss_; }
   int64_t num_trained() const { return num_trained_; }
-  const std::string& strategy() const { return strategy_; }             // what was taken
-  int64_t max_tokens_per_pass() const { return max_tokens_per_pass_; }  // of the plan taken
+  const std::string& strategy() const { return strategy_; }             // of the last plan
+  int64_t max_tokens_per_pass() const { return max_tokens_per_pass_; }  // of the last plan
   const Simulation& simulation() const { return simulation_; }
 
  private:
   Model& model_;
   const TrainingRanks* const ranks_;
-  const std::shared_ptr<const PassCosts> costs_;  // of this rank
+  const std::shared_ptr<const PassCosts> costs_;  // of this rank's part of a pass
   GradientStep step_;
   std::vector<const Trajectory*> batch_;
   const std::string asked_strategy_;

@@ -1,7 +1,7 @@
-// What reads the final hidden states of a walk: a head, of which the policy's is here and a critic's in
-// critic.h. Which rows of the head and of the loss belong to which block of a planned tree, and the head of
-// one block: log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden
-// states they were predicted from, chunk by chunk (engine.md 3, "Head").
+// Heads, which read the final hidden states during plan execution, and the map from blocks to rows of the
+// head and the loss. The policy's head is here, a critic's in critic.h. For one block, the policy's head
+// computes log-probabilities of the trained tokens, their loss, and the gradient of the hidden states, chunk
+// by chunk (engine.md 3, "Head").
 #pragma once
 
 #include <optional>
@@ -14,47 +14,48 @@
 
 namespace bough {
 
-// The head rows of one block: its tokens that some sequence trains, in pre-order. A row's hidden state is
-// that of the token's parent: row `source` of the block's own hidden states followed by those listed in
-// `outside`.
+// The head rows of one block: its trained tokens, in pre-order. A row reads the hidden state of the token's
+// parent. `sources` index the concatenation of the block's hidden states and the `outside` ones.
 struct BlockRows {
   struct Outside {
     int32_t block;  // an interior block below
-    int32_t exit;   // index into its exits
+    int32_t exit;   // index into that block's RowMap::exits
   };
   std::vector<int64_t> labels;   // token ids
-  std::vector<int64_t> sources;  // < num_tokens: own; else num_tokens + index into `outside`
+  std::vector<int64_t> sources;  // < num_tokens: this block's token; else num_tokens + index into `outside`
   std::vector<Outside> outside;
   std::vector<int64_t> loss_begin;  // [rows + 1]: the loss rows of row r are loss_rows[loss_begin[r] ..]
-  std::vector<int64_t> loss_rows;   // of the batch
+  std::vector<int64_t> loss_rows;   // indices of the batch's loss rows
   int64_t num_rows() const { return static_cast<int64_t>(labels.size()); }
 };
 
-// The numbers of a block's rows on the model's device, int64.
+// A block's row indices on the model's device, int64.
 struct RowIndices {
   at::Tensor labels, sources;
-  at::Tensor head_rows, loss_rows;  // by loss row: its head row; its row of the batch
+  at::Tensor head_rows, loss_rows;  // per loss row of the block: its head row, and its row in the batch
 };
 void add_rows(Upload& upload, const BlockRows& rows, RowIndices& indices);
 
 struct RowMap {
   std::vector<BlockRows> blocks;
-  // By interior block: its tokens (as local rows) whose hidden states other blocks' heads read.
+  // By block: the boundary hidden states, as local token indices. Other blocks' heads read them. Empty for
+  // leaf blocks.
   std::vector<std::vector<int64_t>> exits;
-  // Whether the block, or anything that runs on top of it, trains a token. A block that does not is never
-  // run.
+  // Whether the block, or a block that runs on top of it, trains a token. Other blocks are never run.
   std::vector<bool> needed;
 };
 
 RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch);
 
-// Gradients of log_probs, entropies and given log-probabilities of all loss rows, from a loss that was
-// evaluated before the walk. Of the batch, accumulator type; the last two may be undefined.
+// Gradients of a loss that was evaluated before plan execution, for each loss row of the batch: with respect
+// to log-probabilities, entropies and the top-k tokens' log-probabilities. Accumulator type. The last two may
+// be undefined.
 struct Seeds {
   at::Tensor d_log_probs_R, d_entropies_R, d_given_RK;
 };
 
-// A loss of some rows, and its gradients as seeds, by those rows. `fields`: of these rows, without leaves.
+// The loss of some rows and its gradients, indexed by these rows. `fields`: of these rows, without the leaves
+// (log-probabilities and entropies).
 struct EvaluatedLoss {
   LossOutput output;
   Seeds seeds;
@@ -62,26 +63,25 @@ struct EvaluatedLoss {
 EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,
                             const at::Tensor& entropies_R, const at::Tensor& given_log_probs_RK);
 
-// One block at a time. A walk may have several heads, whose gradients of the hidden states add.
+// A head runs one block at a time. Plan execution may have several heads; their gradients are added.
 class BlockHead {
  public:
   virtual ~BlockHead() = default;
 
-  // source_SD: hidden states that rows.sources index. Returns their gradient (accumulator type), or an
-  // undefined tensor where the head sends none.
-  // indices: of the rows.
+  // source_SD: the hidden states that rows.sources index. Returns their gradient in the accumulator type, or
+  // an undefined tensor if the head has none.
   virtual at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) = 0;
 };
 
-// to[rows[i]] += values[i], rows repeated or not, the same bits every time: on a GPU the rows are sorted
-// first, where index_add_ would add by atomics, in whatever order.
+// to[rows[i]] += values[i]; rows may repeat. Deterministic: on a GPU the rows are sorted first, because
+// index_add_ uses atomics in an arbitrary order.
 void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& values);
 
-// Losses of blocks and their metrics. Those of rows on a GPU are summed there and read at the end, together.
+// Sums the losses of blocks and their metrics. Values on a GPU are summed there and read together at the end.
 class LossSums {
  public:
   void add(LossOutput output);
-  // Reads what waits: the loss and its metrics are whole.
+  // Reads pending GPU values. loss() and metrics() are complete afterwards.
   void finish();
   double loss() const { return loss_; }
   const WeightedSums& metrics() const { return metrics_; }
@@ -91,47 +91,48 @@ class LossSums {
 
   double loss_ = 0;
   WeightedSums metrics_;
-  at::Tensor unread_loss_;  // undefined: none waits
+  at::Tensor unread_loss_;  // undefined if no GPU value is pending
   MetricReader unread_;
 };
 
 class Head final : public BlockHead {
  public:
-  // `loss` or `seeds`, or neither for a forward-only walk. What the loss couples lies within a block; then
-  // the block's values are computed before their loss, which costs its logits once more. `top_k`: most likely
-  // tokens that a forward-only walk files, or 0. `result`, which must outlive the head, gets values of every
-  // row, on the model's device, and the loss and its metrics: all of them with finish(), after the last
-  // block, before which no GPU is waited for.
+  // Pass `loss` or `seeds`, or neither for a forward-only plan execution.
+  // loss: its coupling scope must lie within a block. If the loss couples rows, the block's logits are
+  // computed twice: for the values, then for the gradients.
+  // top_k: number of top-k tokens that a forward-only execution stores, or 0.
+  // result: must outlive the head. run() stores the values of the rows, on the model's device. finish() adds
+  // the loss and metrics; call it after the last block. Only finish() waits for the GPU.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
        int64_t top_k, WalkResult* result);
 
-  // Undefined in a forward-only walk.
+  // Returns an undefined tensor in a forward-only plan execution.
   at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
   void finish();
 
  private:
-  // Some rows of a block: values by head row, and which loss rows they are.
+  // Some consecutive head rows of a block, and their loss rows.
   struct Chunk {
-    at::Tensor log_probs, entropies;  // by head row
-    at::Tensor head_rows, loss_rows;  // by loss row: its head row within the chunk; its row of the batch
-    at::Tensor given_LK;              // by loss row; undefined where the batch has no given ids
+    at::Tensor log_probs, entropies;  // per head row
+    at::Tensor head_rows, loss_rows;  // per loss row: its head row in the chunk, and its row in the batch
+    at::Tensor given_LK;              // per loss row; undefined if the batch has no top-k tokens
   };
-  // By head row, but d_given_LK by loss row; that may be undefined.
+  // Per head row; d_given_LK per loss row, and it may be undefined.
   struct ChunkGradients {
     at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
   };
   at::Tensor run_chunks(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD,
                         bool backward);
   ChunkGradients chunk_gradients(const Chunk& chunk);
-  // The seeds of a block whose values are filed.
+  // The gradients of a block's loss, from the block's values in result_.
   Seeds block_seeds(const BlockRows& rows);
 
   const Model& model_;
   const TrainBatch& batch_;
   LossRows fields_;          // the batch's, on the model's device
-  at::Tensor given_ids_RK_;  // likewise
+  at::Tensor given_ids_RK_;  // on the model's device
   const Loss* loss_;
-  std::optional<Seeds> seeds_;  // likewise
+  std::optional<Seeds> seeds_;  // on the model's device
   int64_t chunk_rows_;
   int64_t top_k_;
   WalkResult* result_;

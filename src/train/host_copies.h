@@ -1,15 +1,15 @@
-// Tensors of a device that wait in the host's memory until they are needed again, the last one first: the
-// inputs of layers that are computed again (Keep::kLayerInputsOnHost).
+// A stack of device tensors that are offloaded to host memory and taken back last-in, first-out. Used for the
+// inputs of layers that are recomputed (Keep::kLayerInputsOnHost).
 //
-// On a GPU the copies go beside its computing, on a stream of their own, from and to pinned memory, which
-// libtorch's allocator hands from one pass to the next. Two tensors at a time are on the device:
+// On a GPU the copies overlap with computation: they run on a stream of their own and use pinned memory,
+// which libtorch's allocator reuses from pass to pass. At most two tensors are on the device at a time:
 //
-//   forward    put(x3) layer 3 computes, x2 goes      put(x4) layer 4 computes, x3 goes      x3, x4 stay
-//   backward   take() = x4: layer 4 computes, x3 comes      take() = x3: layer 3 computes, x2 comes
+//   forward    put(x3): layer 3 computes, x2 goes to the host    put(x4): layer 4 computes, x3 goes
+//   backward   take() = x4: layer 4 computes, x3 comes back      take() = x3: layer 3 computes, x2 comes
 //
-// The source of a copy is kept until the device's computing waits for that copy: its memory is used again
-// only behind that, however far the host is ahead. (With Tensor::record_stream it would be free whenever the
-// copy has been seen to be done, and a host that is ahead allocates the whole pass meanwhile.)
+// The source of a copy is held until the compute stream has been told to wait for that copy. So its memory
+// can be reused only after the copy, however far the host runs ahead. Tensor::record_stream would free it
+// later, when the host sees the copy done; a host that runs ahead would then allocate the whole pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,18 +28,20 @@ class HostCopies {
   HostCopies& operator=(const HostCopies&) = delete;
   ~HostCopies();
 
-  // All tensors are of one device, contiguous, and nobody writes to them.
+  // All tensors must be on one device, contiguous, and not be written to afterwards. Throws InternalError if
+  // x is not contiguous.
   void put(at::Tensor x);
-  // The last one that was put and not taken yet: on the device, with the bits that it had.
+  // Returns the last tensor that was put and not taken yet, on the device and bit-identical. Throws
+  // InternalError if none is left.
   at::Tensor take();
 
  private:
   void copy(const at::Tensor& to, at::Tensor from);
-  void finish_copy();  // what is computed from here on comes after the copy under way
+  void finish_copy();  // makes the compute stream wait for the pending copy
 
   std::vector<at::Tensor> on_host_;
-  at::Tensor on_device_;  // the last one
-  // Of a GPU: the copy under way.
+  at::Tensor on_device_;  // the last tensor
+  // The pending copy on a GPU.
   at::Tensor source_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> done_;

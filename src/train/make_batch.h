@@ -1,8 +1,8 @@
-// From trajectories to what the executor takes: the only way, for training, `bough step`, `bough sft`,
-// calibration and tests alike.
+// Converts trajectories to the executor's input. Training, `bough step`, `bough sft`, calibration and tests
+// all use these functions.
 //
 // A row that is not trained or not valid is left out of the batch. Rows of one trajectory (equal `group` and
-// `trajectory`) count as one sequence together: each of N rows has 1/N of a sequence's weight in the loss,
+// `trajectory`) together count as one sequence: each of N rows has 1/N of a sequence's weight in the loss,
 // and their reward enters the group's mean once.
 #pragma once
 
@@ -22,36 +22,36 @@
 
 namespace bough {
 
-// Sparse policies compute a token that the policy drew otherwise than an equal one that it did not: sequences
-// part where one of two equal tokens was drawn. So drawn tokens (loss_mask) carry this bit in a batch that a
-// sparse policy walks through, in its tree and its plans; the executor takes it off. Tokens for which
-// generation kept the pages that they chose carry a second one, and a number in the token's place, the same
-// for equal tokens that chose alike: sequences part where equal tokens chose otherwise, too.
+// Marks that keep tokens apart in the prefix tree of a sparse policy.
+// - A sparse policy computes a sampled token (loss_mask) with page selection and other tokens densely. So
+//   equal tokens must not share a tree node if only one was sampled: sampled tokens have kDrawnMark.
+// - If generation recorded a token's page selection, the token also has kReplayMark, and the lower bits hold
+//   an index into TrainBatch::replayed. Tokens with equal ids and equal pages have the same index.
+// The executor removes the marks.
 inline constexpr int32_t kDrawnMark = 1 << 30, kReplayMark = 1 << 29;
 inline int32_t token_id(int32_t marked) {
   return marked & ~kDrawnMark;
 }
 struct ReplayedToken {
   int32_t token = 0;
-  std::span<const uint16_t> pages;  // PageChoices' of a token, the trajectory's own
+  std::span<const uint16_t> pages;  // PageChoices::of() the token; the trajectory owns the data
 };
 
-// Sequences, which of their tokens train, and the loss's fields, one row a trained token of a sequence.
+// Sequences, their trained tokens, and the loss's fields: one row per trained token of a sequence.
 struct TrainBatch {
-  std::vector<TokenSpan> sequences;                     // the trajectories' own
+  std::vector<TokenSpan> sequences;                     // spans of the trajectories, or of `marked`
   std::vector<std::vector<int32_t>> trained_positions;  // of each sequence, ascending, all > 0: its loss rows
   std::vector<int64_t> row_offset;  // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
   double temperature = 1;           // the head divides logits by it
-  // Where tokens are marked (mark_drawn), what `sequences` are spans of, and what the marks of tokens that
-  // generation chose pages for stand for.
+  // Set by mark_drawn(): the marked token ids, and the tokens that kReplayMark indices refer to.
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   std::shared_ptr<const std::vector<ReplayedToken>> replayed;
-  // Fields of all rows on the CPU, accumulator type; log_probs_R and entropies_R are the executor's.
+  // Fields of all rows on the CPU, accumulator type. The executor sets log_probs_R and entropies_R.
   LossRows fields;
-  // int64 [R, K]: tokens whose log-probabilities at the rows' positions a walk returns too; undefined: none.
+  // int64 [R, K]: top-k tokens whose log-probabilities plan execution also returns. Undefined: none.
   at::Tensor given_ids_RK;
-  // Of a critic, where every trained token has them (the trajectories' columns `values` and `returns`): [R],
-  // CPU, accumulator type.
+  // [R], CPU, accumulator type: for a critic, the trajectories' columns `values` and `returns`. Each is
+  // undefined unless every trained token has one.
   at::Tensor old_values_R, returns_R;
 
   int64_t num_rows() const { return row_offset.back(); }
@@ -66,50 +66,51 @@ struct TrainBatch {
   }
 };
 
-// Weights by `aggregation` over the whole batch; advantages by token or by sequence, behaviour
-// log-probabilities (both undefined where no trajectory has any; a missing advantage among others is 0), and
-// versions (undefined unless each trained token has one of 0 or more).
-// Proximal and reference log-probabilities take walks of their own: GradientStep. `dtype`: the model's
-// accumulator type. The trajectories must outlive the batch and be of one temperature.
+// Makes a batch with these fields:
+// - weights by `aggregation` over the whole batch;
+// - advantages; undefined if no trajectory has any, and 0 for a trajectory that lacks them;
+// - behavior log-probabilities; undefined if no trajectory has any;
+// - versions; undefined unless each trained token has a version >= 0.
+// GradientStep computes proximal and reference log-probabilities. `dtype`: the model's accumulator type. The
+// trajectories must outlive the batch. Throws InternalError if temperatures differ or lengths are wrong.
 TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
                       const AggregationSettings& aggregation, at::ScalarType dtype);
 TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
                       at::ScalarType dtype);
 
-// A batch's sequences with marks; `trajectories` are those that the batch was made of.
+// Marks the batch's sampled tokens. `trajectories`: those that the batch was made from.
 void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
 
-// Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A
-// sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes
-// `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage.
-// `age`: what is too old for the batch, and what becomes of it. `set_values`: gives the sequences that are
-// trained a critic's values (sequence_steps.h), where the estimator asks for them and the caller has a
-// critic; then they also get their returns. Returns what the filters counted, trajectory by trajectory.
-// UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where nobody knows
-// how many tokens a response may have; see compute_advantages.
+// Sets advantages from rewards, which are shaped, filtered and compared inside each group.
+// - A sequence that already has an advantage keeps it, but its reward counts in the group's mean.
+// - A row that a filter drops becomes `trained: false`. A row that is not valid counts nowhere.
+// - Rows of one trajectory share its advantage.
+// set_values: sets a critic's values of the trained sequences (sequence_steps.h); empty without a critic.
+// Called only if the estimator needs values; the sequences then also get their returns.
+// Returns the filters' counts, by trajectory. Throws UserError if rows of a trajectory differ in reward, if
+// overlong_reward_penalty is set without max_response_tokens, or as compute_advantages does.
 using SetValues = std::function<void(std::vector<Trajectory>& batch)>;
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age = {},
                             const SetValues& set_values = {});
 
-// Why the filters leave nothing of a group, if they do: "equal rewards", or "nothing left". A run that wants
-// full batches draws another one for it. `group`: the samples of one prompt, as set_advantages takes them.
+// Returns why the filters drop a whole group, "equal rewards" or "nothing left"; nullopt if they keep some of
+// it. A run that needs full batches then samples another group. `group`: the samples of one prompt.
 std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
                                        std::optional<int64_t> max_response_tokens);
 
-// The number of each sequence's group, by first appearance.
+// Each sequence's group index. Groups are numbered by first appearance.
 std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& trajectories);
 
-// Spans of the tokens of all trajectories, whether they are in the loss or not: what their tree is built
-// from.
+// Spans of the tokens of all trajectories, including those that are not in the loss.
 std::vector<TokenSpan> token_spans(const std::vector<Trajectory>& trajectories);
-// A flag for each flat token, sequence after sequence; that of position 0 is 0.
+// One flag per flat token, sequence after sequence. The flag of position 0 is 0.
 std::vector<uint8_t> trained_flags(const std::vector<Trajectory>& trajectories);
 
-// What make_plan needs of the batch; memory and costs are the caller's to add. The spans are the batch's own.
+// The request for make_plan, without memory budget and costs. The batch owns the spans' data.
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
-// What make_plan needs under a run's settings; the memory budget counts where there are costs, which are not
-// owned.
+// The request for make_plan under a run's settings. The memory budget is used only if there are costs. Costs
+// are not owned; nullptr: none.
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
                          const TreeTrainingSettings& tree, const PassCosts* costs);
 

@@ -2,21 +2,20 @@
 //
 // State per parameter element, in the accumulator type (fp32 for bf16 and fp32 models, fp64 for fp64 ones):
 // both moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or
-// fp64 value is its own master. So it takes 12 (bf16), 8 or 16 bytes an element beside weights and main_grad.
+// fp64 value is its own master. The state takes 12 bytes per element (bf16), 8 (fp32) or 16 (fp64).
 //
-// Of several ranks (ranks.h) each has a share of every parameter's elements and the state of those alone
-// (ZeRO stage 1, Rajbhandari et al. 2020): a step sums each share's gradient over the ranks, where its rank
-// updates it, and gathers the weights again. So main_grad may hold a rank's own part of the gradient.
+// With several ranks (ranks.h) each rank owns a shard of every parameter's elements and holds the state of
+// that shard only (ZeRO stage 1, Rajbhandari et al. 2020). A step reduce-scatters the gradient, updates the
+// local shard and all-gathers the weights. So each rank's main_grad may hold only its part of the gradient.
 //
-// With `offload` the state lies in the host's memory and the update is computed there (Ren et al. 2021,
-// "ZeRO-Offload"): the gradient is brought over and the weights are taken back, one parameter after the
-// other.
+// With `offload` the state is in host memory and the update is computed there (Ren et al. 2021,
+// "ZeRO-Offload"). Gradients are copied to the host and weights back, one parameter at a time.
 //
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
-// A step whose global gradient norm is not finite is skipped: weights, moments and the count of the bias
-// correction stay, the gradient is dropped, num_skipped() counts it. The schedule advances all the same (as
-// in AReaL): it follows the run's steps, whose number is planned, and ends with the run.
+// A step whose global gradient norm is not finite is skipped: weights, moments and the bias correction's step
+// count do not change, and the gradient is dropped. num_skipped() counts these steps. The learning rate
+// schedule still advances (as in AReaL), because it is defined over the planned number of steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,12 +34,12 @@ namespace bough {
 
 // The learning rate of each optimizer step: linear warm-up, then constant, linear or cosine decay.
 //
-// With w = num_warmup_steps and n = num_steps, step s = 0, 1, ... runs at peak times
-//   (s + 1) / w                                            for s < w: the first step moves already
+// With w = num_warmup_steps and n = num_steps, step s = 0, 1, ... has the learning rate peak times
+//   (s + 1) / w                                            for s < w: nonzero at the first step
 //   1                                                      constant
 //   min_ratio + (1 - min_ratio) · (1 - p)                  linear,  p = (s - w) / (n - w), at most 1
 //   min_ratio + (1 - min_ratio) · (1 + cos(pi · p)) / 2    cosine
-// so that step w is at the peak and every step from n on at min_ratio. Pure: a resumed run computes the same.
+// Step w has the peak rate, and every step from n on has min_ratio times the peak with linear or cosine.
 struct Schedule {
   enum class Shape { kConstant, kLinear, kCosine };
 
@@ -53,76 +52,79 @@ struct Schedule {
   double learning_rate(int64_t step) const;
 };
 
-// UserError: a name that is none of constant, linear, cosine.
+// Throws UserError if `name` is not constant, linear or cosine.
 Schedule::Shape schedule_shape(const std::string& name);
 
-// The schedule of a run of `total_steps` optimizer steps; warm-up is rounded to whole steps.
+// The schedule of a run of `total_steps` optimizer steps. Warm-up is rounded to whole steps.
 Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps);
 
-// An optimizer's state as it is saved: views of the optimizer's own, or a copy that training does not change.
+// An optimizer's state to be saved: views of its tensors, or copies that training does not change.
 struct OptimizerSnapshot {
   NamedTensors tensors;
   int64_t num_steps = 0, num_skipped = 0;
 
-  // <directory>/optimizer.safetensors: under each part's Hugging Face name with the suffix .exp_avg,
-  // .exp_avg_sq and, for bf16 models, .master; the counts are in its metadata.
+  // Writes <directory>/optimizer.safetensors. Tensors have the part's Hugging Face name with the suffix
+  // .exp_avg, .exp_avg_sq or, for bf16 models, .master. The counts are in the metadata.
   void save(const std::filesystem::path& directory) const;
 };
 
 class Optimizer {
  public:
-  // Allocates its state, and the model's main_grads where there are none. The model must outlive it. Masters
-  // start as the model's values: load weights first. total_steps >= 0: optimizer steps of the whole run.
-  // `ranks`: those that step together, of the same weights; null: this process alone. Not owned.
-  // `fixed_shares`: the bits do not depend on the number of ranks (ranks.h).
+  // Allocates the state, and main_grads that are missing. The model must outlive the optimizer. Masters are
+  // copied from the model's values, so load weights first.
+  // total_steps: optimizer steps of the whole run, >= 0.
+  // ranks: the ranks with the same parameters, which step together; nullptr: this process alone. Not owned.
+  // fixed_shares: makes results independent of the number of ranks, bit for bit (ranks.h).
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shares = false);
-  // Over these alone, which must outlive it. `tensor_ranks`: those that have the other pieces of them
-  // (models/tensor_parallel.h), or null; of a model its own. `stages`: those that have the other layers
-  // (models/pipeline.h); `tied`: of these parameters the one that both end stages have.
+  // As above for a list of parameters, which must outlive the optimizer.
+  // tensor_ranks: the tensor-parallel group (models/tensor_parallel.h), or nullptr.
+  // stages: the pipeline stages (models/pipeline.h), or nullptr.
+  // tied: the tied embedding, which the first and the last stage both have, or nullptr.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shares = false, Communicator* tensor_ranks = nullptr,
             Communicator* stages = nullptr, const Parameter* tied = nullptr);
 
   struct Report {
-    double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
+    double grad_norm;  // global, before clipping; infinite or NaN if the step was skipped
     double lr;         // the schedule's value for this step, skipped or not
     bool skipped;
   };
 
-  // Updates the weights from main_grad, summed over the ranks, which is zero afterwards. The norm is summed
-  // in fp64 in a fixed order.
+  // Updates the weights from main_grad, summed over the ranks, and sets main_grad to zero. The gradient norm
+  // is summed in fp64 in a fixed order. Collective call.
   Report step();
 
-  int64_t num_steps() const { return num_steps_; }  // calls of step(), skipped ones too
+  int64_t num_steps() const { return num_steps_; }  // calls of step(), including skipped steps
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }
 
-  // Of several ranks a call of all, of which the first gets the whole and the others nothing: what is saved
-  // does not depend on their number, and any number loads it. Restoring it, and the model's weights where
-  // they are their own masters, goes on bit for bit.
+  // Collective call. Rank 0 returns the full state, other ranks an empty one. The state does not depend on
+  // the number of ranks, and any number of ranks can load it. Training continues bit for bit after load(),
+  // if fp32 and fp64 models also restore their weights.
   OptimizerSnapshot snapshot(bool copies) const;
   void save(const std::filesystem::path& directory) const { snapshot(false).save(directory); }
-  // UserError names what is damaged or of another model; optimizer and model are then unchanged. For bf16
-  // models it also sets the model's values, from the masters.
+  // For bf16 models this also sets the model's values, from the masters. Throws UserError if the file is
+  // damaged or of another model; optimizer and model are then unchanged.
   void load(const std::filesystem::path& directory);
 
-  // Sizes, dtypes, counts, and that values are their masters rounded. O(elements).
+  // Throws InternalError if sizes, dtypes or counts are wrong, or values differ from the rounded masters.
+  // O(elements).
   void check_integrity() const;
 
  private:
   struct State {
     Parameter* parameter;
     bool decayed;
-    int64_t begin, count;  // own elements of the parameter, in memory order
-    // One dimension, of these.
-    at::Tensor master;  // undefined where the value is its own master
+    int64_t begin, count;  // local elements of the parameter, in memory order
+    // [count] each.
+    at::Tensor master;  // undefined if the value is its own master
     at::Tensor exp_avg, exp_avg_sq;
     at::Tensor own(const at::Tensor& whole) const { return whole.view(-1).narrow(0, begin, count); }
-    // Where the state is: elsewhere than the parameter where that is on a device and the state offloaded.
+    // x on the state's device, which is the CPU if the state is offloaded.
     at::Tensor here(const at::Tensor& x) const { return x.to(exp_avg.device()); }
   };
-  // What is saved of a part of a parameter.
+  // One saved tensor: a part of a parameter's state.
   struct Saved {
     std::string name;
     const State* state;
@@ -135,11 +137,11 @@ class Optimizer {
 
   OptimizerSettings settings_;
   Schedule schedule_;
-  Communicator* ranks_;         // null: this process alone
-  Communicator* tensor_ranks_;  // null: the parameters are whole
-  Communicator* stages_;        // null: they are of all layers
-  const Parameter* tied_;       // or null
-  bool fixed_;                  // kFixedShares
+  Communicator* ranks_;         // nullptr if this process trains alone
+  Communicator* tensor_ranks_;  // nullptr if tensor parallelism is off
+  Communicator* stages_;        // nullptr if pipeline parallelism is off
+  const Parameter* tied_;       // or nullptr
+  bool fixed_;                  // shards are cut by kFixedShares
   std::vector<State> states_;
   int64_t num_steps_ = 0;
   int64_t num_skipped_ = 0;

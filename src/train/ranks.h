@@ -1,7 +1,8 @@
-// Data parallelism on trees: each rank walks an interval of the batch's leaves in depth-first order (plan/
-// load_balance.h), and what the ranks found is summed after the walk. Ranks differ in passes and memory, so
-// that nothing is exchanged inside a walk. Every rank has the whole batch, whose denominators are in its
-// weights, and afterwards all rows' values, the loss, the metrics and the gradient of the whole batch.
+// Data parallelism on trees. Each rank computes an interval of the batch's leaves, in depth-first order
+// (plan/load_balance.h), its shard. Data-parallel ranks differ in passes and memory, so they exchange nothing
+// during plan execution. Results are summed afterwards. Every rank holds the whole batch: its loss weights
+// contain the batch's denominators. After the sums every rank has the values of all rows and the loss,
+// metrics and gradient of the whole batch.
 #pragma once
 
 #include <memory>
@@ -19,40 +20,40 @@
 
 namespace bough {
 
-// Where results must not depend on the number of ranks (actor.deterministic), the batch and each parameter's
-// elements are cut into so many shares, whatever that number, which must divide it. Each rank has the same
-// number of consecutive shares, and sums are taken as a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+// With actor.deterministic, results must not depend on the number of ranks. The batch and each parameter's
+// elements are then always cut into kFixedShares shares. The number of ranks must divide kFixedShares. Each
+// rank has equally many consecutive shares. Sums follow a tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 inline constexpr int64_t kFixedShares = 8;
 
-// This rank's groups, of all ranks that train; of one rank: null. Adjacent ranks share a layer (tensor), then
-// the tokens of a pass (context), then the batch (data); stages of a pipeline are furthest apart: rank =
-// ((stage · data + replica) · context + c) · tensor + t.
+// The groups that this rank belongs to. A group of one rank is nullptr. Adjacent ranks share a layer
+// (tensor), then the tokens of a pass (context), then the batch (data). Pipeline stages are furthest apart:
+// rank = ((stage · data + replica) · context + c) · tensor + t.
 class TrainingRanks {
  public:
-  // A call of all, of whom there are sizes.all(); null: this process alone. Not owned.
+  // Collective call of all sizes.all() ranks. `all`: nullptr if this process trains alone. Not owned.
   TrainingRanks(Communicator* all, const ParallelSizes& sizes);
 
   Communicator* all() const { return all_; }
-  // Those that have the same pieces of the model: they sum gradients and share the optimizer's state.
+  // The ranks with the same shard of the model. They sum gradients and shard the optimizer's state.
   Communicator* sharing() const { return sharing_.get(); }
-  // Those that walk the batch together, of all stages: what one of them found of a row, all get.
+  // The ranks that execute the plans of one batch together, of all stages. They sum values, loss and metrics.
   Communicator* walking() const { return walking_ ? walking_.get() : sharing_.get(); }
   Communicator* context() const { return context_.get(); }
   Communicator* tensor() const { return tensor_.get(); }
-  // Those that have the other pieces of this rank's model.
+  // The groups that hold the other shards of this rank's model.
   ModelRanks model() const { return {tensor_.get(), stages_.get(), stages_back_.get()}; }
   bool has_whole_model() const { return !tensor_ && !stages_; }
-  // Whether this rank's pieces are some of those that make the leader's model whole.
+  // Whether this rank's shard belongs to the same replica of the model as rank 0's.
   bool shares_with_leader() const { return replica() == 0 && rank_ / sizes_.tensor % sizes_.context == 0; }
-  // Which share of the batch this rank's replica plans, and of how many.
+  // Index of the batch shard that this rank's replica plans, and the number of shards.
   int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor) % sizes_.data; }
   int64_t num_replicas() const { return sizes_.data; }
   const ParallelSizes& sizes() const { return sizes_; }
-  // How stages go through a walk with gradients.
+  // The pipeline schedule of a plan execution with gradients.
   Pipeline pipeline() const { return {.num_stages = sizes_.pipeline, .leaves_on_stack = sizes_.context > 1}; }
   bool leads() const { return rank_ == 0; }
   void set_deadline(double seconds);
-  std::vector<int64_t> gather(int64_t own) const;  // each rank's number; all of them call it
+  std::vector<int64_t> gather(int64_t own) const;  // every rank's number, in rank order; collective call
   double bytes_sent() const;                       // by this rank, in all groups
 
  private:
@@ -64,55 +65,55 @@ class TrainingRanks {
   std::unique_ptr<Communicator> sharing_, walking_, context_, tensor_, stages_, stages_back_;
 };
 
-// What tokens and pairs cost on a device, for the cut; one a token without costs.
+// Seconds per token and per (query, key) pair, for load balancing. Without costs every token weighs 1.
 BalanceWeights balance_weights(const PassCosts* costs);
 
-// Rank `rank`'s part of the batch that the request is of, planned for itself. Its trees name sequences by
-// their index in the whole batch. All ranks must plan by the same costs.
+// Plans shard `rank` of the batch of `whole`. PlannedTree::sequences are indices into the whole batch. All
+// ranks must use the same costs, because each rank computes the cut itself.
 Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks);
 
-// Of rows that one rank has computed each, the others' are 0: every rank gets all.
+// Each rank has values for its own rows and zeros elsewhere. All ranks get the sum.
 void sum_values(RowValues& values, Communicator& ranks);
-// Of `own`, results of consecutive shares of the rows that each rank has: those of all rows, merged in the
-// order of shares. Null: of one rank.
+// Merges the results of all ranks' consecutive shares, in the order of the shares, into the result of all
+// rows. `own`: this rank's results, one per share. `ranks`: nullptr if there is one rank.
 WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks);
 void sum_values(const at::Tensor& values_R, Communicator& ranks);
-// Loss and metrics of the ranks' rows become those of all rows, merged in rank order.
+// Replaces each rank's loss and metrics by those of all rows, merged in rank order.
 void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks);
-// What rank 0 of a run has the others do with it. They have no batches of their own: they wait for orders, as
-// long as it takes.
+// A command from rank 0, which all ranks execute together. The other ranks have no batches of their own and
+// wait for commands without a deadline.
 struct RankOrder {
   enum class Kind : char {
-    kTrain = 't',     // on `batch`, as batch number `version`
-    kValues = 'v',    // the critic's, of `batch`
-    kLogProbs = 'l',  // the policy's, of `batch`
-    kWeights = 'w',   // of the shared layers, to rank 0
-    kPublish = 'p',   // the weights, as `version`, to the rank's own engine
-    kSnapshot = 's',  // of all that is trained (Trainer::snapshot), to rank 0
+    kTrain = 't',     // train on `batch` as version `version`
+    kValues = 'v',    // compute the critic's values of `batch`
+    kLogProbs = 'l',  // compute the policy's log-probabilities of `batch`
+    kWeights = 'w',   // gather the weights of sharded layers on rank 0
+    kPublish = 'p',   // publish the weights as `version` to the rank's local engine
+    kSnapshot = 's',  // gather the training state on rank 0 (Trainer::snapshot)
     kEnd = 'e',
   };
   Kind kind = Kind::kEnd;
   int64_t version = 0;
-  std::vector<Trajectory> batch;  // what people read of it is not sent
+  std::vector<Trajectory> batch;  // sent without the texts (kTrajectoryTexts) and `fields`
 };
-void send_order(const RankOrder& order, Communicator& ranks);  // by rank 0
-RankOrder receive_order(Communicator& ranks);                  // by all others
+void send_order(const RankOrder& order, Communicator& ranks);  // called by rank 0
+RankOrder receive_order(Communicator& ranks);                  // called by all other ranks
 
-// main_grad of the trained parameters, which held nothing else than this walk's gradient. `ranks`, of those
-// that have the same pieces of the model, may be null.
+// Sums main_grad of the trained parameters over all ranks that hold them. main_grad must contain only the
+// gradient of the current plan execution. `ranks`: the ranks with the same shard of the model, or nullptr.
 void sum_gradients(Model& model, Communicator* ranks);
 
-// A tensor's elements in memory order, as the ranks share them: each has so many, the last ones fewer or
-// none.
+// One rank's shard of a tensor's elements, in memory order. The last ranks may have fewer elements or none.
 struct ElementShare {
-  int64_t most = 0;  // of a rank
-  int64_t begin = 0, count = 0;
+  int64_t most = 0;              // elements of the largest shard
+  int64_t begin = 0, count = 0;  // this rank's elements
 };
-// `fixed`: as kFixedShares cut them.
+// `ranks`: nullptr if there is one rank. `fixed`: cut by kFixedShares.
 ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed = false);
-// Own share, one dimension, of the sum over ranks; `fixed`: which is taken as a tree. Contiguous.
+// Returns this rank's shard of the sum over ranks: [count], contiguous, fp32 or fp64. `fixed`: the sum
+// follows the tree of kFixedShares.
 at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed = false);
-// The whole of `num_elements`, one dimension, of every rank's own share.
+// Returns all shards concatenated, [num_elements]. own: this rank's shard, [count].
 at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed = false);
 
 }  // namespace bough

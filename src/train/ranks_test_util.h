@@ -1,4 +1,4 @@
-// Ranks as threads of this process, each with its pieces of a model. For tests only.
+// Ranks as threads of this process, each with its shard of a model. For tests only.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -20,7 +20,7 @@
 
 namespace bough {
 
-// Heads and widths that four ranks can share; key heads fewer than they, now and then.
+// A configuration that four ranks can shard. For some seeds it has fewer key/value heads than ranks.
 inline ModelConfig shared_config(uint64_t seed) {
   ModelConfig config = random_config(seed);
   config.num_kv_heads = int64_t{1} << (seed % 3);
@@ -28,7 +28,7 @@ inline ModelConfig shared_config(uint64_t seed) {
   return config;
 }
 
-// The kinds of ranks that share passes or layers, but for pipelines.
+// Tensor and context parallelism, alone and combined, without pipelines.
 inline const std::vector<ParallelSizes> kSharedPasses = {{.tensor = 2},
                                                          {.context = 2},
                                                          {.tensor = 4},
@@ -38,7 +38,7 @@ inline const std::vector<ParallelSizes> kSharedPasses = {{.tensor = 2},
                                                          {.context = 2, .tensor = 2},
                                                          {.data = 2, .context = 2, .tensor = 2}};
 
-// And pipelines, alone and with the other kinds.
+// Pipelines, alone and combined with other kinds of parallelism.
 inline const std::vector<ParallelSizes> kPipelines = {{.pipeline = 2},
                                                       {.pipeline = 3},
                                                       {.pipeline = 4},
@@ -47,7 +47,7 @@ inline const std::vector<ParallelSizes> kPipelines = {{.pipeline = 2},
                                                       {.context = 2, .pipeline = 2},
                                                       {.context = 2, .pipeline = 3}};
 
-// Of layers enough for so many stages, now and then of more.
+// A configuration with one layer per stage or more.
 inline ModelConfig staged_config(uint64_t seed, int64_t num_stages) {
   ModelConfig config = shared_config(seed);
   config.num_layers = std::max(config.num_layers, num_stages + static_cast<int64_t>(seed % 2));
@@ -56,8 +56,8 @@ inline ModelConfig staged_config(uint64_t seed, int64_t num_stages) {
   return config;
 }
 
-// Optimizer steps [from, to) on one batch; the last one's gradient norm. groups: of the ranks that share
-// them, or null.
+// Takes optimizer steps [from, to) on one batch and returns the last gradient norm. groups: the ranks that
+// train together, or nullptr.
 inline double take_steps(Model& model, Optimizer& optimizer, const TrainingRanks* groups,
                          const TrainBatch& batch, const Loss& loss, int64_t from, int64_t to) {
   double norm = 0;
@@ -79,7 +79,7 @@ inline void expect_same_weights(const NamedTensors& weights, const NamedTensors&
   }
 }
 
-// Sets what is trained to numbers that do not depend on who has which piece: an adapter's B starts at 0,
+// Sets trained parameters to random values that do not depend on the sharding. An adapter's B starts at 0,
 // which would hide A's gradient.
 inline void fill_trained(Model& model) {
   for (Parameter* parameter : model.trained_parameters())
@@ -91,7 +91,7 @@ inline void fill_trained(Model& model) {
     }
 }
 
-// Each within 1e-10 of the largest gradient's norm.
+// Each gradient's error must be at most 1e-10 of the largest gradient's norm.
 inline void expect_same_gradients(const NamedTensors& gradients,
                                   const std::map<std::string, at::Tensor>& expected, uint64_t seed) {
   EXPECT_EQ(gradients.size(), expected.size());
@@ -102,7 +102,7 @@ inline void expect_same_gradients(const NamedTensors& gradients,
         << name << ", seed " << seed;
 }
 
-// `work(groups, own model)` on so many threads. The whole model is read by all.
+// Runs work(groups, sharded model) on sizes.all() threads. All threads read the unsharded model.
 template <class Work>
 void on_rank_groups(const ParallelSizes& sizes, Model& whole, const Work& work) {
   auto ranks = thread_communicators(sizes.all());

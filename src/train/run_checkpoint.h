@@ -1,18 +1,18 @@
-// Checkpoints of a run: everything it needs to go on bit for bit.
+// Checkpoints of a run: everything that a resumed run needs to continue bit for bit.
 //
 //   <run>/checkpoints/step_N/model/                 a Hugging Face directory, tokenizer files included
-//                           /adapter/               in its place where adapters are trained (models/lora.h)
+//                           /adapter/               replaces model/ if adapters are trained (models/lora.h)
 //                           /optimizer.safetensors  moments, fp32 masters, counts (train/optimizer.h)
-//                           /state.json             {"format", "step", "state": what the controller gave}
-//                           /critic/                where the run has one (train/critic.h)
+//                           /state.json             {"format", "step", "state": the controller's state}
+//                           /critic/                if the run has a critic (train/critic.h)
 //   <run>/latest                                    text: "step_N"
 //
-// step_N is prepared under a name that begins with a dot, flushed and renamed, so it is complete or absent;
-// `latest`, replaced atomically afterwards, is what makes it count. A process killed at any moment leaves the
-// former checkpoint or the new one. The model has a folder of its own because other engines read every
-// *.safetensors file of a model's folder.
+// step_N is written under a name that begins with a dot, flushed and renamed, so it is complete or absent.
+// Then `latest` is replaced atomically, which makes step_N the latest checkpoint. A process killed at any
+// moment leaves the previous checkpoint or the new one. The model has a folder of its own because other
+// engines read every *.safetensors file of a model's folder.
 //
-// One process writes a run's folder at a time (base/file.h FolderLock is the caller's).
+// Only one process may write a run's folder at a time: the caller holds a FolderLock (base/file.h).
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ namespace bough {
 
 struct RunCheckpointOptions {
   std::filesystem::path source_model;  // where tokenizer files and generation_config.json come from
-  int64_t keep_last = 2;               // >= 1; older ones go, the new one never
-  // Writes more of the run into step_N before it counts; none: nothing.
+  int64_t keep_last = 2;               // >= 1: number of checkpoints to keep, the new one included
+  // Writes further files into step_N before it is published. Empty: nothing.
   std::function<void(const std::filesystem::path& directory)> write_more = {};
 };
 
@@ -41,25 +41,26 @@ struct RunCheckpoint {
   std::filesystem::path adapter_directory() const { return directory / "adapter"; }
 };
 
-// Writes step_N, makes it the latest, then removes what keep_last no longer covers, and checkpoints of later
-// steps: the run went back before them. IoError on a full disk: the former checkpoint stays the latest, and
-// nothing of this one remains.
+// Writes step_N and makes it the latest. Then removes checkpoints beyond keep_last, and checkpoints of later
+// steps: the run was resumed from before them. Throws IoError if writing fails, for example on a full disk.
+// Then the previous checkpoint stays the latest, and nothing of the new one remains.
 void save_run_checkpoint(const std::filesystem::path& run_dir, int64_t step, Model& model,
                          const OptimizerSnapshot& optimizer, const Json& state,
                          const RunCheckpointOptions& options = {});
 
-// The one that `latest` names; where that file is missing (the process died before its first), the complete
-// one of the highest step; none: nullopt. UserError where `latest` names no checkpoint that is there.
+// Returns the checkpoint that `latest` names. If `latest` is missing, because the process died during its
+// first save, returns the complete checkpoint of the highest step. nullopt if there is no checkpoint. Throws
+// UserError if `latest` names a checkpoint that does not exist.
 std::optional<RunCheckpoint> find_latest_checkpoint(const std::filesystem::path& run_dir);
 
-// Settles what an interrupted save left behind: removes what is unfinished, puts back what was replaced.
-// A run that writes calls it first of all, before find_latest_checkpoint.
+// Cleans up after an interrupted save: removes unfinished folders and restores a folder that was renamed to
+// be replaced. A run that writes checkpoints must call this before find_latest_checkpoint.
 void clean_run_checkpoints(const std::filesystem::path& run_dir);
 
 // Restores model and optimizer (made for the same model and dtype) and returns the controller's state.
-// UserError names the file that is missing, damaged or of another run, and other checkpoints to go back to.
-// `load_more`: restores what write_more wrote. After an error all may be restored in part: of no use any
-// more.
+// `load_more` restores the files that write_more wrote. Throws UserError if a file is missing, damaged or of
+// another run; the message names the file and the other checkpoints. After an error, model and optimizer may
+// be partly restored and must not be used.
 Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer,
                          const std::function<void(const std::filesystem::path& directory)>& load_more = {});
 

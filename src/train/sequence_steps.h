@@ -1,11 +1,12 @@
-// What estimators by token and by turn (algo/advantages.h) see of trajectories, and what a critic leaves with
-// them: the columns `values` (before each token was drawn, when the batch was scored) and `returns` (what the
-// values should have been), one a token, 0 where a token is not trained.
+// Converts trajectories to the input of estimators by token and by turn (algo/advantages.h). Also the columns
+// of a critic, one number per token and 0 for tokens that are not trained:
+// - `values`: the value before each token was sampled, computed when the batch was scored;
+// - `returns`: the targets of the values.
 //
-// Rewards in time. A turn's reward, turn_rewards[k] · reward_scaling, comes with the last trained token whose
-// `turns` is k. What these leave of the trajectory's shaped reward comes with its last trained token: so the
-// rewards of a trajectory always add up to the shaped one, and without turn_rewards all of it comes there. A
-// row without `turns` is one turn, and a turn never goes on in another row.
+// Rewards in time. The last trained token of turn k (`turns`) gets the reward turn_rewards[k] ·
+// reward_scaling. The trajectory's last trained token also gets the remainder of the shaped reward. So the
+// rewards of a trajectory always add up to the shaped reward. A row without `turns` is one turn, and a turn
+// never continues in another row.
 #pragma once
 
 #include <vector>
@@ -17,19 +18,19 @@ namespace bough {
 
 inline constexpr const char* kValuesColumn = "values";
 inline constexpr const char* kReturnsColumn = "returns";
-// min(1, pi / mu) of each token under the policy that is trained (acceptance.h), where samples are chosen by
-// it.
+// min(1, pi / mu) of each token under the trained policy (acceptance.h). Set only if samples are selected by
+// acceptance.
 inline constexpr const char* kAcceptanceColumn = "acceptance";
 
-// A column's values at the row's trained tokens, in order; empty where the row has no such column.
+// A column's values at the row's trained tokens, in order. Empty if the row has no such column.
 std::vector<double> trained_column(const Trajectory& row, const char* name);
-// Sets the column from values at the trained tokens.
+// Sets the column from one value per trained token; other tokens get 0.
 void set_trained_column(Trajectory& row, const char* name, const double* values);
 
-// Appends a row of a trajectory to its steps. UserError: several turn_rewards, and no `turns` to say whose
-// they are; no values where some are needed.
+// Appends a row of a trajectory to the trajectory's steps. Throws UserError if the row has several
+// turn_rewards but no `turns`, or if values are needed and the row lacks them.
 void append_row(SequenceSteps& steps, const Trajectory& row, double reward_scaling, bool needs_values);
-// After the last row.
+// Call after the last row: adds the remainder of the shaped reward to the last step.
 void finish_steps(SequenceSteps& steps, double shaped_reward);
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-// How a model is trained: `actor` of a run's settings (docs/formats.md), named as AReaL names it.
+// Settings of training: `actor` in a run's settings (docs/formats.md), with AReaL's names.
 #pragma once
 
 #include <optional>
@@ -56,7 +56,7 @@ struct MicroBatchSettings {
   std::string allocation = "dynamic";
   Bytes memory;
 
-  // Whether it asks for micro-batches to be counted.
+  // Whether the settings fix or bound the number of micro-batches.
   bool counts() const { return n_mbs != 1 || allocation != "dynamic"; }
 
   template <class V>
@@ -76,8 +76,8 @@ struct MicroBatchSettings {
   }
 };
 
-// How a batch goes through the model. `enable_tree_training` and `pad_to_maximum` are AReaL's: true is any
-// plan that shares, false is `dense`, and there is no padding here to want.
+// How a batch is planned. `enable_tree_training` and `pad_to_maximum` are AReaL's. `enable_tree_training`:
+// true allows any plan that shares prefixes, false means `dense`. `pad_to_maximum` has no effect.
 struct TreeTrainingSettings {
   std::string tree_training_mode = "auto";
   std::optional<bool> enable_tree_training;
@@ -117,10 +117,10 @@ struct TreeTrainingSettings {
     return *activation_offload ? ActivationOffload::kAlways : ActivationOffload::kNever;
   }
 
-  // What make_plan takes.
+  // The strategy's name for make_plan.
   std::string strategy() const { return enable_tree_training == false ? "dense" : tree_training_mode; }
 
-  // UserError: settings that contradict each other.
+  // Throws UserError if settings contradict each other.
   void check() const {
     const bool is_dense = tree_training_mode == "dense", is_auto = tree_training_mode == "auto";
     if (enable_tree_training == true && is_dense)
@@ -141,8 +141,7 @@ struct TreeTrainingSettings {
   }
 };
 
-// UserError where there is no memory beside the host's to offload from. name: of the option, as the user has
-// it.
+// Throws UserError if offload is required on a CPU. name: of the option, for the message.
 inline void check_offload(const std::string& name, ActivationOffload offload, bool is_cpu) {
   if (offload == ActivationOffload::kAlways && is_cpu)
     throw UserError(
@@ -175,7 +174,7 @@ struct CriticSettings {
       at_least(0));
     v("optimizer", optimizer, "AdamW of the critic; of its head alone where the backbone is shared");
   }
-  // UserError: settings that contradict each other.
+  // Throws UserError if settings contradict each other.
   void check() const {
     if (share_backbone.value_or(false) && !path.empty())
       throw UserError(str("critic.path is ", quoted(path),
@@ -183,15 +182,15 @@ struct CriticSettings {
   }
 };
 
-// How many ranks share what (docs/ranks.md): the batch, the tokens of each pass, each layer, the layers.
+// Ranks per kind of parallelism (docs/ranks.md). They split the batch (data), the tokens of a pass (context),
+// each layer (tensor) and the list of layers (pipeline).
 struct ParallelSizes {
   int64_t data = 1, context = 1, tensor = 1, pipeline = 1;
   int64_t all() const { return data * context * tensor * pipeline; }
 };
 
-// AReaL's `NAME:d4p2c2t2` or `d4`: data parallel 4, pipeline, context and tensor parallel 2. None where
-// empty.
-// UserError: another form, or another kind of parallelism.
+// Parses AReaL's `NAME:d4p2c2t2` or `d4`: data parallel 4; pipeline, context and tensor parallel 2. nullopt
+// if empty. Throws UserError for another form or another kind of parallelism.
 std::optional<ParallelSizes> sizes_of_backend(const std::string& backend);
 
 struct ActorSettings {
@@ -236,17 +235,17 @@ struct ActorSettings {
     shaping.visit(v);
     filters.visit(v);
   }
-  // Of `backend`; none where it is empty. UserError: a dimension that is not there.
+  // The number of ranks of `backend`, nullopt if it is empty. Throws UserError as sizes_of_backend().
   std::optional<int64_t> num_ranks() const {
     const auto sizes = sizes_of_backend(backend);
     return sizes ? std::optional(sizes->all()) : std::nullopt;
   }
-  // Of so many ranks that train. UserError: `backend` wants others.
+  // The sizes for `num_ranks` training ranks. Throws UserError if `backend` needs another number.
   ParallelSizes sizes_of(int64_t num_ranks) const;
-  // Optimizer steps of one batch.
+  // Optimizer steps per batch.
   int64_t updates_per_batch() const { return ppo_n_minibatches * ppo_epochs; }
 
-  // UserError: settings that contradict each other.
+  // Throws UserError if settings contradict each other.
   void check() const {
     tree.check();
     advantages.check();

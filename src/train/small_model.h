@@ -1,4 +1,4 @@
-// A model of a few thousand weights, for tests of what does not care for the architecture.
+// A model of a few thousand weights, for tests that do not depend on the architecture.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -10,7 +10,8 @@
 
 namespace bough {
 
-// Weights of order 1, the same for the same arguments; it has norms, biases, fused projections, a tied head.
+// Weights of order 1, equal for equal arguments. The model has norms, biases, fused projections and a tied
+// lm_head.
 inline std::unique_ptr<Model> small_model(at::ScalarType type, uint64_t seed = 0, int64_t hidden_size = 16,
                                           at::Device device = at::kCPU) {
   ModelConfig config;

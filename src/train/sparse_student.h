@@ -1,19 +1,18 @@
-// The policy that a run generates with where it is not the one that it trains, and that is kept near it
-// (DistillSparse, algorithm 1): low-rank adapters phi beside the trained weights theta, which the engine
-// generates with under block-sparse attention. Theta is trained densely on those samples, by the run's loss
-// and corrections. Then theta is frozen and phi takes one step on
+// A second policy that samples for a run and is kept near the trained policy (DistillSparse, algorithm 1).
+// theta: the trained policy's weights. phi: low-rank adapters on theta. The engine samples with theta and phi
+// under block-sparse attention. A step first trains theta densely on these samples, with the run's loss and
+// corrections. Then theta is frozen and phi takes one step on
 //
 //   L(phi) = L_PPO(sparse) + kl_loss_coef · KL(sparse, dense)
 //
-// over the same trees and trained tokens, through the sparse policy's own attention. The ratio of L_PPO is to
-// phi's own values, detached: one update a batch. The KL is estimated from the sampled tokens, its target the
+// over the same trees and trained tokens, with sparse attention. The ratio in L_PPO is to phi's own detached
+// values, because there is one update per batch. The KL is estimated on the sampled tokens. Its target is the
 // dense log-probabilities from before theta's step (k2 by default: its gradient is the reverse KL's).
 //
-// Or a weak model of its own in phi's place (section 4.3): smaller, of the same tokenizer, all of it trained;
-// it generates, densely or sparsely, and takes the same step on its samples.
+// A draft policy (`weak`, section 4.3) may take phi's place: a smaller model with the same tokenizer. All its
+// weights are trained. It samples, densely or sparsely, and takes the same step on its samples.
 //
-// Several ranks that share the batch share phi's step as theta's: each walks its part of the rows, and the
-// optimizer sums.
+// Data-parallel ranks share phi's step like theta's: each computes its shard, and the optimizer sums.
 #pragma once
 
 #include <filesystem>
@@ -63,44 +62,46 @@ struct SparseTrainingSettings {
   }
 };
 
-// Phi as PEFT's adapter, or a weak model as a Hugging Face directory `model`; and its optimizer.
+// The state that a checkpoint stores: phi as a PEFT adapter, or the draft policy as a Hugging Face directory
+// `model`, and the optimizer's state.
 struct SparseStudentSnapshot {
   std::shared_ptr<Model> model;
   bool is_adapter;
   OptimizerSnapshot optimizer;
 
-  // In a folder of its own in the checkpoint: sparse_adapter or weak. `base`: the directory of the model that
-  // theta began as; a weak model's has its tokenizer files.
+  // Writes the folder sparse_adapter or weak in the checkpoint. `base`: the directory of theta's initial
+  // model; a draft policy's tokenizer files are copied from there.
   void save(const std::filesystem::path& checkpoint, const std::string& base) const;
 };
 
 class SparseStudent {
  public:
-  // `theta` must outlive it; its weights are shared, not copied. `actor`: of the run, whose loss's clip,
-  // aggregation, plans and optimizer are taken over. `ranks`: those that share the batch, each of which calls
-  // what trains or snapshots; null: this process alone. Not owned.
+  // theta: must outlive this object; its weights are shared, not copied.
+  // actor: the run's settings. The clip, aggregation, plans and optimizer are taken from them.
+  // ranks: nullptr if this process trains alone. Not owned. Throws InternalError unless all ranks are data
+  // parallel. train() and snapshot() are collective calls.
   SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
                 const SparsePolicy& policy, int64_t total_steps, uint64_t seed,
                 const TrainingRanks* ranks = nullptr);
 
-  // A weak model. The rest: as above.
+  // With a draft policy. Otherwise as above.
   SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
                 const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
                 const TrainingRanks* ranks = nullptr);
 
-  Model& model() { return *model_; }                     // theta with phi, or the weak one: what generates
-  const ActorSettings& actor() const { return actor_; }  // of phi's step
+  Model& model() { return *model_; }                     // samples: theta with phi, or the draft policy
+  const ActorSettings& actor() const { return actor_; }  // settings of phi's step
   void use_costs(const PassCosts* costs) { gradient_->use_costs(costs); }
 
-  // Phi's step. dense_log_probs_R: theta's before its own step, one a trained token of the rows, in
-  // make_batch's order. Metrics sparse/* (docs/formats.md).
+  // Takes phi's step. dense_log_probs_R: theta's log-probabilities before theta's step, one per trained token
+  // of the rows, in make_batch's order. Returns the metrics sparse/* (docs/formats.md).
   MetricValues train(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
                      const std::string& strategy);
 
-  // copies: in tensors of its own, so that phi may be trained on while it is written. Of several ranks the
-  // first one's is whole.
+  // copies: copies the tensors, so that training may continue while they are written. With several ranks,
+  // only rank 0's snapshot is complete.
   SparseStudentSnapshot snapshot(bool copies) const;
-  // Goes on from what a snapshot saved there, bit for bit.
+  // Restores what a snapshot saved in `checkpoint`, bit for bit.
   void load(const std::filesystem::path& checkpoint);
 
  private:

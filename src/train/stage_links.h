@@ -1,6 +1,6 @@
-// What a stage of a pipeline (models/pipeline.h) sends its neighbours in a walk, and gets of them: hidden
-// states, forward, and their gradients, backward. Sending does not wait: the tensor is held until its
-// receiver has it. Messages of one way arrive in the order in which they were sent.
+// Messages between neighboring pipeline stages (models/pipeline.h) during plan execution: hidden states go
+// forward, their gradients backward. Sending does not block: the tensor is held until it has arrived.
+// Messages of one direction arrive in the order in which they were sent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,13 +17,13 @@ class StageLinks {
  public:
   enum class Way { kForward, kBackward };
 
-  // The model must outlive it. Of a model of one stage nothing is sent.
+  // The model must outlive this object. A model of one stage sends and receives nothing.
   explicit StageLinks(const Model& model) : model_(model) {}
 
-  void send(const at::Tensor& values, Way way);  // to the next stage, or the one before
-  // Of the model's dtype, on its device. Waits for it.
+  void send(const at::Tensor& values, Way way);  // to the next or the previous stage
+  // Waits for a tensor of the model's dtype and returns it on the model's device.
   at::Tensor receive(at::IntArrayRef sizes, Way way);
-  void finish();  // all that was sent has arrived
+  void finish();  // waits until everything that was sent has arrived
 
  private:
   struct Sent {

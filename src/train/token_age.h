@@ -1,6 +1,6 @@
-// Age of a token: the trainer's version less the version that drew it. What a batch's tokens are, and what is
-// done about those that are too old. The staleness gate bounds when a group begins; a group that takes long
-// grows old all the same, so that a bound drops or masks the slow ones first. None by default.
+// Age of a token: the trainer's version minus the version that sampled the token. The staleness limiter
+// bounds only when a group starts; a slow group still ages afterwards. An AgeLimit masks tokens that are too
+// old, or drops their groups. By default there is no limit.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,22 @@ namespace bough {
 
 struct AgeLimit {
   int64_t version = 0;          // the trainer's
-  int64_t max_age = 0;          // 0: no bound
-  std::string action = "keep";  // keep: the loss corrects for it; mask; drop_group
+  int64_t max_age = 0;          // 0: no limit
+  std::string action = "keep";  // keep (the loss corrects for age), mask or drop_group
 
-  // Whether position i is a token that the policy drew, under a version that is too far behind. A token whose
-  // version is not known is not too old.
+  // Whether position i is a trained token that is older than max_age. A token of unknown version is not.
   bool is_too_old(const Trajectory& row, size_t i) const;
-  // Whether any token of the row is.
+  // Whether any token of the row is too old.
   bool is_too_old(const Trajectory& row) const;
 };
 
-// Takes tokens that are too old out of the policy term of the loss: their advantage is 0. They stay in its
-// denominator, and in the terms that are about the current policy alone (KL, entropy), as with every
-// correction. Rows must have their advantages. Returns how many tokens of the loss that were.
+// Removes tokens that are too old from the policy term of the loss by setting their advantage to 0. As with
+// every correction, they stay in the denominator and in the terms of the current policy alone (KL, entropy).
+// Rows must have their advantages. Returns the number of masked tokens.
 int64_t mask_old_tokens(std::vector<Trajectory>& batch, const AgeLimit& limit);
 
-// age/mean, age/max: over the tokens of the loss whose version is known. age_3_to_4/tokens: how many of them
-// are of that age; the bins are those of add_metrics_by_age, where one is empty it has no entry.
+// age/mean and age/max over the trained tokens of known version. age_3_to_4/tokens and so on: the number of
+// these tokens per bin of add_metrics_by_age. An empty bin has no entry.
 MetricValues age_metrics(const std::vector<Trajectory>& batch, int64_t version);
 
 }  // namespace bough

@@ -1,10 +1,10 @@
-// One batch of scored trajectories to one update of the weights: plan, gradients, optimizer, one or several
-// mini-batches, gone over once or several times (ppo_epochs). With several updates, pi_old is computed for
-// the whole batch before the first. A critic learns from the same mini-batches: one with a backbone of its
-// own in walks of its own, before the policy's; one that shares the actor's in the policy's walk.
+// Updates the weights from one batch of scored trajectories: plans, gradients and optimizer steps, for each
+// mini-batch and epoch (ppo_epochs). With several updates, pi_old is computed for the whole batch before the
+// first one. A critic learns from the same mini-batches. A critic with its own backbone has its own plan
+// executions, before the policy's. A critic that shares the actor's backbone uses the policy's.
 //
-// Several ranks (ranks.h) have a trainer each, of the same weights and settings. Rank 0 calls train(), which
-// sends the batch to the others, which are in follow(); all take the step together.
+// With several ranks (ranks.h), each rank has a trainer with the same settings. Rank 0 calls train(), which
+// sends the batch to the other ranks. They wait in follow() and execute the same steps.
 #pragma once
 
 #include <cstdint>
@@ -26,23 +26,23 @@
 
 namespace bough {
 
-// What a step is predicted to cost on this device; the room `cost` knows it.
+// Predicted costs of a step on this device. The module `cost` makes them.
 struct StepCosts {
-  std::shared_ptr<const PassCosts> passes;  // none: plans are made without
+  std::shared_ptr<const PassCosts> passes;  // nullptr: plans are made without costs
   WorkModel work;
   double matrix_product_rate = 0;  // FLOP/s of the device; 0: not known
 };
 
-// All that a checkpoint has of training.
+// The training state that a checkpoint stores. With several ranks, only rank 0's is complete.
 struct TrainingSnapshot {
-  std::shared_ptr<Model> model;  // whole
+  std::shared_ptr<Model> model;  // unsharded
   OptimizerSnapshot optimizer;
   std::optional<CriticSnapshot> critic;
   std::optional<SparseStudentSnapshot> student;
-  std::shared_ptr<Model> reference;  // where it is renewed; else null
+  std::shared_ptr<Model> reference;  // nullptr unless ref_model_sync_steps > 0
   Json coefficients;                 // GradientStep::state()
 
-  // What stands beside model and optimizer. `base`: the directory of the model that the run began with.
+  // Saves everything but model and optimizer. `base`: the directory of the run's initial model.
   void save_more(const std::filesystem::path& directory, const std::string& base) const;
 };
 
@@ -50,34 +50,37 @@ class BatchTrainer {
  public:
   virtual ~BatchTrainer() = default;
 
-  // Updates the weights from sequences that have an advantage; those that are not trained take no part in
-  // anything. Metrics under the names of docs/formats.md. A batch without a trained token changes nothing.
+  // Updates the weights from sequences that have an advantage. Sequences that are not trained are ignored. A
+  // batch without a trained token changes no weights. Returns the metrics of docs/formats.md.
   virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
 
-  // Gives the sequences that are trained the critic's values (sequence_steps.h), which advantages are made
-  // of; nothing where there is no critic.
+  // Sets the critic's values of the trained sequences (sequence_steps.h), from which advantages are computed.
+  // Does nothing without a critic.
   virtual void set_values(std::vector<Trajectory>&) {}
 
-  // Gives the sequences that are trained the acceptance of each token by the policy (acceptance.h), which
-  // actor.keep_samples_by: acceptance selects by: a walk over all of them.
+  // Sets each token's acceptance by the policy (acceptance.h) for the trained sequences. Needed for
+  // actor.keep_samples_by: acceptance. Costs one forward plan execution.
   virtual void set_acceptance(std::vector<Trajectory>&) {}
 
-  // The trainer's version i from now on: how many batches it has been trained on. To be said before train()
-  // where a token's age counts.
+  // Sets the trainer's version: the number of batches trained on so far. Must be called before train() if
+  // token ages matter.
   virtual void set_version(int64_t) {}
 };
 
 class Trainer final : public BatchTrainer {
  public:
-  // model, what the loss needs of `frozen`, and critic where there is one, must outlive it. `total_steps`:
-  // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's
-  // begins after the critic's warm-up. `sparse`: what the model attends by, where a sparse policy is trained.
-  // `student`: the policy that drew the samples, which takes its own step after the model's.
+  // model, the models in `frozen`, clock, critic, student and ranks must outlive the trainer.
+  // total_steps: calls of train() planned for the whole run, for the learning rate schedule. The actor's
+  // schedule begins after the critic's warm-up.
+  // sparse: page selection, if a sparse policy is trained.
+  // student: the policy that samples, which takes its own step after the model's; or nullptr.
+  // ranks: nullptr if this process trains alone.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
           SparseStudent* student = nullptr, const TrainingRanks* ranks = nullptr);
 
-  // Of rank 0 where there are several; its metrics are of all of them.
+  // With several ranks only rank 0 may call train(), set_values() and set_acceptance(). Its metrics cover all
+  // ranks.
   MetricValues train(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
   void set_acceptance(std::vector<Trajectory>& batch) override;
@@ -86,49 +89,51 @@ class Trainer final : public BatchTrainer {
     num_batches_ = version;
   }
 
-  // What plans are made from; without it `auto` is `blocks` with passes of B tokens. `critic`: of a critic's
-  // own backbone.
+  // Sets the costs for the planner. Without costs `auto` means `blocks` with passes of B tokens. `critic`:
+  // for a critic's own backbone.
   void use_costs(StepCosts costs, StepCosts critic = {});
-  const PassCosts* pass_costs() const { return whole_passes_.get(); }  // of one rank alone
+  const PassCosts* pass_costs() const { return whole_passes_.get(); }  // of a whole pass on one rank
 
-  // Says with each batch how far the policy that drew the samples and the trained one are apart
-  // (acceptance_metrics): for samples of another policy, as a sparse one's.
+  // From now on train() also returns acceptance_metrics: the distance between the policy that sampled and the
+  // trained policy. For samples of a different policy, for example a sparse one.
   void measure_acceptance() {
     measures_acceptance_ = true;
     gradient_.ask_for_engine_top();
   }
 
-  // Of the other ranks: does what rank 0's trainer does until that calls end_ranks(). `publish`, if any, is
-  // called where rank 0's calls publish_ranks().
+  // Called by ranks other than 0. Executes rank 0's commands until rank 0 calls end_ranks(). `publish`, if
+  // set, is called when rank 0 calls publish_ranks().
   void follow(const std::function<void(int32_t version)>& publish = {});
   void publish_ranks(int32_t version);
   void end_ranks();
 
-  // Of rank 0 where ranks share the layers: a model of the whole, whose weights whole_model() sets. It must
+  // Called by rank 0 if ranks shard the model: sets the unsharded model that whole_model() fills. It must
   // outlive the trainer.
   void use_whole(Model& whole) { whole_ = &whole; }
-  // Rank 0's, of all ranks: the trained model as it is now.
+  // Called by rank 0: gathers the current weights from all ranks and returns the unsharded model. Throws
+  // InternalError on other ranks and without use_whole(), if ranks shard the model.
   Model& whole_model();
 
-  // Rank 0's, of all ranks. copies: in tensors of its own, so that training may go on while it is written.
+  // Called by rank 0: gathers the state of all ranks. copies: copies the tensors, so that training may
+  // continue while they are written.
   TrainingSnapshot snapshot(bool copies);
-  // Goes on from a checkpoint, bit for bit: every rank reads it. Returns what the run gave to save with it.
-  // UserError as load_run_checkpoint().
+  // Restores a checkpoint, bit for bit. Every rank calls this and reads the files. Returns the state that the
+  // run saved with it. Throws as load_run_checkpoint().
   Json load(const RunCheckpoint& checkpoint);
 
   Optimizer& optimizer() { return optimizer_; }
   GradientStep& gradient() { return gradient_; }
 
  private:
-  // A mini-batch and what is made of it once, however often it is gone over.
+  // A mini-batch with its plans, which are made once for all epochs.
   struct MiniBatch {
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
-    RowValues before;  // of the policy before the first update, where somebody asks for them
+    RowValues before;  // the policy's values before the first update, if keeps_log_probs()
   };
-  // What the updates of one batch add up to.
+  // Sums over the updates of one batch.
   struct Updates {
-    WeightedSums sums;  // metrics of the walks
+    WeightedSums sums;  // metrics of the plan executions
     double gradient_seconds = 0, critic_seconds = 0;
     Optimizer::Report last = {}, last_of_critic = {};
     double grad_norm = 0, critic_grad_norm = 0;  // sums
@@ -140,7 +145,7 @@ class Trainer final : public BatchTrainer {
   Model* renewed_reference() const { return settings_.loss.ref_model_sync_steps > 0 ? reference_ : nullptr; }
   bool leads_ranks() const { return ranks_ && ranks_->leads(); }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
-  // Of several ranks: rank 0 has the others walk these rows with it.
+  // On rank 0: commands the other ranks to compute `rows` together with it.
   void order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
   void update_critic(MiniBatch& mini, Updates& updates);
   bool keeps_log_probs() const { return student_ || measures_acceptance_; }
@@ -154,21 +159,21 @@ class Trainer final : public BatchTrainer {
   Model* const reference_;
   Model& model_;
   Model* whole_ = nullptr;
-  const TrainingRanks* const ranks_;  // null: this process alone
+  const TrainingRanks* const ranks_;  // nullptr if this process trains alone
   GradientStep gradient_;
   Optimizer optimizer_;
   const Clock& clock_;
-  StepCosts costs_, critic_costs_;  // of a pass each rank's part
+  StepCosts costs_, critic_costs_;  // of one rank's part of a pass
   std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false;
   int64_t num_batches_ = 0;        // trained on so far
-  double values_seconds_ = 0;      // of set_values since the last train()
-  double acceptance_seconds_ = 0;  // of set_acceptance since then
+  double values_seconds_ = 0;      // time in set_values since the last train()
+  double acceptance_seconds_ = 0;  // time in set_acceptance since the last train()
 };
 
-// Metrics of a batch's tree: what it shares, and what the plans compute of it (AReaL's tree_token_ratio,
-// under its name) and compute again. With a cost model, also what they were predicted to take over the
-// `seconds` they took. Of several ranks, each with its own plans, what they compute together.
+// Metrics of a batch's prefix tree and its plans: compression, the fraction of tokens that is computed
+// (AReaL's tree_token_ratio) and the fraction that is recomputed. With a cost model, also the predicted time
+// over the measured `seconds`. With several ranks, the metrics cover the plans of all ranks.
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
                           const PassCosts* costs = nullptr, double seconds = 0,
                           const TrainingRanks* ranks = nullptr);

@@ -1,5 +1,5 @@
-// The stack of keys and values that a planned tree is walked with, and what a training pass answers when the
-// model asks a token to attend: the stack below it and the pass itself (engine.md 3, "Prefix KV stack").
+// The prefix KV stack, and the attention of a training pass: over the stack below the pass and over the pass
+// itself (engine.md 3, "Prefix KV stack").
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ namespace bough {
 
 // Keys, values and their gradients of the tokens on the current root-to-leaf chain of interior blocks.
 //
-// One buffer a layer for k and v (model dtype) and one for each gradient (accumulator type), allocated once
+// One buffer per layer for k and v (model dtype) and for each gradient (accumulator type), allocated once
 // for the plan's deepest chain. Only the executor moves the top. Forward writes at the plan's offsets and is
 // idempotent; gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack, layer,
 // offset, length), never views across passes: a view would trip autograd's version check when a sibling
@@ -31,12 +31,12 @@ class KvStack {
   int64_t num_rows() const { return static_cast<int64_t>(tokens_.size()); }
   const std::vector<int32_t>& tokens() const {
     return tokens_;
-  }  // tree tokens of the rows, one path from the root
+  }  // tree token of each row: one path from the root
 
   // Reserves rows for these tokens on top and zeroes their gradients.
   void push(int32_t first_token, int32_t end_token);
-  // Zeroes the gradients of so many rows from `begin` on, above the top, which a pass of several ranks uses
-  // without leaving them.
+  // Zeroes the gradients of rows [begin, begin + num_rows), which lie above the top. A context-parallel pass
+  // uses these rows without pushing them.
   void clear_above(int64_t begin, int64_t num_rows);
   void pop(int64_t num_rows);
 
@@ -55,66 +55,66 @@ class KvStack {
 
  private:
   int64_t capacity_;
-  std::vector<at::Tensor> k_, v_, d_k_, d_v_;  // [capacity, G, H] a layer
+  std::vector<at::Tensor> k_, v_, d_k_, d_v_;  // [capacity, G, H] per layer
   std::vector<int32_t> tokens_;
 };
 
-// Of the lists of pages that queries chose, by layer and key/value head: those that were kept by generation,
-// and of these those that would be others if they were chosen again.
+// Counts of page lists. A query has one list per sparse layer and key/value head.
+// lists: all. replayed: taken from generation. different: replayed, but training would select other pages.
 struct ReplayCounts {
   int64_t lists = 0, replayed = 0, different = 0;
 };
 
-// An interior pass writes its keys and values to the stack. Its backward reads what descendants have added to
-// the gradients of its rows, so it must run in every layer even where nothing above asks for it: a prompt
-// without a loss of its own still passes its descendants' gradients on. Each layer's attention therefore has
-// a second, empty output, the *anchor*, and backward takes all anchors as roots; without them those gradients
-// vanish silently.
+// An interior pass writes its keys and values to the stack. Its backward reads the gradients that descendants
+// have added to its rows. So its backward must run in every layer, even if nothing above needs a gradient:
+// a prompt without a loss still passes its descendants' gradients on. Each layer's attention therefore has
+// a second, empty output, the *anchor*, and backward takes all anchors as roots. Without anchors these
+// gradients vanish silently.
 class TreeContext : public AttentionContext {
  public:
   struct Pass {
     KvStack* stack;
     int64_t stack_rows;     // P: keys and values below the pass
     bool interior;          // writes its rows at [stack_rows, stack_rows + T)
-    bool verify_recompute;  // what is written must be what stands there, bit for bit
-    KeyEnds ends;           // of the pass, on its device
+    bool verify_recompute;  // throws InternalError if a recompute is not bit-identical to the first forward
+    KeyEnds ends;           // where each key's subtree ends, on the pass's device
     double scale;
-    // Attention of a batch-invariant model goes by these pages, and that of queries that choose; others have
-    // none.
+    // Pages of the keys. Set if the model is batch-invariant or if queries select pages.
     std::optional<TreePages> pages;
     bool is_batch_invariant = false;
-    // Where long runs of queries go to a GPU vendor's kernel; empty: the pass is attended whole.
+    // Long runs of queries use the GPU vendor's attention kernel. Empty: one kernel computes the whole pass.
     std::vector<QuerySegment> segments = {};
-    bool same_bits = false;  // twice the same bits: of runs' gradients, too
-    // Where some of the pass's queries choose pages: who does, and by layer what, written by its forward; a
-    // recompute has it from there.
+    bool same_bits = false;  // gradients are deterministic, those of the vendor's kernel too
+    // Page selection of the pass's queries: which queries select, and the lists by layer. The first forward
+    // writes the lists and a recompute reads them.
     struct Choice {
       PageChooser chooser;
       std::vector<PageChooser::Lists> chosen;
-      // By query: what generation kept of its choices (PageChoices), which stand in for these; empty: none.
+      // By query: pages that generation recorded (PageChoices), used in place of the selected ones. Empty:
+      // none.
       std::vector<std::span<const uint16_t>> replays = {};
-      ReplayCounts* counts = nullptr;  // or null: not counted
+      ReplayCounts* counts = nullptr;  // nullptr: not counted
 
-      // Puts what generation chose in this layer in the place of `lists`.
+      // Replaces `lists` by the pages that generation recorded for this layer.
       void replay(int64_t layer, PageChooser::Lists& lists);
     };
     std::optional<Choice> choice;
-    // Where several ranks make the pass, each with some of its tokens; null: it has all. Dense attention
-    // only.
+    // Context parallelism: the ranks split the tokens of the pass. nullptr if this rank has all tokens.
+    // Dense attention only.
     std::shared_ptr<ContextPass> shared = nullptr;
-    // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them
-    // from there instead of computing them again. Either may be null.
+    // Attention outputs, one per layer. The first forward appends to keep_outputs. The recompute reads
+    // kept_outputs instead of computing attention again. Either may be nullptr.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;
     const std::vector<TreeAttentionOutput>* kept_outputs = nullptr;
-    // Of each layer the graph holds the input alone, and with `layers_keep_attention` attention's output; a
-    // layer is computed again just before its backward.
+    // The graph holds only each layer's input, and with `layers_keep_attention` also attention's output.
+    // Each layer is recomputed just before its backward.
     bool recomputes_layers = false;
     bool layers_keep_attention = false;
-    bool layers_on_host = false;  // the layers' inputs wait in the host's memory
-    bool verify_layers = false;   // what is computed again of them must be the same, bit for bit
+    bool layers_on_host = false;  // the layers' inputs are offloaded to host memory until backward
+    bool verify_layers = false;   // throws InternalError if a recomputed layer is not bit-identical
   };
 
-  // It and the model must outlive backward.
+  // This object and the model must outlive backward.
   explicit TreeContext(Pass pass);
   TreeContext(const TreeContext&) = delete;
   TreeContext& operator=(const TreeContext&) = delete;
@@ -124,7 +124,7 @@ class TreeContext : public AttentionContext {
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
 
-  // What the pass's queries chose, by layer; empty where none does. Afterwards the pass does not have it.
+  // Moves out the page lists that the pass's queries selected, by layer. Empty if no query selects pages.
   std::vector<PageChooser::Lists> take_choices();
 
   // An empty tensor for each layer, to be passed to backward as roots beside the hidden states.
@@ -136,14 +136,14 @@ class TreeContext : public AttentionContext {
 
   Pass pass_;
   std::vector<at::Tensor> anchors_;
-  // Where layers are computed again: how, until that is done; and attention's outputs, where they are kept.
+  // With recomputes_layers: the function of each layer until its backward, and the kept attention outputs.
   std::vector<Layer> layers_;
   std::vector<TreeAttentionOutput> layer_outputs_;
-  HostCopies layer_inputs_;  // where they wait on the host
+  HostCopies layer_inputs_;  // with layers_on_host
 };
 
-// [T, V], model dtype: logits of one sequence by itself, all tokens at once and without a tree. For
-// comparisons with others; records no graph.
+// Returns logits [T, V], model dtype, of one sequence in a single pass without a tree. Used to compare with
+// other implementations. Records no graph.
 at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids);
 
 }  // namespace bough
