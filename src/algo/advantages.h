@@ -1,5 +1,5 @@
-// Rewards to advantages. Pure functions of the batch; everything in fp64. The equations are in advantages/, a
-// file each.
+// Computes advantages from rewards, in fp64. All functions are pure. advantages/ has one file per estimator,
+// with its equation.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace bough {
 
-// Every estimator there is: the choices of adv_estimator.
+// All estimators, the valid values of adv_estimator.
 std::vector<std::string> estimator_names();
 
-// AReaL's adv_norm. auto: batch for gae, none for turn_returns.
+// AReaL's adv_norm. auto means batch for gae and none for turn_returns.
 struct AdvantageNormSettings {
   std::string mean_level = "auto";
   std::string std_level = "auto";
@@ -62,39 +62,41 @@ struct AdvantageSettings {
     v("gdpo_weights", gdpo_weights,
       "gdpo: weights of a sample's rewards, in alphabetical order of their names; empty: 1 each");
   }
-  // UserError: levels for an estimator that has none.
+  // Throws UserError if levels are set that the estimator does not use.
   void check() const;
 
-  // What the estimator asks of a batch: a critic's values; lists by token (AdvantageInput::steps); the reward
-  // of each group's most likely response (Trajectory::baseline).
-  bool needs_values() const;
-  bool needs_steps() const;
-  bool needs_baselines() const;
+  // The inputs that the estimator needs, besides rewards and groups.
+  bool needs_values() const;     // the critic's values
+  bool needs_steps() const;      // per-token lists, AdvantageInput::steps
+  bool needs_baselines() const;  // the reward of each group's most likely response, Trajectory::baseline
 };
 
-// A sequence as estimators by token and by turn see it: lists by trained token, in order.
+// A sequence for per-token and per-turn estimators. All lists have one entry per trained token, in order.
 struct SequenceSteps {
-  std::vector<double> rewards;  // that each token earns
-  std::vector<double> values;   // of a critic, before the token is drawn; empty where none is asked for
-  std::vector<int32_t> turns;   // equal numbers in a row are a turn
-  bool truncated = false;       // cut at the length limit
+  std::vector<double> rewards;  // the reward of each token
+  std::vector<double> values;   // the critic's value before the token is sampled; empty if not needed
+  std::vector<int32_t> turns;   // adjacent tokens with equal numbers are one turn
+  bool truncated = false;       // the response was cut at the length limit
 };
 
-// All by sequence, [S]. Sequences with equal groups[s] were sampled for one prompt and may stand anywhere.
+// One entry per sequence, [S]. Sequences with equal groups[s] were sampled for one prompt. They need not be
+// adjacent.
 struct AdvantageInput {
   std::span<const double> rewards;  // shaped
   std::span<const int64_t> groups;
-  std::span<const int64_t> tokens = {};         // trained ones; empty where nobody knows: one each
-  std::vector<std::vector<double>> parts = {};  // of each reward its parts; only gdpo needs them
-  std::vector<SequenceSteps> steps = {};        // where the estimator needs them
-  std::vector<double> baselines = {};           // the same: shaped rewards of the groups' likeliest responses
+  std::span<const int64_t> tokens = {};         // number of trained tokens; empty: 1 per sequence
+  std::vector<std::vector<double>> parts = {};  // the components of each reward; only gdpo needs them
+  std::vector<SequenceSteps> steps = {};        // set if needs_steps()
+  std::vector<double> baselines = {};           // set if needs_baselines(); shaped rewards
 };
 
-// Advantages of each sequence: one number, or where the estimator has them by token, one a trained token.
-// UserError: a reward that is not finite (names the sequence); an unknown estimator, or settings that it does
-// not have; rloo with a group of one; gdpo where rewards have no parts, or weights are not as many; gae where
-// a value is not finite. `returns`, where given: what gae says the critic's values should have been, one a
-// trained token.
+// Returns for each sequence one advantage, or one per trained token if the estimator works per token.
+// `returns`, if not nullptr, gets gae's targets for the critic's values, one per trained token.
+// Throws UserError if
+//   - a reward or a critic's value is not finite (the message names the sequence),
+//   - the estimator is unknown or does not have one of the settings,
+//   - rloo gets a group of one sequence,
+//   - gdpo gets rewards without components, or a different number of weights than components.
 std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& settings,
                                                     const AdvantageInput& batch,
                                                     std::vector<std::vector<double>>* returns = nullptr);

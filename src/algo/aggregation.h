@@ -1,17 +1,18 @@
-// Denominators of a loss, fixed before any pass: one weight a sequence, the same for all its rows, so that
-// loss = sum over rows of weight * per_token and blocks, micro-batches and ranks just add.
+// Denominators of a loss. They are computed before any pass, as one weight per sequence that all its rows
+// share. Then loss = sum over rows of weight * per_token, and the losses of blocks, micro-batches and ranks
+// just add.
 //
-// n_s: trained tokens of sequence s, counted over the whole global batch of one optimizer step (all ranks and
-// micro-batches) and before a correction masks anything: tokens that a correction sets to 0 stay counted.
+// n_s is the number of trained tokens of sequence s. Sums run over the global batch of one optimizer step
+// (all ranks and micro-batches). Tokens that a correction sets to 0 are counted too.
 //   token_mean       1 / sum of n                              DAPO
 //   sequence_mean    1 / (S n_s)                               GRPO: mean of token means
 //   constant_length  1 / (S constant_length)                   Dr.GRPO: mean of sums over a constant
 //   group_mean       1 / (groups * trained tokens of s's group)  DAPO as printed
-//   auto             the loss's own (Loss::aggregation); here, where no loss is asked, token_mean
-// S and the number of groups count what has a trained token: a sequence that trains nothing dilutes nothing.
+//   auto             the loss's own (Loss::aggregation); the functions here use token_mean
+// S and the number of groups count only sequences and groups that have a trained token.
 //
-// A row that is 1/N of a sequence (one of the N rows of a trajectory) counts as 1/N in S, its tokens as 1/N
-// each in n, and its weights are 1/N of the above.
+// An agent's trajectory may have N rows of the batch. Each row then counts as 1/N sequence in S and each of
+// its tokens as 1/N token in n. Its weight is 1/N of the above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,15 +40,18 @@ struct AggregationSettings {
   }
 };
 
-// Returns a weight for each sequence, [S]; 0 for a sequence without trained tokens. `groups` [S]: any ids;
-// only group_mean reads it, others take an empty span. `shares` [S]: what part of a sequence each row is;
-// empty: each is a whole one. UserError: an unknown aggregation, or constant_length without a length above 0.
+// Returns a weight for each sequence, [S]; 0 for a sequence without trained tokens.
+//   trained_tokens  [S]
+//   groups          [S], any ids; may be empty if the aggregation is not group_mean
+//   shares          [S], the fraction of a trajectory that each sequence is; empty: 1 each
+// Throws UserError if the aggregation is unknown, or if constant_length has no length above 0.
 std::vector<double> sequence_weights(const AggregationSettings& settings,
                                      std::span<const int64_t> trained_tokens, std::span<const int64_t> groups,
                                      std::span<const double> shares = {});
 
-// Returns a value for each row, [R] in `dtype` on sequences_R's device, from one value a sequence and each
-// row's sequence (int64 [R]): weights_R, and per-sequence advantages. InternalError: an index outside [0, S).
+// Expands one value per sequence (a weight or an advantage) to one per row. sequences_R is int64 [R], the
+// sequence of each row. Returns [R] in `dtype` on sequences_R's device. Throws InternalError if an index is
+// outside [0, S).
 at::Tensor expand_to_rows(std::span<const double> per_sequence, const at::Tensor& sequences_R,
                           at::ScalarType dtype);
 

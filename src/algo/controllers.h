@@ -1,4 +1,4 @@
-// Coefficients that move from step to step. Their values belong to a run's checkpoint.
+// Coefficients that change from step to step. Their values are part of a run's checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,9 @@
 
 namespace bough {
 
-// Of the KL in the reward (Ziegler et al. 2019, section 2.2; verl's kl_ctrl): after a step over n sequences
-// whose mean KL is kl,  c <- c (1 + clip(kl / target_kl - 1, -0.2, 0.2) n / horizon).
+// Controls the coefficient c of the KL in the reward (Ziegler et al. 2019, section 2.2; verl's kl_ctrl).
+// After a step over n sequences with mean KL kl:
+//   c <- c (1 + clip(kl / target_kl - 1, -0.2, 0.2) n / horizon)
 struct KlController {
   double value;
 
@@ -32,10 +33,11 @@ struct KlController {
   KlControlSettings control_;
 };
 
-// Of the entropy bonus (Skywork-OR1, He et al. 2025): with e the mean entropy of a step's tokens, the next
-// step has c + entropy_coef_delta where e <= target_entropy and c - entropy_coef_delta, not below 0, where it
-// is above, and the bonus counts only in the first case. The published form looks at the step's own entropy,
-// which takes a walk of its own before; here it is the step's before. The first step has entropy_coef.
+// Controls the coefficient c of the entropy bonus (Skywork-OR1, He et al. 2025). e is the mean entropy of the
+// tokens of the previous step. The first step has c = entropy_coef.
+//   e <= target_entropy: c <- c + entropy_coef_delta, and the bonus is on
+//   otherwise:           c <- max(0, c - entropy_coef_delta), and the bonus is off
+// The paper uses the entropy of the current step. That would need an extra forward pass before the update.
 struct EntropyController {
   double value;
   bool is_on = true;
@@ -48,7 +50,7 @@ struct EntropyController {
     is_on = entropy <= *target_;
     value = std::max(0.0, value + (is_on ? delta_ : -delta_));
   }
-  // What the loss takes; nothing where it is the settings'.
+  // The coefficient of the next step. nullopt if target_entropy is unset: the loss then uses entropy_coef.
   std::optional<double> coefficient() const {
     if (!target_) return {};
     return is_on ? value : 0.0;
@@ -59,11 +61,11 @@ struct EntropyController {
   double delta_;
 };
 
-// What a KL by token in the reward adds to the advantages of an estimator that has one reward a sequence,
-// which is normalised without it (AReaL's kl_ctl with discount and lambda 1): the sum of the row's own and
-// all later rows of its sequence, to be subtracted. Rows of one sequence are adjacent.
+// For each row, returns the sum of kl_R over this row and all later rows of its sequence. The caller
+// subtracts kl_ctl times this sum from the advantages, which were normalized without the KL (AReaL's kl_ctl
+// with discount and lambda 1). Rows of one sequence are adjacent.
 at::Tensor kl_to_go(const at::Tensor& kl_R, const at::Tensor& sequences_R);
-// The mean over sequences of each one's mean over its rows; 0 without a row.
+// Returns the mean over sequences of each sequence's mean over its rows; 0 if there are no rows.
 double mean_of_sequence_means(const at::Tensor& x_R, const at::Tensor& sequences_R);
 
 }  // namespace bough

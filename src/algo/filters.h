@@ -1,14 +1,19 @@
-// Which sampled sequences are trained on. Each filter counts what it drops.
+// Selects the sampled sequences to train on. Each filter counts the sequences that it drops.
 //
-// Oversampling (DistillSparse, equation 4): of a group of M samples the n = keep_samples of highest reward,
-// which are those of highest advantage; mean and deviation are then those of the n. Of equal rewards the
-// earlier sample is kept. With keep_samples_by acceptance the samples that the trained policy would most
-// likely have drawn itself are kept in their place (the oracle of figure 4): it takes a walk over all M.
+// Oversampling (DistillSparse, equation 4) keeps n = keep_samples of the M samples of a group:
+//   keep_samples_by reward      the samples with the highest rewards
+//   keep_samples_by acceptance  the samples with the highest acceptance under the trained policy (the oracle
+//                               of figure 4); this needs a forward pass over all M
+// If samples are equal, the earlier one is kept. The group's mean and deviation are those of the n.
 //
-// Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's
-// mean), then samples beyond keep_samples, then groups: those that are stale, then those of equal rewards. A
-// group that dropping left with a single sample is dropped with it: its advantage would have no baseline.
-// Groups of one from the start are untouched.
+// Filters apply in this order. A dropped sample does not count in its group's mean.
+//   1. samples without a reward
+//   2. truncated samples
+//   3. samples beyond keep_samples
+//   4. groups that are stale, have equal rewards (if dynamic_sampling), or lost samples in steps 1 and 2 and
+//      have fewer than two left
+// A group with a single sample has no baseline for its advantage. Groups that had one sample at first are
+// kept.
 #pragma once
 
 #include <cstdint>
@@ -51,45 +56,45 @@ struct FilterSettings {
       one_of({"reward", "acceptance"}));
   }
   bool needs_acceptance() const { return keep_samples > 0 && keep_samples_by == "acceptance"; }
-  void check() const;  // UserError: settings that contradict each other
+  void check() const;  // throws UserError if settings contradict each other
 };
 
-// What filters look at. [S] each; refers to the caller's lists.
+// One entry per sequence, [S]. The caller owns the lists.
 struct FilterInput {
-  std::span<const double> rewards;  // those that advantages are computed from
+  std::span<const double> rewards;  // the rewards that advantages are computed from
   std::span<const int64_t> groups;
   std::span<const uint8_t> truncated;
-  std::span<const uint8_t> valid = {};      // 0: dropped before anything else; empty: all are
-  std::span<const uint8_t> stale = {};      // 1: has a token that is too old, its group goes; empty: none
-  std::span<const double> acceptance = {};  // the mean over its tokens, where settings.needs_acceptance()
+  std::span<const uint8_t> valid = {};      // 0: has no reward and is dropped first; empty: all are valid
+  std::span<const uint8_t> stale = {};      // 1: has a token that is too old: drops its group; empty: none
+  std::span<const double> acceptance = {};  // mean over a sequence's tokens; set if needs_acceptance()
 };
 
-// What would be kept had only the first `width` samples of each group been drawn.
+// The means over the samples that would be kept if each group had only its first `width` samples.
 struct KeptByWidth {
   int64_t width = 0;
-  double reward = 0;                 // mean over the samples kept
-  std::optional<double> acceptance;  // theirs, where it is known
+  double reward = 0;
+  std::optional<double> acceptance;  // nullopt if FilterInput has none
 };
 
 struct FilterResult {
-  std::vector<uint8_t> kept;      // [S] 1: in its group's advantages
+  std::vector<uint8_t> kept;      // [S] 1: counts in its group's advantages
   std::vector<uint8_t> trained;   // [S] 1: kept, and its tokens enter the loss
-  int64_t truncated = 0;          // truncated samples seen
-  int64_t truncated_masked = 0;   // of these: not trained
-  int64_t truncated_dropped = 0;  // of these: removed
+  int64_t truncated = 0;          // truncated samples among the valid ones
+  int64_t truncated_masked = 0;   // truncated samples that are kept but not trained
+  int64_t truncated_dropped = 0;  // truncated samples that are not kept
   int64_t surplus_dropped = 0;    // samples beyond keep_samples
   int64_t zero_std_groups = 0;    // groups of two or more with equal rewards, dropped or not
   int64_t stale_groups = 0;       // groups dropped because a token in them is too old
-  int64_t masked_tokens = 0;      // tokens masked because they are too old: counted by who masks them
-  int64_t groups_dropped = 0;     // by dynamic sampling, as stale, or because one sample or none was left
-  int64_t sequences_dropped = 0;  // all that are not kept
-  // Of the groups that had more than keep_samples, n, to choose from: for widths n, 1.5 n, 2 n, 3 n and the
-  // smallest such group's, as far as all have them.
+  int64_t masked_tokens = 0;      // tokens masked because they are too old; set by the caller that masks them
+  int64_t groups_dropped = 0;     // groups dropped in step 4
+  int64_t sequences_dropped = 0;  // all sequences that are not kept
+  // Covers the groups with more than n = keep_samples candidates. Widths: n, 1.5 n, 2 n, 3 n and the size of
+  // the smallest such group, up to that size.
   std::vector<KeptByWidth> by_width;
 };
 
-// A sequence that is not valid is only counted among sequences_dropped. UserError: an unknown value of
-// truncated_samples or keep_samples_by.
+// An invalid sequence counts in sequences_dropped and in no other sample count. Throws UserError if
+// truncated_samples or keep_samples_by has an unknown value.
 FilterResult filter_sequences(const FilterSettings& settings, const FilterInput& input);
 
 }  // namespace bough

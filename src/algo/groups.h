@@ -1,4 +1,4 @@
-// Sequences by group, in order of first appearance: what advantages, filters and mini-batches all start from.
+// Lists the sequences of each group. Groups are in order of first appearance.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// For each distinct value of groups [S] the list of its sequence indices (ascending).
+// Returns for each distinct value of groups [S] its sequence indices, ascending.
 inline std::vector<std::vector<int64_t>> members_by_group(std::span<const int64_t> groups) {
   std::vector<std::vector<int64_t>> members;
   std::unordered_map<int64_t, size_t> slot_of;

@@ -1,14 +1,14 @@
-// Losses: tensors in, a scalar and metrics out. A loss is a function of leaves only (log-probabilities and
-// entropies); it never sees the model or the tree. One row is one trained token of one sequence: a token that
-// three sequences share and train is three rows, whose gradients the executor adds.
+// A loss computes a scalar and metrics from tensors. The differentiable inputs are leaves: log-probabilities
+// and entropies. A loss never sees the model or the tree. One row is one trained token of one sequence. A
+// tree token that three sequences train is three rows, and the executor adds their gradients.
 //
-// Denominators are not the loss's business: weights_R (aggregation.h) carries them, computed once for the
-// whole global batch, so that
+// A loss does not compute denominators. weights_R (aggregation.h) holds them for the whole global batch, so
+// that
 //     loss = sum over R of weights_R * per_token_R
-// and blocks, micro-batches and ranks just add. The equations are those of docs/algorithms.md.
+// and the losses of blocks, micro-batches and ranks just add. docs/algorithms.md has the equations.
 //
-// Extreme inputs: every log-ratio is first clamped to +-kMaxLogRatio (as verl does), with gradient 0 outside;
-// so old log-probabilities of -inf, or ratios of e^80, give a finite loss, no NaN. A current log-probability
+// Extreme inputs: every log-ratio is clamped to +-kMaxLogRatio (as in verl), with gradient 0 outside.
+// Therefore old log-probabilities of -inf and ratios of e^80 give a finite loss. A current log-probability
 // that is NaN stays NaN: the optimizer must see it and skip the step.
 #pragma once
 
@@ -26,42 +26,43 @@
 
 namespace bough {
 
-// e^20 = 4.9e8: far beyond any ratio that learning could use, and its square still fits fp32.
+// e^20 = 4.9e8 is far above any useful ratio, and its square still fits fp32.
 inline constexpr double kMaxLogRatio = 20.0;
 
-// All [R], on one device, in one accumulator type (fp32 or fp64) unless said; undefined where unused.
+// All tensors are [R], on one device and of one accumulator type (fp32 or fp64) unless stated otherwise.
+// Unused tensors are undefined.
 struct LossRows {
   at::Tensor log_probs_R;  // log pi(y_t), current policy, at `temperature`; a leaf that requires grad
-  at::Tensor entropies_R;  // H of the distribution the token was drawn from; a leaf that requires grad
+  at::Tensor entropies_R;  // entropy H of the current policy at the token; a leaf that requires grad
   at::Tensor advantages_R;
-  at::Tensor behaviour_log_probs_R;  // log mu: under the policy that sampled the token, at `temperature`
-  at::Tensor proximal_log_probs_R;   // log pi_old: at the start of the update
+  at::Tensor behaviour_log_probs_R;  // log mu, behavior policy, at `temperature`
+  at::Tensor proximal_log_probs_R;   // log pi_old, policy at the start of the update
   at::Tensor reference_log_probs_R;  // log pi_ref
   at::Tensor teacher_log_probs_R;    // log q of a teacher
   at::Tensor weights_R;              // 1 / denominator of the row: aggregation.h
   at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
 
-  // [R, K]: log-probabilities of K tokens at each row's position, the same tokens in all of these, which are
-  // those that given_tokens() says. given_log_probs_RK is a third leaf. Where a row has fewer than K, their
-  // behaviour_given_RK is -infinity.
-  at::Tensor given_log_probs_RK;  // log pi
+  // [R, K]: log-probabilities of the top-k tokens at each row's position. Loss::given_tokens() says which
+  // tokens; all four tensors are for the same ones. If a row has fewer than K tokens, behaviour_given_RK is
+  // -infinity in the rest.
+  at::Tensor given_log_probs_RK;  // log pi; a leaf that requires grad
   at::Tensor behaviour_given_RK;  // log mu
   at::Tensor proximal_given_RK;   // log pi_old; undefined with proximal_is_current
   at::Tensor teacher_given_RK;    // log q
 
-  // The entropy bonus's coefficient now, where it moves; else the settings'.
+  // The current coefficient of the entropy bonus. nullopt: LossSettings::entropy_coef.
   std::optional<double> entropy_coef;
 
-  // True for one update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was
-  // made (proximal_log_probs_R is then ignored).
+  // True if the batch is one update. pi_old is then the detached current policy: no forward pass computes it,
+  // and proximal_log_probs_R is ignored.
   bool proximal_is_current = false;
 
-  // The trainer's version: how many batches it has been trained on (Asynchrony, i).
+  // The trainer's weight version.
   int64_t version = 0;
 
-  // Every defined field but the leaves, which are left undefined, through `pick`, from tensor to tensor:
-  // some of the rows, say.
+  // Returns a copy with `pick` applied to every defined tensor except the leaves, which stay undefined.
+  // `pick` maps a tensor to a tensor, for instance to some of its rows.
   template <class Pick>
   LossRows mapped(const Pick& pick) const {
     LossRows picked;
@@ -80,10 +81,10 @@ struct LossRows {
 
 struct LossOutput {
   at::Tensor loss;  // [] in the rows' type; differentiable in the leaves; 0 for R = 0
-  // Under the names of docs/formats.md. loss/policy, loss/entropy, loss/kl are aggregated with weights_R,
-  // without their coefficients; the others are means or maxima over rows.
+  // docs/formats.md lists the names. loss/policy, loss/entropy and loss/kl are aggregated with weights_R and
+  // without their coefficients. The others are means or maxima over rows.
   WeightedSums metrics;
-  MetricReader unread;  // those of rows on a GPU: whoever waits for it anyway reads them
+  MetricReader unread;  // metrics still on a GPU; the caller reads them when it waits for the GPU anyway
 
   void add_metrics(MetricReader reader) {
     if (loss.is_cpu()) merge(metrics, reader.read());
@@ -91,15 +92,17 @@ struct LossOutput {
   }
 };
 
-// Whose most likely tokens a loss wants the log-probabilities of, beside the token drawn.
+// The top-k tokens whose log-probabilities a loss needs, besides the sampled token.
 enum class GivenTokens {
   kNone,
-  kPolicyTop,  // the policy's at the start of the update
-  kEngineTop,  // those that the engine returned with the token
+  kPolicyTop,  // the most likely tokens of the policy at the start of the update
+  kEngineTop,  // the most likely tokens that the engine returned with the sampled token
 };
 
-// What a row's loss depends on beside the row, and so which rows a call must have at once: any, those of one
-// block; all of the sequences that it has any of, a sequence's rows adjacent; all of the batch.
+// The rows that the loss of one row depends on, and so the rows that one call must contain.
+//   kNothing   the row itself: a call may have any rows, for instance those of one block
+//   kSequence  the rows of its sequence: a call has whole sequences, rows of one sequence adjacent
+//   kBatch     all rows of the batch
 enum class Couples { kNothing, kSequence, kBatch };
 
 class Loss {
@@ -109,11 +112,11 @@ class Loss {
   virtual Couples couples() const = 0;
   bool token_separable() const { return couples() == Couples::kNothing; }
 
-  // What loss_aggregation: auto means for it.
+  // The aggregation that `loss_aggregation: auto` selects.
   virtual std::string aggregation() const { return "token_mean"; }
 
-  // What a caller must provide beside log_probs_R and weights_R. A leaf that a loss does not need gets no
-  // gradient (autograd returns an undefined tensor for it), even if it is provided for the metrics.
+  // The fields of LossRows that a caller must set, besides log_probs_R and weights_R. A leaf that the loss
+  // does not need gets an undefined gradient, even if the caller sets it for the metrics.
   virtual bool needs_advantages() const = 0;
   virtual bool needs_behaviour() const = 0;
   virtual bool needs_proximal() const = 0;  // proximal_log_probs_R, or proximal_is_current
@@ -123,15 +126,16 @@ class Loss {
   virtual GivenTokens given_tokens() const { return GivenTokens::kNone; }
   virtual bool needs_versions() const { return false; }  // versions_R and version
 
-  // InternalError where a needed tensor is missing or has another shape, type or device.
+  // Throws InternalError if a needed tensor is undefined, or a tensor has a wrong shape, type or device.
   virtual LossOutput operator()(const LossRows& rows) const = 0;
 };
 
-// The loss named settings.loss. UserError: an unknown name (says the nearest), or impossible values.
+// Creates the loss named settings.loss. Throws UserError if the name is unknown (the message suggests the
+// nearest name), or if a value is out of range or contradicts another.
 std::unique_ptr<Loss> make_loss(const LossSettings& settings);
 
-// What operator() checks first: shapes [R], types and devices of all that is defined, and that `loss` has
-// what it needs.
+// Throws InternalError if a tensor that `loss` needs is undefined, or if a defined tensor has a wrong shape,
+// type or device. operator() calls it first.
 void check_rows(const Loss& loss, const LossRows& rows);
 
 }  // namespace bough

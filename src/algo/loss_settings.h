@@ -1,5 +1,5 @@
-// Settings of the losses and their corrections. Names as AReaL has them, where it has them; else verl's, for
-// the KL term and covariances, or TRL's. Which loss reads which: docs/algorithms.md.
+// Settings of the losses and their corrections. Names follow AReaL if it has the setting, otherwise verl (KL
+// term, covariances) or TRL. docs/algorithms.md says which loss reads which setting.
 #pragma once
 
 #include <optional>
@@ -11,11 +11,11 @@
 
 namespace bough {
 
-// Every loss and every correction there is: choices of the settings `loss` and `correction`.
+// All losses and corrections, the valid values of the settings `loss` and `correction`.
 std::vector<std::string> loss_names();
 std::vector<std::string> correction_names();
 
-// corrections/rejection_sampling.cpp has its equation.
+// corrections/rejection_sampling.cpp has the equation.
 struct RejectionSampling {
   std::string level = "token";
   std::string action = "mask";
@@ -25,7 +25,7 @@ struct RejectionSampling {
   std::optional<double> lower;
 
   bool operator==(const RejectionSampling&) const = default;
-  // As it is by default it is what the decoupled loss does by itself.
+  // The default values do what the decoupled loss does anyway.
   bool says_anything() const { return *this != RejectionSampling(); }
 
   template <class V>
@@ -41,7 +41,7 @@ struct RejectionSampling {
     v("upper", upper, "largest metric that is inside; with ratio above 1");
     v("lower", lower, "smallest metric that is inside (unset: none)");
   }
-  // UserError: settings that contradict each other.
+  // Throws UserError if settings contradict each other.
   void check() const {
     if (metric == "ratio" && upper <= 1.0)
       throw UserError(str("rejection_sampling.upper: got ", upper, ", expected above 1 with metric ratio"));
@@ -56,8 +56,8 @@ struct RejectionSampling {
   }
 };
 
-// On-policy distillation (policy_loss.h): a frozen model says how likely it finds what the policy
-// wrote.
+// On-policy distillation (policy_loss.h): a frozen teacher model gives log-probabilities for the tokens that
+// the policy sampled.
 struct TeacherSettings {
   std::string path;
   double rl_loss_weight = 1.0;
@@ -81,7 +81,7 @@ struct TeacherSettings {
   bool by_top_tokens() const { return is_used() && loss_mode == "topk"; }
 };
 
-// How the coefficient of the KL in the reward moves (algo/controllers.h).
+// Control of the coefficient of the KL in the reward (algo/controllers.h).
 struct KlControlSettings {
   std::string type = "fixed";
   double target_kl = 0.1;
@@ -99,7 +99,7 @@ struct KlControlSettings {
 struct LossSettings {
   std::string loss = "ppo";
   std::optional<double> eps_clip;         // unset: the loss's own
-  std::optional<double> eps_clip_higher;  // unset: eps_clip; the loss's own where that is unset too
+  std::optional<double> eps_clip_higher;  // unset: eps_clip; if that is unset too, the loss's own
   std::optional<double> c_clip;           // unset: no dual clip
   double sapo_tau_pos = 1.0;
   double sapo_tau_neg = 1.05;
@@ -121,18 +121,18 @@ struct LossSettings {
   std::optional<double> off_policy_mask_threshold, m2_threshold;  // unset: off
   double obrs_lambda = 1.0;
   double entropy_coef = 0.0;
-  std::optional<double> target_entropy;  // unset: entropy_coef stays
+  std::optional<double> target_entropy;  // unset: entropy_coef is constant
   double entropy_coef_delta = 0.005;
   double kl_loss_coef = 0.0;
   std::string kl_loss_type = "k3";
   double kl_ctl = 0.0;
   std::string kl_estimator = "k1";
   KlControlSettings kl_ctrl;
-  int64_t ref_model_sync_steps = 0;  // 0: the reference stays
+  int64_t ref_model_sync_steps = 0;  // 0: the reference model never changes
   double ref_model_mixup_alpha = 0.6;
   TeacherSettings teacher;
 
-  // Whether anything is made of a reference model.
+  // Whether a loss term or the reward uses a reference model.
   bool uses_reference() const { return kl_loss_coef != 0.0 || kl_ctl != 0.0; }
 
   template <class V>

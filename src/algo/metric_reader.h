@@ -1,5 +1,5 @@
-// Reads many metrics off the device in one copy: each .item() of its own would wait for a GPU once a metric
-// and block. Values are by row, or by anything else that there is a number of.
+// Copies many metrics from the device to the host in one transfer. A call of .item() per metric would wait
+// for the GPU every time. The values of a metric may be per row or of any other number.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,16 +16,16 @@ class MetricReader {
  public:
   void add_sum(const std::string& name, const at::Tensor& values_R);   // kind sum
   void add_mean(const std::string& name, const at::Tensor& values_R);  // kind mean over the values
-  void add_max(const std::string& name, const at::Tensor& values_R);   // kind max; R = 0: nothing seen
+  void add_max(const std::string& name, const at::Tensor& values_R);   // kind max; R = 0: weight 0
 
-  // Metrics that the host makes of these values, fp64.
+  // Adds metrics that `read` computes on the host from `values` (fp64, any shape).
   using Read = std::function<WeightedSums(const double* values)>;
   void add(const at::Tensor& values, Read read);
 
   void append(MetricReader other);
-  int64_t num_values() const { return num_values_; }  // that wait to be read
+  int64_t num_values() const { return num_values_; }  // number of values that read() will transfer
 
-  // In the order in which they were added. Metrics of one name are merged.
+  // Transfers the values and returns all metrics. Metrics with equal names are merged.
   WeightedSums read() const;
 
  private:

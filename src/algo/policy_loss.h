@@ -1,25 +1,27 @@
-// A policy loss: a term of its own (losses/) and what all of them share: the choice of pi_old, corrections
-// for off-policy tokens (corrections/), KL, entropy and metrics.
+// A policy loss: a term (losses/) and the parts that all policy losses share. These are the choice of pi_old,
+// corrections for off-policy tokens (corrections/), KL, entropy and metrics.
 //
 //   per_token = factor * term + kl_loss_coef * kl + distill_loss_weight * distillation - entropy_coef * H
 //
-// The factor multiplies the term only; tokens it sets to 0 stay in the denominator.
+// The factor is the product of the corrections. It multiplies the term only. Tokens that it sets to 0 stay
+// in the denominator.
 //
-// With a teacher q the term's advantage is rl_loss_weight * A, and distillation, a reverse KL to q, is
+// With a teacher q, the term's advantage is rl_loss_weight * A. Distillation is a reverse KL to q, by
+// loss_mode (sg: stop-gradient):
 //   k1      distill_loss_weight * sg(log q - log pi), added to that advantage (Thinking Machines 2025, Lu
 //           et al., "On-policy distillation"; AReaL's with rl_loss_weight 0)
-//   k2, k3  the estimator of the token drawn, with its gradient
-//   topk    sum of pi log(pi / q) over the policy's most likely tokens, all others one more token: KL of two
-//           coarser distributions, so at most the whole KL and never negative
-// k2 has the gradient of the KL on samples of pi; k3's is another one's; that of k1 itself has mean 0, so
-// that it is in the advantage.
+//   k2, k3  the estimator at the sampled token, with its gradient
+//   topk    sum of pi log(pi / q) over the policy's top-k tokens and all others as one more token: the KL of
+//           two coarser distributions, so at most the full KL and never negative
+// On samples of pi, the gradient of k2 is the gradient of the KL, and the gradient of k3 is not. The
+// gradient of k1 has mean 0, therefore k1 is part of the advantage.
 //
-// pi_old: the trainer's policy at the start of the update where use_decoupled_loss or recompute_logprob say
-// so, else mu. Of the decoupled loss, by prox_logp_method:
+// pi_old is mu if use_decoupled_loss and recompute_logprob are false. With recompute_logprob it is the
+// trainer's policy at the start of the update. With use_decoupled_loss, prox_logp_method chooses:
 //   recompute         the trainer's policy at the start of the update
-//   metrics           the same, and metrics of how far loglinear is from it
-//   reuse_train_logp  sg(pi): for batches that are one update, where it is the same
-//   loglinear         interpolated_log_probs, without a walk
+//   metrics           the same; also reports the error of loglinear
+//   reuse_train_logp  sg(pi), which is the same if the batch is one update
+//   loglinear         interpolated_log_probs, which needs no extra forward pass
 #pragma once
 
 #include <vector>
@@ -31,15 +33,17 @@
 
 namespace bough {
 
-// log pi_old = log mu + a sg(log pi - log mu), a = clip((v_now - 1 - v_mu) / (v_now - v_mu), 0, 1), 0 where
-// v_mu >= v_now: on the line from the policy that drew the token (version v_mu) to the trainer's (v_now), one
-// update before its end. `versions_R`: v_mu.
+// Estimates log pi_old by interpolation between the behavior policy (version v_mu) and the trainer's
+// (v_now), at version v_now - 1:
+//   log pi_old = log mu + a sg(log pi - log mu),  a = clip((v_now - 1 - v_mu) / (v_now - v_mu), 0, 1)
+// and a = 0 if v_mu >= v_now. versions_R: int32, v_mu of each row. `version`: v_now. Returns [R], no
+// gradient.
 at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const at::Tensor& log_probs_R,
                                   const at::Tensor& versions_R, int64_t version);
 
 class PolicyLoss final : public Loss {
  public:
-  // UserError: settings that contradict each other, or that this loss does not have.
+  // Throws UserError if settings contradict each other, or if this loss does not have a setting.
   PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind);
 
   Couples couples() const override { return couples_; }
@@ -62,7 +66,7 @@ class PolicyLoss final : public Loss {
   bool reports_interpolation() const { return decoupled() && settings_.prox_logp_method == "metrics"; }
   bool old_is_behaviour(const LossRows& rows) const;
 
-  // log pi_old: interpolated; the current policy, detached; the proximal one; the behaviour policy.
+  // Returns log pi_old [R], no gradient. Undefined if it is mu and the rows have no behaviour_log_probs_R.
   at::Tensor old_log_probs(const LossRows& rows) const;
   PolicyTerm policy_term(const LossRows& rows, const Sequences* sequences) const;
   at::Tensor correction_factor(const LossRows& rows, const at::Tensor& log_w_R, const Sequences* sequences,
@@ -74,7 +78,7 @@ class PolicyLoss final : public Loss {
   const LossSettings settings_;
   const PolicyTermKind kind_;
   const std::vector<CorrectionKind> corrections_;
-  const bool takes_old_;  // something is made of pi_old
+  const bool takes_old_;  // the term, a correction or the KL uses pi_old
   Couples couples_;
 };
 

@@ -1,5 +1,5 @@
-// What policy terms (losses/) and corrections (corrections/) are functions of: the rows of a batch with their
-// log-ratios, and the sequences that the rows belong to. [R] rows, [S] sequences that have a row.
+// The inputs and outputs of policy terms (losses/) and corrections (corrections/): rows with their
+// log-ratios, and the sequences of the rows. [R] rows, [S] sequences that have a row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +13,15 @@
 
 namespace bough {
 
-// Stands for a log-probability of minus infinity where differences are taken: -inf - -inf would be NaN.
+// Log-probabilities below this are raised to it before a subtraction, because -inf - -inf is NaN.
 inline constexpr double kLogProbFloor = -1e30;
 
-// log(a / b), clamped to +-kMaxLogRatio. Clamping passes no gradient outside, so exp of it never multiplies
-// inf by 0. Two probabilities that both underflowed to 0 count as equal.
+// Returns log(a / b), clamped to +-kMaxLogRatio. The gradient outside is 0, so the backward of exp never
+// multiplies inf by 0. Two probabilities that both underflowed to 0 count as equal.
 at::Tensor log_ratio(const at::Tensor& log_a_R, const at::Tensor& log_b_R);
 
-// The sequences of the rows, for losses and corrections that couple a sequence's tokens. A sequence is a row
-// of the batch: rows of one trajectory are sequences of their own.
+// The sequences of the rows, for losses and corrections whose scope is a sequence. A sequence is here one
+// entry of the batch: an agent's trajectory that has several entries is several sequences.
 class Sequences {
  public:
   explicit Sequences(const at::Tensor& sequences_R);  // rows of one sequence are adjacent
@@ -29,7 +29,7 @@ class Sequences {
   at::Tensor sum(const at::Tensor& x_R) const;      // [S]; differentiable
   at::Tensor mean(const at::Tensor& x_R) const;     // [S]; over the sequence's trained tokens
   at::Tensor largest(const at::Tensor& x_R) const;  // [S]
-  at::Tensor to_rows(const at::Tensor& x_S) const;  // [R]: each row gets its sequence's
+  at::Tensor to_rows(const at::Tensor& x_S) const;  // [R]: each row gets the value of its sequence
   int64_t num_sequences() const { return num_sequences_; }
 
  private:
@@ -39,18 +39,18 @@ class Sequences {
 
 struct PolicyRows {
   const LossSettings& settings;
-  double eps_low, eps_high;  // the loss's own where the settings leave them out
+  double eps_low, eps_high;  // from the settings; if unset there, the loss's own
   at::Tensor log_probs_R;    // log pi, differentiable
-  at::Tensor log_ratio_R;    // log(pi / pi_old), or of pi / mu; clamped, differentiable
+  at::Tensor log_ratio_R;    // log(pi / pi_old) or log(pi / mu), see Against; clamped, differentiable
   at::Tensor advantages_R;
-  at::Tensor behaviour_log_probs_R;  // log mu; where the loss asks for it
-  const Sequences* sequences;        // null unless the loss couples tokens
-  int64_t version;                   // the trainer's
+  at::Tensor behaviour_log_probs_R;  // log mu; may be undefined if the loss does not need it
+  const Sequences* sequences;        // nullptr if the coupling scope is kNothing
+  int64_t version;                   // the trainer's weight version
 };
 
 struct PolicyTerm {
   at::Tensor per_token_R;  // differentiable in log_probs_R
-  at::Tensor clipped_R;    // bool: rows whose ratio a clip cut off; undefined where the loss has no clip
+  at::Tensor clipped_R;    // bool: rows whose ratio was clipped; undefined if the loss has no clip
 };
 
 struct WeightBounds {
@@ -59,17 +59,17 @@ struct WeightBounds {
 
 struct CorrectionRows {
   const LossSettings& settings;
-  at::Tensor log_w_R;                // log(pi_old / mu), clamped; nothing here has a gradient
+  at::Tensor log_w_R;                // log(pi_old / mu), clamped; no tensor here has a gradient
   at::Tensor log_probs_R;            // log pi
   at::Tensor behaviour_log_probs_R;  // log mu
   at::Tensor advantages_R;
-  const Sequences* sequences;                   // null unless the correction couples tokens
-  WeightBounds bounds;                          // the correction's own
-  at::Tensor old_given_RK, behaviour_given_RK;  // log pi_old and log mu of the engine's most likely tokens
-  int64_t version = 0;                          // the trainer's
+  const Sequences* sequences;                   // nullptr if the coupling scope is kNothing
+  WeightBounds bounds;                          // CorrectionKind::bounds
+  at::Tensor old_given_RK, behaviour_given_RK;  // log pi_old and log mu of the engine's top-k tokens
+  int64_t version = 0;                          // the trainer's weight version
 };
 
-// An estimator of KL(p, q) on samples of p, by row, with d = log q - log p:
+// Returns an estimate of KL(p, q) for each row, from samples of p. With d = log q - log p, clamped:
 //   k1 -d,  k2 d^2 / 2,  k3 exp(d) - d - 1
 at::Tensor kl_estimate(const std::string& estimator, const at::Tensor& log_p_R, const at::Tensor& log_q_R);
 

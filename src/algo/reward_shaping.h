@@ -1,4 +1,4 @@
-// Raw rewards to those that advantages are computed from; everything in fp64.
+// Shapes raw rewards into the rewards that advantages are computed from, in fp64:
 //   R = clip((R_raw + overlong penalty + reward_bias) * reward_scaling, -reward_clip, reward_clip)
 #pragma once
 
@@ -30,16 +30,16 @@ struct RewardShapingSettings {
   }
 };
 
-// UserError for a reward that is not finite; names the sequence.
+// Throws UserError if a reward is not finite. The message names the sequence.
 void check_finite(std::span<const double> rewards);
 
-// DAPO's soft overlong penalty of a response of `length` tokens: 0 up to max_length - cache, then linear to
-// -1 at max_length and beyond. cache = 0: -1 beyond max_length only.
+// Returns DAPO's soft overlong penalty for a response of `length` tokens: 0 up to max_length - cache, then
+// falling linearly to -1 at max_length, and -1 beyond. With cache = 0 it is -1 beyond max_length only.
 double overlong_penalty(int64_t length, int64_t max_length, int64_t cache);
 
-// Shaped rewards [S]. `response_lengths` [S] and `max_length` (tokens a response may have) are read only with
-// overlong_reward_penalty. UserError: a reward that is not finite (names the sequence), or overlong_tokens
-// outside [0, max_length].
+// Returns shaped rewards [S]. `response_lengths` [S] and `max_length`, both in tokens, are read only with
+// overlong_reward_penalty. Throws UserError if a reward is not finite (the message names the sequence), or if
+// overlong_tokens is outside [0, max_length].
 std::vector<double> shape_rewards(const RewardShapingSettings& settings, std::span<const double> rewards,
                                   std::span<const int64_t> response_lengths = {}, int64_t max_length = 0);
 

@@ -1,4 +1,4 @@
-// Supervised fine-tuning: -log pi(y_t), aggregated by weights_R (token mean unless asked otherwise).
+// Supervised fine-tuning: -log pi(y_t), aggregated with weights_R (by default the token mean).
 #pragma once
 
 #include "algo/loss.h"

@@ -1,5 +1,5 @@
-// A metric that is gathered in pieces: over the blocks of a walk, micro-batches and ranks. Merging is
-// associative and commutative up to rounding, so the pieces may arrive in any order.
+// A metric that is merged over the blocks of a plan execution, micro-batches and ranks. Merging is
+// associative and commutative up to rounding, so the parts may arrive in any order.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@ namespace bough {
 
 struct WeightedSum {
   enum class Kind {
-    sum,   // adds up: a loss whose denominator is already in its weights
+    sum,   // the sum, for instance of a loss whose weights include the denominator
     mean,  // sum / weight
-    max,   // `sum` holds the largest value seen
+    max,   // `sum` is the largest value
   };
 
   Kind kind = Kind::mean;
   double sum = 0.0;
-  double weight = 0.0;  // rows seen; 0: nothing seen yet, and `sum` means nothing for a maximum
+  double weight = 0.0;  // number of values; if 0, `sum` is not valid for a maximum
 
   void merge(const WeightedSum& other) {
     if (other.weight == 0.0) return;
@@ -32,7 +32,7 @@ struct WeightedSum {
     weight += other.weight;
   }
 
-  // 0 where nothing was seen: a batch without a trained token still writes finite metrics.
+  // 0 if there are no values, so that a batch without trained tokens still has finite metrics.
   double value() const {
     if (weight == 0.0) return 0.0;
     return kind == Kind::mean ? sum / weight : sum;

@@ -1,16 +1,16 @@
-// A trainable tensor and the gradient that our ops accumulate into.
+// A trainable tensor and its gradient `main_grad`.
 //
-// Parameters are not autograd inputs (libtorch's own path would round dW to bf16 at every tree node): the
-// backward of `linear`, `embedding`, `rms_norm` adds (beta = 1) into `main_grad`, in the accumulator type.
+// Autograd does not track parameters, because libtorch would round dW to bf16 in every pass. Instead, the
+// backward functions of `linear`, `embedding` and `rms_norm` add to `main_grad` in the accumulator type.
 //
-// A matrix that only generates may be quantized: int8 with a scale for each row (kernels/quantized_product).
-// It has no gradient.
+// A matrix used only for generation may be quantized: int8 with one scale per row
+// (kernels/quantized_product). It has no gradient.
 //
-// A parameter without a main_grad is frozen: what computes with it passes gradients on to its inputs, and
-// computes none of its own.
+// A parameter without main_grad is frozen: ops compute the gradients of their inputs, but none for it.
 //
-// A matrix may have an adapter (Hu et al. 2021, "LoRA"): to its rows [begin, end) of each slice belongs the
-// term scale · B A, which is never added to the matrix. A of all slices are rows of one matrix, as B are.
+// A matrix may have an adapter (Hu et al. 2021, "LoRA"). Each slice of the adapter covers rows [begin, end)
+// of the matrix and acts as if scale · B A were added to these rows. The sum is never stored. The A of all
+// slices are stacked in one matrix, and so are the B.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,28 +27,29 @@ inline at::ScalarType accumulator_type(at::ScalarType type) {
 }
 
 struct Parameter {
-  // Projections that read the same input are stored as one matrix (q, k, v; gate and up): one product instead
-  // of three. Each keeps its Hugging Face name as a range of rows.
+  // Projections that read the same input (q, k, v; gate and up) are stored as one matrix, so that one product
+  // computes all. A part is the range of rows of one projection, under its Hugging Face name.
   struct Part {
     std::string name;
     int64_t begin;  // rows [begin, end) of value
     int64_t end;
-    // Of a tensor that several ranks share (models/tensor_parallel.h) this is a piece: the elements from
-    // `first` on along `dimension`, which has `whole`. 0: all of the tensor is here.
+    // The shard of a tensor that is divided among ranks (models/tensor_parallel.h). It has the elements from
+    // `first` on along `dimension`, whose size in the unsharded tensor is `whole`. whole = 0: not divided.
     int64_t dimension = 0, first = 0, whole = 0;
-    int64_t copies = 1;        // ranks that hold this very piece
-    bool sums_copies = false;  // their gradients are parts of the piece's, else each is the whole
+    int64_t copies = 1;        // number of ranks that hold this same shard
+    bool sums_copies = false;  // true: the copies' gradients must be summed; false: each is the full gradient
   };
 
   at::Tensor value;      // fp32, bf16 or fp64, contiguous; [rows, columns] or [rows]
-  at::Tensor main_grad;  // accumulator type, value's shape; undefined until training asks for it
+  at::Tensor main_grad;  // accumulator type, value's shape; undefined if frozen or not trained
   std::vector<Part> parts;
-  at::Tensor scale = {};  // of a quantized matrix, whose value is int8: fp32, [rows]; else undefined
+  at::Tensor scale = {};  // fp32 [rows] if the matrix is quantized (value is int8); else undefined
 
   struct AdapterSlice {
-    int64_t begin, end;  // rows of value, and columns of what the product with it returns
+    int64_t begin, end;  // rows of `value`, and therefore columns of the product's result
   };
-  // Empty, or A: [slices · rank, columns] and B: [rows of all slices in turn, rank], one part a slice each.
+  // Empty if there is no adapter. Otherwise {A, B}, each with one part per slice: A is [slices · rank,
+  // columns], B is [rows of all slices, rank].
   std::vector<Parameter> adapter = {};
   std::vector<AdapterSlice> adapter_slices = {};
   double adapter_scale = 1;

@@ -1,5 +1,5 @@
-// The estimators by name: rewards of a batch to advantages. Adding one: a file in this folder that defines
-// NAME_estimator(), with its equation and source at the top, and a line in the list below.
+// The list of advantage estimators. To add one, write a file in this folder that defines NAME_estimator(),
+// with its equation and source at the top, and add a line to the list below.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace bough {
 
-// One number a sequence, or one a trained token of it.
+// For each sequence one number, or one per trained token.
 using Advantages = std::vector<std::vector<double>>;
 
 struct EstimatorInput {
   const AdvantageSettings& settings;
   const AdvantageInput& batch;
-  const std::vector<std::vector<int64_t>>& groups;  // the sequences of each group
-  Advantages* returns = nullptr;                    // where the caller wants them
+  const std::vector<std::vector<int64_t>>& groups;  // the sequence indices of each group
+  Advantages* returns = nullptr;                    // output, nullptr if the caller does not need it
 
-  // By sequence: `estimate` of the rewards of each group, in place. The last argument: the same sequences'
-  // trained tokens.
+  // Applies `estimate` to the rewards of each group and returns the results by sequence. `estimate` replaces
+  // `values` in place; `tokens` has the number of trained tokens of each of these sequences.
   using Estimate = void (*)(const AdvantageSettings&, std::vector<double>& values,
                             const std::vector<int64_t>& tokens);
   std::vector<double> by_group(std::span<const double> rewards, Estimate estimate) const;
@@ -29,12 +29,12 @@ struct EstimatorInput {
 
 struct EstimatorKind {
   Advantages (*estimate)(const EstimatorInput& input) = nullptr;
-  bool needs_values = false;     // of a critic
+  bool needs_values = false;     // SequenceSteps::values
   bool needs_steps = false;      // AdvantageInput::steps
   bool needs_baselines = false;  // AdvantageInput::baselines
 };
 
-// Every name: AdvantageSettings::adv_estimator, docs/algorithms.md.
+// The values of AdvantageSettings::adv_estimator, see docs/algorithms.md.
 #define BOUGH_ADVANTAGES(X)       \
   X(grpo)                         \
   X(dr_grpo)                      \
@@ -52,21 +52,23 @@ struct EstimatorKind {
 BOUGH_ADVANTAGES(BOUGH_DECLARE_ESTIMATOR)
 #undef BOUGH_DECLARE_ESTIMATOR
 
-// What estimators share.
-double mean_of(std::span<const double> values);
-// Of equal values exactly 0: the rounding of their mean would leave noise of 1e-17 / eps. 0 for one value.
+double mean_of(std::span<const double> values);  // 0 without values
+// Returns the standard deviation; 0 for a single value. Equal values give exactly 0: a rounding error of
+// their mean would become noise when it is divided by eps.
 double deviation_of(std::span<const double> values, bool unbiased);
-// (R - mean_g) / (std_g + eps), a group of one: R / (1 + eps).
+// Replaces rewards R by (R - mean) / (std + eps), in a group of one by R / (1 + eps).
 void normalize_group(const AdvantageSettings& settings, std::vector<double>& values,
                      const std::vector<int64_t>& tokens);
+// Converts one value per sequence.
 Advantages one_a_sequence(const std::vector<double>& values);
-// (A - mean) / sqrt(var + 1e-8) over all trained tokens of the batch, var unbiased; a single number counts
-// once for each of the sequence's trained tokens. Either part may be left out.
+// Replaces A by (A - mean) / sqrt(var + 1e-8), where mean and unbiased var are over all trained tokens of the
+// batch. A sequence with a single number counts as `tokens` equal numbers. `parts` turns off either
+// operation.
 struct Whitening {
   bool subtracts_mean = true, divides_by_deviation = true;
 };
 void whiten(Advantages& advantages, std::span<const int64_t> tokens, Whitening parts = {});
-// What adv_norm asks for; `by_default`: what auto stands for.
+// Returns the whitening that adv_norm selects. `by_default`: whether `auto` turns an operation on.
 Whitening whitening(const AdvantageNormSettings& settings, bool by_default);
 
 }  // namespace bough

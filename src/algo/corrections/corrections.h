@@ -1,11 +1,15 @@
-// Corrections for the mismatch between the engine's policy mu and pi_old: factors of the policy term (not of
-// KL or entropy, and never inside a clip), made of w = pi_old / mu without a gradient. Tokens that one sets
-// to 0 stay in the denominator. Adding one: a file in this folder that defines NAME_correction(), with its
-// equation and source at the top, and a line in the list below.
+// Corrections for the mismatch between the engine's policy mu and pi_old. A correction is a factor computed
+// from w = pi_old / mu, without a gradient. It multiplies the policy term outside of any clip, and neither
+// KL nor entropy. Tokens that get 0 stay in the denominator. To add a correction, write a file in this
+// folder that defines NAME_correction(), with its equation and source at the top, and add a line to the list
+// below.
 //
-// correction: auto is `rejection_sampling` where its settings say anything, else `cap` with the decoupled
-// loss, else none. Explicitly named, one takes the place of the decoupled loss's own, never on top of it.
-// Masks (off_policy_mask_threshold, m2_threshold) come on top of any.
+// `correction: auto` selects the first that applies:
+//   1. rejection_sampling, if its settings differ from the defaults
+//   2. cap, with the decoupled loss
+//   3. none
+// A named correction replaces the one of the decoupled loss. Masks (off_policy_mask_threshold, m2_threshold)
+// multiply any correction.
 #pragma once
 
 #include <string>
@@ -19,18 +23,18 @@ namespace bough {
 
 struct Corrected {
   at::Tensor factor_R;     // 0 or more; no gradient
-  at::Tensor truncated_R;  // bool: rows whose weight was cut, not masked; undefined where none is
-  std::vector<std::pair<std::string, at::Tensor>> means = {};  // metrics: the mean over the rows of each
+  at::Tensor truncated_R;  // bool: rows whose weight was clamped, not masked; undefined if it never clamps
+  std::vector<std::pair<std::string, at::Tensor>> means = {};  // metrics: name, and [R] to take the mean of
 };
 
 struct CorrectionKind {
-  Couples couples = Couples::kNothing;  // kSequence reads `sequences`
-  WeightBounds bounds = {};             // where it has some
-  bool reads_given = false;             // needs the engine's most likely tokens
+  Couples couples = Couples::kNothing;  // with kSequence or kBatch, CorrectionRows::sequences is set
+  WeightBounds bounds = {};             // unused if the correction has no bounds
+  bool reads_given = false;             // needs the engine's top-k tokens
   Corrected (*apply)(const CorrectionRows& rows) = nullptr;
 };
 
-// Every name of the setting `correction`, beside auto and none.
+// The values of the setting `correction`, besides auto and none.
 #define BOUGH_CORRECTIONS(X) \
   X(cap)                     \
   X(tis)                     \
@@ -39,7 +43,7 @@ struct CorrectionKind {
   X(rejection)               \
   X(obrs)
 
-// Those with settings of their own.
+// Corrections that have their own setting.
 #define BOUGH_OTHER_CORRECTIONS(X) \
   X(rejection_sampling)            \
   X(off_policy_mask)               \
@@ -50,18 +54,18 @@ BOUGH_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 BOUGH_OTHER_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 #undef BOUGH_DECLARE_CORRECTION
 
-// What `settings` ask for; their factors multiply. `against`: what the loss's ratio is of. UserError:
-// settings that contradict each other.
+// Returns the corrections that `settings` select. Their factors are multiplied. `against`: of the loss.
+// Throws UserError if settings contradict each other.
 std::vector<CorrectionKind> find_corrections(const LossSettings& settings, Against against);
 
-// log w at the level that settings.correction_level names: the token's own; the sequence's product; its
-// geometric mean. [R], clamped.
+// Returns log w [R], clamped, at settings.correction_level: w of the token, or the product or the geometric
+// mean of w over the sequence's rows.
 at::Tensor log_weight_at_level(const CorrectionRows& rows);
-// 0 on every row of a sequence that has a token with w < settings.correction_veto, else 1.
+// Returns [R]: 0 on every row of a sequence that has a token with w < settings.correction_veto, else 1.
 at::Tensor veto_factor(const CorrectionRows& rows);
 
-// The bounds in force: the settings' where set, else the correction's own at this level. UserError: no weight
-// is between them.
+// Returns the bounds from the settings. If unset there, they are the correction's own: `geometric` at level
+// geometric, otherwise `token`. Throws UserError if the lower bound is above the upper one.
 WeightBounds weight_bounds(const LossSettings& settings, WeightBounds token, WeightBounds geometric);
 
 }  // namespace bough

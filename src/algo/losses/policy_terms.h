@@ -1,6 +1,6 @@
-// The policy losses by name. Adding one: a file in this folder that defines NAME_term(), with its equation
-// and source at the top, and a line in the list below. What all share (pi_old, corrections, KL, entropy,
-// metrics) is PolicyLoss's (algo/policy_loss.h).
+// The list of policy losses. To add one, write a file in this folder that defines NAME_term(), with its
+// equation and source at the top, and add a line to the list below. PolicyLoss (algo/policy_loss.h) has the
+// parts that all of them share: pi_old, corrections, KL, entropy and metrics.
 #pragma once
 
 #include <span>
@@ -9,23 +9,23 @@
 
 namespace bough {
 
-// What the ratio r is of.
+// The denominator of the ratio r.
 enum class Against {
-  kNothing,    // the loss has none
+  kNothing,    // the loss has no ratio
   kOld,        // r = pi / pi_old
-  kBehaviour,  // r = pi / mu: the loss corrects for mu by itself
+  kBehaviour,  // r = pi / mu: the loss itself corrects for mu
 };
 
 struct PolicyTermKind {
   Against against = Against::kOld;
-  Couples couples = Couples::kNothing;     // kSequence reads `sequences`
-  const char* aggregation = "token_mean";  // where loss_aggregation is auto
-  double eps_low = 0.2, eps_high = 0.2;    // where eps_clip and eps_clip_higher are not set
+  Couples couples = Couples::kNothing;     // with kSequence or kBatch, PolicyRows::sequences is set
+  const char* aggregation = "token_mean";  // used if loss_aggregation is auto
+  double eps_low = 0.2, eps_high = 0.2;    // used if eps_clip and eps_clip_higher are unset
   bool has_dual_clip = false;              // reads c_clip
   PolicyTerm (*term)(const PolicyRows& rows) = nullptr;
 };
 
-// Every name: LossSettings::loss, docs/algorithms.md.
+// The values of LossSettings::loss besides sft, see docs/algorithms.md.
 #define BOUGH_POLICY_LOSSES(X) \
   X(ppo)                       \
   X(pg)                        \
@@ -43,7 +43,7 @@ struct PolicyTermKind {
 BOUGH_POLICY_LOSSES(BOUGH_DECLARE_POLICY_LOSS)
 #undef BOUGH_DECLARE_POLICY_LOSS
 
-// PPO's: -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A).
+// Returns PPO's clipped term: -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A).
 PolicyTerm clipped_surrogate(const at::Tensor& ratio_R, const PolicyRows& rows);
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-// What our ops need of libtorch's autograd.
+// Autograd names and helpers for our ops.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -10,8 +10,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Parameters are not autograd inputs, so a graph that starts at token ids would have no input that asks for a
-// gradient, and nothing would be recorded. This empty tensor asks.
+// Returns an empty tensor that requires a gradient. Autograd does not track parameters, so a graph that
+// begins with token ids has no other input that requires a gradient, and nothing would be recorded.
 inline at::Tensor graph_root(at::Device device) {
   return at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(device)).requires_grad_(true);
 }

@@ -1,4 +1,4 @@
-// 32 neighbours at a time as two registers of fp32, for files compiled for AVX512-BF16; internal linkage.
+// 32 adjacent elements in two fp32 registers. For files compiled for AVX512-BF16; internal linkage.
 #pragma once
 
 #include <immintrin.h>
@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kNeighbours = 32;
 
-// 32 neighbours as those at even and those at odd places: of bf16, a shift and a mask.
+// 32 adjacent elements, divided into those at even and at odd indices. For bf16 this takes a shift and a
+// mask.
 struct Lanes {
   __m512 even, odd;
 };
@@ -28,7 +29,7 @@ inline Lanes load_lanes(const float* p) {
   const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
   return {_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high)};
 }
-// Stores lanes rounded to nearest even.
+// Stores 32 elements in their original order; bf16 is rounded to nearest even.
 inline void store_lanes(BFloat16Bits* p, const Lanes& x) {
   const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.odd, x.even));
   const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
@@ -54,7 +55,7 @@ inline Lanes operator+(const Lanes& a, __m512 b) {
 inline Lanes operator+(const Lanes& a, const Lanes& b) {
   return {_mm512_add_ps(a.even, b.even), _mm512_add_ps(a.odd, b.odd)};
 }
-// Fused products and sums of lanes: a · b + c, a · b - c and c - a · b.
+// Fused: a · b + c, a · b - c and c - a · b.
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
   return {_mm512_fmadd_ps(a.even, b.even, c.even), _mm512_fmadd_ps(a.odd, b.odd, c.odd)};
 }
@@ -67,7 +68,7 @@ inline Lanes subtract_product(const Lanes& c, const Lanes& a, __m512 b) {
 inline Lanes zero_lanes() {
   return {_mm512_setzero_ps(), _mm512_setzero_ps()};
 }
-// Returns sum + the squares of 32 neighbours, two a lane.
+// Returns sum + the squares of 32 adjacent elements, two per lane.
 inline __m512 add_squares(const BFloat16Bits* p, __m512 sum) {
   const auto pairs = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
   return _mm512_dpbf16_ps(sum, pairs, pairs);
@@ -75,7 +76,7 @@ inline __m512 add_squares(const BFloat16Bits* p, __m512 sum) {
 inline float sum_of(const Lanes& x) {
   return _mm512_reduce_add_ps(_mm512_add_ps(x.even, x.odd));
 }
-// Adds up the lanes of each of four vectors.
+// Returns the sums over the lanes of four vectors.
 inline __m128 sums_across(const __m512 (&x)[4]) {
   const auto quarter = [&](int i) {
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x[i]), _mm512_extractf32x8_ps(x[i], 1));
@@ -84,7 +85,7 @@ inline __m128 sums_across(const __m512 (&x)[4]) {
   return _mm_hadd_ps(_mm_hadd_ps(quarter(0), quarter(1)), _mm_hadd_ps(quarter(2), quarter(3)));
 }
 
-// Sums that are kept in the order of lanes while rows are added to them.
+// Load and store sums that are in lane order: 16 elements at even indices, then 16 at odd indices.
 inline Lanes load_ordered(const float* sums) {
   return {_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16)};
 }
@@ -92,7 +93,7 @@ inline void store_ordered(float* sums, const Lanes& x) {
   _mm512_storeu_ps(sums, x.even);
   _mm512_storeu_ps(sums + 16, x.odd);
 }
-// Turns `width` sums, in place, into the order of lanes before rows are added and back afterwards.
+// Convert `width` sums in place to lane order and back. Rows are added to sums in lane order.
 inline void to_lane_order(float* sums, int64_t width) {
   for (int64_t d = 0; d < width; d += kNeighbours) store_ordered(sums + d, load_lanes(sums + d));
 }

@@ -1,9 +1,9 @@
-// What the CUDA kernels share: packs of elements, sums in a fixed order, sizes of a launch. No torch here, so
+// Helpers for the CUDA kernels: packs of elements, sums in a fixed order, launch sizes. No torch here, so
 // that a kernel compiles in seconds.
 //
-// Elements are loaded and stored in packs of up to 16 bytes where the row length and the addresses allow it,
-// else one by one (kPack = 1); loads widen to the accumulator type A, stores round once. No atomics anywhere:
-// the same input gives the same bits.
+// Elements are loaded and stored in packs of up to 16 bytes if the row length and the addresses allow it,
+// otherwise one by one (kPack = 1). Loads widen to the accumulator type A, stores round once. Kernels use no
+// atomics: the same input gives the same bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +17,7 @@
 namespace bough {
 
 constexpr int kWarp = 32;
-constexpr int kMaxWarps = 32;  // of a block: 1024 threads
+constexpr int kMaxWarps = 32;  // per block: 1024 threads
 constexpr int64_t kMaxBlocks = 65535;
 
 __device__ inline float widen(float x) {
@@ -70,7 +70,7 @@ bool fits_packs(int64_t width, int pack, Pointers... pointers) {
   return width % pack == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-// Calls function(std::integral_constant<int, kPack>()) with kPack where it fits, else 1.
+// Calls function(std::integral_constant<int, k>()) with k = kPack if `fits`, else 1.
 template <int kPack, class Function>
 void with_pack(bool fits, Function&& function) {
   if (fits) {
@@ -84,12 +84,12 @@ inline int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Threads of a block: whole warps, enough for one pack a thread, at most `limit`.
+// Returns the threads of a block: whole warps, enough for one pack per thread, at most `limit`.
 inline int threads_for(int64_t num_packs, int limit) {
   return static_cast<int>(std::clamp<int64_t>(divide_up(num_packs, kWarp) * kWarp, kWarp, limit));
 }
 
-// Every lane gets the sum; adding is commutative, so all get the same bits.
+// Returns the sum over the warp. Addition is commutative, so all lanes get the same bits.
 template <class A>
 __device__ inline A warp_sum(A x) {
 #pragma unroll
@@ -97,11 +97,12 @@ __device__ inline A warp_sum(A x) {
   return x;
 }
 
-// Every thread gets the sum. All threads of the block must call it; scratch: shared, kMaxWarps.
+// Returns the sum over the block in every thread. All threads of the block must call it. scratch: shared
+// memory, kMaxWarps elements.
 template <class A>
 __device__ inline A block_sum(A x, A* scratch) {
   x = warp_sum(x);
-  __syncthreads();  // the scratch of a former sum has been read
+  __syncthreads();  // a former sum has been read from scratch
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
   __syncthreads();
   A sum = 0;
@@ -109,8 +110,8 @@ __device__ inline A block_sum(A x, A* scratch) {
   return sum;
 }
 
-// Second stage of a sum over rows: out[d] += sum of partial[p][d] over the parts p. Blocks of 32 x 8 threads:
-// each of the eight adds every eighth part, then the eight are added in order.
+// Second stage of a sum over rows: out[d] += sum of partial[p][d] over the parts p. In a block of 32 x 8
+// threads, each of the eight adds every eighth part. Then the eight sums are added in order.
 constexpr int kPartLanes = 8;
 
 template <class A>
@@ -129,7 +130,7 @@ __global__ void add_parts_kernel(A* out, const A* partial, int64_t num_parts, in
   out[d] += sum;
 }
 
-// partial: [num_parts] rows of `width` elements, `stride` elements from one to the next.
+// Launches add_parts_kernel. partial: num_parts rows of `width` elements, `stride` elements apart.
 template <class A>
 void add_parts(A* out, const A* partial, int64_t num_parts, int64_t width, int64_t stride,
                cudaStream_t stream) {

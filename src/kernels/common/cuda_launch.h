@@ -1,4 +1,4 @@
-// What the files that bind CUDA kernels to ops (*cuda_ops.cpp) share.
+// Helper for the files that bind CUDA kernels to ops (*cuda_ops.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,9 @@
 
 namespace bough {
 
-// Makes the tensors' device the current one, and checks that all are there: a kernel that reads an address of
-// another memory stops the whole process's use of the device, with an error that names another place.
+// Makes the tensors' device the current device while it lives. Throws InternalError if a tensor is on another
+// device or not contiguous. Without the check, a kernel that reads a wrong address makes the device unusable
+// for the process, and the error appears at an unrelated place.
 class Launch {
  public:
   Launch(const char* op, at::TensorList tensors) : guard_(tensors.front().device()) {

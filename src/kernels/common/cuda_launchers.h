@@ -1,7 +1,7 @@
-// Launchers of the CUDA kernels of element-wise ops and their like, which cuda_ops.cpp binds to the
-// dispatcher; the files x_cuda.cu define them. What they compute: x.h. Pointers are of the device; launch
-// errors are left to cudaGetLastError. T, A, element and accumulator: float, float; BFloat16Bits, float;
-// double, double.
+// Launchers of the CUDA kernels of element-wise and similar ops. x_cuda.cu defines the launchers of x, x.h
+// says what they compute, and cuda_ops.cpp binds them to the dispatcher. Pointers are device pointers.
+// Callers get launch errors from cudaGetLastError. T is the element type and A the accumulator type: (float,
+// float), (BFloat16Bits, float) or (double, double).
 #pragma once
 
 #include <cstdint>
@@ -20,29 +20,29 @@ void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t n
 template <class T, class A>
 struct RmsNormBackward {
   T* d_x;       // overwritten
-  T* y;         // the forward's, overwritten; may be d_y; or null
-  A* d_weight;  // [width], added to
+  T* y;         // the forward's y, overwritten; may be d_y or nullptr
+  A* d_weight;  // [width], accumulated
   A* partial;   // scratch [rms_norm_num_parts(num_rows), width]
   const T* d_y;
   const T* x;
   const T* weight;
-  const T* residual;  // added to d_x, or null
+  const T* residual;  // added to d_x; or nullptr
   const A* rstd;
   int64_t num_rows;
   int64_t width;
   A weight_offset;
 };
 
-// Parts that a sum over rows is cut into: a function of the rows alone, so that the order of the sum is the
-// same on every device.
+// Number of parts of a sum over rows. It depends only on the number of rows, so that the order of the sum is
+// the same on every device.
 int64_t rms_norm_num_parts(int64_t num_rows);
 
 template <class T, class A>
 void rms_norm_backward_cuda(const RmsNormBackward<T, A>& arguments, CudaStream stream);
 
 // swiglu
-// T: float, BFloat16Bits, double; gate_up, d_gate_up: [num_rows, 2 · width], y, d_y: [num_rows, width]. In
-// backward y may be d_y, and d_gate_up may be gate_up.
+// gate_up, d_gate_up: [num_rows, 2 · width]; y, d_y: [num_rows, width]. In backward y may be d_y, and
+// d_gate_up may be gate_up.
 
 template <class T>
 void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, GateActivation activation,
@@ -58,12 +58,12 @@ template <class T, class A>
 struct QkNormRotaryInput {
   const T* qkv;              // [num_tokens, (N + 2G) · head_dim]
   const A *cos, *sin;        // [num_tokens, num_pairs]
-  const T *q_norm, *k_norm;  // [head_dim], both or none
+  const T *q_norm, *k_norm;  // [head_dim], or both nullptr
   int64_t num_tokens;
   int64_t num_heads;     // N
   int64_t num_kv_heads;  // G
   int64_t head_dim;
-  int64_t num_pairs;  // that are turned, at most head_dim / 2
+  int64_t num_pairs;  // pairs of elements that are rotated, at most head_dim / 2
   A eps;
   A weight_offset;
 };
@@ -75,15 +75,15 @@ template <class T, class A>
 struct QkNormRotaryGradient {
   const T *d_q, *d_k, *d_v;
   T* d_qkv;                // overwritten
-  A *d_q_norm, *d_k_norm;  // [head_dim], added to; null without norms
-  A* partial;              // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; null without norms
+  A *d_q_norm, *d_k_norm;  // [head_dim], accumulated; nullptr without norms
+  A* partial;              // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; nullptr without norms
 };
 
-// Parts that sums over heads are cut into: a function of the sizes alone, so that the order of the sums is
-// the same on every device.
+// Number of parts of sums over heads. It depends only on the sizes, so that the order of the sums is the
+// same on every device.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads);
 
-// The widest head whose sums fit a block: 6144 in fp32, 3072 in fp64.
+// The largest head_dim whose sums fit the shared memory of a block: 6144 in fp32, 3072 in fp64.
 int64_t qk_norm_rotary_max_head_dim(int64_t accumulator_bytes);
 
 template <class T, class A>
@@ -104,8 +104,8 @@ struct LogProbForward {
 
 template <class T, class A>
 struct LogProbBackward {
-  T* logits;              // [num_rows, width], become their gradient
-  const int64_t* labels;  // [num_rows]; so are the rest
+  T* logits;              // [num_rows, width], overwritten with their gradient
+  const int64_t* labels;  // [num_rows], as the arrays below
   const A *lse, *entropies, *d_log_probs, *d_entropies;
   int64_t num_rows;
   int64_t width;
@@ -135,9 +135,9 @@ void draw_token_cuda(const DrawTokenCuda<T>& in, CudaStream stream);
 
 template <class T, class A>
 struct EmbeddingGradient {
-  A* sums;                // [V, width], added to
+  A* sums;                // [V, width], accumulated
   const int64_t* tokens;  // [num_rows], ascending
-  const int64_t* order;   // [num_rows]: tokens[i] is that of row order[i]; ascending within a token
+  const int64_t* order;   // [num_rows]: tokens[i] is the token of row order[i]; ascending for equal tokens
   const T* rows;          // [num_rows, width]
   int64_t num_rows, width;
 };
@@ -150,7 +150,7 @@ void add_embedding_gradient_cuda(const EmbeddingGradient<T, A>& gradient, CudaSt
 template <class T, class A>
 struct AdamwArrays {
   T* value;
-  A* master;  // null: value is of type A and its own master
+  A* master;  // nullptr if T is A
   A* exp_avg;
   A* exp_avg_sq;
   A* gradient;  // zeroed
@@ -164,8 +164,7 @@ void adamw_cuda(const AdamwArrays<T, A>& arrays, const AdamwScalars<A>& scalars,
 
 int64_t sum_of_squares_num_parts(int64_t size);
 
-// Overwrites *result with the sum over x[size]. partial: scratch [sum_of_squares_num_parts(size)]. T: float,
-// BFloat16Bits, double.
+// Overwrites *result with the sum over x[size]. partial: scratch [sum_of_squares_num_parts(size)].
 template <class T>
 void sum_of_squares_cuda(double* result, double* partial, const T* x, int64_t size, CudaStream stream);
 
@@ -181,15 +180,16 @@ struct QuantizedProductCuda {
   const BFloat16Bits* x;
   const int8_t* weight;
   const float* scale;
-  const BFloat16Bits* bias;      // or null
-  const BFloat16Bits* residual;  // or null
+  const BFloat16Bits* bias;      // or nullptr
+  const BFloat16Bits* residual;  // or nullptr
   int64_t rows, inputs, outputs;
 };
 
-// Whether quantized_product_cuda takes these: addresses and a width of 16 bytes' multiples.
+// Whether quantized_product_cuda supports the product: addresses and row lengths must be multiples of 16
+// bytes.
 bool fits_quantized_product_cuda(const QuantizedProductCuda& product);
-// Computes products of up to some hundred rows: each 64 of them read the weight once. Larger products leave
-// tensor cores idle here.
+// Computes products of up to a few hundred rows. Every 64 rows read the weight once. Larger products would
+// not use the tensor cores fully.
 void quantized_product_cuda(const QuantizedProductCuda& product, CudaStream stream);
 
 }  // namespace bough

@@ -1,5 +1,5 @@
-// libbough_cuda.so, which holds the CUDA kernels and brings libtorch_cuda with it: opened when a GPU is asked
-// for, so that all else starts fast and runs where there is neither CUDA nor a driver.
+// libbough_cuda.so has the CUDA kernels and loads libtorch_cuda. It is opened only if a GPU is used. Other
+// programs start faster without it, and run on machines without CUDA or a driver.
 #pragma once
 
 #include <filesystem>
@@ -8,36 +8,35 @@
 
 namespace bough {
 
-// Opens the library beside the program or in ../lib, and registers its kernels. Call it before the first
-// tensor: libtorch asks once whether there is CUDA, and keeps the answer. Idempotent. UserError where the
-// library is missing or cannot be opened, or where libtorch finds no GPU.
+// Opens the library in the program's folder or in ../lib, and registers its kernels. Call it before the
+// first tensor is created, because libtorch looks for CUDA only once. Idempotent. Throws UserError if the
+// library is missing or cannot be opened, or if libtorch finds no GPU.
 void open_cuda_library();
 
-// The library's file, or an empty path where none is installed.
+// Returns the library's file, or an empty path if it is not installed.
 std::filesystem::path find_cuda_library();
 
-// Work on the current device, recorded once and replayed as a whole: a pass of many small kernels then costs
-// one launch.
+// A CUDA graph: work on the current device that is recorded once and replayed as a whole. A pass of many
+// small kernels then costs one launch.
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
-  // Puts the recorded work on the current stream; does not wait for it.
+  // Launches the recorded work on the current stream; does not wait for it.
   virtual void replay() = 0;
 };
 
-// Graphs that are replayed one after the other, never beside each other, and share the memory of their
-// temporaries. They must not outlive this.
+// Graphs that share the memory of their temporaries. They are replayed one after the other, never at the
+// same time. A graph must not outlive its DeviceGraphs.
 class DeviceGraphs {
  public:
   virtual ~DeviceGraphs() = default;
-  // Runs `work` once, so that what libraries set up at first use is there, then records it without running
-  // it. `work` must not wait for the device or copy from it, and reads and writes the same addresses at each
-  // replay; what it returns in tensors stays valid, and is overwritten by the next replay, of this graph or
-  // of another.
+  // Runs `work` once, so that libraries do their setup of the first use, then records it without running it.
+  // `work` must not wait for the device or copy from it. A replay reads and writes the same addresses as the
+  // recording. Result tensors stay valid until the next replay of any of the graphs overwrites them.
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) = 0;
 };
 
-// Null where libbough_cuda.so is not open, or BOUGH_CUDA_GRAPHS is 0 in the environment.
+// Returns nullptr if libbough_cuda.so is not open, or if the environment variable BOUGH_CUDA_GRAPHS is 0.
 std::unique_ptr<DeviceGraphs> make_device_graphs();
 
 }  // namespace bough

@@ -1,12 +1,12 @@
-// PTX of the tensor cores (sm_80 and up) behind plain functions, and the launch of kernels that need much
-// shared memory.
+// Functions for PTX instructions of the tensor cores (sm_80 and up), and the launch of kernels that need
+// more than 48 KiB of shared memory.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"); in a warp, row = lane / 4, pair = 2 · (lane % 4):
 //   A [16][16]: a0 = (row, pair), a1 = (row + 8, pair), a2 = (row, pair + 8), a3 = (row + 8, pair + 8)
 //   B [16][8]:  b0 = (pair, column row), b1 = (pair + 8, column row)
-//   C [16][8]:  c0, c1 = (row, pair), (row, pair + 1); c2, c3 = the same of row + 8
-// each register of A and B holding two neighbours along A's columns, B's rows; the lower half comes first. So
-// C of one product, rounded, is A of the next.
+//   C [16][8]:  c0, c1 = (row, pair), (row, pair + 1); c2, c3 = the same for row + 8
+// Each register of A and B has two adjacent elements, along A's columns or B's rows, the first one in the
+// lower half. Therefore C of one product, rounded, can be A of the next.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,21 +21,22 @@ __device__ inline SharedAddress shared_address(const void* p) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
 }
 
-// The block's dynamic shared memory; the alignment lets addresses in a row of 256 bytes be changed by xor.
+// Returns the block's dynamic shared memory. The alignment allows changing addresses in a row of 256 bytes
+// by xor.
 __device__ inline char* dynamic_shared_memory() {
   extern __shared__ __align__(256) char bough_shared_memory[];
   return bough_shared_memory;
 }
 
-// Reads threadIdx.x anew: what follows from it is computed where it is used, not kept in registers around a
-// loop.
+// Reads threadIdx.x again, so that the compiler computes dependent values where they are used and does not
+// keep them in registers across a loop.
 __device__ inline int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
 
-// Copies `bytes` bytes in the background; where not `valid`, writes zeros and reads nothing.
+// Starts an asynchronous copy of `bytes` bytes. If not `valid`, writes zeros and reads nothing.
 template <int bytes>
 __device__ inline void copy_async(SharedAddress to, const void* from, bool valid) {
   static_assert(bytes == 4 || bytes == 16);
@@ -46,13 +47,13 @@ __device__ inline void copy_async(SharedAddress to, const void* from, bool valid
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
 }
 
-// Waits for this thread's copies; a barrier makes them visible to the block.
+// Waits for this thread's copies. A barrier after it makes them visible to the block.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Loads four 8 x 8 matrices of 16-bit elements; lanes 8m..8m+7 give the addresses of matrix m's rows, r[m]
-// gets its (row, pair), (row, pair + 1) or, transposed, (pair, row), (pair + 1, row).
+// Loads four 8 x 8 matrices of 16-bit elements. Lanes 8m to 8m + 7 pass the addresses of the rows of matrix
+// m. r[m] gets its elements (row, pair), (row, pair + 1), or if transposed (pair, row), (pair + 1, row).
 __device__ inline void load_matrices(uint32_t (&r)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -66,7 +67,7 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], SharedAddress 
                : "memory");
 }
 
-// c += a · b, bf16 factors, fp32 sums.
+// c += a · b with bf16 factors and fp32 sums.
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -82,14 +83,15 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-// 2^x with an error of two units in the last place; 0 at minus infinity.
+// Returns 2^x with an error of two units in the last place; 0 at minus infinity.
 __device__ inline float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// More shared memory than 48 KiB has to be asked for, on each device: asked every time, it takes no state.
+// Launches a kernel. CUDA requires a call per device to allow more than 48 KiB of shared memory. The call is
+// made at every launch, so that no state is needed.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
             const Arguments&... arguments) {

@@ -1,5 +1,5 @@
-// Pieces of attention on the tensor cores: tiles of rows in shared memory, products of fragments with them,
-// and the running softmax of a fragment of scores (FlashAttention-2, Dao 2023, algorithm 1).
+// Parts of attention on the tensor cores: tiles of rows in shared memory, products of fragments with tiles,
+// and the online softmax of a fragment of scores (FlashAttention-2, Dao 2023, algorithm 1).
 #pragma once
 
 #include "kernels/common/cuda_kernel.cuh"
@@ -21,17 +21,18 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// A tile in shared memory: rows of kHead bf16. The 16-byte chunks of row r stand at chunk ^ (r % 8), so that
-// eight rows of one chunk lie in eight different bank groups. Tiles start at multiples of 256 bytes.
+// A tile in shared memory has rows of kHead bf16. Chunk c (16 bytes) of row r is stored at index c ^ (r %
+// 8), so that one chunk of eight rows is in eight different bank groups. Tiles start at multiples of 256
+// bytes.
 template <int kHead>
 constexpr int kRowBytes = kHead * 2;
 
-// Offsets of the lanes for load_matrices() within a tile; `at` then moves by whole fragments.
+// Offsets of a lane within a tile for load_matrices(). at() then moves them by whole fragments.
 template <int kHead>
 struct LaneOffsets {
   SharedAddress
-      tall;  // 16 rows, 16 columns: A as it lies, or two B, transposed, of 16 rows and 8 columns each
-  SharedAddress wide;  // 16 rows, 16 columns: two B of 8 columns each that are rows of the tile
+      tall;  // 16 rows, 16 columns: one A, or with a transposed load two B of 16 rows and 8 columns each
+  SharedAddress wide;  // 16 rows, 16 columns: two B, whose 8 columns each are rows of the tile
 
   __device__ LaneOffsets() {
     const unsigned lane = threadIdx.x % kWarp;
@@ -40,14 +41,14 @@ struct LaneOffsets {
   }
 };
 
-// Returns an address within a tile. `lane`: address of a tile plus a lane's offset; row a multiple of 8,
-// column of 16.
+// Returns an address within a tile. `lane`: address of the tile plus a lane's offset. row must be a multiple
+// of 8 and column of 16.
 template <int kHead>
 __device__ inline SharedAddress at(SharedAddress lane, int row, int column) {
   return (lane ^ static_cast<SharedAddress>(column * 2)) + row * kRowBytes<kHead>;
 }
 
-// Loads rows of a tile; those beyond `num_rows` and columns beyond head_dim become zeros.
+// Starts loading a tile. Rows from num_rows on and columns from head_dim on become zeros.
 template <int kHead, int kRows, int kThreads>
 __device__ inline void load_tile(SharedAddress tile, const BFloat16Bits* rows, int64_t stride, int num_rows,
                                  int head_dim) {
@@ -70,7 +71,8 @@ __device__ inline void load_scalars(SharedAddress to, const T* from, int count) 
   if (i < kCount) copy_async<4>(to + i * 4, from + i, i < count);
 }
 
-// Loads A of 16 rows straight from memory; rows beyond num_rows and columns beyond head_dim are zeros.
+// Loads A of 16 rows directly from global memory. Rows from num_rows on and columns from head_dim on are
+// zeros.
 template <int kHead>
 __device__ inline void load_fragments(uint32_t (&a)[kHead / 16][4], const BFloat16Bits* rows, int64_t stride,
                                       int num_rows, int head_dim) {
@@ -85,7 +87,8 @@ __device__ inline void load_fragments(uint32_t (&a)[kHead / 16][4], const BFloat
     }
 }
 
-// Stores 16 rows of C, each times its factor (of rows row and row + 8), rounded.
+// Stores 16 rows of C, each multiplied by its factor and rounded. factor: of this lane's rows `row` and
+// `row` + 8.
 template <int kHead>
 __device__ inline void store_fragments(BFloat16Bits* rows, int64_t stride, const float (&c)[kHead / 8][4],
                                        const float (&factor)[2], int num_rows, int head_dim) {
@@ -102,7 +105,7 @@ __device__ inline void store_fragments(BFloat16Bits* rows, int64_t stride, const
   }
 }
 
-// c[16][8 · kTiles] += a[16][16 · kDepth] · b, b's columns being rows of a tile.
+// c[16][8 · kTiles] += a[16][16 · kDepth] · b. The columns of b are rows of a tile, from `row` on.
 template <int kHead, int kDepth, int kTiles>
 __device__ inline void multiply_rows(float (&c)[kTiles][4], const uint32_t (&a)[kDepth][4],
                                      SharedAddress wide, int row) {
@@ -117,8 +120,8 @@ __device__ inline void multiply_rows(float (&c)[kTiles][4], const uint32_t (&a)[
     }
 }
 
-// c[16][8 · kTiles] += a[16][kHead] · b, a in a tile from its row `a_row` on; b's columns are the rows of
-// another tile, from its first.
+// c[16][8 · kTiles] += a[16][kHead] · b. a is in a tile, from row a_row on. The columns of b are the rows of
+// another tile, from row 0 on.
 template <int kHead, int kTiles>
 __device__ inline void multiply_tile_rows(float (&c)[kTiles][4], SharedAddress tall, int a_row,
                                           SharedAddress wide) {
@@ -136,7 +139,7 @@ __device__ inline void multiply_tile_rows(float (&c)[kTiles][4], SharedAddress t
   }
 }
 
-// c[16][kHead] += a[16][16 · kDepth] · b, b's rows being rows of a tile.
+// c[16][kHead] += a[16][16 · kDepth] · b. The rows of b are rows of a tile, from `row` on.
 template <int kHead, int kDepth>
 __device__ inline void multiply_columns(float (&c)[kHead / 8][4], const uint32_t (&a)[kDepth][4],
                                         SharedAddress tall, int row) {
@@ -151,7 +154,7 @@ __device__ inline void multiply_columns(float (&c)[kHead / 8][4], const uint32_t
     }
 }
 
-// Rounds C of 8-column tiles as A of the next product.
+// Rounds C to bf16 as A of the next product.
 template <int kTiles>
 __device__ inline void round_fragments(uint32_t (&a)[kTiles / 2][4], const float (&c)[kTiles][4]) {
 #pragma unroll
@@ -161,8 +164,9 @@ __device__ inline void round_fragments(uint32_t (&a)[kTiles / 2][4], const float
   }
 }
 
-// One step of a running softmax over scores c[16][8 · kTiles]: they become weights 2^(scale · c - base), base
-// the largest scaled score of the row so far; row_max (unscaled), row_sum (this lane's part) and sums follow.
+// One step of the online softmax over scores[16][8 · kTiles]. The scores are replaced by weights
+// 2^(scale · score - base), where base is the largest scaled score of the row so far. row_max (unscaled),
+// row_sum (this lane's part) and sums are updated to the new base.
 template <int kTiles, int kColumns>
 __device__ inline void online_softmax(float (&scores)[kTiles][4], float (&row_max)[2], float (&row_sum)[2],
                                       float (&sums)[kColumns][4], float scale) {
@@ -173,7 +177,7 @@ __device__ inline void online_softmax(float (&scores)[kTiles][4], float (&row_ma
     for (int n = 0; n < kTiles; ++n)
       largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
     largest = quad_max(largest);
-    const float base = largest == -INFINITY ? 0 : largest * scale;  // nothing visible yet
+    const float base = largest == -INFINITY ? 0 : largest * scale;  // -infinity: no visible key yet
     const float rescale = exp2_approximate(row_max[half] * scale - base);
     row_max[half] = largest;
     row_sum[half] *= rescale;

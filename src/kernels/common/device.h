@@ -1,5 +1,5 @@
-// What a device is asked besides computing: whether it is done, how much memory it has, what it is called.
-// Through libtorch's own interfaces, so that nothing here needs CUDA's headers.
+// Queries of a device: synchronization, memory and name. They use only libtorch's interfaces, so that no CUDA
+// headers are needed.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,20 +9,20 @@
 
 namespace bough {
 
-// Returns when all that was asked of the device is done; at once for a CPU. Work on a GPU runs beside the
-// thread that asks for it: a clock read without this measures the asking.
+// Waits until all work on the device is done; returns at once for a CPU. GPU work is asynchronous: call this
+// before you read a clock, or the time covers only the launches.
 void synchronize(c10::Device device);
 
 struct DeviceMemory {
-  int64_t free = 0;   // bytes that this process may still fill with tensors
+  int64_t free = 0;   // bytes that this process can still allocate for tensors
   int64_t total = 0;  // bytes of the device
 };
-// A GPU's free bytes are what no process holds and what libtorch's allocator keeps for reuse; a CPU's are
-// what the system calls available.
+// On a GPU, free bytes include those that libtorch's allocator keeps for reuse. On a CPU, they are the
+// system's available memory.
 DeviceMemory device_memory(c10::Device device);
 
-// The most bytes of tensors on the device above those that lived when this was made. One at a time a device:
-// libtorch keeps one peak.
+// The peak bytes of tensors on the device since construction, minus the bytes at construction. Only one
+// object per device may exist at a time, because libtorch keeps one peak.
 class PeakBytes {
  public:
   explicit PeakBytes(c10::Device device);
@@ -33,7 +33,7 @@ class PeakBytes {
   int64_t before_;
 };
 
-// As its driver names a GPU, "NVIDIA H100 80GB HBM3"; "cpu".
+// Returns the driver's name of a GPU, for instance "NVIDIA H100 80GB HBM3", or "cpu".
 std::string device_name(c10::Device device);
 
 }  // namespace bough

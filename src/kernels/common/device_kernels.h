@@ -1,4 +1,4 @@
-// Which of the ways to compute its ops a device takes, as far as it decides what they cost; no torch.
+// The kernels that a device uses, as far as cost estimates depend on them. No torch.
 #pragma once
 
 #include <cstdint>
@@ -6,25 +6,25 @@
 namespace bough {
 
 struct DeviceKernels {
-  // How attention works decides which temporaries it needs.
+  // The attention kernel determines the temporaries.
   enum class Attention {
     kTiles,      // our CPU kernels in units of 32 x 32, in the accumulator type
-    kBf16Tiles,  // the same with tiles of bf16; matrix products are of such tiles, too
-    kReference,  // dense matrices of scores (fp64, CPUs without AVX-512)
-    kFused,      // a GPU's: gradients in the accumulator type, nothing else
+    kBf16Tiles,  // the same with bf16 tiles; matrix products use such tiles too
+    kReference,  // dense score matrices (fp64, CPUs without AVX-512)
+    kFused,      // GPU kernels: the only temporaries are gradients in the accumulator type
   };
 
   Attention attention = Attention::kTiles;
-  // Products in the accumulator type (with kBf16Tiles: in bf16) are kernels/matrix_product's own, which pack
-  // factors.
+  // Whether the kernels of kernels/matrix_product, which pack factors, compute the products in the
+  // accumulator type (with kBf16Tiles: in bf16).
   bool packs_factors = false;
-  int64_t threads = 1;  // that share a kernel's work, each with partial sums of its own; 1 on a GPU
+  int64_t threads = 1;  // threads of a kernel, each with its own partial sums; 1 on a GPU
 
   bool on_gpu() const { return attention == Attention::kFused; }
   bool has_bf16_tiles() const { return attention == Attention::kBf16Tiles; }
 };
 
-// Bytes of an element of weights and activations, and of what gradients, softmax and norms are summed in.
+// Bytes of an element of weights and activations, and of an accumulator of gradients, softmax and norms.
 struct ElementSizes {
   int64_t element = 4, accumulator = 4;
 };

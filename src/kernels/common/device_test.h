@@ -12,9 +12,10 @@
 
 namespace bough {
 
-// Opens the CUDA library before the first tensor of any test: libtorch asks once whether there is a GPU, and
-// its autograd starts its threads once. Why not is said where there is none; on a machine with a GPU's driver
-// and the library a skip would hide a fault, so that it is a failure.
+// Opens the CUDA library before the first tensor of any test, because libtorch looks for a GPU only once and
+// starts its autograd threads only once. reason() says why tests on CUDA are skipped; it is empty if they
+// run. If the driver and the library exist but opening fails, this is a test failure, because a skip would
+// hide a fault.
 class CudaEnvironment : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -39,7 +40,7 @@ class CudaEnvironment : public ::testing::Environment {
 inline CudaEnvironment* const kCuda =
     static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
 
-// Base of tests that run on every device; on CUDA they are skipped where there is none.
+// Base of tests that run on every device. Tests on CUDA are skipped if there is no GPU.
 class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
  protected:
   void SetUp() override {

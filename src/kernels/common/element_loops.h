@@ -1,7 +1,6 @@
-// Loops over elements and rows that ops on the CPU are made of. The compiler vectorises
-// element_loops_isa.cpp, once for each instruction set; element_loops_bf16.cpp and log_prob_avx512.cpp are
-// written with intrinsics where that is faster. No torch here (see isa.h). T is float, BFloat16Bits or
-// double, A its accumulator type.
+// Loops over elements and rows for the CPU's ops. The compiler vectorizes element_loops_isa.cpp once for each
+// instruction set. element_loops_bf16.cpp and log_prob_avx512.cpp have faster loops with intrinsics. No
+// torch here (see isa.h). T is float, BFloat16Bits or double; A is its accumulator type.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +9,8 @@
 #include "kernels/common/isa.h"
 
 // rms_norm.h
-// RMSNorm of rows of `width` elements. A is the accumulator type; d_weight[width] is added to; y (which may
-// be d_y) and residual may be null.
+// RMSNorm of rows of `width` elements. Backward accumulates d_weight[width]. In backward, y and residual may
+// be nullptr, and y may be d_y.
 BOUGH_ISA_DECLARE(template <class T, class A> void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight,
                                                                  int64_t num_rows, int64_t width,
                                                                  const NormSettings& norm))
@@ -21,8 +20,8 @@ BOUGH_ISA_DECLARE(template <class T, class A>
                                               int64_t num_rows, int64_t width, double weight_offset))
 
 namespace bough::bf16 {
-// RMSNorm of rows where has_avx512_bf16(), width a multiple of 32: twice as fast, since loads and stores are
-// most of the work.
+// RMSNorm of rows if has_avx512_bf16() and width is a multiple of 32. This is twice as fast, because loads
+// and stores are most of the work.
 void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
                    int64_t num_rows, int64_t width, const NormSettings& norm);
 void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
@@ -40,7 +39,7 @@ BOUGH_ISA_DECLARE(template <class T> void swiglu_backward_rows(T* d_gate_up, T* 
                                                                int64_t width, GateActivation activation))
 
 namespace bough::bf16 {
-// SwiGLU of rows where has_avx512_bf16(), width a multiple of 32.
+// Gated activations of rows if has_avx512_bf16() and width is a multiple of 32.
 void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
                  GateActivation activation);
 void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,
@@ -51,25 +50,25 @@ void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat
 // qk_norm_rotary.h
 
 namespace bough {
-struct HeadRows {  // of one token, beside each other
+struct HeadRows {  // the adjacent heads of one token
   int64_t num_heads;
   int64_t head_dim;
-  int64_t num_pairs;  // that are turned, at most head_dim / 2: elements i and num_pairs + i
+  int64_t num_pairs;  // pairs of elements i and num_pairs + i that are rotated; at most head_dim / 2
 };
 }  // namespace bough
 
-// Makes y[heads, H] from qkv; weight null: no norm. cos, sin: [num_pairs].
+// Computes y[heads, H] from qkv. weight: [H], or nullptr for no norm. cos, sin: [num_pairs].
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
                                         const NormSettings& norm, const HeadRows& rows))
-// d_qkv is overwritten; d_weight[H] is added to; scratch[H].
+// Overwrites d_qkv and accumulates d_weight[H]. scratch: [H].
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* scratch, const T* d_y,
                                                  const T* qkv, const A* cos, const A* sin, const T* weight,
                                                  const NormSettings& norm, const HeadRows& rows))
 
 namespace bough::bf16 {
-// Norm and rotation where has_avx512_bf16(), heads of 64 or 128 that are turned whole.
+// Norm and rotation if has_avx512_bf16() and head_dim = 2 · num_pairs is 64 or 128.
 void norm_rotate_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, const float* sin,
                       const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows);
 void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float* scratch, const BFloat16Bits* d_y,
@@ -78,14 +77,13 @@ void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float* scra
 }  // namespace bough::bf16
 
 // log_prob.h
-// Turns logits into d_logits but for the label's own term.
+// Replaces logits by d_logits, without the term of the label.
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A lse,
                                              A entropy, A d_log_prob, A d_entropy))
 
 // embedding.h
-// Adds rows to sums: sums[tokens[t]][columns] += rows[t][columns], columns [begin, end) of `width`, t
-// ascending.
+// sums[tokens[t]][column] += rows[t][column], for columns [begin, end) of `width`, in ascending t.
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void add_rows_of_tokens(A* sums, const int64_t* tokens, const T* rows, int64_t num_rows,
                                           int64_t width, int64_t begin, int64_t end))
@@ -93,7 +91,7 @@ BOUGH_ISA_DECLARE(template <class T, class A>
 // adamw.h
 
 namespace bough {
-// The numbers of one update, the same for all elements; computed in fp64, rounded to the accumulator type.
+// The scalars of one update, computed in fp64 and rounded to the accumulator type.
 template <class A>
 struct AdamwScalars {
   A gradient_scale;
@@ -106,14 +104,14 @@ struct AdamwScalars {
 };
 }  // namespace bough
 
-// Updates `size` elements. master == nullptr: value is of type A and its own master.
+// Updates `size` elements. master is nullptr if T is A.
 BOUGH_ISA_DECLARE(template <class T, class A> void adamw_elements(T* value, A* master, A* exp_avg,
                                                                   A* exp_avg_sq, A* gradient, int64_t size,
                                                                   const AdamwScalars<A>& scalars))
 BOUGH_ISA_DECLARE(template <class T> void sum_of_squares_block(double* sum, const T* x, int64_t size))
 
-// Rows of logits in fp32 and bf16 by AVX-512: what softmax_blocks.h and log_prob_backward_row say, two
-// vectors at a time.
+// Rows of fp32 or bf16 logits with AVX-512, two vectors at a time. softmax_blocks.h and log_prob_backward_row
+// document the functions.
 namespace bough::avx512 {
 
 template <class T>

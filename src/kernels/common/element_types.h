@@ -1,5 +1,4 @@
-// Types that torch's part and code without torch share: elements in files of one instruction set (*_isa.cpp,
-// intrinsics) and in CUDA kernels, what ops may be asked for, and a stream.
+// Types shared by code with torch and code without torch (*_isa.cpp, files with intrinsics, CUDA kernels).
 #pragma once
 
 #include <cstdint>
@@ -13,15 +12,15 @@ struct BFloat16Bits {
   uint16_t bits;
 };
 
-// Settings of an RMSNorm: y = x · rstd · (weight + weight_offset). Gemma's checkpoints hold weights around 0:
-// offset 1.
+// Settings of an RMSNorm: y = x · rstd · (weight + weight_offset). The offset is 1 for Gemma, whose
+// checkpoints store weights around 0.
 struct NormSettings {
   NormSettings(double eps, double weight_offset = 0) : eps(eps), weight_offset(weight_offset) {}
   double eps;
   double weight_offset;
 };
 
-// What a feed-forward layer's gate goes through (kernels/swiglu).
+// Activation of the gate of a feed-forward layer (kernels/swiglu).
 enum class GateActivation : int64_t { kSilu, kGeluTanh };
 
 // CUDA's cudaStream_t, without CUDA's headers.

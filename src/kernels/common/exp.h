@@ -1,5 +1,5 @@
-// exp that the compiler vectorises, for files compiled for one instruction set (<cmath> would bring inline
-// templates into them).
+// exp that the compiler vectorizes, for files compiled for one instruction set. These cannot include <cmath>,
+// because it has inline templates (see isa.h).
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,20 @@
 #define BOUGH_SIMD
 #endif
 extern "C" {
-BOUGH_SIMD double exp(double) noexcept(true);  // glibc's libmvec, at most 4 units in the last place
+BOUGH_SIMD double exp(double) noexcept(true);  // glibc's libmvec: error at most 4 units in the last place
 }
 
 namespace bough::BOUGH_ISA {
 
-// exp(x) = 2^n · exp(r), n = round(x / ln 2), |r| <= ln 2 / 2: ln 2 in two parts whose first has a short
-// mantissa, so that n times it is exact (Cody and Waite), exp(r) by its series to r^7 / 7!: within 3 units in
-// the last place where the CPU has FMA, 31 where not (the compiler then joins the two parts). Above 88.3 it
-// may be infinity. -infinity gives 0, NaN stays NaN. Inlined and without a branch it is vectorised, and twice
-// as fast as a call of the vector library from a loop that must save its registers.
+// exp(x) = 2^n · exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2.
+//   - ln 2 is split in two parts. The first has a short mantissa, so n times it is exact (Cody and Waite).
+//   - exp(r) is its series up to r^7 / 7!.
+//   - The error is within 3 units in the last place with FMA, 31 without (the compiler then joins the parts).
+//   - Above 88.3 the result may be infinity. -infinity gives 0. NaN stays NaN.
+// The function is inlined and has no branches, so loops over it are vectorized. This is twice as fast as
+// calls of the vector library from a loop that must save its registers.
 static inline float vector_exp(float x) {
-  constexpr float kSmallest = -110.0f, kLargest = 89.0f;  // beyond: 0 and infinity
+  constexpr float kSmallest = -110.0f, kLargest = 89.0f;  // outside, the result is 0 or infinity
   x = x < kSmallest ? kSmallest : x;
   x = x > kLargest ? kLargest : x;
   constexpr float kOffset = 160.0f;  // makes n positive: truncation is then rounding down
@@ -36,7 +38,7 @@ static inline float vector_exp(float x) {
   series = series * r + 1.66666667e-1f;
   series = series * r + 0.5f;
   series = series * r * r + r + 1.0f;
-  // 2^n is taken in two factors, since n reaches 128 and -159.
+  // 2^n is computed as two factors, because n reaches 128 and -159.
   const auto u = static_cast<uint32_t>(n);
   const uint32_t bits_a = ((u >> 1) + 47u) << 23, bits_b = (u - (u >> 1) + 47u) << 23;
   float a, b;
@@ -48,9 +50,9 @@ static inline double vector_exp(double x) {
   return ::exp(x);
 }
 
-// 1 / (1 + exp(-x)) within 1e-5, for what is rounded to bf16, in half the instructions: a polynomial of
-// degree 4, and two of Newton's steps from an estimate of the reciprocal by its bits. Beyond 86 it is that of
-// 86; NaN stays NaN.
+// 1 / (1 + exp(-x)) within 1e-5, for values that are rounded to bf16, with half the instructions: a
+// polynomial of degree 4, and two Newton steps from an estimate of the reciprocal's bits. x is clamped to
+// +-86. NaN stays NaN.
 static inline float rough_sigmoid(float x) {
   constexpr float kLargest = 86.0f, kOffset = 160.0f;
   float t = -x;

@@ -1,22 +1,22 @@
-// Loops that the compiler vectorises, once per instruction set.
+// Loops that the compiler vectorizes, once per instruction set.
 //
 // A file x_isa.cpp is compiled three times, with BOUGH_ISA = baseline, avx2 (x86-64-v3) and avx512
-// (x86-64-v4), and defines its functions in namespace bough::BOUGH_ISA. The caller picks the copy the CPU
-// runs:
+// (x86-64-v4). It defines its functions in namespace bough::BOUGH_ISA. The caller selects the copy for the
+// CPU:
 //   BOUGH_ISA_CALL(rms_norm_rows, arguments...)   (template arguments are deduced)
-// Such a file includes neither torch nor the standard library's templates: an inline function compiled for
-// AVX-512 could otherwise be the copy that the linker keeps for everyone.
+// Such a file includes neither torch nor the standard library's templates. Otherwise the linker could keep
+// the AVX-512 copy of an inline function for the whole program.
 #pragma once
 
 namespace bough {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };  // ascending
 
-// The best instruction set that this CPU has and the environment variable BOUGH_MAX_ISA (baseline, avx2,
-// avx512, avx512_bf16, amx) allows. UserError for another value.
+// Returns the best instruction set that the CPU has and the environment variable BOUGH_MAX_ISA allows. Its
+// values are baseline, avx2, avx512, avx512_bf16 and amx. Throws UserError if it has another value.
 Isa best_isa();
 
-// Whether the CPU has, and BOUGH_MAX_ISA allows, beside AVX-512: dot products of bf16; AMX tiles, too.
+// Whether the CPU has and BOUGH_MAX_ISA allows AVX512-BF16 (dot products of bf16), or also AMX tiles.
 bool has_avx512_bf16();
 bool has_amx();
 
@@ -42,8 +42,7 @@ bool has_amx();
     }                                                                                \
   } while (0)
 
-// Calls the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has AVX512-BF16 and
-// `fits`; else as BOUGH_ISA_CALL.
+// Calls bf16::function if T is BFloat16Bits, has_avx512_bf16() and `fits`. Otherwise same as BOUGH_ISA_CALL.
 #define BOUGH_BF16_OR_ISA_CALL(T, fits, function, ...)        \
   do {                                                        \
     if constexpr (std::is_same_v<T, ::bough::BFloat16Bits>) { \

@@ -1,4 +1,4 @@
-// What the kernels' tests share: random tensors, tolerances by dtype, central differences in fp64.
+// Helpers for kernel tests: random tensors, tolerances by dtype, central differences in fp64.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -46,7 +46,7 @@ inline double relative_error(const at::Tensor& got, const at::Tensor& expected) 
     EXPECT_LE(::bough::relative_error(got, expected), ::bough::tolerance(type)) << c10::toString(type); \
   } while (0)
 
-// Compares the gradient of sum(function(x) · w), w random, with central differences. fp64.
+// Compares the gradient of sum(function(x) · w), with random w, to central differences. at_x is fp64.
 inline void check_gradient(const std::function<at::Tensor(const at::Tensor&)>& function,
                            const at::Tensor& at_x) {
   auto x = at_x.detach().clone().requires_grad_(true);

@@ -1,8 +1,8 @@
-// Our ops live in torch's dispatcher under `bough::`, so that Python finds them as torch.ops.bough.* and the
-// CUDA library adds its kernels when it is opened. The reference, written in tensor ops, is registered for
-// every device; a CPU or CUDA kernel takes precedence where there is one.
+// Our ops are registered in torch's dispatcher under `bough::`. Python finds them as torch.ops.bough.*, and
+// the CUDA library adds its kernels when it is opened. The reference in tensor ops is registered for every
+// device. A CPU or CUDA kernel takes precedence over it.
 //
-// An implementation turns a tensor's dtype into a template's element type by dispatch_float_types.
+// An implementation maps a tensor's dtype to an element type with dispatch_float_types.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -22,7 +22,6 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// Accumulator of an element type.
 template <class T>
 using AccOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -46,7 +45,7 @@ void dispatch_float_types(at::ScalarType type, const char* op, Function&& functi
   }
 }
 
-// Rows a thread should at least have: below it a thread's start costs more than its work.
+// Returns the minimum number of rows per thread. With fewer, starting the thread costs more than its work.
 inline int64_t grain(int64_t elements_per_row) {
   return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, elements_per_row));
 }

@@ -1,5 +1,4 @@
-// Memory of a call: a Workspace from the tensors' allocator, a thread's own AlignedBuffer, and sums over rows
-// by threads.
+// Scratch memory of one call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +13,8 @@
 
 namespace bough {
 
-// Scratch that the tensors' allocator hands out: reused from call to call, and counted. Uninitialised,
-// aligned to a cache line.
+// Scratch from the tensors' allocator, which reuses and counts the memory. Uninitialized, aligned to a cache
+// line.
 template <class T>
 class Workspace {
  public:
@@ -29,7 +28,7 @@ class Workspace {
   T* data_;
 };
 
-// Scratch of a task, small and a thread's own: uninitialised, aligned to a cache line.
+// Small scratch of one thread's task. Uninitialized, aligned to a cache line.
 template <class T>
 class AlignedBuffer {
  public:
@@ -48,19 +47,19 @@ class AlignedBuffer {
   std::unique_ptr<T, Free> data_;
 };
 
-// Sums over rows, of which each thread makes a part by itself; the parts are then added in order, so that a
-// number of threads gives the same bits each time.
+// Sums over rows. Rows are divided into parts, each part is summed by one thread, and the parts are added in
+// order. The result therefore has the same bits every time for a fixed number of threads.
 template <class A>
 class PartialSums {
  public:
-  // Rows are cut into parts of at least `least_rows`.
+  // Each part has at least `least_rows` rows.
   PartialSums(int64_t num_rows, int64_t least_rows, int64_t width)
       : num_rows_(num_rows),
         width_(width),
         num_parts_(std::clamp<int64_t>(num_rows / least_rows, 1, at::get_num_threads())),
         sums_(num_parts_ * width) {}
 
-  // Calls visit(begin, end, sums) for each part: its rows, and its sums, zeros, to add to.
+  // Calls visit(begin, end, sums) for each part: its range of rows, and sums[width], set to zero, to add to.
   template <class Visit>
   void for_parts(Visit&& visit) const {
     at::parallel_for(0, num_parts_, 1, [&](int64_t first, int64_t last) {

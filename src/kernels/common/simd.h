@@ -1,6 +1,7 @@
-// Sixteen lanes at a time, written with GCC's vector types: one source that becomes AVX-512, AVX2 or SSE2 by
-// the function it is inlined into. BOUGH_ON_BEST_ISA compiles a function body three times and picks at run
-// time. Nothing is passed by value between functions (the vectors' ABI differs between instruction sets).
+// Vectors of sixteen lanes, written with GCC's vector types. The same source becomes AVX-512, AVX2 or SSE2,
+// by the target of the function that it is inlined into. BOUGH_ON_BEST_ISA compiles a function body three
+// times and selects one at run time. Vectors are passed by reference, because their ABI depends on the
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 #define BOUGH_INLINE inline __attribute__((always_inline))
 
-// Defines void NAME##_avx512, _avx2, _baseline (PARAMETERS), each calling BODY, and NAME, which picks one of
-// them.
+// Defines void NAME##_avx512, _avx2 and _baseline (PARAMETERS), which call BODY, and NAME, which calls the
+// best.
 #define BOUGH_ON_BEST_ISA(NAME, PARAMETERS, ARGUMENTS, BODY)                                             \
   __attribute__((target(                                                                                 \
       "avx512f,avx512bw,avx512vl,avx512dq,avx512cd,avx2,fma,bmi2,prefer-vector-width=512"))) static void \
@@ -45,7 +46,7 @@ typedef uint16_t Half16 __attribute__((vector_size(32)));
 typedef double Double16 __attribute__((vector_size(128)));
 typedef int64_t Long16 __attribute__((vector_size(128)));
 
-// For an element type: its accumulator, that one's vector, and the vector of equally wide integers.
+// For an element type: the accumulator type, a vector of it, and a vector of integers of the same width.
 template <class T>
 struct Types {
   using Acc = float;
@@ -101,7 +102,7 @@ BOUGH_INLINE void narrow(BFloat16Bits& y, float x) {  // round to nearest even; 
   y.bits = is_nan ? 0x7FC0u : static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Half, quarter and eighth of an accumulator's 16 lanes, which folds go through.
+// Vectors of 8, 4 and 2 lanes of an accumulator type.
 template <class A>
 struct Halves {
   typedef A By8 __attribute__((vector_size(8 * sizeof(A))));
@@ -115,8 +116,8 @@ BOUGH_INLINE void halve(Half& low, Half& high, const Vector& v) {
   std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
 }
 
-// Fold the lanes in halves, the same order whatever the instruction set. (GCC 12 at -O2 neither unrolls a
-// loop over the lanes nor makes vectors of it.)
+// Reduce the lanes by halving, in the same order for all instruction sets. (GCC 12 at -O2 neither unrolls nor
+// vectorizes a loop over the lanes.)
 template <class Vector>
 BOUGH_INLINE auto sum_of(const Vector& v) {
   using A = std::remove_cvref_t<decltype(v[0])>;
@@ -144,8 +145,8 @@ BOUGH_INLINE auto max_of(const Vector& v) {
   return even < odd ? odd : even;
 }
 
-// Comparisons of vectors wider than the machine's become scalar code (GCC 12), so these are made of bits: all
-// ones in the lanes whose sign is set, and a choice by such a mask.
+// GCC 12 compiles comparisons of vectors wider than the machine's to scalar code. The functions below use bit
+// operations instead. sign_mask() sets all bits of the lanes in which the sign bit of x is set.
 BOUGH_INLINE void sign_mask(Int16& mask, const Float16& x) {
   std::memcpy(&mask, &x, sizeof mask);
   mask >>= 31;
@@ -163,7 +164,7 @@ BOUGH_INLINE void replace(Vector& x, const Integers& mask, const Vector& other) 
   mine = (mine & ~mask) | (theirs & mask);
   std::memcpy(&x, &mine, sizeof x);
 }
-// x <- max(x, other); of equal infinities that infinity
+// x <- max(x, other). Equal infinities give that infinity.
 template <class Integers, class Vector>
 BOUGH_INLINE void raise_to(Vector& x, const Vector& other) {
   Integers mask;
@@ -180,9 +181,9 @@ BOUGH_INLINE void nan_mask(Long16& mask, const Double16& x) {
   mask = (0x7FF0000000000000 - (mask & 0x7FFFFFFFFFFFFFFF)) >> 63;
 }
 
-// x <- exp(x) for x <= 0, error under 2 units in the last place; 0 below the exponent range (and at
-// -infinity). exp(x) = 2^n exp(r), |r| <= log(2) / 2, exp(r) by its Taylor polynomial; adding 1.5 *
-// 2^(mantissa bits) rounds to an integer and leaves it in the low bits.
+// x <- exp(x) for x <= 0, with an error below 2 units in the last place. Below the exponent range, and at
+// -infinity, the result is 0. exp(x) = 2^n exp(r) with |r| <= log(2) / 2 and the Taylor polynomial of
+// exp(r). Adding 1.5 * 2^(mantissa bits) rounds to an integer and leaves the integer in the low bits.
 BOUGH_INLINE void exp_nonpositive(Float16& x) {
   const Float16 smallest = Float16{} - 87.0f;
   Int16 vanishes;

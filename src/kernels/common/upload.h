@@ -1,6 +1,5 @@
-// Numbers that the host has made for kernels of a device to read. A plain copy would make the host wait for
-// all that the device still has to do; these are of memory that the device reads by itself, and the host goes
-// on.
+// Copies numbers from the host to a device. A plain copy would make the host wait for all earlier work of the
+// device. These copies go through pinned memory, and the host continues at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +12,8 @@
 
 namespace bough {
 
-// A tensor [values.size()] on `device`. The host does not wait: a GPU gets them through pinned memory, which
-// libtorch keeps until the copy is done.
+// Returns a tensor [values.size()] on `device`, without waiting. libtorch keeps the pinned memory until the
+// copy is done.
 template <class T>
 at::Tensor upload(std::span<const T> values, at::Device device) {
   const auto options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value);
@@ -27,26 +26,26 @@ at::Tensor upload(const std::vector<T>& values, at::Device device) {
   return upload(std::span<const T>(values), device);
 }
 
-// Integers for a pass, all of which go over in one copy.
+// The integers of a pass, which are copied to the device together.
 class Upload {
  public:
   explicit Upload(at::Device device) : device_(device) {}
 
   at::Device device() const { return device_; }
 
-  // Copies the values; send() makes `*to`, which must live until then, a tensor of them.
+  // Stores a copy of the values. send() sets `*to` to a tensor of them; `to` must be valid until then.
   void add(std::span<const int64_t> values, at::Tensor* to);
   void add(std::span<const int32_t> values, at::Tensor* to);
 
-  // The tensors are parts of one buffer. On a GPU they are there before whatever the current stream is asked
-  // for next. At most once; does nothing where nothing was added.
+  // Copies all values to the device and sets the tensors, which are views of one buffer. On a GPU, later
+  // work of the current stream sees the values. Call at most once. Does nothing if no values were added.
   void send();
 
  private:
   struct Item {
     at::Tensor* to;
     at::ScalarType type;
-    size_t offset;  // of bytes_
+    size_t offset;  // in bytes_
     int64_t count;
   };
   void add(const void* values, int64_t count, at::ScalarType type, at::Tensor* to);

@@ -1,5 +1,6 @@
-// Linear layers: alone, of a normalised input, and the feed-forward sublayer. Each is one autograd function
-// that keeps for backward what it cannot compute again in a pass over memory that it makes anyway.
+// A linear layer, a linear layer of a normalized input, and the feed-forward sublayer. Each is one autograd
+// function that keeps few tensors. Its backward recomputes every value that a pass over memory it makes
+// anyway can produce.
 #pragma once
 
 #include <optional>
@@ -11,79 +12,80 @@ namespace bough {
 
 // y[r,o] = sum_i x[r,i] · weight[o,i] (+ bias[o]) (+ residual[r,o]).
 //
-// Backward: d_x = d_y · weight (overwritten), d_residual = d_y; weight.main_grad += d_yᵀ · x, bias.main_grad
-// += sum_r d_y (accumulated with beta = 1 in the accumulator type: summing bf16 gradients over a tree's
-// passes would round at each of them).
+// Backward: d_x = d_y · weight and d_residual = d_y are overwritten. weight.main_grad += d_yᵀ · x and
+// bias.main_grad += sum_r d_y are accumulated in the accumulator type: bf16 gradients would be rounded in
+// each pass over the tree.
 //
-// A quantized weight (Parameter::scale) has no backward: such a layer runs where no graph is recorded.
+// A quantized weight (Parameter::scale) has no backward. It may be used only if no graph is recorded.
 //
 // A weight with an adapter (kernels/parameter.h) adds, to the columns of each of its slices,
 //   u = scale · x · Aᵀ,  y += u · Bᵀ
 // and in backward, with d_u = scale · d_y · B,
 //   d_x += d_u · A;  B.main_grad += d_yᵀ · u;  A.main_grad += d_uᵀ · x.
-// u is not kept but computed again. A weight or bias without main_grad is frozen: no product is taken for its
-// gradient. The Parameter must outlive the graph where it has an adapter.
+// Backward recomputes u. A weight or bias without main_grad is frozen, and its gradient is not computed. A
+// Parameter with an adapter must outlive the graph.
 
-// x: [R, K]; weight.value: [O, K]; bias null or [O]; residual none or [R, O]. Returns [R, O], x's dtype.
-// Differentiable. batch_invariant: a row of y has the same bits whatever other rows x has
+// x: [R, K]; weight.value: [O, K]; bias: nullptr or [O]; residual: nullopt or [R, O]. Returns [R, O], x's
+// dtype. Differentiable. batch_invariant: the bits of a row of y do not depend on the other rows of x
 // (batch_invariant_product).
 at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias = nullptr,
                   bool batch_invariant = false, const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
-// x [R, K] goes with the weight [O, K]: of its dtype, or the weight is quantized and no graph is recorded.
+// Throws InternalError unless x is [R, K] and the weight is [O, K] of the same dtype, or quantized while no
+// graph is recorded. `op`: name for the message.
 void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight);
 
-// Parts of linear() for functions of several steps that keep less than autograd would: y alone, and
-// weight.main_grad += d_yᵀ · x, bias_grad += sum_r d_y, each if defined.
+// Parts of linear() for autograd functions of several steps. linear_forward() computes y and records no
+// graph. add_linear_gradients() does weight_grad += d_yᵀ · x and bias_grad += sum_r d_y, each if defined.
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,
                           const at::Tensor& d_y_RO, const at::Tensor& x_RK);
 
-// A linear layer of a normalised input, as attention begins: y = linear(rms_norm(x)). The norm's output is
-// not kept for backward but computed again from x and rstd, while the norm's own backward reads them.
+// A linear layer of a normalized input, for instance the first step of attention: y = linear(rms_norm(x)).
+// Backward recomputes the norm's output from x and rstd, which the norm's backward reads anyway.
 //
-// Backward, with h = rms_norm(x): d_h = d_y · weight; d_x by rms_norm.h from d_h, plus d_residual
-// (overwritten); norm.main_grad, weight.main_grad += d_yᵀ · h and bias.main_grad as rms_norm.h and linear.h
-// add to them.
+// Backward, with h = rms_norm(x): d_h = d_y · weight. d_x = the norm's backward of d_h (rms_norm.h) +
+// d_residual, overwritten. norm.main_grad, weight.main_grad (+= d_yᵀ · h) and bias.main_grad are
+// accumulated.
 
 struct NormLinearOutput {
   at::Tensor y_RO;
-  // The input x, which a residual connection should read here, so that its gradient is added in this
-  // function's backward.
+  // The input x. A residual connection should read it here, so that this function's backward adds its
+  // gradient.
   at::Tensor residual_RD;
 };
 
-// x: [R, D] contiguous; norm.value: [D]; weight.value: [O, D]; bias null or [O]. Differentiable.
-// batch_invariant means what it does in linear().
+// x: [R, D] contiguous; norm.value: [D]; weight.value: [O, D]; bias: nullptr or [O]. Differentiable.
+// batch_invariant: as in linear().
 NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, const NormSettings& settings,
                              const Parameter& weight, const Parameter* bias = nullptr,
                              bool batch_invariant = false);
 
-// The feed-forward sublayer: y = x + act(rms_norm(x) · gate_upᵀ) · downᵀ, act gated (kernels/swiglu), with
-// biases where the model has them; without the norm or the residual where a model norms the output instead.
+// The feed-forward sublayer: y = x + act(rms_norm(x) · gate_upᵀ) · downᵀ. act is a gated activation
+// (kernels/swiglu). Biases are optional. The norm and the residual can be left out, for models with
+// post-norm.
 //
-// Kept for backward are x, rstd and the products gate and up: D + 2F elements a token, where autograd over
-// the single ops keeps 2D + 3F. The norm's output h and the activation a = act(gate, up) are computed
-// again in the passes over memory that need what they are computed from:
+// Kept for backward are x, rstd and the products gate and up: D + 2F elements per token. Autograd over the
+// single ops would keep 2D + 3F. Backward recomputes the norm's output h and the activation a = act(gate,
+// up):
 //   d_a = d_y · down              then one pass: a and d_gate_up, in place of d_a and gate, up
 //   down.main_grad += d_yᵀ · a
 //   d_h = d_gate_up · gate_up     then one pass: d_x = d_y + norm's backward, h in place of d_h
-//   gate_up.main_grad += d_gate_upᵀ · h,  norm.main_grad as rms_norm.h
-// Backward overwrites what was kept: it runs once, a second one is refused by autograd.
+//   gate_up.main_grad += d_gate_upᵀ · h,  norm.main_grad as in rms_norm.h
+// Backward overwrites the tensors it kept, so it can run only once. Autograd throws at a second backward.
 
 struct MlpParameters {
-  const Parameter* norm;            // [D], or null: gate_up reads x itself
+  const Parameter* norm;            // [D]; nullptr: gate_up reads x itself
   const Parameter &gate_up, &down;  // [2F, D] with gate's rows first, [D, F]
   NormSettings norm_settings;
   GateActivation activation = GateActivation::kSilu;
   const Parameter *gate_up_bias = nullptr, *down_bias = nullptr;  // [2F], [D]
   bool residual = true;
-  bool output_is_read = true;  // else the last product is left out: values are 0, the graph is the same
+  bool output_is_read = true;  // false: the last product is skipped, y is 0, the graph is recorded as usual
 };
 
-// x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant means what it does in
-// linear().
+// x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant: as in linear().
 at::Tensor mlp(const at::Tensor& x_TD, const MlpParameters& parameters, bool batch_invariant = false);
 
 }  // namespace bough

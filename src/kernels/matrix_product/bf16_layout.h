@@ -1,4 +1,4 @@
-// Packed bf16 factors (matrix_product_tiles.h): 1 KiB at a time, 16 rows of a line each.
+// Packed bf16 factors (matrix_product_tiles.h) consist of tiles of 1 KiB: 16 rows of one 64-byte cache line.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,6 @@ namespace bough::bf16 {
 
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kTileStride = 64;  // a row: 16 sums, 32 elements, or 16 pairs
+constexpr int64_t kTileStride = 64;  // bytes of a row: 16 fp32 sums, 32 bf16 elements, or 16 pairs of them
 
 }  // namespace bough::bf16

@@ -1,5 +1,5 @@
-// The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles where has_amx(), else AVX-512's
-// dot products of pairs. Both read the same packed factors and sum in fp32, over ascending k.
+// The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles if has_amx(), else the
+// AVX512-BF16 dot products of pairs. Both read the same packed factors and sum in fp32, in ascending k.
 #pragma once
 
 #include "kernels/common/isa.h"
@@ -24,18 +24,18 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
 
-// y[rows][n] = x[rows]·weight[n] (+ bias[n]) (+ residual[rows][n]), rounded once; 1 to kMostRows rows, of any
-// depth. Sums run in another order than those of blocks: not for batch_invariant_product.
+// y[r][n] = x[r]·weight[n] (+ bias[n]) (+ residual[r][n]), rounded once, for 1 to kMostRows rows of any
+// depth. The order of the sums differs from that of blocks, so batch_invariant_product must not use it.
 struct FewRows {
   static constexpr int64_t kMostRows = 4;
   int64_t rows, depth;
   const BFloat16Bits *x, *weight;
   int64_t x_stride, weight_stride;
   BFloat16Bits* y;
-  int64_t y_stride;  // of residual, too
-  const BFloat16Bits *bias, *residual;
+  int64_t y_stride;                     // also of residual
+  const BFloat16Bits *bias, *residual;  // or nullptr
 };
-// Computes outputs [begin, end) of the product.
+// Computes columns [begin, end) of y.
 void multiply_few_rows(const FewRows& product, int64_t begin, int64_t end);
 }  // namespace dots
 

@@ -1,5 +1,5 @@
-// Sums of up to 11 rows x 32 columns of bf16 products in 22 registers: each pair of elements of A broadcast,
-// dot products with pairs of B (Intel SDM, VDPBF16PS). Included by files that are compiled for AVX512-BF16;
+// Sums of bf16 products, up to 11 rows x 32 columns in 22 registers. Each pair of elements of A is broadcast
+// and multiplied with pairs of B (Intel SDM, VDPBF16PS). Included by files compiled for AVX512-BF16;
 // internal linkage.
 #pragma once
 
@@ -15,30 +15,32 @@ namespace {
 using bf16::kTileBytes;
 using bf16::kTileStride;
 
-constexpr int64_t kRowsTogether = 11;  // 32 rows: 11, 11, 10
-constexpr int64_t kPairs = 16;         // of a depth of 32
+constexpr int64_t kRowsTogether = 11;  // 32 rows are 11 + 11 + 10
+constexpr int64_t kPairs = 16;         // pairs in a depth of 32
 constexpr int64_t kPairBytes = 4;
 
-// Where a depth of 32 of both factors lies: pairs of a row beside each other, rows a_row bytes apart; pairs
-// of 16 columns beside each other, the next pair of the depth b_pair bytes on, columns 16 to 31 b_high bytes
-// on.
+// The layout of both factors in a depth of 32, in bytes.
+//   A: the pairs of a row are adjacent; rows are a_row apart
+//   B: the pairs of 16 columns are adjacent; the next pair of the depth is b_pair further; columns 16 to 31
+//      are b_high further
 struct Layout {
   int64_t a_row = kTileStride;
   int64_t b_pair = kTileStride, b_high = kTileBytes;
 };
-// 32 columns of sums, rows `stride` apart, columns 16 to 31 `high` on.
+// 32 columns of sums. Rows are `stride` floats apart; columns 16 to 31 are `high` floats after columns 0 to
+// 15.
 struct Sums {
   float* c;
   int64_t stride, high;
   bool accumulate;
 };
 
-// Products of kRows rows. step(i, &a, &b): the first row's and the first pair's address of depths 32i to 32i
-// + 31.
+// Computes the sums of kRows rows and 16 · kVectors columns. step(i, a, b) sets a and b to the addresses of
+// the first row of A and the first pair of B for depths 32i to 32i + 31.
 template <int kRows, int kVectors, class Step>
 inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   __m512 sum[kRows][2];
-  // All loops over sums are unrolled, so that these lie in registers.
+  // All loops over sums are unrolled, so that the sums stay in registers.
 #pragma GCC unroll 11
   for (int i = 0; i < kRows; ++i) {
     const float* row = to.c + i * to.stride;
@@ -72,7 +74,7 @@ inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&&
   }
 }
 
-// Products of a block of 32 rows, with `step` as dot_rows has it.
+// Computes the sums of a block of 32 rows. `step` is as for dot_rows.
 template <int kVectors = 2, class Step>
 inline void dot_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   const auto rows_from = [&](int64_t row) {

@@ -1,5 +1,5 @@
-// Blocks of a product: what the tiles of each element type take (matrix_product_tiles.h), and the walk of one
-// thread over its rows and panels. Included by matrix_product_cpu.cpp alone.
+// Blocks of a product: adapters for the tiles of each element type (matrix_product_tiles.h), and the loop of
+// one thread over its rows and panels. Only matrix_product_cpu.cpp includes this.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace bough {
 
-constexpr int64_t kPackedDepth = 128;  // of what lies along the depth, before the next panel or block
+constexpr int64_t kPackedDepth = 128;  // depth that is packed before going on to the next panel or block
 
 template <class T>
 struct Factor {
@@ -29,16 +29,16 @@ template <class T>
 struct Product {
   int64_t m, n, k;
   Factor<T> a, b;
-  void* c;  // T, or float where it accumulates
+  void* c;  // elements are T, or float if `accumulate`
   int64_t c_stride;
   bool c_transposed = false;  // c is [n, m] in memory
   bool accumulate = false;
-  const T* bias = nullptr;      // of n, or of m where c is transposed
-  const T* residual = nullptr;  // as c lies; added to the sums of bf16 before they are rounded
+  const T* bias = nullptr;      // [n], or [m] if c is transposed
+  const T* residual = nullptr;  // layout of c; bf16 only, added to the sums before rounding
 };
 
 struct Fp32Tiles : Fp32Blocking {
-  static constexpr int64_t kFewRows = 128;  // as Bf16Tiles has it
+  static constexpr int64_t kFewRows = 128;  // see Bf16Tiles
   static void begin() {}
   static void end() {}
   static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
@@ -69,7 +69,7 @@ struct Fp32Tiles : Fp32Blocking {
 };
 
 struct Bf16Tiles : Bf16Blocking {
-  // Up to so many rows of A, packing a weight costs more than turning the sums.
+  // Up to this many rows of A, packing a weight costs more than transposing the sums.
   static constexpr int64_t kFewRows = 256;
   static void begin() { bf16::begin_tiles(); }
   static void end() { bf16::end_tiles(); }
@@ -108,7 +108,7 @@ inline float widen(BFloat16Bits value) {
   return wide;
 }
 
-// Computes rows [row_begin, row_end) of c, from a depth of p.k; packed_a: blocks of those rows, or null.
+// Computes rows [row_begin, row_end) of c. packed_a: these rows of A as packed blocks, or nullptr.
 template <class Tiles>
 class Worker {
  public:
@@ -117,13 +117,13 @@ class Worker {
   Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
       : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
 
-  // A block's share of the depth.
+  // The range of the depth that one call of block() multiplies.
   struct Part {
     int64_t begin, depth;
     bool first, last;
   };
 
-  // Computes panels [first, last); `workspace` of workspace_elements(last - first).
+  // Computes panels [first, last). `workspace` has workspace_elements(last - first) elements.
   void run(int64_t first, int64_t last, T* workspace) {
     const int64_t group = Space::panel_group(p_.k, last - first);
     T* edge = workspace + group * panel_elements(p_);
@@ -165,8 +165,8 @@ class Worker {
     }
   }
 
-  // Packs a part of the depth for all panels, then the next: neighbouring columns share rows, and rows share
-  // pages.
+  // Packs one part of the depth of all panels, then the next part. All panels thus read the same rows and
+  // pages of B shortly after each other.
   void pack_panels(int64_t begin, int64_t end, T* panels) const {
     const int64_t step = p_.b.transposed ? p_.k : kPackedDepth;
     for (int64_t k = 0; k < p_.k; k += step)
@@ -176,7 +176,7 @@ class Worker {
                           columns_of(panel));
   }
 
-  // Packs all rows of A as blocks; those of a transposed A in parts of the depth, as pack_panels does.
+  // Packs all rows of A as blocks. A transposed A is packed in parts of the depth, as in pack_panels.
   void pack_rows(T* blocks) const {
     const int64_t step = p_.a.transposed ? kPackedDepth : p_.k;
     for (int64_t k = 0; k < p_.k; k += step)
@@ -188,13 +188,13 @@ class Worker {
 
   static int64_t panel_elements(const Product<T>& p) { return Space::panel_elements(p.k); }
   static int64_t block_elements(const Product<T>& p) { return Space::block_elements(p.k); }
-  // Elements of one thread's workspace.
+  // Number of elements of one thread's workspace.
   static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
     return Space::elements(p.k, panels);
   }
 
-  // Computes a part of one block of c: to c from the last part, else to `sums`, which are null where the part
-  // is the whole. Meanwhile memory that is written or read next is brought near.
+  // Adds one part of the depth of one block of c to `sums`. The last part writes c. `sums` is nullptr if the
+  // part is the whole depth. Prefetches the memory that is written or read next.
   void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Part& part,
              float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
@@ -222,7 +222,7 @@ class Worker {
     if (part.last) store(sums, row, rows, column, columns);
   }
 
-  // Where the next block is written: c is larger than the caches, and a write waits for its line.
+  // The place where the next block is written. c is larger than the caches, and a write waits for its line.
   Upcoming upcoming(int64_t row, int64_t panel) const {
     if (row >= row_end_) return {};
     const int64_t element = p_.accumulate ? sizeof(float) : sizeof(T);
@@ -237,8 +237,8 @@ class Worker {
     bool packed;
   };
 
-  // A block of rows of A: where it lies, or packed. Rows a multiple of 2 KiB apart share so few sets of the
-  // first-level cache that a part of them would not stay there: it is copied to `near_rows`.
+  // Returns a block of rows of A, in place or packed. Rows at a distance of a multiple of 2 KiB share few
+  // sets of the L1 cache, so that a part of them would not stay there. Such a part is copied to `near_rows`.
   Rows rows_at(int64_t row, const Part& part, T* near_rows) const {
     if (packed_a_)
       return {{packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_) + part.begin * Tiles::kRows,
@@ -253,7 +253,8 @@ class Worker {
     return {{near_rows, 0, false}, true};
   }
 
-  // Share `part` of `parts` of rows of A from a depth of k that are read where they lie.
+  // Returns fraction `part` of `parts` of the lines of a block of rows of A from depth k on. Empty if the
+  // block is not read in place.
   Upcoming upcoming_rows(int64_t row, int64_t k, int64_t part, int64_t parts) const {
     constexpr int64_t kLine = 64 / sizeof(T);
     if (packed_a_ || row + Tiles::kRows > row_end_) return {};
@@ -290,7 +291,7 @@ class Worker {
   const Product<T>& p_;
   int64_t row_begin_, row_end_;
   const T* packed_a_;
-  const T* packed_edge_ = nullptr;  // the last rows, where they are no whole block
+  const T* packed_edge_ = nullptr;  // the last rows, if they are not a whole block
 };
 
 }  // namespace bough

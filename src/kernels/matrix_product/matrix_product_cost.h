@@ -1,6 +1,6 @@
-// What matrix products cost, from shapes alone: FLOPs, and the bytes that the CPU's kernels pack factors and
-// keep sums in. The sizes that those kernels cut their work into stand here once: matrix_product_cpu.cpp cuts
-// by them, and what is counted is what it allocates. No torch.
+// The cost of matrix products by shape: FLOPs, and the bytes of the CPU kernels' packed factors and sums.
+// matrix_product_cpu.cpp uses the block sizes defined here, so that the estimates match its allocations. No
+// torch.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,17 @@ constexpr int64_t matrix_product_flops(int64_t rows, int64_t depth, int64_t colu
   return 2 * rows * depth * columns;
 }
 
-// Less work than this for each of two threads is done by one: a start costs about as much as a quarter of a
-// million multiply-adds.
+// Minimum number of multiply-adds per thread. Starting a thread costs about as much as this many.
 constexpr double kMultipliesPerThread = 256 << 10;
-constexpr int64_t kPackedRows = 1024;  // of a factor that must be packed, at a time
+constexpr int64_t kPackedRows = 1024;  // rows packed at a time, of a factor that must be packed
 
 struct Fp32Blocking {
   using Element = float;
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
   static constexpr bool kPadsRows = false;
-  // Sums are kept in C between passes. Four panels of that depth come from the second-level cache, as fast as
-  // they are needed, for each block of rows that the first-level one keeps.
+  // Depth of one pass. C holds the sums between passes. The L1 cache holds a block of rows of this depth.
+  // The L2 cache holds four panels of it and delivers them as fast as they are needed.
   static constexpr int64_t kDepthPerPass = 512;
   static constexpr int64_t kGroupBytes = 4 * kDepthPerPass * kPanelColumns * 4;
   static constexpr bool kInParts = false;
@@ -36,24 +35,25 @@ struct Bf16Blocking {
   using Element = BFloat16Bits;
   static constexpr int64_t kRows = bf16::kBlockRows;
   static constexpr int64_t kDepth = bf16::kDepth;
-  static constexpr bool kPadsRows = true;  // the last rows of a factor are packed, too
-  // The depth of a pass over an accumulated C; a bf16 C is rounded once.
+  static constexpr bool kPadsRows = true;  // incomplete blocks of rows are packed and padded
+  // The depth of a pass if C accumulates. A bf16 C is written in one pass, so that it is rounded once.
   static constexpr int64_t kDepthPerPass = 512;
-  // The bytes of a group of panels are half of the second-level cache of CPUs with AMX, all of others': A,
-  // which comes from further away, is read once for each group.
+  // Bytes of a group of panels: half of the L2 cache of CPUs with AMX, all of it on others. A is read from
+  // memory once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
-  // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts,
-  // and fp32 sums of several blocks wait in the second-level cache beside the parts of a group's panels.
+  // A block of rows with a depth above kWholeDepth does not stay in the L1 cache until the next panel. The
+  // depth is then split into parts of kPartDepth. The L2 cache holds the fp32 sums of several blocks and the
+  // parts of kPartPanels panels.
   static constexpr bool kInParts = true;
   static constexpr int64_t kWholeDepth = 1024, kPartDepth = 512;
   static constexpr int64_t kPartSumBytes = 384 << 10, kPartPanels = 16;
-  // A weight's gradient takes a quarter of the second-level cache for sums, as much for B; a block's part of
-  // A stays in the first-level one.
+  // A weight's gradient uses a quarter of the L2 cache for sums and as much for B. The L1 cache holds a
+  // block's part of A.
   static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
   static constexpr int64_t kMostBlocks = 8;
 };
 
-// What one thread holds for some panels of a product, in elements.
+// The workspace that one thread needs for some panels of a product, in elements.
 template <class Blocking>
 struct BlockWorkspace {
   static constexpr int64_t kElementBytes = sizeof(typename Blocking::Element);
@@ -68,14 +68,14 @@ struct BlockWorkspace {
   static int64_t block_elements(int64_t depth) {
     return rounded_up(depth, Blocking::kDepth) * Blocking::kRows;
   }
-  // How many of so many panels are packed together: groups are of about one size.
+  // Number of panels that are packed together. All groups have about the same size.
   static int64_t panel_group(int64_t depth, int64_t panels) {
     int64_t fit = Blocking::kGroupBytes / (panel_elements(depth) * kElementBytes);
     if constexpr (Blocking::kInParts)
       if (is_in_parts(depth)) fit = Blocking::kPartPanels;
     return ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
   }
-  // Number of blocks of rows whose sums wait for the next part of the depth.
+  // Number of blocks of rows whose sums are kept until the next part of the depth.
   static int64_t chunk_blocks(int64_t group) {
     if constexpr (Blocking::kInParts)
       return std::max<int64_t>(1, Blocking::kPartSumBytes / (group * Blocking::kRows * kPanelColumns * 4));
@@ -84,8 +84,8 @@ struct BlockWorkspace {
   static int64_t near_elements(int64_t depth) {
     return is_in_parts(depth) ? part_of_depth(depth) * Blocking::kRows : 0;
   }
-  // Elements that a thread holds: its panels, the last rows of A where they must be padded, and what products
-  // in parts keep near.
+  // Total: a group of panels, the last rows of A if they must be padded, and the buffers of products in
+  // parts.
   static int64_t elements(int64_t depth, int64_t panels) {
     const int64_t group = panel_group(depth, panels);
     int64_t elements =
@@ -97,12 +97,12 @@ struct BlockWorkspace {
   }
 };
 
-// Bytes in flight in c[rows, columns] = a[rows, depth]·b, beside its factors and itself.
+// Returns the temporary bytes of c[rows, columns] = a[rows, depth]·b, without a, b and c.
 int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows,
                              int64_t depth, int64_t columns);
 
-// Bytes in flight in a weight's gradient, [outputs, inputs] += d_yᵀ·x over so many tokens, beside its
-// operands.
+// Returns the temporary bytes of a weight's gradient, [outputs, inputs] += d_yᵀ·x over `tokens` tokens,
+// without its operands.
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs);
 

@@ -1,12 +1,12 @@
-// A transpose for files written with AVX-512 intrinsics; internal linkage, since each is compiled with
-// options of its own.
+// A transpose for files with AVX-512 intrinsics. Internal linkage, because these files are compiled with
+// different options.
 #pragma once
 
 #include <immintrin.h>
 
 namespace bough {
 
-// 16 rows of 16 dwords: rows become columns.
+// Transposes 16 rows of 16 dwords in place.
 static inline void transpose_16x16(__m512i r[16]) {
   __m512i t[16];
   for (int i = 0; i < 8; ++i) {

@@ -1,5 +1,4 @@
-// Included by files written with intrinsics; internal linkage, since each is compiled with options of its
-// own.
+// For files with intrinsics. Internal linkage, because these files are compiled with different options.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -7,7 +6,7 @@
 namespace bough {
 namespace {
 
-// Brings lines of memory near, a few a step: all at once would hold up the product's own loads.
+// Prefetches memory, a few cache lines per step. All lines at once would delay the loads of the product.
 class UpcomingLines {
  public:
   UpcomingLines(const Upcoming& upcoming, int64_t rows, int64_t steps)
@@ -17,11 +16,11 @@ class UpcomingLines {
         lines_(upcoming.lines),
         per_step_((rows * upcoming.lines + steps - 1) / steps) {}
 
-  // Prefetches lines that will be written into the nearest cache.
+  // Prefetches the next lines into the L1 cache, for writing.
   void write_soon() {
     each([](const char* line) { __builtin_prefetch(line, 1); });
   }
-  // Prefetches lines that will be read into the second-level cache.
+  // Prefetches the next lines into the L2 cache, for reading.
   void read_soon() {
     each([](const char* line) { __builtin_prefetch(line, 0, 2); });
   }

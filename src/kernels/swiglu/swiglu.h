@@ -1,12 +1,12 @@
 // Gated activations (Shazeer 2020): y[t,f] = act(gate[t,f]) · up[t,f], act(x) = x · sigmoid(p(x)).
 //   kSilu (SwiGLU):     p(x) = x
-//   kGeluTanh (GeGLU):  p(x) = 2 · sqrt(2/pi) · (x + 0.044715 · x³), which is GeLU by its tanh
+//   kGeluTanh (GeGLU):  p(x) = 2 · sqrt(2/pi) · (x + 0.044715 · x³), the tanh approximation of GeLU
 //
-// Backward, s = sigmoid(p(gate)), all overwritten:
+// Backward overwrites its results. With s = sigmoid(p(gate)):
 //   d_gate = d_y · up · s · (1 + gate · p'(gate) · (1 - s))
 //   d_up   = d_y · gate · s
-// and y again, so that nobody keeps it. Where its memory is d_y's, and d_gate_up's is gate_up's, nothing is
-// allocated.
+// Backward also recomputes y, so that callers need not keep it. No memory is allocated if y has the memory
+// of d_y and d_gate_up has the memory of gate_up.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,16 +15,16 @@
 
 namespace bough {
 
-// gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last. Returns [T, F]. Not
-// differentiable by itself: kernels/linear is.
+// gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last F. Returns [T, F]. Not
+// differentiable; mlp() in kernels/linear is.
 at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 
-// Overwrites y_TF and d_gate_up_TF2, which are like d_y_TF and gate_up_TF2, each memory of its own or exactly
-// theirs.
+// Overwrites y_TF and d_gate_up_TF2. They have shape and dtype of d_y_TF and gate_up_TF2, and either separate
+// memory or exactly the same memory as these.
 void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
                      const at::Tensor& d_gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 
-// References of forward and backward, in tensor ops, any device.
+// References of forward and backward in tensor ops, for any device.
 at::Tensor swiglu_forward_reference(const at::Tensor& gate_up_TF2,
                                     GateActivation activation = GateActivation::kSilu);
 void swiglu_backward_reference(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2,
