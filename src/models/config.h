@@ -1,8 +1,8 @@
-// What a Hugging Face config.json says of a decoder, as far as Bough computes it.
+// A decoder's architecture, read from a Hugging Face config.json.
 //
-// docs/models.md lists the families. A layer is described by what it has (norms, biases, rotary embedding),
-// not by its family's name. Whatever would change the result and is not computed (other architectures, logit
-// soft-capping, quantised weights) is refused by name with a UserError, never computed wrongly. No torch.
+// docs/models.md lists the families. A layer is described by its features (norms, biases, rotary embedding),
+// not by its family. A setting that changes the result but is not implemented (other architectures, logit
+// soft-capping, quantised weights) throws a UserError that names it. No torch.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@ namespace bough {
 
 enum class Architecture { kQwen3, kQwen2, kLlama, kMistral, kGemma2, kGemma3, kSmolLM3, kPhi3, kOlmo2 };
 
-// Names as config.json's `architectures` and `model_type` have them.
+// The names in config.json's `architectures` and `model_type`.
 const char* class_name(Architecture architecture);
 const char* model_type(Architecture architecture);
-// The architecture of a model_type; UserError lists the names.
+// The architecture of a model_type. Throws UserError if it is unknown; the message lists the names.
 Architecture architecture_of(const std::string& model_type);
 
 enum class LayerRope { kGlobal, kLocal, kNone };
@@ -39,32 +39,32 @@ struct ModelConfig {
   int64_t num_kv_heads = 0;       // G
   int64_t head_dim = 0;           // H
   int64_t max_position_embeddings = 0;
-  // The longest sequence that is computed as the model means it, and what changes beyond it. A longer one is
-  // refused: in generation as one beyond max_position_embeddings, in training by the executor.
+  // The longest sequence that is computed exactly as the model defines it. beyond_exact_length: the reason
+  // for the limit, for messages. Longer sequences are refused in generation (max_length) and by the executor.
   int64_t max_exact_length = std::numeric_limits<int64_t>::max();
   std::string beyond_exact_length;
 
   double rms_norm_eps = 1e-6;
   double norm_weight_offset = 0;  // 1 in Gemma: the norms multiply by 1 + weight
-  bool pre_norms = true;          // of what attention and feed-forward layer read
-  bool post_norms = false;        // of what they add to the residual (Gemma; OLMo 2 has these only)
-  bool qk_norm = false;           // RMSNorm of q and k before the rotary embedding: of each head (Qwen3), or
-  bool qk_norm_over_width = false;  // of all heads together (OLMo 2)
+  bool pre_norms = true;          // RMSNorm of the input of attention and feed-forward layer
+  bool post_norms = false;        // RMSNorm of their output (Gemma; OLMo 2 has only these)
+  bool qk_norm = false;           // RMSNorm of each head of q and k, before the rotary embedding (Qwen3)
+  bool qk_norm_over_width = false;  // the same over all heads together (OLMo 2)
 
   Rope rope;
   Rope local_rope;                     // Gemma 3's layers with a sliding window
-  std::vector<LayerRope> layer_ropes;  // of each layer; empty: all kGlobal
-  int64_t rotary_dim = 0;              // elements of a head that are turned, the first ones; 0: all
-  double query_scale = 0;              // scores are divided by its root; 0: by head_dim's
+  std::vector<LayerRope> layer_ropes;  // per layer; empty: all kGlobal
+  int64_t rotary_dim = 0;              // the first elements of a head that are rotated; 0: all
+  double query_scale = 0;              // scores are divided by sqrt(query_scale); 0: by sqrt(head_dim)
   GateActivation activation = GateActivation::kSilu;
-  bool scale_embedding = false;                // by sqrt(D) (Gemma)
-  bool tie_word_embeddings = false;            // the head is the embedding; checkpoints then hold it once
-  bool computes_logits = true;                 // else a tied model's last stage (pipeline.h) has no embedding
-  bool qkv_bias = false, output_bias = false;  // of attention's projections
+  bool scale_embedding = false;                // multiply embeddings by sqrt(D) (Gemma)
+  bool tie_word_embeddings = false;            // the lm_head is the embedding; checkpoints have it once
+  bool computes_logits = true;                 // false: a tied model's last stage holds no embedding
+  bool qkv_bias = false, output_bias = false;  // attention's projections
   bool mlp_bias = false;
-  bool fused_projections = false;       // checkpoints hold qkv_proj and gate_up_proj (Phi-3)
-  std::string torch_dtype = "float32";  // what the checkpoint says it is stored in (dtype or torch_dtype)
-  Json source;                          // config.json as read, so that saving changes nothing else
+  bool fused_projections = false;       // checkpoints have qkv_proj and gate_up_proj (Phi-3)
+  std::string torch_dtype = "float32";  // dtype of the checkpoint (key dtype or torch_dtype)
+  Json source;                          // config.json as read, so saving keeps all other keys
 
   int64_t query_width() const { return num_heads * head_dim; }
   int64_t key_width() const { return num_kv_heads * head_dim; }
@@ -73,11 +73,11 @@ struct ModelConfig {
   LayerRope layer_rope(int64_t layer) const {
     return layer_ropes.empty() ? LayerRope::kGlobal : layer_ropes[static_cast<size_t>(layer)];
   }
-  // What q · k is multiplied by before the softmax.
+  // q · k is multiplied by this factor before the softmax.
   double attention_scale() const {
     return 1 / std::sqrt(query_scale > 0 ? query_scale : static_cast<double>(head_dim));
   }
-  // The longest sequence that is generated or trained on, and why.
+  // The longest sequence that may be generated, and the reason for the limit.
   int64_t max_length() const { return std::min(max_position_embeddings, max_exact_length); }
   std::string max_length_reason() const {
     return max_exact_length < max_position_embeddings ? beyond_exact_length
@@ -86,11 +86,13 @@ struct ModelConfig {
   int64_t num_parameters() const;  // tied weights once
 };
 
-// Reads and checks config.json. UserError names file, key, got, expected, remedy.
+// Reads and checks config.json. Throws UserError if it is invalid or unsupported. The message names file,
+// key, value, what was expected and a remedy.
 ModelConfig parse_model_config(const Json& config, const std::string& where);
 ModelConfig load_model_config(const std::filesystem::path& directory);
 
-// Stop tokens: generation_config.json's eos_token_id (a number or a list), else config.json's; may be empty.
+// Returns the stop tokens: eos_token_id (a number or a list) of generation_config.json, else of config.json.
+// May be empty.
 std::vector<int32_t> load_stop_tokens(const std::filesystem::path& directory);
 
 }  // namespace bough

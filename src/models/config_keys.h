@@ -1,5 +1,5 @@
-// Keys of one JSON object of a config.json, read with checks: a UserError names the file, the key, what was
-// got and what was expected. null counts as absent, as transformers writes None.
+// Reads keys of one JSON object in a config.json, with checks. If a check fails, a UserError names the file,
+// the key, the value and what was expected. null counts as absent, because transformers writes None as null.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace bough {
 
 class ConfigKeys {
  public:
-  // The object must outlive this one.
+  // `object` must outlive this ConfigKeys.
   ConfigKeys(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
   static std::string shown(const Json& value) {
@@ -30,7 +30,7 @@ class ConfigKeys {
   [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected) const {
     throw UserError(str(where_, ", key ", quoted(key), ": got ", got, "; expected ", expected));
   }
-  // Refuses what would change the result and is not computed.
+  // Throws UserError for a setting that would change the result, but is not implemented.
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
     throw UserError(str(where_, ", key ", quoted(key), ": ", what,
                         " is not supported; use a model without it (a wrong result is never computed)"));

@@ -1,7 +1,7 @@
-// What a pass through a decoder costs, from shapes alone: FLOPs, and bytes that follow the life of every
-// tensor in models/decoder.cpp and train/head.cpp, with the temporaries that each kernel's own cost says of
-// it. Whoever changes what a pass keeps changes of_kept() or of_temporaries() too, or
-// cost/peak_memory_test.cpp fails. No torch.
+// Cost of a pass through a decoder, from shapes alone: FLOPs and bytes. The bytes follow the lifetime of
+// every tensor in models/decoder.cpp and train/head.cpp. The kernels' *_cost.h headers give their
+// temporaries. A change of the tensors that a pass holds needs a change of of_kept() or of_temporaries().
+// Otherwise cost/peak_memory_test.cpp fails. No torch.
 #pragma once
 
 #include <cstdint>
@@ -15,58 +15,58 @@
 
 namespace bough {
 
-// A decoder and the sizes of its numbers. FLOPs count a multiply-add as two.
+// A decoder's config and its element sizes. A multiply-add counts as two FLOPs.
 struct ModelShape : ModelConfig {
   std::string name;
-  int64_t element_bytes = 4;      // of weights and activations
-  int64_t accumulator_bytes = 4;  // of gradients, softmax, norms
-  // Of adapters (models/lora.h), all layers. Where there are any, nothing else is trained.
+  int64_t element_bytes = 4;      // weights and activations
+  int64_t accumulator_bytes = 4;  // gradients, softmax, norms
+  // Elements of adapters (models/lora.h) in all layers. If above 0, nothing else is trained.
   int64_t adapter_elements = 0;
 
   ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
   bool is_frozen() const { return adapter_elements > 0; }
-  double linear_flops_per_token() const;  // forward, all layers and adapters, without the head
-  double last_flops_per_token() const;    // of these, those of the layers' last products (down)
-  // The FLOPs whose backward, at that of a trained matrix, takes as long: half of the products are left out
-  // where a matrix is frozen.
+  double linear_flops_per_token() const;  // forward, all layers and adapters, without the lm_head
+  double last_flops_per_token() const;    // the part of each layer's last product (down)
+  // Forward FLOPs of a fully trained model whose backward takes as long as this model's. With adapters this
+  // is less than linear_flops_per_token(): backward of a frozen matrix skips one of its two products.
   double trained_linear_flops_per_token() const;
   double flops_per_pair() const;      // forward attention, all layers: q·k and p·v
   double scores_per_pair() const;     // exponentials, all layers
   double flops_per_head_row() const;  // forward
-  // Elements that norms, rotary embedding, activations and residuals of all layers read or write.
+  // Elements that norms, rotary embedding, activations and residuals read or write, all layers.
   double elements_per_token() const;
   int64_t parameter_bytes() const;  // weights and their gradients
 };
 
-// Names are qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json) and small (the shape
-// that README's tables measure). dtype fp32 | bf16 | fp64. UserError lists the names.
+// Names: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (as in their config.json) and small (the shape
+// in README's tables). dtype: fp32 | bf16 | fp64. Throws UserError if the name or the dtype is unknown.
 ModelShape named_model_shape(std::string_view name, std::string_view dtype);
 
-// dtype: fp32 | bf16 | fp64, of weights and activations.
+// dtype of weights and activations: fp32 | bf16 | fp64. Throws UserError if it is unknown.
 ModelShape model_shape(const ModelConfig& config, std::string_view dtype);
 
 WorkModel work_model(const ModelShape& shape);
 
-// Sets the bytes of an element and of an accumulator; UserError unless fp32 | bf16 | fp64.
+// Sets element_bytes and accumulator_bytes. Throws UserError unless dtype is fp32 | bf16 | fp64.
 void set_dtype(ModelShape& shape, std::string_view dtype);
 
-// Bytes of a decoder's passes over weights and gradients on a device with the given kernels, in the terms of
-// PassCosts (plan/pass_costs.h).
+// Bytes of a decoder's passes on a device with the given kernels, in addition to weights and gradients. The
+// terms are those of PassCosts (plan/pass_costs.h). Shape and kernels must outlive this object.
 class DecoderBytes {
  public:
   DecoderBytes(const ModelShape& shape, const DeviceKernels& kernels) : shape_(shape), kernels_(kernels) {}
 
   int64_t of_stack_row() const;
-  int64_t of_kept(Keep keep) const;  // of one token
-  // Of one token: what Keep::kLayerInputsOnHost copies to the host, and back again.
+  int64_t of_kept(Keep keep) const;  // one token
+  // One token: bytes that Keep::kLayerInputsOnHost copies to the host, and later back.
   int64_t copied_to_host() const;
   int64_t of_exit() const;
   int64_t of_loss_row() const;
   int64_t of_temporaries(const PassShape& pass, Keep keep) const;
 
  private:
-  // What autograd keeps of one token: of a layer, with its input, without attention; of attention, its output
-  // and log-sum-exp, a layer; beside the layers.
+  // Bytes that autograd holds per token. of_layer: one layer with its input, without attention. of_attention:
+  // attention's output and log-sum-exp, one layer. of_pass: everything outside the layers.
   int64_t of_layer() const;
   int64_t of_layer_input() const { return shape_.hidden_size * shape_.element_bytes; }
   int64_t of_attention() const;

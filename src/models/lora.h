@@ -1,12 +1,12 @@
 // Low-rank adapters on the layers' matrices (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language
-// Models"): y = W x + (alpha / rank) · B A x, W frozen. kernels/linear computes the term, in training and in
-// generation alike; it is never added to W but by merge_adapter(), for export.
+// Models"): y = W x + (alpha / rank) · B A x, with W frozen. kernels/linear computes the adapter's term, in
+// training and in generation. The term is added to W only by merge_adapter(), for export.
 //
-// An adapter belongs to a model object, not to the tensors of W: models that share() these may have one each,
-// or none, and trained ones leave W as it is. The reference policy of a run is its model without_adapter().
+// An adapter belongs to a model object, not to the tensors of W. Models that share() these tensors may have
+// different adapters or none. The reference policy of a run is its model without_adapter().
 //
-// A and B have the model's element type; the optimizer keeps masters in fp32 for bf16, as for any parameter.
-// Files are PEFT's: adapter_config.json and adapter_model.safetensors.
+// A and B have the model's element type. The optimizer keeps fp32 master weights for bf16, as for any
+// parameter. The files are PEFT's: adapter_config.json and adapter_model.safetensors.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace bough {
 
-// A name in a list, or the list itself where it stands alone.
+// One module name. In settings, a single name may stand for a list of one.
 struct LoraTarget {
   std::string name;
 
@@ -52,33 +52,36 @@ struct LoraSettings {
     v("path", path,
       "an adapter to start from, in PEFT's format, which says rank, alpha and targets itself; empty: B = 0");
   }
-  void check() const;  // UserError
+  void check() const;  // throws UserError if dropout is not 0, or targets is empty and rank above 0
 };
 
 bool has_adapter(const Model& model);
 
-// Gives the model what the settings say: new adapters, A ~ U(-1/sqrt(inputs), 1/sqrt(inputs)) as PEFT
-// initialises it, by the seed alone, and B = 0; or those of a file. The model's main_grads go: W is frozen.
-// UserError: a target that the model does not have; see load_adapter.
+// Adds adapters to the model. With settings.path, they come from the file (load_adapter). Otherwise they are
+// new: A ~ U(-1/sqrt(inputs), 1/sqrt(inputs)) as in PEFT, a function of the seed only, and B = 0. W becomes
+// frozen: its main_grads are released.
+// Throws UserError if the model lacks a target, is quantized, or has fused projections and tensor ranks.
 void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed);
 
-// The same weights without the adapters.
+// Returns a model over the same weights, without adapters.
 std::unique_ptr<Model> without_adapter(const Model& model);
 
-// Adds B A to each W, computed in fp32 (fp64 for an fp64 model) and rounded once; the adapters are gone then.
-// The model must not share its weights.
+// Adds (alpha / rank) · B A to each W and removes the adapters. Computed in the accumulator type (fp32, or
+// fp64 for an fp64 model) and rounded once. The model must not share its weights.
 void merge_adapter(Model& model);
 
-// Every A and B under PEFT's name, as views.
+// Every A and B under its PEFT name, as views.
 std::vector<std::pair<std::string, at::Tensor>> adapter_tensors(Model& model);
 
-// Writes PEFT's two files into the directory, made if it is missing. `base`: the directory or name of the
-// model that the adapter stands beside.
+// Writes PEFT's two files into the directory, which is created if it is missing. `base`: directory or name of
+// the base model, written to adapter_config.json.
 void save_adapter(const std::filesystem::path& directory, Model& model, const std::string& base);
 
-// Fills the adapters that the model has; gives it those of the file where it has none. UserError: a file that
-// is none of PEFT's LoRA, or of another model; what is not computed here (DoRA, ranks that differ, biases,
-// other modules that were trained too); where the model has adapters, others than those.
+// Loads the adapters of a PEFT directory. A model without adapters gets new ones. If the model has adapters,
+// their modules, rank and alpha must be those of the files. Throws UserError if
+//   - the files are not PEFT's LoRA, or belong to another model,
+//   - they need something unsupported (DoRA, different ranks, biases, other trained modules),
+//   - the model has other adapters.
 void load_adapter(const std::filesystem::path& directory, Model& model);
 
 }  // namespace bough

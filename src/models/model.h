@@ -1,6 +1,6 @@
-// A decoder: tokens in, final hidden states out. What a token attends to is not its business: training
-// answers with the tree's stack (train/), generation with a KV cache (rollout/), so that trainer, prefill and
-// decode run the same code.
+// A decoder: tokens in, final hidden states out. The caller implements attention (AttentionContext): training
+// with the prefix KV stack (train/), generation with a KV cache (rollout/). So trainer, prefill and decode
+// run the same model code.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,21 +24,21 @@ class AttentionContext {
  public:
   virtual ~AttentionContext() = default;
 
-  // What a layer makes of its input, [T, D] both. `output_is_read` false: nobody reads the values of what it
-  // returns, only the graph behind it.
+  // One layer: [T, D] to [T, D]. output_is_read == false: only the graph of the result is used, so its values
+  // may be wrong.
   using Layer = std::function<at::Tensor(const at::Tensor& x_TD, bool output_is_read)>;
 
-  // Computes one layer of the pass, in order of layers. A training pass that keeps no more than its layers'
-  // inputs keeps `compute`, too, and calls it again just before the layer's backward.
+  // Computes one layer of the pass. Called in the order of layers. A training pass that holds only its layer
+  // inputs stores `compute`, and calls it again just before the layer's backward.
   virtual at::Tensor layer(int64_t index, const at::Tensor& x_TD, const Layer& compute) {
     static_cast<void>(index);
     return compute(x_TD, true);
   }
 
-  // Attention of one layer over whatever the pass's tokens see. q_TNH, k_TGH, v_TGH: after q/k norm and
-  // rotary embedding, last dimension contiguous (they may be strided views). Returns o_TNH, same dtype.
-  // Called once a layer, in order of layers, and once more where layer() computes it again. Keys and values
-  // must be stored by the callee where later tokens need them.
+  // Attention of one layer for the pass's tokens. q_TNH, k_TGH, v_TGH: after q/k norm and rotary embedding,
+  // last dimension contiguous (they may be strided views). Returns o_TNH, same dtype. Called once per layer
+  // in order, and once more if layer() recomputes the layer. The implementation must store the keys and
+  // values that later tokens need.
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                             const at::Tensor& v_TGH) = 0;
 };
@@ -47,66 +47,67 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // Of what this rank computes: where several ranks share the model, of its layers (pipeline.h), and of its
-  // heads and feed-forward elements (tensor_parallel.h), else as the whole.
+  // config(): the local part. If ranks share the model, it counts only this rank's layers (pipeline.h), heads
+  // and feed-forward elements (tensor_parallel.h). whole_config(): the unsharded model.
   const ModelConfig& config() const { return config_; }
   const ModelConfig& whole_config() const { return whole_config_; }
-  // Those that have the other pieces of it.
+  // The groups of ranks that share the model. A group of one rank is nullptr.
   const ModelRanks& ranks() const { return ranks_; }
-  // The ranks that share every pass with this one, or null.
+  // The tensor-parallel group, or nullptr.
   Communicator* tensor_ranks() const { return ranks_.tensor; }
   const Stage& stage() const { return stage_; }
   bool is_whole() const { return !ranks_.tensor && !ranks_.stages; }
-  // The first token of the vocabulary that head() has rows of.
+  // The first token id of the local rows of the lm_head.
   int64_t first_token() const { return head().parts[0].first; }
   at::ScalarType dtype() const { return dtype_; }
   at::Device device() const { return device_; }
 
-  // tokens_T, positions_T: int64 on the model's device, any tokens in any order (attention knows who sees
-  // whom). Returns the hidden states after the final norm, [T, D], model dtype. Under at::GradMode it records
-  // a graph for autograd whose backward adds to the parameters' main_grad. A stage takes in place of tokens
-  // what the one before returned, [T, D], and returns the hidden states after its last layer; only the last
-  // one norms them.
+  // tokens_T, positions_T: int64 on the model's device, in any order; `attention` decides which tokens see
+  // each other. Returns the hidden states after the final norm, [T, D], model dtype. With at::GradMode on,
+  // records an autograd graph whose backward adds to the parameters' main_grad.
+  // Pipeline stages: all but the first take the previous stage's output [T, D] as tokens_T. All but the last
+  // return the hidden states after their last layer, without the final norm.
   virtual at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                              AttentionContext& attention) const = 0;
 
-  // Every parameter once, in a fixed order; tied weights once, under the embedding. Adapters are not among
-  // them: they belong to the matrices that they stand beside.
+  // Every parameter once, in a fixed order. Tied weights appear once, as the embedding. Adapters are left
+  // out; they belong to their matrices (Parameter::adapter).
   virtual std::vector<Parameter*> parameters() = 0;
-  // [V, D], or this rank's rows of it; of as many rows, the embedding itself where tied. Undefined on stages
-  // that do not have them.
+  // [V, D], or the local rows. If tied, head() is the embedding. The value is undefined on pipeline stages
+  // that do not have the parameter.
   virtual const Parameter& embedding() const = 0;
   virtual const Parameter& head() const = 0;
-  // Of the first stage and the last, where a tied embedding is trained: that; else null.
+  // The tied embedding if it is trained and this is the first or the last of several stages, else nullptr.
   Parameter* trained_at_both_ends();
 
-  // What is trained: the parameters of the adapters where the model has any (models/lora.h), and all else is
-  // frozen; else every parameter. In a fixed order. A stage may have none.
+  // The trained parameters in a fixed order. With adapters (models/lora.h): only the adapters' parameters.
+  // Without: all parameters. A stage may have none.
   std::vector<Parameter*> trained_parameters();
-  // Elements of the adapters in all layers, those of the other stages too; 0: it has none. lora.h sets it.
+  // Number of adapter elements in all layers, other stages included. 0: no adapters. lora.h sets it.
   int64_t adapter_elements() const { return adapter_elements_; }
   void set_adapter_elements(int64_t count) { adapter_elements_ = count; }
 
-  // Another model over the same tensors. A tensor that one of them is then given in place of another, the
-  // other does not see.
+  // Another model over the same tensors. In-place changes are visible in both. If one model then gets a new
+  // tensor for a parameter, the other keeps the old one.
   virtual std::unique_ptr<Model> share() const = 0;
-  // The matrices of the layers' linear products: what quantization replaces (quantized_model.h).
+  // The matrices of the layers' linear products. Quantization replaces these (quantized_model.h).
   virtual std::vector<Parameter*> layer_matrices() = 0;
 
-  // logits[R, V] = hidden_RD · head^T, model dtype; for generation (training goes through the fused head).
+  // logits[R, V] = hidden_RD · lm_head^T, model dtype. For generation; training uses the fused lm_head. If
+  // ranks share the vocabulary, this is a collective call that returns all columns on every rank.
   at::Tensor logits(const at::Tensor& hidden_RD) const;
-  // Of the tokens that this rank has rows of: those from first_token() on.
+  // The logits of the local vocabulary rows, from first_token() on.
   at::Tensor own_logits(const at::Tensor& hidden_RD) const;
 
-  // Batch-invariant: a token's hidden states and logits are the same bits whatever else is in the pass, on
-  // any number of threads, if its attention is. Those who answer attention ask for it here, so that
-  // generation and training agree. Backward passes are as ever.
+  // Batch-invariant: a token's hidden states and logits have the same bits whatever else is in the pass, on
+  // any number of threads. The AttentionContext must read this flag and be batch-invariant too. Then
+  // generation and training agree. Backward passes do not change.
   bool batch_invariant() const { return batch_invariant_; }
-  // UserError where why_not_batch_invariant() has a reason.
+  // Throws UserError if `on` and why_not_batch_invariant() returns a reason.
   void set_batch_invariant(bool on);
   std::optional<std::string> why_not_batch_invariant() const;
 
-  // Allocates zeroed main_grads (accumulator type) where what is trained has none.
+  // Allocates zeroed main_grads (accumulator type) for trained parameters that have none.
   void allocate_gradients();
   void zero_gradients();
 
@@ -114,7 +115,7 @@ class Model {
   explicit Model(const ModelConfig& config, const at::TensorOptions& options = {},
                  const ModelRanks& ranks = {});
   ModelConfig config_, whole_config_;
-  ModelRanks ranks_;  // null where they are this one alone
+  ModelRanks ranks_;  // nullptr for groups of one rank
   Stage stage_;
 
  private:
@@ -124,17 +125,17 @@ class Model {
   int64_t adapter_elements_ = 0;
 };
 
-// An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.
-// `ranks`: those that share it, which must outlive it; null or one: it is whole.
+// Returns a model with allocated, uninitialised weights. models/registry.cpp chooses the class. `ranks`: the
+// groups that share the model; they must outlive it. nullptr or a group of one rank: not shared.
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
                                   at::Device device = at::kCPU, const ModelRanks& ranks = {});
 
-// Sets matrices to Normal(0, 0.02), norms to multiply by 1 and biases to zero, as transformers initialises; a
-// function of the seed only.
+// Initialises as transformers does: matrices from Normal(0, 0.02), norms that multiply by 1, biases 0. A
+// function of the seed only. The model must be unsharded.
 void initialise(Model& model, uint64_t seed);
 
-// Loads a Hugging Face directory (config.json, model.safetensors or shards), converting to `dtype`.
-// Of several ranks each reads its pieces alone.
+// Loads a Hugging Face directory (config.json, model.safetensors or shards), converted to `dtype`. If ranks
+// share the model, each rank reads only its pieces. Throws UserError like load_weights (checkpoint.h).
 std::unique_ptr<Model> load_model(const std::filesystem::path& directory, at::ScalarType dtype,
                                   at::Device device = at::kCPU, const ModelRanks& ranks = {});
 

@@ -1,10 +1,10 @@
-// Pipeline parallelism (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"): the ranks of a group
-// are stages, of which each has a run of the decoder's layers, the first one the embedding too, and the last
-// the final norm and the head. A stage's input is what the one before returned, and in backward it sends the
-// gradient of that back. When which stage makes which pass: plan/pipeline.h.
+// Pipeline parallelism (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"). Each rank of a group
+// is a stage and holds a run of the decoder's layers. The first stage also has the embedding, the last one
+// the final norm and the lm_head. A stage gets its input from the previous stage, and in backward returns the
+// input's gradient. plan/pipeline.h has the schedule.
 //
-// A head that is the embedding (tied) is the first stage's and the last one's: both hold it, and step it
-// alike from the sum of their gradients.
+// If the lm_head is tied to the embedding, the first and the last stage both hold it. Both update it from the
+// sum of their gradients, so the two copies stay equal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +20,10 @@
 
 namespace bough {
 
-// The ranks that have the other pieces of a model; null: none. Not owned.
+// The groups of ranks that share a model. nullptr if this kind of parallelism is off. Not owned.
 struct ModelRanks {
-  Communicator* tensor = nullptr;  // that share every layer (tensor_parallel.h)
-  // The stages, in their order, twice: what goes on to later stages must not wait for what comes back.
+  Communicator* tensor = nullptr;  // ranks that share every layer (tensor_parallel.h)
+  // The stages in order. Two groups: messages to later stages must not wait for those to earlier stages.
   Communicator* stages = nullptr;
   Communicator* stages_back = nullptr;
 };
@@ -35,24 +35,24 @@ struct Stage {
   bool is_last() const { return index + 1 == size; }
 };
 
-// The first layer of each stage, and the number of all. Cut so that the largest predicted work of a stage is
-// least: FLOPs of a token that sees kCutContext others, and of the head, as if every token were trained.
-// UserError: more stages than layers.
+// Returns the first layer of each stage, then the number of layers. The cut minimizes the largest predicted
+// work of a stage. Work is the forward FLOPs of a token that attends to kCutContext tokens. The lm_head
+// counts as if every token were trained. Throws UserError if there are more stages than layers.
 inline constexpr int64_t kCutContext = 1024;
 std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages);
 Stage stage_of(const ModelConfig& whole, int64_t index, int64_t size);
-// Of the stage's layers alone.
+// The config of a model with only the stage's layers.
 ModelConfig stage_config(const ModelConfig& whole, const Stage& stage);
 
-// The bytes of a contiguous buffer, to or from the rank `other`.
+// A message with the bytes of a contiguous buffer, to or from the rank `other`. The buffer must outlive it.
 Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t other);
 
-// Calls use() on the first stage with the tensors of all, stage by stage, each name once: a call of all
-// stages. What is used lives as long as the call, but its own.
+// Collective call of all stages. On the first stage, calls use() with the tensors of all stages, stage by
+// stage, each name once. A received tensor is freed after its use(), unless use() keeps a reference.
 void gather_to_first_stage(const NamedTensors& own, Communicator& stages,
                            const std::function<void(const std::string& name, const at::Tensor& tensor)>& use);
 
-// On the first stage and the last, which call it: the sum of their `values`, the same bits on both.
+// Called by the first and the last stage: replaces `values` by their sum, the same bits on both.
 void sum_over_ends_(const at::Tensor& values, Communicator& stages);
 
 }  // namespace bough

@@ -1,10 +1,11 @@
-// A model that generates with 8-bit weights: the matrices of its layers are int8 with a scale for each row
-// (kernels/quantized_product). Embedding, head, norms and biases stay as they are, shared with the model it
-// is made from.
+// A model that generates with 8-bit weights: the matrices of its layers are int8 with one scale per row
+// (kernels/quantized_product). Embedding, lm_head, norms and biases are not quantized. They are shared with
+// the source model.
 //
-// Which scheme, and why: symmetric, because weights are centred; a scale a row, because it then stands
-// outside the sum, so that integers are multiplied as they are; the head not, because its error goes into the
-// logits undamped.
+// The scheme:
+//   - symmetric, because weights are centered around 0
+//   - one scale per row, because the scale then stands outside the sum, and the sum is over integers
+//   - no quantization of the lm_head, because its error goes directly into the logits
 #pragma once
 
 #include <cstdint>
@@ -19,23 +20,23 @@ class QuantizedModel {
   // Quantizes in the constructor. `source` must outlive this object.
   explicit QuantizedModel(const Model& source);
 
-  // Quantizes the source's weights again, in place, after they have changed.
+  // Quantizes the source's weights again, in place. Call it after they have changed.
   void update();
 
-  const Model& model() const { return *model_; }  // runs where no graph is recorded
+  const Model& model() const { return *model_; }  // inference only: run it with autograd off
 
  private:
   const Model& source_;
   std::unique_ptr<Model> model_;
 };
 
-// Replaces the matrices of the model's layers by quantized ones, for good; the memory of those that no other
-// model shares is released.
+// Permanently replaces the matrices of the model's layers by quantized ones. Matrices that no other model
+// shares are freed.
 void quantize(Model& model);
 
 bool is_quantized(const Model& model);
 
-// Bytes of the layers' matrices as the model has them, scales included, and as they are in its own dtype.
+// Bytes of the layers' matrices. held: as stored, scales included. unquantized: in the model's dtype.
 struct MatrixBytes {
   int64_t held = 0, unquantized = 0;
 };

@@ -1,9 +1,9 @@
-// The safetensors format: 8 bytes little-endian header length, a JSON header, the tensors' bytes.
+// The safetensors format: 8 bytes of little-endian header length, a JSON header, the tensors' bytes.
 //
 //   {"__metadata__": {"format": "pt"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 //
-// Offsets count from the end of the header; tensors fill the rest of the file without holes or overlap, as
-// the format's own reader demands. Files are untrusted: every number is checked before it is used.
+// Offsets count from the end of the header. Tensors fill the rest of the file without holes or overlap; the
+// format's own reader requires this. Files are untrusted: every number is checked before it is used.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,15 +32,16 @@ struct SafetensorsEntry {
 
 class SafetensorsFile {
  public:
-  // Maps the file and checks the whole header. UserError names file, tensor, got, expected, remedy.
+  // Maps the file and checks the whole header. Throws UserError if the file is missing or invalid. The
+  // message names the file, the tensor, the value, what was expected and a remedy.
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  // The tensor where it is mapped, of the file's dtype: contiguous, on the CPU, never to be written to. It
-  // keeps the mapping alive. UserError if the file has no tensor of this name.
+  // Returns a view of the mapped bytes: the file's dtype, contiguous, on the CPU. Do not write to it. It
+  // keeps the mapping alive. Throws UserError if the file has no tensor of this name.
   at::Tensor tensor(const std::string& name) const;
 
  private:
@@ -51,7 +52,7 @@ class SafetensorsFile {
 
   std::filesystem::path path_;
   std::shared_ptr<const MappedFile> file_;
-  size_t data_begin_ = 0;  // where the header ends
+  size_t data_begin_ = 0;  // end of the header, in bytes
   std::map<std::string, SafetensorsEntry> entries_;
   std::map<std::string, std::string> metadata_;
 };
@@ -59,19 +60,19 @@ class SafetensorsFile {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-// Writes the tensors one after the other, each converted to `dtype` where one is given (a copy of one tensor
-// at a time). Tensors of any device and strides. Wide elements come first: all are aligned to their size.
-// IoError on a full disk leaves what was there.
+// Writes tensors of any device and strides, each converted to `dtype` if given. Holds a copy of one tensor at
+// a time. Wide elements come first, so all tensors are aligned to their element size. Throws IoError on a
+// full disk; an existing file then stays unchanged.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        std::optional<at::ScalarType> dtype = {},
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
-// Writes the tensors into a file that the caller commits: shards appear together or not at all.
+// Writes into a file that the caller commits. So several shards can appear together or not at all.
 void write_safetensors(AtomicFile& file, const NamedTensors& tensors,
                        std::optional<at::ScalarType> dtype = {},
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
-// A tensor that is made when its turn to be written comes, and stored in `dtype`: only one is in memory.
+// A tensor that is made only when it is written, and stored in `dtype`. Only one is in memory at a time.
 struct SafetensorsSource {
   std::string name;
   at::ScalarType dtype;
@@ -81,7 +82,7 @@ struct SafetensorsSource {
 void write_safetensors(AtomicFile& file, const std::vector<SafetensorsSource>& sources,
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
-// The bytes that a tensor takes in the file.
+// The bytes of a tensor in the file.
 int64_t stored_bytes(const at::Tensor& tensor, std::optional<at::ScalarType> dtype);
 
 }  // namespace bough

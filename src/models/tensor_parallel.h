@@ -1,18 +1,18 @@
 // Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models
-// Using Model Parallelism", section 3): the ranks of a group make every pass of a model together, each with
-// some of the heads, of the feed-forward layer's elements and of the vocabulary. What enters a layer and what
-// leaves it is whole, and the same, on every rank:
+// Using Model Parallelism", section 3). The ranks of a group run every pass of a model together. Each rank
+// has some of the heads, of the feed-forward elements and of the vocabulary. A layer's input and output are
+// complete, and the same, on every rank:
 //
-//   x ─ copy ─▶ norm · own heads' q, k, v ─▶ attention ─▶ own columns of the output ─ sum ─▶ + x
-//   x ─ copy ─▶ norm · own rows of gate, up ─▶ own columns of down                  ─ sum ─▶ + x
+//   x ─ copy ─▶ norm · local heads' q, k, v ─▶ attention ─▶ local columns of the output ─ sum ─▶ + x
+//   x ─ copy ─▶ norm · local rows of gate, up ─▶ local columns of down                  ─ sum ─▶ + x
 //
-// A copy does nothing, and its backward sums d_x over the ranks; a sum sums, and its backward does nothing.
-// Where key heads are fewer than ranks, several ranks have the same one.
+// `copy` is the identity; its backward sums d_x over the ranks. `sum` adds over the ranks; its backward is
+// the identity. If there are fewer key heads than ranks, several ranks have the same key head.
 //
-// Of a parameter a rank holds pieces (Parameter::Part). What all have, or several, is updated by each alike,
-// from the sum of their gradients (sum_copied_gradients).
+// A rank holds pieces of a parameter (Parameter::Part). Several ranks may hold copies of a piece. All copies
+// get the same update, from the sum of their gradients (sum_copied_gradients).
 //
-// All ranks must make the same passes in the same order: each sum is a collective call.
+// All ranks must run the same passes in the same order, because each sum is a collective call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,50 +30,53 @@ namespace bough {
 
 class Model;
 
-// What rank `rank` of `size` has of a model: its heads, its elements of the feed-forward layer. The
-// vocabulary's size is the whole one. UserError where the ranks cannot share it evenly.
+// Returns the config of rank `rank` of `size`: its heads and feed-forward elements. vocab_size stays that of
+// the unsharded model. Throws UserError if the sizes cannot be split evenly.
 ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size);
 
-// A run of `count` from `first` on.
+// The range [first, first + count).
 struct Slice {
   int64_t first = 0, count = 0;
 };
-// A rank's tokens of the vocabulary: as many as the others', the last ranks' fewer.
+// A rank's token ids. All ranks have ceil(vocab_size / size), except that the last ones may have fewer.
 Slice vocabulary_slice(int64_t vocab_size, int64_t rank, int64_t size);
 
-// Where a collective of these ranks takes such a tensor from: the tensor's own GPU, or the host.
+// The device from which a collective call takes such a tensor: the tensor's own GPU, or the CPU.
 at::Device buffer_device(const at::Tensor& values, const Communicator& ranks);
 
-// Sum over ranks of fp32, fp64, int64 or (by way of fp32) bf16, in place; every rank gets the same bits.
+// Sums `values` over the ranks in place. fp32, fp64, int64, or bf16 (summed in fp32). Every rank gets the
+// same bits.
 void all_reduce_(const at::Tensor& values, Communicator& ranks);
-// [size, ...]: every rank's `own`, of the same sizes.
+// Returns [size, ...]: the tensors `own` of all ranks, which must have the same sizes.
 at::Tensor all_gather_stacked(const at::Tensor& own, Communicator& ranks);
 
-// Differentiable: the identity whose gradient is summed, and the sum whose gradient is as it is. The
-// group must outlive the graph.
+// The differentiable `copy` and `sum` of the diagram above. The group must outlive the graph.
 at::Tensor copy_to_ranks(const at::Tensor& x, Communicator& ranks);
 at::Tensor sum_over_ranks(const at::Tensor& x, Communicator& ranks);
 
-// The sizes of the tensor that a part of a parameter is a piece of, and that piece of it.
+// whole_sizes: sizes of the unsharded tensor to which the part belongs. own_piece: a view of the part's piece
+// in the unsharded tensor `whole`.
 std::vector<int64_t> whole_sizes(const Parameter& parameter, const Parameter::Part& part);
 at::Tensor own_piece(const at::Tensor& whole, const Parameter& parameter, const Parameter::Part& part);
-// Of what every rank has of a part (`own`, of the part's sizes): the whole tensor, on every rank. Where the
-// named tensor has several parts, the elements of the others are 0.
+// Collective call. Gathers the ranks' pieces of a part (`own`, in the part's sizes) and returns the unsharded
+// tensor on the CPU of every rank. Returns `own` itself if the part is not sharded. If several parts have the
+// same name, the elements of the other parts are 0.
 at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, const Parameter::Part& part,
                          Communicator& ranks);
-// Appends what gather_pieces() gave of a part, or adds it to what is there of the same tensor.
+// Appends a result of gather_pieces() under `name`. If the name is already there, adds it to that tensor.
 void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor& pieces);
 
-// What is trained of a model that ranks share, to the same of a whole one: a call of all of them, stages
-// (pipeline.h) included, of whom the first has the whole one.
+// Collective call of all ranks that share the model, stages (pipeline.h) included. Copies the trained
+// parameters of the shards into the unsharded model `whole` of the first rank. Other ranks pass nullptr.
 void gather_weights(Model& own, Model* whole);
 
-// A model as it is saved: over the same tensors, or with `copies` with what is trained in tensors of its own.
-// Of ranks that share it a call of all, of whom the first gets the whole, in the host's memory, and the
-// others null.
+// Returns a model for saving. If ranks share the model, this is a collective call: the first rank gets an
+// unsharded model in CPU memory, the others nullptr. Otherwise the result shares all tensors with `model`.
+// With `copies`, its trained parameters are copies.
 std::shared_ptr<Model> snapshot_of(const Model& model, bool copies);
 
-// main_grad of what several ranks hold becomes that of the whole model. Once, after the last pass.
+// Collective call. For each piece with copies on several ranks, sets main_grad on all of them to the gradient
+// of the unsharded model. Call it once, after the last pass.
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks);
 
 }  // namespace bough

@@ -1,6 +1,6 @@
-// Where a strategy's blocks go, in the order of its walk: into a plan (PlanWriter), or past a simulator that
-// prices and forgets them (simulator.h), so that neither trees nor lists of blocks are made only to learn
-// what a plan would cost.
+// The receiver of the blocks that a strategy makes, in the order of plan execution.
+//   - PlanWriter stores the blocks in a plan.
+//   - Simulator (simulator.h) adds up their cost and stores nothing, so pricing a plan needs little memory.
 #pragma once
 
 #include <vector>
@@ -13,15 +13,16 @@ class BlockSink {
  public:
   virtual ~BlockSink() = default;
 
-  // A tree of these of the batch's sequences. stack_capacity: rows of its deepest chain of interior blocks.
+  // Starts a tree. sequences: indices in the batch. stack_capacity: rows of the deepest chain of interior
+  // blocks.
   virtual void begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) = 0;
-  virtual void push(Block block) = 0;  // interior: it stays open
+  virtual void push(Block block) = 0;  // opens an interior block
   virtual void add_leaf(Block block) = 0;
-  virtual void pop() = 0;                           // closes the last open one
-  virtual bool is_enough() const { return false; }  // nobody looks at what comes after
+  virtual void pop() = 0;                           // closes the last open interior block
+  virtual bool is_enough() const { return false; }  // true: the caller may stop, later blocks are ignored
 };
 
-// A plan under construction: trees of blocks and steps, without their prefix trees.
+// A plan under construction: trees with blocks and steps. PlannedTree::tree stays nullptr.
 class PlanWriter final : public BlockSink {
  public:
   void begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) override;
@@ -33,7 +34,7 @@ class PlanWriter final : public BlockSink {
   const Block& open_block(size_t index) const { return trees_.back().blocks[open_[index]]; }
   int64_t stack_rows() const { return stack_rows_; }
   int64_t stack_capacity() const { return trees_.back().stack_capacity; }
-  std::vector<PlannedTree> finish() { return std::move(trees_); }  // with all blocks closed
+  std::vector<PlannedTree> finish() { return std::move(trees_); }  // all blocks must be closed
 
  private:
   int32_t add(Block block);

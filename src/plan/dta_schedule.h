@@ -1,11 +1,13 @@
-// DTA's own schedule, pass by pass, without a model (papers/areal-dta.txt, Algorithms 1 to 3): what its
-// tables count, beside our strategies.
+// DTA's own schedule, pass by pass, without a model (AReaL-DTA, arXiv 2602.00482, Algorithms 1 to 3). It
+// reproduces the counts in DTA's tables, for comparison with our strategies.
 //
-// Leaves come one after another. A leaf's new suffix goes onto the stack of tokens; keys and values are
-// materialized, without a graph, up to the next pop's last chunk (FWD-NoGrad); then the pop, down to what the
-// next leaf shares, forwards each chunk with its graph and backpropagates it. A pop goes on through branch
-// points that no later leaf needs, so that the last leaf of a branch shares its passes with the stretches
-// above it.
+// Leaves come one after another. For each leaf:
+//   1. Its new suffix goes onto the stack of tokens.
+//   2. FWD-NoGrad computes the suffix's keys and values without a graph, up to the path's last chunk.
+//   3. A pop removes tokens down to the prefix that the next leaf shares. It runs each chunk forward with a
+//      graph, and then backward.
+// A pop crosses branch points that no later leaf needs. So the last leaf of a branch shares chunks with the
+// tokens above the branch point.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +19,15 @@
 namespace bough {
 
 enum class DtaVariant {
-  kReleased,     // the released code: first forwards end where the next pop's last chunk begins
-  kWholeSuffix,  // the released code with `cut_f1_tail` off: first forwards run to the leaf, so that its last
-                 // chunk is forwarded twice
-  kPrinted,      // Algorithm 3 to the letter: line 18 forwards every suffix, line 31 up to the anchor again
+  kReleased,     // the released code: FWD-NoGrad ends where the path's last chunk begins
+  kWholeSuffix,  // the released code with `cut_f1_tail` off: FWD-NoGrad runs to the leaf, so the last chunk
+                 // is forwarded twice
+  kPrinted,      // Algorithm 3 literally: line 18 forwards the suffix, line 31 again up to the anchor
 };
 
 enum class DtaOrder {
   kBackward,       // Algorithm 1
-  kLexicographic,  // of the leaves, as the tree is built
+  kLexicographic,  // leaves by their token ids
 };
 
 struct DtaOptions {
@@ -35,24 +37,24 @@ struct DtaOptions {
 };
 
 struct DtaPass {
-  enum class Kind { kForward, kForwardBackward };  // FWD-NoGrad, or line 18; FWD with a graph and BWD
+  enum class Kind { kForward, kForwardBackward };  // kForward: no graph (FWD-NoGrad, line 18)
   Kind kind;
-  int32_t leaf;               // the leaf on the stack, counted in the order they come
+  int32_t leaf;               // number of the leaf on the stack, in schedule order
   int64_t num_prefix_tokens;  // keys and values read
-  int64_t num_tokens;         // at depths from num_prefix_tokens on
+  int64_t num_tokens;         // the pass's tokens; the first has depth num_prefix_tokens
 };
 
 struct DtaSchedule {
   std::vector<DtaPass> passes;
   int64_t num_leaves = 0;
-  int64_t tokens_forwarded = 0;      // by all passes
-  int64_t tokens_recomputed = 0;     // forwarded beyond once a tree token
+  int64_t tokens_forwarded = 0;      // sum over all passes
+  int64_t tokens_recomputed = 0;     // tokens_forwarded minus the tree's tokens
   int64_t peak_stack_tokens = 0;     // keys and values held: the longest path
   int64_t peak_pass_tokens = 0;      // activations held: the largest chunk with a graph
-  double effective_compression = 1;  // tokens of the flat batch over tokens forwarded
+  double effective_compression = 1;  // tokens of the flat batch over tokens_forwarded
 };
 
-// O(S log S + passes). UserError for a block size below 1.
+// O(S log S + passes). Throws UserError if block_size is below 1.
 DtaSchedule simulate_dta(const PrefixTree& tree, const DtaOptions& options = {});
 
 }  // namespace bough

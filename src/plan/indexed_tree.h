@@ -1,6 +1,10 @@
-// The batch as planning reads it: its prefix tree with branches and running sums over tokens, what any range
-// of it costs; and parts of it that are planned as trees of their own, by what they take of the whole: no
-// tree is built for one until its plan is chosen.
+// The planner's view of the batch: the prefix tree with its branches and with prefix sums over tokens. The
+// sums give the cost of any token range in O(1).
+//
+// A part of the tree can be planned as a separate tree (TreePart, TreeView). Its PrefixTree is only built if
+// the plan is chosen.
+//
+// A node is a node of the BranchTree: a run of tokens without a branch point.
 #pragma once
 
 #include <memory>
@@ -14,28 +18,28 @@ namespace bough {
 
 struct TreePart {
   std::vector<int32_t>
-      path;  // nodes from a root down that the part repeats; none: roots, and empty sequences
-  std::vector<int32_t> nodes;  // children of the path's last, in the tree's order, with all below them
-  std::vector<int32_t> ends;   // nodes of the path: sequences that end there are the part's
+      path;  // nodes from a root down that the part computes again; empty: the part consists of roots
+  std::vector<int32_t> nodes;  // children of the path's last node, in tree order, with their subtrees
+  std::vector<int32_t> ends;   // nodes of the path whose sequences (those that end there) are in the part
 };
 
 class IndexedTree {
  public:
   struct Sums {
-    int64_t pairs;    // depth + 1
-    int64_t rows;     // sequences that train the token
-    int32_t trained;  // tokens that some sequence trains
-    int32_t starts;   // tokens that are not the child of the token before them
+    int64_t pairs;    // (query, key) pairs: depth + 1 per token
+    int64_t rows;     // loss rows: per token, the number of sequences that train it
+    int32_t trained;  // tokens that at least one sequence trains
+    int32_t starts;   // tokens whose parent is not the token before them
   };
 
-  // Indexes the tree of all the request's sequences; the request must outlive it.
+  // Builds the tree of all sequences of the request. The request must outlive this object.
   explicit IndexedTree(const PlanRequest& request);
 
   const PlanRequest& request() const { return request_; }
   const std::shared_ptr<const PrefixTree>& shared_tree() const { return tree_; }
   const PrefixTree& tree() const { return *tree_; }
   const BranchTree& branches() const { return branches_; }
-  const Sums& before(int64_t token) const { return before_[token]; }  // over tokens below it; to T
+  const Sums& before(int64_t token) const { return before_[token]; }  // sums over [0, token)
 
   std::vector<int64_t> all_sequences() const;
   TokenRange all() const { return {0, static_cast<int32_t>(tree_->num_tokens())}; }
@@ -49,33 +53,34 @@ class IndexedTree {
     return before(range.end).trained - before(range.begin).trained;
   }
 
-  // Indices of the request's sequences that are the part's, as TreePart names them. Sorts them all the first
-  // time.
+  // Returns the batch indices of the part's sequences. The first call sorts all sequences.
   std::vector<int64_t> sequences_of(const TreePart& part);
-  // Sums before each token of the part's path, and after the last. Beside `starts`, as if the path were all.
+  // Returns the sums before each token of the part's path, and after the last. Counts only the part's
+  // sequences. `starts` is 1 behind the first token.
   std::vector<Sums> path_sums(const TreePart& part);
-  // The leaf block that a part with a path is where it fits into a pass.
+  // Returns a part with a path as a single leaf block, of any size.
   Block leaf_block(const TreePart& part);
-  // Changes this tree's numbers to those of a tree of these roots alone.
+  // Renumbers the tokens in `planned` from this tree to a tree of only these roots.
   void renumber(const TreePart& roots, PlannedTree& planned) const;
 
  private:
   std::vector<int32_t> trained_counts() const;
-  void append_sequences(TokenRange range, std::vector<int64_t>& to);  // that end in the range
+  void append_sequences(TokenRange range, std::vector<int64_t>& to);  // those that end in the range
   const std::vector<int64_t>& by_end();
 
   const PlanRequest& request_;
   std::shared_ptr<const PrefixTree> tree_;
   BranchTree branches_;
   std::unique_ptr<Sums[]> before_;  // [T + 1]
-  std::vector<int64_t> by_end_;     // sequences by the token they end at; once they are asked for
+  std::vector<int64_t> by_end_;     // sequences by the token they end at; filled on first use
 };
 
-// What is planned as one tree, without building it: the tree of the whole batch, some of its roots, or one
-// node of it with the path down to it. PlanBuilder reads tokens through it alone.
+// The tokens that are planned as one tree: the whole tree, some of its roots, or one node with the path down
+// to the node. PlanBuilder reads tokens only through a TreeView.
 //
-// Tokens of a node with its path are numbered as in a tree of their own: the path from 0 on, then the node's
-// subtree. Those of some roots keep the numbers of the whole tree.
+// Token numbers:
+//   - A node with a path: the path is numbered from 0, and the node's subtree follows.
+//   - Roots: the numbers of the whole tree.
 class TreeView {
  public:
   using Sums = IndexedTree::Sums;
@@ -83,12 +88,12 @@ class TreeView {
   TreeView(const IndexedTree& whole)  // NOLINT: a tree is a view of itself
       : TreeView(whole, whole.branches().children(-1)) {}
   TreeView(const IndexedTree& whole, std::span<const int32_t> roots) : whole_(&whole), roots_(roots) {}
-  // The view of a part of one node below a path.
+  // View of a part that has a path and exactly one node.
   TreeView(IndexedTree& whole, const TreePart& part);
 
   std::span<const int32_t> roots() const { return node_ < 0 ? roots_ : std::span(&node_, 1); }
   std::span<const int32_t> children(int32_t node) const { return whole_->branches().children(node); }
-  // The stretch of tokens of a node; the path belongs to the node below it.
+  // Tokens of a node. If the view has a path, its node's tokens include the path.
   TokenRange stretch(int32_t node) const {
     const auto& n = whole_->branches().nodes[node];
     return {node == node_ ? 0 : n.begin + shift_, n.end + shift_};
@@ -107,7 +112,7 @@ class TreeView {
   int64_t num_pairs(TokenRange range) const { return sum(&Sums::pairs, range.begin, range.end); }
   int64_t num_rows(TokenRange range) const { return sum(&Sums::rows, range.begin, range.end); }
   int64_t num_trained(TokenRange range) const { return sum(&Sums::trained, range.begin, range.end); }
-  // The number of runs, each token the parent of the next, in a range of at least one token.
+  // Number of runs in the range, which must not be empty. In a run, each token is the next one's parent.
   int64_t num_pieces(TokenRange range) const { return 1 + sum(&Sums::starts, range.begin + 1, range.end); }
   bool trains(int32_t token) const { return num_trained({token, token + 1}) > 0; }
 
@@ -124,8 +129,10 @@ class TreeView {
 
   const IndexedTree* whole_;
   std::span<const int32_t> roots_;
-  int32_t node_ = -1;       // whose subtree hangs off a path of num_path_ tokens that is the view's own
-  std::vector<Sums> path_;  // sums before each of the path's tokens and the node's first, and after that one
+  int32_t node_ = -1;       // the node below the path; -1: a view of roots
+  std::vector<Sums> path_;  // sums before each token of the path and the node's first, and after that one
+  // shift_: a token's number in the view minus its number in the whole tree. end_: end of the node's subtree.
+  // base_: added to the whole tree's sums for tokens behind the path.
   int32_t num_path_ = 0, shift_ = 0, end_ = 0;
   Sums base_{0, 0, 0, 0};
 };

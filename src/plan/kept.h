@@ -1,5 +1,5 @@
-// What the blocks of a plan keep between their forward and their backward (Keep), by the memory there is, and
-// what a block's backward then takes.
+// Chooses what each block of a plan holds between its forward and its backward (Keep), by the memory budget.
+// Also gives the bytes and seconds that follow from the choice.
 #pragma once
 
 #include <span>
@@ -8,34 +8,33 @@
 
 namespace bough {
 
-// Bytes of the pass with a graph of a block that keeps this, beside the stack and what interior blocks keep:
-// of an interior block what it does not hold already.
+// Bytes of the block's pass that records a graph. Not included: the stack, and the bytes that open interior
+// blocks hold (this block too, if it is interior).
 int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep);
 
-// Seconds of the block's backward: what it computes again, its head, and the way back through its layers.
+// Seconds of the block's backward step: recomputation, lm_head forward and backward, layers backward.
 double backward_seconds(const PassCosts& costs, const Block& block);
 
-// What blocks choose from.
+// The values of Keep that blocks may have.
 struct KeepRules {
   LayerRecompute layers = LayerRecompute::kNever;
   ActivationOffload offload = ActivationOffload::kWhereNeeded;
-  bool interior_may_keep_more = false;  // than they must: attention's outputs, or all, where there is room
+  bool interior_may_keep_more = false;  // true: kAttention and kActivations are allowed in interior blocks
 };
 
-// Of any pass of this shape, with what it keeps of its own: no block of it takes less.
+// Lower bound of the bytes of a pass of this shape, with the activations it keeps, under these rules.
 int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const KeepRules& rules);
 
-// Decides of each block of one tree, or of one chain of blocks, what it keeps so that the peak stays within
-// `room` bytes beside the stack and the loss's rows: the most recomputation saved. Where nothing fits, what
-// takes least. `above` of a block is an index into `blocks`, or -1.
+// Sets `keep` of each block of one tree, or of one chain of blocks. The peak stays within `room` bytes, and
+// as much recomputation as possible is saved. `room` excludes the stack and the rows of the loss. If nothing
+// fits, the smallest peak is chosen. Block::above is an index into `blocks`, or -1.
 //
-// A block recomputes its layers one by one where its pass does not fit otherwise; of an interior one that
-// holds its layers' inputs while what hangs off it runs, so those are set aside first, from the root down.
-// The rest is given to children before parents: a block near the leaves opens once for each of many chains,
-// one near the root for all of them together, so memory spent lower down saves more recomputation.
-//
-// Where a tree or chain does not fit so, it is gone through once more with the host's memory for the layers'
-// inputs of those blocks that do not fit otherwise.
+//   1. A block recomputes layer by layer only if its pass does not fit otherwise. Such an interior block
+//      holds its layer inputs while its descendants run. These bytes are reserved first, from the root down.
+//   2. The remaining bytes go to children before parents. Blocks near the leaves are open one chain at a
+//      time, so the same bytes serve many blocks and save more recomputation.
+//   3. If the tree or chain still does not fit, steps 1 and 2 run again. Now a block that does not fit may
+//      hold its layer inputs in host memory.
 void choose_kept(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules);
 
 }  // namespace bough

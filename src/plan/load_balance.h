@@ -1,10 +1,11 @@
-// Load balance: a batch over K ranks (papers/areal-dta.txt, section 4 and Algorithm 4).
+// Load balance: splits a batch over K ranks (AReaL-DTA, arXiv 2602.00482, section 4 and Algorithm 4).
 //
-// Each rank plans and computes its own prefix tree, so that a prefix that sequences of several ranks share is
-// computed on each. Leaves stand in lexicographic order, a depth-first order of the tree; each rank takes an
-// interval, so that at most K - 1 paths are computed again: K - 1 times the longest path in tokens. The cost
-// of an interval is additive: the whole path of its first leaf, and of each further leaf what it does not
-// share with the one before.
+// Each rank plans and computes a prefix tree of its own sequences. A prefix that several ranks share is
+// computed on each of them. Leaves are in lexicographic order, which is a depth-first order of the tree. Each
+// rank takes an interval of leaves, so at most K - 1 paths are computed again.
+//
+// The cost of an interval is a sum: the whole path of its first leaf, and for each further leaf the tokens
+// that it does not share with the leaf before.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace bough {
 
-// What a tree token costs, and what a (query, key) pair of its attention; seconds, FLOPs or any other unit.
+// Cost of a tree token and of a (query, key) pair of its attention, in seconds, FLOPs or any other unit.
 struct BalanceWeights {
   double per_token = 1;
   double per_pair = 0;  // a token at depth d (from 0) sees d + 1 keys
@@ -27,29 +28,30 @@ struct RankShare {
   double cost = 0;
 };
 
-// Algorithm 4: intervals of least largest cost, by binary search with a greedy check; then the costliest
-// interval of two leaves or more is split until there are K, which lowers no one's cost but its own.
-// Sequences that are prefixes of others, and equal ones, go with a leaf that has them; so ranks stay empty
-// where there are fewer leaves than K. Empty sequences go to rank 0. O(S (log S + K)). UserError for fewer
-// than 1 rank.
+// Algorithm 4. A binary search with a greedy check minimizes the largest interval cost. If there are fewer
+// than K intervals, the costliest one with at least two leaves is split, until there are K.
+//   - A sequence that is a prefix of another, or equal to it, goes to the rank of that leaf.
+//   - Ranks stay empty if there are fewer than K leaves.
+//   - Empty sequences go to rank 0.
+// O(S (log S + K)). Throws UserError if num_ranks is below 1.
 std::vector<RankShare> balance_load(const PrefixTree& tree, int64_t num_ranks,
                                     const BalanceWeights& weights = {});
 
-// What other trainers do: longest sequence first, each to the rank with fewest tokens so far, blind to
-// prefixes; costs are those of the prefix trees that come of it. For comparison.
+// For comparison: the usual method without prefixes. Sequences go longest first to the rank with the fewest
+// flat tokens so far. The costs are those of the resulting prefix trees.
 std::vector<RankShare> balance_by_length(const PrefixTree& tree, int64_t num_ranks,
                                          const BalanceWeights& weights = {});
 
-// DTA's other baseline (Figures 7 to 9): leaves in lexicographic order, each to the rank of least cost so
-// far.
+// DTA's other baseline (Figures 7 to 9): leaves in lexicographic order, each to the rank with the least cost
+// so far.
 std::vector<RankShare> balance_by_tree_cost(const PrefixTree& tree, int64_t num_ranks,
                                             const BalanceWeights& weights = {});
 
-// Cost of the largest share; 0 for none. The step takes as long as it does.
+// The largest cost of a share; 0 if there are none. The slowest rank determines the time of a training step.
 double largest_cost(const std::vector<RankShare>& shares);
 
-// What the step takes where only the leaves' costs are known: that of each by itself, and behind the leaf
-// before it. 0 for no leaves.
+// The largest interval cost of Algorithm 4, from costs alone. whole: cost of each leaf's whole path. added:
+// cost of each leaf after the leaf before it. Returns 0 if there are no leaves.
 double largest_balanced_cost(std::span<const double> whole, std::span<const double> added, int64_t num_ranks);
 
 }  // namespace bough

@@ -1,11 +1,13 @@
 // Plans: how a batch goes through the model (engine.md 2).
 //
-// A plan is a list of trees, each cut into blocks; a block is one pass through the model. An *interior* block
-// is a run of consecutive tokens of one path that have descendants in other blocks: its keys and values lie
-// on the stack while those run. A *leaf* block is any forest of pieces that hang off tokens of the stack; it
-// runs forward and backward at once. Steps are in post-order: forward(b), then all descendants, then
-// backward(b), which recomputes of b what was not kept. Memory is one root-to-leaf chain of blocks, never the
-// tree.
+// A plan is a list of trees, each cut into blocks. A block is the tokens of one pass through the model.
+//   - An *interior* block is a run of consecutive tokens of one path that have descendants in other blocks.
+//     Its keys and values lie on the prefix KV stack while the descendants run.
+//   - A *leaf* block is a forest of pieces that hang off tokens of the stack. It runs forward and backward at
+//     once.
+// Steps are in post-order: forward(b), then all descendants, then backward(b). Before backward(b), all
+// activations of b that were not kept are recomputed. Memory holds one root-to-leaf chain of blocks, never
+// the tree.
 #pragma once
 
 #include <cstdint>
@@ -26,34 +28,34 @@ struct TokenRange {
   int32_t size() const { return end - begin; }
 };
 
-// Whether blocks may keep their layers' inputs in place of all activations (Keep).
+// Whether blocks may hold only their layer inputs instead of all activations (Keep).
 enum class LayerRecompute {
-  kWherePays,  // where a memory budget makes such a plan the fastest, or the only one
-  kAlways,     // all blocks do
-  kNever,      // none does
+  kWherePays,  // if under a memory budget such a plan is the fastest one or the only one
+  kAlways,     // all blocks
+  kNever,      // no block
 };
 
-// Whether blocks that compute their layers again may have the layers' inputs in the host's memory meanwhile.
+// Whether blocks that recompute their layers may hold the layer inputs in host memory.
 enum class ActivationOffload {
-  kWhereNeeded,  // where nothing else that such a block may keep fits
-  kAlways,       // all of them do
+  kWhereNeeded,  // if no other choice of such a block fits
+  kAlways,       // all such blocks
   kNever,
 };
 
 struct Block {
   bool interior = false;
-  Keep keep = Keep::kActivations;  // an interior one's is chosen last: it is made with Keep::kKeysValues
-  int32_t above = -1;      // the interior block whose rows end where this one's keys begin; -1 at the bottom
+  Keep keep = Keep::kActivations;  // an interior block starts with kKeysValues; choose_kept() may change it
+  int32_t above = -1;      // parent: the interior block whose stack rows end at `stack_rows`; -1: none
   int64_t stack_rows = 0;  // P: rows of the stack below this block
-  std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
+  std::vector<TokenRange> ranges;  // its tokens in pre-order; an interior block has one range
   int64_t num_tokens = 0;
   int64_t num_pairs = 0;        // (query, key) pairs that attention visits: each token sees its whole path
   int64_t num_stack_pairs = 0;  // (query, key) pairs with a key on the stack
   int64_t num_pieces = 0;       // runs of consecutive tokens, each the parent of the next
-  int64_t num_head_rows = 0;    // its tokens that some sequence trains
-  int64_t num_loss_rows = 0;    // its tokens once for each sequence that trains them
-  int64_t num_exits = 0;        // its tokens whose hidden states other blocks' heads read; interior blocks
-  bool needed = true;           // it, or something that hangs off it, trains a token; else it is never run
+  int64_t num_head_rows = 0;    // tokens that at least one sequence trains
+  int64_t num_loss_rows = 0;    // the same tokens, each once per sequence that trains it
+  int64_t num_exits = 0;        // boundary hidden states: tokens whose final hidden state other blocks read
+  bool needed = true;           // false: no token here or in a descendant is trained, so it never runs
 
   PassShape shape() const {
     return {.tokens = num_tokens,
@@ -85,99 +87,104 @@ struct PlannedTree {
 };
 
 struct Plan {
-  std::string strategy;             // dense | packed | path | blocks; of `auto` what it took
-  int64_t max_tokens_per_pass = 0;  // of this plan: at most the request's
+  std::string strategy;             // dense | packed | path | blocks; for `auto`, the chosen one
+  int64_t max_tokens_per_pass = 0;  // of this plan; at most the request's, unless micro-batches are fixed
   std::vector<PlannedTree> trees;
 };
 
-// How a walk goes through stages that have the layers between them (plan/pipeline.h).
+// How pipeline stages, each with some of the layers, execute a plan (plan/pipeline.h).
 struct Pipeline {
   int64_t num_stages = 1;
-  bool backward = true;  // else forward only: a backward step then closes the block, and sends nothing
-  bool leaves_on_stack = false;  // a leaf block's own rows lie on the stack while it runs (context parallel)
+  bool backward = true;  // false: forward only; a backward step then only closes its interior block
+  bool leaves_on_stack = false;  // context parallelism: a leaf block's rows lie on the stack while it runs
 };
 
 struct PlanRequest {
   std::vector<TokenSpan> sequences;
-  // A flag for each flat token, sequence after sequence; a sequence's first token never counts. Empty: all
-  // others train.
+  // One flag per token of the flat batch, sequence after sequence. A sequence's first token never trains.
+  // Empty: all other tokens train.
   std::vector<uint8_t> trained;
-  // B: tokens whose activations are held at once: those of a pass, and of interior blocks that keep theirs.
+  // B: the most tokens whose activations are held at once, in the pass and in interior blocks together. If
+  // memory_bytes is set, B bounds only the tokens of a pass.
   int64_t max_tokens_per_pass = 1024;
-  // Bytes over weights and gradients. Where given, B bounds single passes only.
+  // Memory budget in bytes, in addition to weights and gradients. Needs `costs`.
   std::optional<int64_t> memory_bytes;
-  // Decides the pass size of `blocks` and `auto`, what is kept and what is replicated. Not owned; without it
-  // passes are of B tokens and nothing is kept.
+  // The cost model. It decides pass sizes, Keep, and which paths are computed again. Not owned. If nullptr,
+  // passes have at most B tokens, and Keep follows from `layers` and `offload` alone.
   const PassCosts* costs = nullptr;
-  // Of `dense`: how many micro-batches, a pass each, there are at least where there are as many sequences;
-  // or, `fixed`, exactly, in the batch's order and whatever their tokens: B bounds them no more.
+  // `dense`: the least number of micro-batches (one pass each), if there are as many sequences. With
+  // fixed_micro_batches it is the exact number; sequences keep the batch's order and B does not apply.
   int64_t num_micro_batches = 1;
   bool fixed_micro_batches = false;
   // How `packed` cuts the batch into trees: a name of packer_names() (plan/packing.h).
   std::string packer = "auto";
   LayerRecompute layers = LayerRecompute::kWherePays;
   ActivationOffload offload = ActivationOffload::kWhereNeeded;
-  // Of several stages the time that is least is that of the last of them to be done.
+  // With pipeline stages, plans are compared by the time at which the last stage finishes.
   Pipeline pipeline;
 };
 
-// The request for these of its sequences alone.
+// Returns the request for a subset of its sequences, given by index.
 PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences);
 
 // Makes a plan by the name of its strategy:
-//   dense   no sharing: sequences packed into passes of at most B tokens by AReaL's dynamic allocation:
-//           longest first, each into the pass with room that has the fewest sequences; a longer one goes in
-//           even chunks, the earlier of them interior.
-//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each, cut by the request's
-//           packer. UserError for a longer path.
-//   path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward depth-first
-//           order, each stretch between branch points in even chunks of at most B; a leaf's last chunk runs
-//           forward and backward at once, where DTA forwards it twice.
-//   blocks  the general form: leaf blocks are forests, filled up to the pass size from all along the stack;
-//           interior blocks keep what the memory allows; short common paths are replicated where a pass of
-//           their own costs more.
-//   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left
-//           out where the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
-// With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it
-// that of least memory. Within memory_bytes a pass may compute its layers again (Keep), where that is the
-// fastest, or nothing else fits. UserError: another name of a strategy or packer; max_tokens_per_pass < 1;
-// memory_bytes too small for the strategy (with the smallest that would do).
+//   dense   No sharing. AReaL's dynamic allocation packs sequences into passes of at most B tokens: longest
+//           first, each into the pass with room that has the fewest sequences. A sequence longer than B is
+//           cut into even chunks. All chunks but the last are interior blocks.
+//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each, made by the request's
+//           packer. Throws UserError if a path is longer than B.
+//   path    DTA (arXiv 2602.00482, Algorithms 1 to 3): one path at a time, children in backward depth-first
+//           order. Each run between branch points is cut into even chunks of at most B tokens. A leaf's last
+//           chunk runs forward and backward at once; DTA forwards it twice.
+//   blocks  The general form. Leaf blocks are forests, filled from branches along the whole stack. Interior
+//           blocks hold as many activations as the memory allows. A short common path is computed again if a
+//           pass of its own costs more.
+//   auto    The least predicted time of blocks, packed and dense within the memory. dense is left out if the
+//           flat batch has more than 16 times the tree's tokens. Without a cost model: blocks.
+// With a cost model, the pass size has the least predicted time. Among plans within kAsFast of the fastest,
+// the one with the least memory is taken. Under memory_bytes, passes may recompute their layers (Keep) if
+// that is fastest or nothing else fits.
+// Throws UserError if
+//   - the strategy or the packer is unknown,
+//   - max_tokens_per_pass is below 1,
+//   - memory_bytes is too small for the strategy; the message has the smallest sufficient value.
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
 
-// auto, then all of the others.
+// All names, `auto` first.
 std::span<const std::string_view> strategy_names();
-// UserError that names the option and the strategies.
+// Throws UserError if there is no strategy of this name. The message names the option and the strategies.
 void check_strategy(const std::string& option, std::string_view name);
 
-// Tokens of the plan's trees; one that several trees repeat counts in each. Interior blocks that are
-// forwarded again count once.
+// Number of tokens in the plan's trees. A token that several trees repeat counts in each. Recomputation does
+// not count.
 int64_t num_planned_tokens(const Plan& plan);
 
-// ERR, the effective reuse ratio (papers/tree-training.txt, section 3.1): the part of the flat batch's tokens
-// that is not computed. At most POR (TreeStatistics::potential_overlap_ratio), which one tree of all
-// sequences reaches. 1 / (1 - ERR) is the effective compression that DTA (papers/areal-dta.txt, section 5.3)
-// gives for split trees, and 1 - ERR what AReaL calls tree_token_ratio. 0 for no tokens.
+// ERR, the effective reuse ratio (Tree Training, arXiv 2511.00413, section 3.1): the fraction of the flat
+// batch's tokens that is not computed. One tree of all sequences reaches the maximum, which is POR
+// (TreeStatistics::potential_overlap_ratio). 1 / (1 - ERR) is DTA's effective compression for split trees
+// (arXiv 2602.00482, section 5.3). 1 - ERR is AReaL's tree_token_ratio. Returns 0 if there are no tokens.
 double effective_reuse_ratio(int64_t num_computed_tokens, int64_t num_flat_tokens);
 
-// Predicted times that differ by less are as good as equal: predictions err by more.
+// Predicted times within this factor count as equal, because the predictions' error is larger.
 constexpr double kAsFast = 1.02;
 
-// Throws InternalError unless each sequence ends in exactly one tree and is spelled there, each token lies in
-// one block of at most B tokens, and the steps forward each block before it is read and backpropagate it
-// once.
+// Checks the rules of engine.md 2. Throws InternalError unless
+//   - each sequence ends in exactly one tree, and the tokens on its path spell the sequence,
+//   - each token lies in one block of at most B tokens,
+//   - the steps run each block's forward before another block reads it, and its backward once.
 void validate(const Plan& plan, const std::vector<TokenSpan>& sequences);
 
-// What a plan would do, without a model.
+// Prediction of a plan execution, computed without a model.
 struct Simulation {
-  int64_t num_passes = 0;         // forward and backward of a leaf counted as one, an interior block as two
-  int64_t tokens_forwarded = 0;   // first forwards
-  int64_t tokens_recomputed = 0;  // at once, or layer by layer
-  int64_t num_on_host = 0;        // blocks whose layers' inputs wait in the host's memory
+  int64_t num_passes = 0;         // a leaf block counts 1, an interior block 2
+  int64_t tokens_forwarded = 0;   // first forwards only
+  int64_t tokens_recomputed = 0;  // whole blocks, or layer by layer
+  int64_t num_on_host = 0;        // blocks whose layer inputs are held in host memory
   int64_t peak_stack_tokens = 0;  // keys and values held
-  int64_t peak_pass_tokens = 0;   // of one pass
-  int64_t peak_kept_tokens = 0;   // all of whose activations are held: of a pass and of open blocks
+  int64_t peak_pass_tokens = 0;   // tokens of the largest pass
+  int64_t peak_kept_tokens = 0;   // tokens with all activations held, in the pass and in open blocks
   double seconds = 0;             // predicted; 0 without a cost model
-  int64_t peak_bytes = 0;         // predicted, over weights and gradients; 0 without a cost model
+  int64_t peak_bytes = 0;         // predicted, without weights and gradients; 0 without a cost model
 };
 Simulation simulate(const Plan& plan, const PassCosts* costs = nullptr);
 

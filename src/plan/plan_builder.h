@@ -1,4 +1,5 @@
-// What the strategies that walk a tree share: blocks measured by their tokens, and the chain of open ones.
+// Builds plans of the strategies `path` and `blocks`. Counts tokens, pairs and rows of each block, and keeps
+// the chain of open interior blocks.
 #pragma once
 
 #include <utility>
@@ -17,28 +18,28 @@ class PlanBuilder {
     writer_.begin_tree({}, 0);
   }
 
-  // After this call fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes
-  // together with the stack: a lower bound of the plan's peak, known while the plan is made.
+  // Sets a memory bound. fits() becomes false once the stack and the smallest form of one pass exceed `room`
+  // bytes. The check uses a lower bound of the plan's peak, so a plan is given up while it is made.
   void bound_memory(const PassCosts& costs, int64_t room, const KeepRules& rules) {
     costs_ = &costs;
     room_ = room;
     rules_ = rules;
   }
   bool fits() const { return fits_; }
-  bool has_room_for(int64_t num_tokens);  // for a pass of at least so many; if not, nothing fits() any more
+  bool has_room_for(int64_t num_tokens);  // checks a pass of this size; if it is too large, fits() is false
 
   size_t num_open() const { return writer_.num_open(); }
   TokenRange open_range(size_t index) const { return writer_.open_block(index).ranges.front(); }
 
-  // Tokens [begin, end) in even chunks of at most B. With `is_leaf` the last chunk is a leaf block; all
-  // others are pushed and stay open.
+  // Adds tokens [begin, end) in even chunks of at most max_tokens_per_pass. With `is_leaf` the last chunk is
+  // a leaf block. All other chunks are interior blocks and stay open.
   void add_run(int32_t begin, int32_t end, bool is_leaf);
 
   void add_leaf(std::vector<TokenRange> ranges);  // in pre-order
 
   // Closes open blocks, last first, until `count` are left.
   void close_to(size_t count);
-  PlannedTree finish();  // with all closed; without tree and sequences
+  PlannedTree finish();  // closes all blocks; the result has no tree and no sequences
 
  private:
   Block measured(bool interior, std::vector<TokenRange> ranges) const;

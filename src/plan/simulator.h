@@ -1,5 +1,5 @@
-// The steps of a plan in turn: their seconds, and what is held beside the stack. For plans that exist
-// (simulate), and as a sink for those that are priced before they are built.
+// Adds up seconds, memory and tokens over the steps of a plan. Used for complete plans (simulate), and as a
+// BlockSink for plans that are priced before they are built.
 #pragma once
 
 #include <limits>
@@ -10,8 +10,9 @@ namespace bough {
 
 class Simulator final : public BlockSink {
  public:
-  // budget, most_seconds: once the peak or the time is above them, seconds are not summed any further: nobody
-  // asks what a plan that does not fit would take, nor how much slower a slower one is.
+  // costs: nullptr if there is no cost model. Must outlive this object.
+  // budget (bytes), most_seconds: once the peak or the time exceeds them, seconds are no longer added up.
+  // Such a plan is rejected, so its exact time does not matter.
   explicit Simulator(const PassCosts* costs, std::optional<int64_t> budget = {},
                      double most_seconds = std::numeric_limits<double>::infinity())
       : costs_(costs),
@@ -24,8 +25,8 @@ class Simulator final : public BlockSink {
   void pop() override;
   bool is_enough() const override { return result_.peak_bytes > budget_; }
 
-  void step(Step::Kind kind, const Block& block);  // the block's ranges are not looked at
-  Simulation finish() const;                       // with what the whole walk holds: rows of the batch's loss
+  void step(Step::Kind kind, const Block& block);  // does not read block.ranges
+  Simulation finish() const;                       // adds the bytes of all loss rows to the peak
 
  private:
   void forward(const Block& block);
@@ -33,7 +34,7 @@ class Simulator final : public BlockSink {
   void backward(const Block& block);
   int64_t kept_of(const Block& block) const;
   void hold(int64_t pass_tokens);
-  bool is_timed(int64_t pass_bytes);  // with these held for a pass
+  bool is_timed(int64_t pass_bytes);  // updates the peak; false: seconds are no longer added up
 
   const PassCosts* costs_;
   int64_t budget_;

@@ -1,4 +1,4 @@
-// The strategies of make_plan (plan/plan.h), each in a file of its own; make_plan.cpp has the table of them.
+// The strategies of make_plan (plan/plan.h), each in a file of its own. make_plan.cpp has the table.
 #pragma once
 
 #include <limits>
@@ -10,36 +10,37 @@
 
 namespace bough {
 
-// `dense` and `packed` write to a sink, so that they are priced without their trees: those spell a shared
-// token again for each tree, and a batch of ten thousand nested prefixes would take gigabytes only to learn
-// that it is better shared.
+// `dense` and `packed` write to a BlockSink, so they can be priced without building their trees. Their trees
+// repeat shared tokens: a batch of ten thousand nested prefixes would take gigabytes.
 
-// Which sequences of `dense` go through the model together.
+// The micro-batches of `dense`: sequences that one pass computes together.
 struct DenseLayout {
-  std::vector<std::vector<int64_t>> micro_batches;  // none is empty; a sequence longer than a pass is alone
+  std::vector<std::vector<int64_t>> micro_batches;  // each not empty; a longer sequence is alone
   std::vector<int64_t> empty;                       // sequences without a token
-  int64_t max_tokens;  // of a pass: what was asked for, or the largest of a fixed number of micro-batches
+  int64_t max_tokens;  // of a pass: the requested size, or the largest micro-batch if their number is fixed
 
   std::vector<int64_t> order() const;  // all sequences, one micro-batch after the other
 };
-// By the request's num_micro_batches. O(S^1.5 log S).
+// Reads num_micro_batches and fixed_micro_batches of the request. O(S^1.5 log S).
 DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
 
-// Tokens are numbered as in build_flat_forest of the sequences in the layout's order. O(N) reads of flags.
-// Returns the most tokens that a pass may have.
-// `layers`, here and below: what passes may keep within the request's memory, whatever the request's says.
+// Writes the blocks of `dense` to the sink. Tokens are numbered as in build_flat_forest() of the sequences in
+// the layout's order. Returns the layout's max_tokens. O(N) reads of flags.
+// `layers`, here and below, replaces the request's `layers`. Unless it is kNever, the request has costs, and
+// blocks choose their Keep within the request's memory.
 int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
                    LayerRecompute layers = LayerRecompute::kNever);
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                 LayerRecompute layers = LayerRecompute::kNever);
-// Prices plan_dense; above most_bytes or most_seconds it says only that it is above.
+// Predicts plan_dense without building it. Above most_bytes or most_seconds, the values are inexact, but
+// still above the bound.
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                           std::optional<int64_t> most_bytes = {},
                           double most_seconds = std::numeric_limits<double>::infinity(),
                           LayerRecompute layers = LayerRecompute::kNever);
 
-// Writes the blocks of the whole batch's packing: tokens are numbered as in a tree of the bin's
-// sequences. O(nodes of the bins); with flags O(N).
+// Writes one tree per bin to the sink. Tokens are numbered as in the prefix tree of the bin's sequences.
+// O(nodes of the bins), or O(N) if the request has `trained` flags.
 void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink,
                  LayerRecompute layers = LayerRecompute::kNever);
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass,
@@ -49,30 +50,32 @@ Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass
 
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
-// Where a common path is so short that a pass of its own costs more than computing it again (engine.md 2),
-// the batch is cut into several trees that each repeat it: parts to be planned as trees of their own with
-// passes of at most `max_tokens_per_pass`; together they are all sequences. A part with a path either fits a
-// pass or has one node. None where nothing is worth repeating.
+// Splits the batch into parts that are planned as separate trees (engine.md 2). Each part computes the common
+// path again. This pays if the path is so short that a pass of its own costs more. Together the parts contain
+// all sequences. A part with a path fits one pass of `max_tokens_per_pass`, or has exactly one node. Returns
+// an empty list if no repetition pays. max_tokens_held: up to this size, path and pass are held together and
+// the path needs no recomputation.
 std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
                                         int64_t max_tokens_per_pass, int64_t max_tokens_held);
 
-// `blocks` before its trees are built, which only the plan that is chosen needs.
+// A plan of `blocks` whose prefix trees are not built yet. Only the chosen plan needs them.
 struct BlocksDraft {
-  Plan plan;                    // its trees have blocks and steps
-  std::vector<TreePart> parts;  // one a tree; none: the only tree is the whole one
-  bool fits = true;             // else it was given up: its peak is above what was asked for
+  Plan plan;                    // its trees have blocks and steps only
+  std::vector<TreePart> parts;  // one per tree; empty: the only tree is the whole tree
+  bool fits = true;             // false: given up, because its peak exceeds most_bytes
 };
-// most_bytes: where given, with the request's costs: plans of a larger peak are given up, most of them early.
+// Makes the draft of `blocks`. most_bytes: plans with a larger peak are given up, most of them early. It
+// needs the request's costs. finish_blocks() builds the prefix trees.
 BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass,
                          std::optional<int64_t> most_bytes = {},
                          LayerRecompute layers = LayerRecompute::kNever);
 Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 
-// Bytes that a pass and what interior blocks keep may take beside the stack and the loss's rows; without
-// bound where the request has none.
+// Bytes for one pass and the checkpointed activations: the request's memory minus the stack and the rows of
+// the loss. Returns the largest int64_t if the request has no memory bound.
 int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64_t stack_capacity);
 
-// Has the blocks choose what they keep (kept.h) within `budget` bytes over weights and gradients.
+// Runs choose_kept() (kept.h) on each tree. budget: bytes, in addition to weights and gradients.
 void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const KeepRules& rules);
 
 }  // namespace bough

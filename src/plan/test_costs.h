@@ -1,6 +1,5 @@
-// A made-up device for tests of plans: a pass costs as much as some dozens of tokens, whatever its size, and
-// then the same for each token. Every member of PassShape that a device may read changes a figure, so that a
-// plan whose blocks say something else than its outline does is seen.
+// An artificial device for tests of plans. A pass has a fixed cost (`overhead`) plus a cost per token. Every
+// field of PassShape changes a result, so tests notice a block whose counts are wrong.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,7 @@ namespace bough {
 
 class TestCosts final : public PassCosts {
  public:
-  // overhead: a pass's fixed cost, in tokens. has_host: the device has a memory beside the host's.
+  // overhead: fixed cost of a pass, in tokens. has_host: host memory is separate from the device's memory.
   explicit TestCosts(double overhead = 40, bool has_host = false)
       : overhead_(overhead), has_host_(has_host) {}
 
@@ -66,7 +65,7 @@ class TestCosts final : public PassCosts {
   static constexpr double kToken = 1.5e-5, kPair = 5e-8, kHeadRow = 4e-6;
 
   double of_tokens(const PassShape& pass) const { return static_cast<double>(pass.tokens) + overhead_; }
-  // A stack that is seen in part costs less than the whole, and each piece beyond the first half a tile.
+  // Effective number of (query, key) pairs. Pairs on the stack and each piece beyond the first cost extra.
   static int64_t keys(const PassShape& pass) {
     const int64_t stack_pairs =
         pass.stack_pairs >= 0 ? pass.stack_pairs : std::min(pass.pairs, pass.tokens * pass.stack_rows);

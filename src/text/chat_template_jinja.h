@@ -1,13 +1,13 @@
-// Jinja as chat templates use it and transformers runs it: trim_blocks, lstrip_blocks, loopcontrols, the
-// `generation` tag, no changes of lists and dicts (jinja2's ImmutableSandboxedEnvironment), and `tojson`,
-// `raise_exception` and `strftime_now` of transformers.
+// A Jinja interpreter for chat templates, with the settings of transformers:
+//   - trim_blocks, lstrip_blocks, loopcontrols, and the `generation` tag
+//   - immutable lists and dicts (jinja2's ImmutableSandboxedEnvironment)
+//   - the functions `tojson`, `raise_exception` and `strftime_now`
 //
-// parse() reads the whole language but for imports, inheritance, `autoescape`, `trans` and calls with * or
-// **; what it does not know is a UserError that names it and its line. An unknown filter, test, method or
-// function is one only when it is reached, as are errors that Python would raise.
+// Not supported: imports, inheritance, `autoescape`, `trans`, and calls with * or **. parse() throws a
+// UserError that names the construct and its line. An unknown filter, test, method or function throws only
+// when it is reached, as do errors that Python would raise.
 //
-// Templates come from strangers: nesting, steps and the size of texts are bounded far beyond what a
-// conversation needs.
+// Templates are untrusted. Nesting, steps and text sizes are bounded far above the needs of a conversation.
 #pragma once
 
 #include <ctime>
@@ -25,10 +25,10 @@ struct Expression {
     kName,       // name
     kAttribute,  // operands[0].name
     kSubscript,  // operands[0][operands[1]]
-    kSlice,      // operands[0][operands[1]:operands[2]:operands[3]], None where left out
-    kCall,       // operands[0](operands[1...]); the last ones are called names[...]
-    kFilter,     // operands[0] | name(operands[1...]); likewise. Without operands[0] in a filter block
-    kTest,       // operands[0] is name(operands[1...]); likewise
+    kSlice,      // operands[0][operands[1]:operands[2]:operands[3]]; omitted ones are None
+    kCall,       // operands[0](operands[1...]); the last ones are the keyword arguments names[...]
+    kFilter,     // operands[0] | name(operands[1...]), keywords as in kCall; no operands[0] in a filter block
+    kTest,       // operands[0] is name(operands[1...]), keywords as in kCall
     kList,       // [operands...]
     kTuple,      // (operands...)
     kDict,       // {operands[0]: operands[1], ...}
@@ -53,14 +53,14 @@ struct Statement {
   enum class Kind {
     kText,    // text
     kOutput,  // expressions[0]
-    kIf,      // the first of bodies whose expression is true, else otherwise
-    kFor,     // for expressions[0] in expressions[1] if expressions[2] (may be missing): bodies[0], otherwise
+    kIf,      // the first of `bodies` whose expression is true, else `otherwise`
+    kFor,     // for expressions[0] in expressions[1] if expressions[2] (optional): bodies[0], `otherwise`
     kSet,     // expressions[0] = expressions[1]
-    kSetBlock,     // expressions[0] = bodies[0], through the filters of expressions[1] (may be missing)
-    kMacro,        // macro text(names...): bodies[0]; expressions are the defaults of the last names
-    kCall,         // as kMacro, of the caller; the call is the last of expressions
+    kSetBlock,     // expressions[0] = bodies[0], through the filters of expressions[1] (optional)
+    kMacro,        // macro text(names...): bodies[0]; `expressions`: defaults of the last names
+    kCall,         // call block: as kMacro for `caller`; the last of `expressions` is the call
     kFilterBlock,  // bodies[0] through the filters of expressions[0]
-    kWith,         // bodies[0] with pairs of targets and values in expressions
+    kWith,         // bodies[0]; `expressions`: pairs of target and value
     kScope,        // bodies[0]
     kBreak,
     kContinue,
@@ -72,15 +72,15 @@ struct Statement {
   std::vector<std::string> names;
   std::vector<Block> bodies;
   Block otherwise;
-  bool recursive = false;                                               // of kFor
-  bool uses_caller = false, uses_varargs = false, uses_kwargs = false;  // of kMacro and kCall
+  bool recursive = false;                                               // kFor
+  bool uses_caller = false, uses_varargs = false, uses_kwargs = false;  // kMacro and kCall
 };
 
-// `name` is what error messages call the template. UserError: "<name>:<line>: chat template: ...".
+// Error messages call the template `name`. Throws UserError: "<name>:<line>: chat template: ...".
 Block parse(std::string_view source, const std::string& name);
 
-// Runs the program with the variables of a dict. `now` is what strftime_now shows, in local time. UserError:
-// the template raised an exception, or reached something not supported.
+// Runs the program and returns its output. `variables`: a dict. `now`: the time of strftime_now, shown in
+// local time. Throws UserError if the template raises an exception or reaches something unsupported.
 std::string render(const Block& program, const Value& variables, const std::string& name, std::time_t now);
 
 }  // namespace bough::jinja

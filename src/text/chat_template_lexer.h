@@ -1,4 +1,4 @@
-// From a template's source to tokens, cut as jinja2's lexer cuts them, white space control included.
+// Splits a template's source into tokens as jinja2's lexer does, white space control included.
 #pragma once
 
 #include <string>
@@ -25,7 +25,7 @@ struct Token {
   int line;
 };
 
-// `name` is what error messages call the template.
+// Error messages call the template `name`.
 std::vector<Token> tokens_of(std::string_view source, const std::string& name);
 
 // Throws UserError: "<name>:<line>: chat template: <what>".

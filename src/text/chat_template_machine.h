@@ -1,6 +1,7 @@
-// The machine that runs a template: names and scopes, statements and expressions (chat_template_jinja.cpp),
-// and what Python and Jinja have built in: functions and methods (chat_template_builtins.cpp), filters and
-// tests (chat_template_filters.cpp).
+// The machine that runs a template. Its code is in
+//   - chat_template_jinja.cpp: names, scopes, statements, expressions
+//   - chat_template_builtins.cpp: built-in functions and methods of Python and Jinja
+//   - chat_template_filters.cpp: filters and tests
 #pragma once
 
 #include <ctime>
@@ -14,8 +15,8 @@
 
 namespace bough::jinja {
 
-// The names of one scope. A scope that a macro was made in lives as long as the machine, others until they
-// are left.
+// The variables of one scope. A scope in which a macro was defined (`captured`) lives as long as the machine.
+// Other scopes live until they are left.
 struct Frame {
   Frame* parent = nullptr;
   std::vector<std::pair<std::string, Value>> variables;
@@ -29,8 +30,8 @@ struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // The values of the parameters `names` in their order, undefined where not given. Error: too many, or an
-  // unknown name. `what` is what is called.
+  // Returns the values of the parameters `names`, in this order; undefined if not given. Throws Error if
+  // there are too many arguments or an unknown name. Messages call the function `what`.
   std::vector<Value> bind(const std::string& what, std::initializer_list<std::string_view> names) const;
 };
 
@@ -51,7 +52,7 @@ struct Loop final : Object {
   std::vector<Value> items;
   size_t index = 0;
   int64_t level = 0;
-  const Statement* statement = nullptr;  // of recursive loops
+  const Statement* statement = nullptr;  // for recursive loops
   Frame* frame = nullptr;
   std::vector<Value> last_changed;
   bool has_changed = false;
@@ -104,7 +105,7 @@ class Machine {
   Value attribute(const Value& base, const std::string& name);
   Value subscript(const Value& base, const Value& key);
   bool contains(const Value& container, const Value& item);
-  std::vector<Value> items_of(const Value& value);  // iterates; Error where Python has no iterator
+  std::vector<Value> items_of(const Value& value);  // throws Error if Python cannot iterate over it
   int64_t length_of(const Value& value);
   Value call(const Value& callee, Arguments arguments);
   Value call_function(const std::string& name, const Arguments& arguments);
@@ -123,7 +124,7 @@ class Machine {
   bool test(const std::string& name, const Value& value, const Arguments& arguments);
   Value format_percent(const Value& format, const Value& arguments);
 
-  Value text(std::string text, bool markup = false);  // counts what is made
+  Value text(std::string text, bool markup = false);  // counts its size as steps
   void step(int64_t count = 1);
 
   template <class T>
@@ -138,7 +139,7 @@ class Machine {
 
   Frame globals_;
   std::vector<std::unique_ptr<Object>> objects_;
-  std::vector<std::unique_ptr<Frame>> frames_;  // those that are open, and captured ones
+  std::vector<std::unique_ptr<Frame>> frames_;  // open ones and captured ones
   std::time_t now_;
   std::string out_;
   int64_t num_steps_ = 0;

@@ -1,5 +1,5 @@
-// Texts as Python's str treats them: characters, case, splitting, numbers. What the filters and methods of
-// templates are made of.
+// Text operations with the behavior of Python's str: characters, case, splitting, numbers. The filters and
+// methods of templates use them.
 #pragma once
 
 #include <algorithm>
@@ -29,32 +29,34 @@ struct Character {
 std::vector<Character> characters_of(std::string_view text);
 int64_t num_characters(std::string_view text);
 
-bool is_white(char32_t c);  // as str.isspace has it
+bool is_white(char32_t c);  // as in str.isspace
 bool is_upper(char32_t c);
 bool is_lower(char32_t c);
 
-// Python's str.strip of `characters`, or of white space without them.
+// Python's str.strip. Strips `characters`, or white space if nullptr.
 std::string strip(std::string text, bool left, bool right, const std::string* characters = nullptr);
 
 enum class Case { kLower, kUpper, kTitle, kCapitalized, kSwapped };
-// `word_goes_on` says, for kTitle, whether a character continues a word: cased ones for str.title, all but
-// separators for the filter `title`. Error: characters that Python maps to several ones.
+// `word_goes_on`, for kTitle: whether a character continues a word. str.title: cased characters. Filter
+// `title`: all but separators. Throws Error for characters that Python maps to several characters or by their
+// context.
 std::string with_case(std::string_view text, Case wanted,
                       const std::function<bool(char32_t)>& word_goes_on = {});
 
-// At most `most` times; negative: every time.
+// Python's str.replace, str.split, str.rsplit and str.splitlines. most: the most replacements or splits;
+// negative: no limit.
 std::string replaced(const std::string& text, const std::string& old, const std::string& by, int64_t most);
 Values split(const std::string& text, const std::string& separator, int64_t most, bool from_right);
 Values split_white(const std::string& text, int64_t most);
 Values split_lines(const std::string& text, bool keep_ends);
-// As Jinja's filter has it: a line break at the end leaves an empty last line.
+// Jinja's filter `indent`: a line break at the end leaves an empty last line.
 std::string indented(const std::string& text, const std::string& indent, bool first, bool blank);
 
-// Python's int() and float() of a text, nothing where they raise.
+// Python's int() and float() of a text; nullopt if they raise.
 std::optional<int64_t> parse_integer(const std::string& given);
 std::optional<double> parse_float(const std::string& given);
 
-// What an argument of `what` must be. Error: another type.
+// Return the value of an argument of the function `what`. Throw Error if it has another type.
 int64_t integer_of(const Value& value, std::string_view what);
 const std::string& text_of(const Value& value, std::string_view what);
 

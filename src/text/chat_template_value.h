@@ -1,12 +1,12 @@
-// The values of a chat template: Python's, as far as Jinja shows them.
+// The values of a chat template: Python values, as far as Jinja can see them.
 //
-// A value is immutable and cheap to copy: texts, sequences and dicts are shared. Namespaces and other objects
-// with a state belong to the machine that runs the template; a value only points to them, so that no cycle of
-// owners can arise. Nesting and weight are bounded when a sequence or a dict is made, so that walking one
-// recursively is safe and ends.
+// A value is immutable and cheap to copy: texts, sequences and dicts are shared. Objects with state, such as
+// namespaces, belong to the machine that runs the template. A value only points to them, so there are no
+// ownership cycles. Nesting and weight are bounded when a sequence or a dict is made. So a recursive
+// traversal is safe.
 //
-// What Python would refuse, and what is not supported, throws jinja::Error; whoever runs the template adds
-// its name and the line.
+// Operations that Python would refuse, or that are not supported, throw jinja::Error. The code that runs the
+// template adds its name and the line.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace bough {
 
-// JSON whose objects keep the order of their keys, which templates show to the model.
+// JSON whose objects keep the order of their keys, because templates show this order to the model.
 using OrderedJson = nlohmann::ordered_json;
 
 namespace jinja {
@@ -35,17 +35,17 @@ class Value;
 
 struct Text {
   std::string text;
-  bool markup = false;  // went through `safe` or `escape`: what is added to it is escaped
+  bool markup = false;  // result of `safe` or `escape`: text that is added to it is escaped
 };
 
 struct Sequence {
-  // A view is of a dict's keys, values or items. A generator can be read once, has no length and is true.
+  // kView: a dict's keys, values or items. kGenerator: can be read once, has no length, is always true.
   enum class Flavour { kList, kTuple, kView, kRange, kGenerator };
   Flavour flavour;
   std::vector<Value> items;
   int depth;
   int64_t weight;
-  mutable bool consumed = false;  // of generators
+  mutable bool consumed = false;  // a generator that was read
 };
 
 struct Dict {
@@ -56,7 +56,7 @@ struct Dict {
   const Value* find(std::string_view key) const;
 };
 
-// Something with a state, owned by the machine: a namespace, a macro, a loop, ...
+// An object with state, owned by the machine: a namespace, a macro, a loop, ...
 struct Object {
   virtual ~Object() = default;
   virtual std::string_view type() const = 0;
@@ -75,8 +75,8 @@ class Value {
     kText,
     kSequence,
     kDict,
-    kMethod,    // of a text, a sequence or a dict
-    kFunction,  // one of Jinja's or transformers' own, by its name
+    kMethod,    // bound method of a text, a sequence or a dict
+    kFunction,  // a built-in function of Jinja or transformers, by its name
     kObject
   };
 
@@ -93,7 +93,7 @@ class Value {
   static Value method(Value self, std::string name);
   static Value function(std::string name);
   static Value object(Object* object);
-  // Throws Error where the value is nested too deeply, or holds a whole number beyond 64 bits.
+  // Throws Error if the value is nested too deeply, or contains a whole number beyond 64 bits.
   static Value from_json(const OrderedJson& json, int depth = 0);
 
   Kind kind() const { return kind_; }
@@ -107,7 +107,7 @@ class Value {
   bool is_whole() const { return kind_ == Kind::kInteger || kind_ == Kind::kBool; }  // a bool is an int
   bool is_number() const { return is_whole() || kind_ == Kind::kFloat; }
 
-  // What the kind promises must hold.
+  // The kind must fit; it is not checked.
   bool as_bool() const { return whole_ != 0; }
   int64_t as_integer() const { return whole_; }
   double as_float() const { return kind_ == Kind::kFloat ? number_ : static_cast<double>(whole_); }
@@ -117,11 +117,11 @@ class Value {
   const Dict& as_dict() const { return *static_cast<const Dict*>(data_.get()); }
   const Method& as_method() const;
   Object* as_object() const { return object_; }
-  // The name of a function, or of what is undefined.
+  // The name of a function or of an undefined variable.
   std::string name() const { return data_ ? as_text() : std::string(); }
 
-  int depth() const;       // 0 for what holds nothing
-  int64_t weight() const;  // how much there is to walk: values and text, shared parts as often as they occur
+  int depth() const;       // nesting depth; 0 if the value contains no other values
+  int64_t weight() const;  // size of a full traversal: values and text; shared parts count each time
   std::string_view type_name() const;
 
  private:
@@ -143,7 +143,7 @@ struct Method {
 
 bool is_true(const Value& value);
 bool equal(const Value& a, const Value& b);
-// Less than 0, 0 or more. Error: the two have no order.
+// Returns less than 0, 0, or more than 0. Throws Error if the two have no order.
 int compare(const Value& a, const Value& b);
 bool is_hashable(const Value& value);
 

@@ -1,14 +1,14 @@
-// What a model writes, taken apart: reasoning, content and tool calls, in the format it was trained on.
+// Splits a model's output into reasoning, content and tool calls, in the format the model was trained on.
 //
-// One parser serves whole texts and streams: pieces of a text give deltas whose concatenation is the parse of
-// the whole text, wherever it is split. Text is given out as soon as it cannot belong to a marker any more; a
-// call is given out whole, when it is complete.
+// One parser serves whole texts and streams. Pieces of a text give deltas. Their concatenation is the parse
+// of the whole text, wherever the text is split. Text is returned as soon as it cannot belong to a marker. A
+// call is returned when it is complete.
 //
-// Nothing is dropped but the markers, and white space behind a call. A call that cannot be read is given out
-// as such, with its text and the reason, so that the caller may count it and answer the model with it. Where
-// a format has no marker (llama3_json, pythonic), what only looks like a call is content.
+// Only markers and white space behind a call are dropped. A call that cannot be parsed is returned with its
+// text and the reason. So the caller can count it and send the reason to the model. If a format has no marker
+// (llama3_json, pythonic), text that only resembles a call is content.
 //
-// Formats go by the names that vLLM (--tool-call-parser, --reasoning-parser) and SGLang know.
+// Formats have the names of vLLM (--tool-call-parser, --reasoning-parser) and SGLang.
 #pragma once
 
 #include <string>
@@ -22,15 +22,15 @@ namespace bough {
 struct ToolCall {
   std::string name;
   std::string arguments;  // a JSON object, as Python's json.dumps writes it
-  std::string id;         // where the model writes one
-  std::string text;       // what the model wrote, markers included
-  std::string error;      // why it could not be read; empty: it could
+  std::string id;         // empty unless the model writes one
+  std::string text;       // the model's text, markers included
+  std::string error;      // why it could not be parsed; empty if it was parsed
 
   bool valid() const { return error.empty(); }
   bool operator==(const ToolCall&) const = default;
 };
 
-// A whole output, or what a piece of it adds.
+// The parts of a whole output, or the delta of one piece.
 struct OutputParts {
   std::string reasoning;
   std::string content;
@@ -40,26 +40,27 @@ struct OutputParts {
   bool operator==(const OutputParts&) const = default;
 };
 
-// How a format's calls are told from text; the table is in output_formats.cpp.
+// The syntax of a format; the table is in output_formats.cpp.
 struct ToolFormat;
 struct ReasoningFormat;
 
-// How far a prompt has begun the output that follows it.
+// The part of an output that is already in its prompt.
 struct OutputBegin {
-  bool in_reasoning = false;  // the template opened it (opens_reasoning)
-  std::string forced;         // text behind the template's that is the output's beginning (forced_call)
+  bool in_reasoning = false;  // the template opened the reasoning (opens_reasoning)
+  std::string forced;         // text after the template's that begins the output (forced_call)
 };
 
 class OutputParser {
  public:
-  // Names of parsers; empty: none, the text is content. `tools` (null, or an array as OpenAI has it) tells
-  // the types of arguments in formats that write them as plain text. What `begin` forces is parsed as if the
-  // output had begun with it. UserError: an unknown name, with those that exist.
+  // reasoning_parser, tool_call_parser: names of formats. If a name is empty, such parts stay content.
+  // `tools`: null, or an array in OpenAI's format. It gives the types of arguments in formats that write them
+  // as plain text. begin.forced is parsed as if the output began with it. Throws UserError if a name is
+  // unknown; the message lists the names.
   OutputParser(const std::string& reasoning_parser, const std::string& tool_call_parser,
                OrderedJson tools = {}, OutputBegin begin = {});
 
   OutputParts feed(std::string_view text);
-  // The text has ended: gives out what was held back. The parser is then done.
+  // Ends the text and returns everything that was held back. The parser must not be used again.
   OutputParts finish();
 
   static OutputParts parse(OutputParser parser, std::string_view text);
@@ -84,35 +85,34 @@ class OutputParser {
   OrderedJson tools_;
   State state_ = State::kStart;
   bool in_reasoning_;
-  std::string buffer_;  // what is not decided yet; a call's text from its marker on
+  std::string buffer_;  // text that is not decided yet; in a call, its text from the marker on
 
-  // How far the end of a call has been looked for.
+  // State of the search for the end of a call. scanned_: bytes of buffer_ that were searched.
   size_t scanned_ = 0;
-  std::string open_;  // brackets
+  std::string open_;  // open brackets
   char quote_ = 0;
   bool escaped_ = false;
   size_t marker_ = 0;  // length of the marker that the call began with
 
-  std::string channel_, recipient_;  // of a message in gpt-oss's format
+  std::string channel_, recipient_;  // of the current message in gpt-oss's format (harmony)
 };
 
-// Whether the text of a prompt ends inside reasoning, as templates of thinking models leave it.
+// Whether a prompt ends inside reasoning, as prompts of some thinking models' templates do.
 bool opens_reasoning(const std::string& reasoning_parser, std::string_view prompt);
 
-// With what an output must begin to be a tool call: the format's marker, behind the end of reasoning where
-// the output would begin with it. What follows is the model's: its arguments are not constrained. UserError:
-// in this format the call's name stands in front.
+// Returns the text that forces an output to be a tool call: the format's marker. If the output would begin in
+// reasoning, the end of reasoning comes first. The model writes the rest, without constraints. Throws
+// UserError if the format is unknown, or has no marker that every call begins with (gpt-oss).
 std::string forced_call(const std::string& reasoning_parser, const std::string& tool_call_parser,
                         bool in_reasoning);
 
 std::vector<std::string> tool_call_parser_names();
 std::vector<std::string> reasoning_parser_names();
 
-// The formats themselves.
 struct ReasoningFormat {
   const char* name;
   std::string_view begin, end;
-  bool starts_inside = false;  // the model writes no begin
+  bool starts_inside = false;  // the output begins inside reasoning, without the begin marker
 };
 
 struct ToolFormat {
@@ -125,10 +125,10 @@ struct ToolFormat {
   std::vector<std::string_view> begins;
   std::string_view end;
   End ending;
-  // The calls in what stands between the markers. Error: why there are none.
+  // Parses the text between the markers. Throws jinja::Error with the reason if it contains no valid call.
   std::vector<ToolCall> (*read)(std::string_view body, const OrderedJson& tools);
   std::vector<std::string_view> dropped = {};  // markers around several calls
-  std::string_view bare = {};        // first characters of an output that begins with a call without a marker
+  std::string_view bare = {};        // a call without a marker begins with one of these characters
   std::string_view separators = {};  // between calls
   bool is_harmony = false;
 };

@@ -1,11 +1,10 @@
-// Cuts normalized text into the words that byte pair encoding works on: the `pre_tokenizer` of
-// tokenizer.json.
+// Splits normalized text into words for byte pair encoding: the `pre_tokenizer` of tokenizer.json.
 //
-// Supported: ByteLevel; Metaspace; Split by Regex or String, every behavior, inverted or not; Digits;
-// WhitespaceSplit; a Sequence of these; none (the whole text is one word).
+// Supported: ByteLevel; Metaspace; Split by Regex or String with every behavior, inverted or not; Digits;
+// WhitespaceSplit; a Sequence of these; no pre_tokenizer (the whole text is one word).
 //
-// ByteLevel replaces bytes by printable characters. Where it comes last, words come out as plain bytes and
-// the map exists in the vocabulary only (byte_level()); otherwise what follows sees the characters.
+// ByteLevel maps bytes to printable characters. If it is the last step, split() returns the plain bytes, and
+// only the vocabulary uses the mapping (byte_level()). Otherwise the next steps see the mapped characters.
 #pragma once
 
 #include <functional>
@@ -23,13 +22,13 @@ namespace bough {
 
 class PreTokenizer {
  public:
-  // `where` is what error messages call the file. UserError names what is not supported.
+  // Error messages call the file `where`. Throws UserError if something is not supported, and names it.
   static PreTokenizer from_json(const Json& description, const std::string& where);
 
-  // Whether words are bytes, each of which has a character in the vocabulary; otherwise words are texts.
+  // True if words are plain bytes, which the vocabulary writes as characters. False if words are UTF-8 text.
   bool byte_level() const { return byte_level_; }
 
-  // Calls `word` for each word of `text`, in order; the views live only during the call. `text` must be valid
+  // Calls `word` for each word of `text`, in order. A view lives only during its call. `text` must be valid
   // UTF-8. Thread-safe.
   void split(std::string_view text, const TextStart& start,
              const std::function<void(std::string_view)>& word) const;
@@ -39,7 +38,7 @@ class PreTokenizer {
   enum class Behavior { kIsolated, kRemoved, kContiguous, kMergedWithPrevious, kMergedWithNext };
   struct Step {
     Kind kind;
-    std::optional<unicode::Regex> regex;  // of a cut
+    std::optional<unicode::Regex> regex;  // kCut
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
     tokenizer_json::Metaspace metaspace;

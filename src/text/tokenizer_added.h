@@ -1,4 +1,4 @@
-// Added tokens: pieces of text that become one token before any other rule, such as <|im_end|>.
+// Added tokens: pieces of text that become one token before any other rule applies, such as <|im_end|>.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@ namespace bough {
 struct AddedToken {
   std::string content;
   int32_t id = -1;
-  bool special = false;      // left out of decoded text when asked
-  bool normalized = false;   // looked for after normalization, by its normalized content
-  bool single_word = false;  // not between word characters
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // and after it
+  bool special = false;      // skip_special_tokens leaves it out of decoded text
+  bool normalized = false;   // searched in the normalized text, by its normalized content
+  bool single_word = false;  // not matched next to a word character
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // includes the white space after it
 };
 
-// Finds tokens in a text: leftmost first, of those that begin there the longest.
+// Finds added tokens in a text: the leftmost match, and at one position the longest.
 class AddedTokenFinder {
  public:
-  // `pattern`, not the content, is searched for; it must not be empty or repeat.
+  // Searches for `pattern` instead of token.content. `pattern` must not be empty or added twice.
   void add(std::string pattern, const AddedToken& token);
   bool empty() const { return num_tokens_ == 0; }
 
-  // Calls `between` with the stretches of `text` without a token and `found` with each token, from left to
-  // right. Views live as long as `text`, which must be valid UTF-8. Thread-safe.
+  // Splits `text`, which must be valid UTF-8, from left to right. Calls `found` with each token, and
+  // `between` with the text between tokens. The views live as long as `text`. Thread-safe.
   void split(std::string_view text, const std::function<void(std::string_view)>& between,
              const std::function<void(const AddedToken&)>& found) const;
 
@@ -39,11 +39,11 @@ class AddedTokenFinder {
     std::unordered_map<char, std::unique_ptr<Node>> children;
     std::unique_ptr<AddedToken> token;
   };
-  // The longest token at text[position], and how long its pattern is.
+  // Returns the longest token at text[position], or nullptr. Sets `length` to its pattern's length in bytes.
   const AddedToken* find_at(std::string_view text, size_t position, size_t& length) const;
 
   Node root_;
-  bool begins_[256] = {};  // first bytes of the patterns: most positions are passed over by this alone
+  bool begins_[256] = {};  // first bytes of the patterns, for a fast check of each position
   size_t num_tokens_ = 0;
 };
 

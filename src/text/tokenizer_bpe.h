@@ -1,13 +1,15 @@
 // Byte pair encoding of single words (Sennrich et al. 2016), over bytes as in GPT-2 or over characters as in
 // SentencePiece.
 //
-// A word starts as one token a byte or character; again and again the adjacent pair whose merge has the
-// lowest rank is replaced by its product, the leftmost first, until no pair has a merge. O(n log n) in the
-// word's length.
+// A word starts as one token per byte or character. Repeatedly, the adjacent pair whose merge has the lowest
+// rank (the leftmost one) is replaced by its product, until no pair has a merge. O(n log n) in the word's
+// length.
 //
-// What has no token becomes, as in `tokenizers`: with byte_fallback the tokens <0xNN> of its UTF-8 bytes, if
-// all of them exist; else unk_token, one for several in a row if fuse_unk; else nothing. Over bytes that
-// holds for the character that the vocabulary writes for the byte.
+// A character without a token becomes, as in `tokenizers`,
+//   1. with byte_fallback, the tokens <0xNN> of its UTF-8 bytes, if all of them exist,
+//   2. else unk_token, if there is one; with fuse_unk only one for several such characters in a row,
+//   3. else nothing.
+// Over bytes, the same holds for the character that the vocabulary writes for the byte.
 #pragma once
 
 #include <array>
@@ -27,24 +29,24 @@ namespace bough {
 // The printable character that byte-level vocabularies write for each byte, in UTF-8 (GPT-2's table).
 const std::array<std::string, 256>& byte_level_characters();
 
-// The bytes that a vocabulary's spelling stands for; if one of its characters stands for no byte, the
-// spelling's own UTF-8 bytes (so decodes `tokenizers`). `exact` tells which it was.
+// Returns the bytes that a vocabulary's spelling stands for. If one of its characters stands for no byte,
+// returns the spelling's own UTF-8 bytes, as `tokenizers` does, and sets *exact to false (else to true).
 std::string byte_level_decode(std::string_view spelling, bool* exact = nullptr);
 
 class BytePairEncoder {
  public:
-  // Reads the `model` of tokenizer.json; `byte_level`: it works over bytes. UserError names what is
-  // unsupported or inconsistent.
+  // Reads the `model` of tokenizer.json. `byte_level`: the tokens are over bytes, else over characters.
+  // Throws UserError if something is unsupported or inconsistent, and names it.
   static BytePairEncoder from_json(const Json& model, bool byte_level, const std::string& where);
 
   BytePairEncoder(BytePairEncoder&&) noexcept;
   ~BytePairEncoder();
 
-  // Appends the word's ids. `word` are any bytes, or valid UTF-8 if it works over characters. Thread-safe.
-  // UserError: something has no token, and the file names an unk_token that does not exist.
+  // Appends the word's ids. `word` may be any bytes, or must be valid UTF-8 if tokens are over characters.
+  // Throws UserError if unk_token is needed but is not in the vocabulary. Thread-safe.
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
-  // Maps each spelling to its id, as in the file.
+  // Maps each spelling in the file to its id.
   const std::unordered_map<std::string, int32_t>& vocabulary() const { return vocabulary_; }
 
  private:
@@ -66,17 +68,17 @@ class BytePairEncoder {
   bool ignore_merges_ = false;
   bool byte_fallback_ = false;
   bool fuse_unknown_ = false;
-  std::optional<std::string> unknown_token_;  // none: what has no token is dropped
-  int32_t unknown_id_ = -1;                   // -1: the vocabulary lacks it
+  std::optional<std::string> unknown_token_;  // empty: characters without a token are dropped
+  int32_t unknown_id_ = -1;                   // -1: not in the vocabulary
 
-  // Ids, or -1, of single bytes, of single characters (those beyond the table in the map) and of <0xNN>.
+  // Ids (-1: none) of single bytes, of single characters (rare ones in the map), and of <0xNN>.
   std::array<int32_t, 256> byte_ids_{};
   std::vector<int32_t> character_ids_;
   std::unordered_map<char32_t, int32_t> rare_character_ids_;
   std::array<int32_t, 256> fallback_ids_{};
 
-  // Characters before ▁ inside some merge's product. Behind any other character no merge crosses the begin of
-  // a ▁, so that a text is cut there into parts that are encoded, and remembered, on their own.
+  // Characters that stand before ▁ in the product of some merge. After any other character, no merge crosses
+  // the start of a ▁. There a text is split into parts, which are encoded and cached separately.
   std::unordered_set<char32_t> before_mark_;
   std::unique_ptr<MergeTable> merges_;
   std::unique_ptr<Cache> cache_;

@@ -1,15 +1,15 @@
-// The `decoder` of tokenizer.json: from the spellings of tokens to text.
+// The `decoder` of tokenizer.json: converts the spellings of tokens to text.
 //
-// A decoder is a chain of steps over a list of texts, at first one a token, whose results are joined:
-//   ByteLevel     all texts become one: their bytes, U+FFFD for what is not UTF-8
-//   Metaspace     ▁ becomes a space; in the first text it vanishes, unless nothing was put in front
-//   Replace       a String or Regex (that cannot match nothing) in each text
-//   ByteFallback  <0xNN> is a byte: a run of such texts becomes one text or, if it is not UTF-8, one U+FFFD
-//                 each
-//   Fuse          all texts become one
-//   Strip         takes up to `start` characters off the begin of each text
-//   Sequence      of these
-// Anything else, Strip at the end of texts among it, is a UserError that names it.
+// A decoder is a chain of steps over a list of texts. At first there is one text per token. At the end the
+// texts are joined. The steps:
+//   ByteLevel     joins all texts and converts characters to bytes; U+FFFD replaces invalid UTF-8
+//   Metaspace     replaces ▁ by a space; in the first text removes ▁, unless prepend_scheme is "never"
+//   Replace       replaces a String or Regex (one that cannot match the empty string) in each text
+//   ByteFallback  <0xNN> is a byte; a run of them becomes one text, or one U+FFFD per byte if it is not UTF-8
+//   Fuse          joins all texts
+//   Strip         removes up to `start` characters from the start of each text
+//   Sequence      a chain of these
+// Anything else, such as Strip at the end of texts, throws a UserError that names it.
 #pragma once
 
 #include <optional>
@@ -25,14 +25,14 @@ namespace bough {
 
 class TokenDecoder {
  public:
-  // `where` is what error messages call the file. UserError names what is not supported.
+  // Error messages call the file `where`. Throws UserError if something is not supported, and names it.
   static TokenDecoder from_json(const Json& description, const std::string& where);
 
-  // The form in which Run takes a token: what can be done for each token alone is done once.
+  // Returns the form in which Run takes a token. It applies the first steps that work on a token alone, so
+  // they can run once per vocabulary entry.
   std::string prepare(std::string_view spelling) const;
 
-  // The bytes that a token, as prepared, stands for inside a text: perhaps part of a character, and with its
-  // leading space.
+  // The bytes of a prepared token inside a text, with its leading space. They may be part of a character.
   std::string bytes_inside(std::string_view prepared) const;
 
   class Run;
@@ -45,39 +45,38 @@ class TokenDecoder {
     std::optional<unicode::Regex> regex;  // Replace
     size_t start = 0;                     // Strip
     bool drops_first = false;             // Metaspace
-    // True where an earlier step has made one text of all, so that it comes to this step in parts.
+    // True if an earlier step joins all texts. The joined text then reaches this step in parts.
     bool in_parts = false;
-    // True for a step that needs a whole text at once: of one that comes in parts nothing is given out before
-    // the end.
+    // True if the step needs a whole text at once. With in_parts it returns nothing before the end.
     bool wants_whole = false;
   };
   void add(const Json& description, const std::string& where);
   static std::string replace(const Step& step, std::string_view text);
 
   std::vector<Step> steps_;
-  size_t num_prepared_ = 0;  // that many steps are done by prepare()
+  size_t num_prepared_ = 0;  // number of steps that prepare() applies
 };
 
-// One list of tokens being decoded. The pieces given out are joined whole characters; what later tokens may
-// still change is held back. Refers to the decoder, which must outlive it.
+// Decodes one list of tokens. It returns whole characters, and holds back text that later tokens may change.
+// The decoder must outlive it.
 class TokenDecoder::Run {
  public:
   explicit Run(const TokenDecoder& decoder) : decoder_(&decoder), states_(decoder.steps_.size()) {}
 
-  // Appends to `out` what the next token, as prepared, adds for certain.
+  // Appends to `out` the text that is certain after the next prepared token.
   void push(std::string_view prepared, std::string& out);
-  // Appends what was held back. The run is then as new.
+  // Appends the text that was held back. The run can then decode another list.
   void finish(std::string& out);
 
  private:
   struct State {
-    std::string held;    // bytes of an unfinished character or run, or parts of a text that is wanted whole
-    bool begun = false;  // some text has come
-    bool first = false;  // the text that comes now is the first one
-    bool given = false;  // ByteLevel: some text has been given on
-    size_t left = 0;     // Strip: so many characters may still be taken off this text
+    std::string held;    // bytes of an incomplete character or run, or parts of a text that is needed whole
+    bool begun = false;  // some text has arrived
+    bool first = false;  // the current text is the first one
+    bool given = false;  // ByteLevel: some text was passed to the next step
+    size_t left = 0;     // Strip: number of characters that may still be removed from this text
   };
-  // Takes a part of a text for step `i`; `begins`: it is the text's first part.
+  // Passes a part of a text to step `i`. `begins`: it is the text's first part.
   void take(size_t i, std::string_view part, bool begins, std::string& out);
   void whole(size_t i, std::string_view text, std::string& out);
   void end(size_t i, std::string& out);

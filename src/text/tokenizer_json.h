@@ -1,5 +1,6 @@
-// What several parts of a tokenizer.json have in common: how they name their type, flags, patterns and
-// Metaspace. `where` is what error messages call the file and the part; every function throws UserError.
+// Readers of keys that several parts of a tokenizer.json have: type, flags, patterns and Metaspace. `where`
+// names the file and the part in error messages. Every reader throws UserError if a required value is missing
+// or has the wrong type.
 #pragma once
 
 #include <string>
@@ -16,10 +17,10 @@ std::string shown(const Json& value);
 // Reads the `type` of a part such as {"type": "ByteLevel", ...}.
 std::string type_of(const Json& part, const std::string& where);
 
-// Reads the boolean `key`; `otherwise` if it is absent or null.
+// Reads the boolean `key`. Returns `otherwise` if it is absent or null.
 bool flag(const Json& part, const char* key, bool otherwise, const std::string& where);
 
-// Reads the text `key`, which must be there.
+// Reads the text `key`, which is required.
 std::string text_of(const Json& part, const char* key, const std::string& where);
 
 // Reads the list `key` of a Sequence.
@@ -28,13 +29,13 @@ const Json& list_of(const Json& part, const char* key, const std::string& where)
 // Reads the `pattern` of a Split or Replace: {"Regex": "..."} or {"String": "..."}, not empty.
 unicode::Regex pattern_of(const Json& part, const std::string& where);
 
-// Metaspace: spaces are written as a visible character, and one may be put in front of the text.
+// Metaspace: a visible character replaces spaces. One may also be put in front of the text.
 struct Metaspace {
   enum class Prepend { kAlways, kFirst, kNever };  // kFirst: only at the true beginning of the text
 
   std::string replacement;  // one character in UTF-8, mostly ▁ (U+2581)
   Prepend prepend = Prepend::kAlways;
-  bool split = true;  // before every replacement
+  bool split = true;  // a new word begins at every replacement
 };
 Metaspace metaspace_of(const Json& part, const std::string& where);
 

@@ -1,7 +1,7 @@
-// The `normalizer` of tokenizer.json: what happens to the text before it is cut into words.
+// The `normalizer` of tokenizer.json: changes the text before it is split into words.
 //
-// Supported: NFC, Prepend, Replace (by String, or by a Regex that cannot match nothing), Strip, and a
-// Sequence of these; none. NFD, NFKC, NFKD, Lowercase and the rest are a UserError that names them.
+// Supported: no normalizer, NFC, Prepend, Replace (a String, or a Regex that cannot match the empty string),
+// Strip, and a Sequence of these. Others (NFD, NFKC, NFKD, Lowercase, ...) throw a UserError that names them.
 #pragma once
 
 #include <optional>
@@ -14,16 +14,15 @@
 
 namespace bough {
 
-// Where a stretch of text stands, which decides whether a space is put in front of it.
+// Position of a piece of text in the whole text. It decides whether a space is put in front of the piece.
 struct TextStart {
-  // How many of the stretch's first bytes stand for the first character of the whole text; 0 if it begins
-  // later. `tokenizers` compares offsets into the text as it was given: a beginning that Strip has taken off
-  // is not the beginning any more.
+  // Number of the piece's first bytes that come from the first character of the whole text. 0 if the piece
+  // begins later, or if Strip removed that character: `tokenizers` compares offsets into the original text.
   size_t bytes = 0;
-  // True for a stretch that goes on after a text that was encoded before: nothing is put in front of it.
+  // True if the piece continues a text that was encoded before. Nothing is put in front of it.
   bool continues = false;
 
-  // Returns the start of the part of the stretch that begins at `offset`.
+  // Returns the TextStart of the rest of the piece from `offset` on.
   TextStart at(size_t offset) const {
     return {bytes > offset ? bytes - offset : 0, continues && offset == 0};
   }
@@ -31,22 +30,22 @@ struct TextStart {
 
 class Normalizer {
  public:
-  // `where` is what error messages call the file. UserError names what is not supported.
+  // Error messages call the file `where`. Throws UserError if something is not supported, and names it.
   static Normalizer from_json(const Json& description, const std::string& where);
 
   bool empty() const { return steps_.empty(); }
 
-  // Returns `text`, which must be valid UTF-8, normalized; `start` is that of `text` and becomes that of the
-  // result. Thread-safe.
+  // Returns the normalized `text`, which must be valid UTF-8. `start` describes `text`, and is changed to
+  // describe the result. Thread-safe.
   std::string normalize(std::string_view text, TextStart& start) const;
 
  private:
   enum class Kind { kNfc, kPrepend, kReplace, kStrip };
   struct Step {
     Kind kind;
-    std::string content;                  // of Prepend and Replace
-    std::optional<unicode::Regex> regex;  // of Replace
-    bool left = false, right = false;     // of Strip
+    std::string content;                  // Prepend and Replace
+    std::optional<unicode::Regex> regex;  // Replace
+    bool left = false, right = false;     // Strip
   };
   void add(const Json& description, const std::string& where);
   static std::string nfc(std::string text, TextStart& start);

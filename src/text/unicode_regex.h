@@ -1,8 +1,8 @@
 // Regular expressions of tokenizer.json, run by PCRE2 with the meaning they have in `tokenizers` (Oniguruma).
 //
-// Only constructs that mean the same in both are accepted; the rest (anchors, \w, \b, scripts, look-behind,
-// nested classes, back references, ...) is a UserError that names it. Code points on which the two libraries'
-// Unicode versions differ are handled by with_stand_ins(): subjects must have passed through it.
+// Only constructs that mean the same in both are accepted. The rest (anchors, \w, \b, scripts, look-behind,
+// nested classes, back references, ...) throws a UserError that names the construct. The two libraries have
+// different Unicode versions. Therefore subjects must first pass through with_stand_ins() (unicode_text.h).
 #pragma once
 
 #include <cstddef>
@@ -21,27 +21,27 @@ struct Match {
 
 class Regex {
  public:
-  // `where` is what error messages call the place of the pattern.
+  // Throws UserError if the pattern is invalid or not portable (check_portable). Messages begin with `where`.
   static Regex compile(std::string_view pattern, const std::string& where);
-  // Matches exactly `text`, which must not be empty; its subjects are used as they are, without stand-ins.
+  // Matches exactly `text`, which must not be empty.
   static Regex literal(std::string_view text);
 
-  // Compiles a pattern of our own, which may use all of PCRE2.
+  // Compiles a pattern from our own code, which may use all of PCRE2.
   static Regex trusted(std::string_view pattern);
 
-  // Whether subjects must have passed through with_stand_ins(), which those of a literal need not.
+  // Whether subjects must pass through with_stand_ins() first. False only for a literal.
   bool wants_stand_ins() const { return literal_.empty(); }
-  // Whether some subject has an empty match.
+  // Whether the pattern can match the empty string in some subject.
   bool may_match_nothing() const;
 
-  // Returns all matches from left to right that do not overlap. `subject` must be valid UTF-8. Empty matches
-  // directly after another match are left out, as Oniguruma's iterator does. Thread-safe.
+  // Returns all matches from left to right, without overlaps. `subject` must be valid UTF-8. An empty match
+  // directly after another match is left out, as in Oniguruma's iterator. Thread-safe.
   std::vector<Match> find_all(std::string_view subject) const;
 
  private:
   Regex() = default;
   explicit Regex(std::string_view pattern, uint32_t options, const std::string& where);
-  std::shared_ptr<const void> code_;  // pcre2_code; none for a literal
+  std::shared_ptr<const void> code_;  // pcre2_code; nullptr for a literal
   std::string literal_;
 };
 

@@ -1,6 +1,7 @@
-// Where the Unicode data of Hugging Face's `tokenizers` (0.23: Unicode 16 in regular expressions, Unicode 9
-// in NFC) differs from the libraries used here (PCRE2 10.42: Unicode 14, utf8proc 2.8: Unicode 15). Generated
-// by unicode_tables.py. Sorted by code point, without overlaps.
+// Differences between the Unicode data of Hugging Face's `tokenizers` and of the libraries used here. Sorted
+// by code point, without overlaps. unicode_tables.py generates unicode_tables.cpp.
+//   `tokenizers` 0.23: Unicode 16 in regular expressions, Unicode 9 in NFC
+//   here:              Unicode 14 in PCRE2 10.42,         Unicode 15 in utf8proc 2.8
 #pragma once
 
 #include <span>
@@ -11,16 +12,15 @@ struct Range {
   char32_t first, last;
 };
 
-// Code points first..last have, for `tokenizers`, another general category than for PCRE2; `code_point` has
-// that category for both, and as many bytes in UTF-8.
+// Code points first..last have another general category in `tokenizers` than in PCRE2. `code_point` has the
+// category of `tokenizers` in both libraries, and as many bytes in UTF-8.
 struct StandIn {
   char32_t first, last, code_point;
 };
 
 extern const std::span<const StandIn> kStandIns;
 
-// Code points that `tokenizers` does not reorder or compose: its NFC is older than they are, or than what is
-// now known about them.
+// Code points that the older NFC of `tokenizers` does not reorder or compose, but utf8proc does.
 extern const std::span<const Range> kInertInNfc;
 
 }  // namespace bough::unicode
