@@ -1,36 +1,36 @@
-// The run as a state machine: what has happened comes in as events, what is to be done goes out as commands.
-// It owns no thread and no clock, computes nothing and includes no torch: the run (run.h), the tests and the
-// simulator (run_simulator.h) drive the same code.
+// The run as a state machine: events come in, commands to the workers go out. It owns no thread and no clock,
+// computes nothing and includes no torch. The run (run.h), the tests and the simulator (run_simulator.h)
+// drive the same code.
 //
 //   begin ─▶ engine ── GroupGenerated ─▶ score ─▶ rewards ── GroupScored ─▶ buffer ─▶ train ─▶ trainer ─┐
 //     ▲        ▲                                               └─▶ dropped, by reason                   │
-//   gate       └── take_weights ◀── between two passes ◀── published by the trainer ◀── TrainingDone ───┘
+//  limiter     └── take_weights ◀── between two passes ◀── published by the trainer ◀── TrainingDone ───┘
 //
-// Threads (workers.h), what they post, and who waits for whom:
+// Threads (workers.h), what they do, and what they wait for:
 //
-//   control   on(event), for every event, in the order of the queue; waits for the next, at most kPoll, then
-//             looks at deadlines and at whether the user wants to stop
-//   engine    passes, weights, evaluations; waits for a command where nothing is in flight
-//   rewards   a group each; the reward function has time limits of its own
-//   trainer   a batch each, publication, the copy for a checkpoint; waits for a command
-//   writer    checkpoint files; waits for a command
+//   control   on(event), for every event, in the order of the queue. Waits for the next event, at most kPoll,
+//             then checks the deadlines and whether the user wants to stop
+//   engine    passes, weights, evaluations. Waits for a command if nothing is in flight
+//   rewards   one group at a time per thread. The reward function has its own time limits
+//   trainer   one batch at a time, publication, the copy for a checkpoint. Waits for a command
+//   writer    checkpoint files. Waits for a command
 //
-// A worker waits for its own queue only, and whoever puts something there wakes it. Nobody waits for a worker
-// but the control thread, and for that there are deadlines: evaluation_seconds, after which the engine gives
-// an evaluation up and the run goes on; stall_seconds, after which the control thread ends a run in which
-// nothing has happened, with a message that names who was busy with what. With eta 0 control, engine and
-// trainer are one thread: the same code, and nothing computes beside the trainer.
+// A worker waits only for its own queue, and posting to the queue wakes it. Only the control thread waits for
+// workers, and it has two deadlines. After evaluation_seconds the engine gives an evaluation up and the run
+// goes on. If nothing has happened for stall_seconds, the control thread ends the run, with a message that
+// names the busy threads and their work. With eta 0 control, engine and trainer are one thread: the same
+// code, and nothing computes in parallel with the trainer.
 //
-// Places of a group, one at a time: running, awaiting its reward, in the buffer, being trained on; at the end
-// trained or dropped. check_integrity() counts: drawn = trained + training + buffered + awaiting + running +
-// dropped.
+// States of a group, one at a time: running, awaiting its reward, buffered, in training; at the end trained
+// or dropped. check_integrity() checks: drawn (all started groups) = trained + training + buffered + awaiting
+// + running + dropped.
 //
-// The staleness limiter (asynchrony.md; AReaL, eq. 3) is derived from these places: a group may begin while
-// B·(steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B, with i the version
-// that the engine holds. A dropped group gives its slot back; with eta 0 others are drawn for it once all
-// that was drawn before is scored, so that what the engine computes together does not depend on how long
-// rewards take. Where nothing more can be drawn and nothing runs, what the buffer has is a last, shorter
-// batch.
+// The staleness limiter (asynchrony.md; AReaL, eq. 3) follows from these states. A group may start while
+// B·(steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B. B is the number of
+// groups in a batch, and i the version that the engine holds. A dropped group frees its slot. With eta 0, new
+// groups start in its place only when all groups started before are scored. So what the engine computes
+// together does not depend on how long rewards take. If no group can start any more and none runs, the buffer
+// is the last, shorter batch.
 #pragma once
 
 #include <deque>
@@ -56,15 +56,15 @@ namespace bough {
 
 using GroupPointer = std::shared_ptr<const FinishedGroup>;
 
-// Nothing happens any more, and no thread can be waited for.
+// Nothing has happened for stall_seconds. The threads may hang, so they must not be joined.
 struct StallError : IoError {
   using IoError::IoError;
 };
 
-// The version that drew the group's oldest token; none: no policy has drawn any.
+// Returns the version that sampled the group's oldest token; nullopt if no policy sampled a token of it.
 std::optional<int64_t> oldest_version(const FinishedGroup& group);
 
-// What a step was; its evaluation may be missing.
+// The result of a step. Its evaluation may be missing.
 struct StepRecord {
   int64_t step = 0;  // 1 is the first
   MetricValues metrics;
@@ -76,32 +76,32 @@ struct StepRecord {
 struct GroupGenerated {
   GroupPointer group;
 };
-// Nothing came of a group that was begun: agents did not end enough of its samples, say.
+// A started group has no result, for example because agents ended too few of its samples.
 struct GroupFailed {
   uint64_t id = 0;
   std::string reason;
 };
 struct GroupScored {
   uint64_t id = 0;
-  std::vector<RewardResult> rewards;     // one a sample; none: the group has no problem
-  std::optional<FilterVerdict> verdict;  // of the user's filter, where there is one
+  std::vector<RewardResult> rewards;     // one per sample; empty if the group has no problem
+  std::optional<FilterVerdict> verdict;  // of the user's filter, if there is one
 };
 struct WeightsTaken {
   int64_t version = 0;
-  int64_t interrupted_samples = 0;  // that were running
+  int64_t interrupted_samples = 0;  // samples that were running
 };
 struct TrainingDone {
   StepRecord record;
 };
-struct SnapshotTaken {};  // of weights and optimizer, for a checkpoint
+struct SnapshotTaken {};  // a copy of weights and optimizer, for a checkpoint
 struct EvaluationDone {
-  std::optional<MetricValues> metrics;  // none: it was cancelled
+  std::optional<MetricValues> metrics;  // nullopt: it was cancelled
 };
 struct RunningSaved {
   std::vector<RunningRequest> requests;
 };
 struct CheckpointWritten {
-  std::string error;  // why it was not: a full disk, say
+  std::string error;  // why it failed, such as a full disk; empty: written
 };
 struct WorkerFailed {
   std::exception_ptr error;
@@ -117,55 +117,56 @@ using Event =
 struct TrainOrder {
   int64_t step = 0;
   std::vector<GroupPointer> groups;  // oldest first
-  bool publish = false;              // the weights, as version `step`, when they are trained
+  bool publish = false;              // publish the weights after training, as version `step`
 };
 
-// What the controller is, at the end of a step: goes into a checkpoint.
+// The controller's state at the end of a step, for a checkpoint.
 struct ControllerState {
   int64_t step = 0;
   int64_t next_position = 0;
   std::map<uint64_t, GroupPointer> buffered, awaiting;
-  std::map<uint64_t, std::vector<BegunSample>> running;  // as far as they were generated
-  std::set<int64_t> unfinished;  // begun and in none of these: to be generated again from the start
-  std::optional<MetricValues> unwritten_metrics;  // of `step`, whose evaluation is missing
+  std::map<uint64_t, std::vector<BegunSample>> running;  // partial rollouts
+  std::set<int64_t> unfinished;  // started and in none of these: generated again from the start
+  std::optional<MetricValues> unwritten_metrics;  // of `step`, if its evaluation is missing
 };
 Json to_json(const ControllerState& state, const ProblemOrder& problems);
-// UserError where the state is damaged, or of other problems or another seed (ProblemOrder::restore).
+// Throws UserError if the state is damaged, or of other problems or another seed (ProblemOrder::restore).
 ControllerState controller_state_from_json(const Json& json, ProblemOrder& problems);
 
-// Those who do the work. Each call returns at once; what comes of it is an event.
+// Executes the controller's commands. Each call returns at once, and its result is an event.
 class Workers {
  public:
   virtual ~Workers() = default;
-  // Engine, in this order, between two of its passes.
+  // Engine commands, executed in this order, between two of its passes.
   virtual void begin(uint64_t id, std::vector<BegunSample> begun) = 0;  // ─▶ GroupGenerated, or GroupFailed
-  virtual void take_weights() = 0;  // those published last ─▶ WeightsTaken
-  // With the weights that it holds, training samples parked, given up at the deadline ─▶ EvaluationDone
+  virtual void take_weights() = 0;  // the last published ones ─▶ WeightsTaken
+  // Evaluates the weights that the engine holds, with training samples parked. Given up at the deadline. ─▶
+  // EvaluationDone
   virtual void evaluate(Clock::Time deadline) = 0;
   virtual void cancel_evaluation() = 0;
   virtual void save_running() = 0;  // ─▶ RunningSaved
-  // Rewards.
+  // Reward commands.
   virtual void score(GroupPointer group) = 0;  // ─▶ GroupScored
-  // Trainer.
-  virtual void publish(int64_t version) = 0;  // at once, the trainer idle
+  // Trainer commands.
+  virtual void publish(int64_t version) = 0;  // at once; the trainer is idle
   virtual void train(TrainOrder order) = 0;   // ─▶ TrainingDone
   virtual void take_snapshot() = 0;           // ─▶ SnapshotTaken
-  // Writer. copied: of the snapshot; else of the model itself, which nothing changes meanwhile.
+  // Writer command. copied: writes the snapshot; else the model itself, which does not change meanwhile.
   virtual void write_checkpoint(ControllerState state, bool copied) = 0;  // ─▶ CheckpointWritten
 
-  // For the controller's eyes.
-  virtual EngineStatistics engine_statistics() const = 0;  // evaluations left out
+  // State that the controller reads.
+  virtual EngineStatistics engine_statistics() const = 0;  // without evaluations
   virtual double engine_idle_seconds() const = 0;
   virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a piece of work
-  virtual std::string busy_with() const = 0;      // "the engine with a pass (12 s), ..."
-  // What groups from outside wait for (outside.h), which is no standstill of the run's; "": nothing.
+  virtual std::string busy_with() const = 0;      // "busy: engine (generate, 12 s), ..."
+  // Describes what external groups wait for (outside.h). If it is not empty, the run is not stalled.
   virtual std::string waits_for_outside() const { return ""; }
-  virtual MetricValues outside_metrics() const { return {}; }  // counts, since the process began
+  virtual MetricValues outside_metrics() const { return {}; }  // counts since the process began
 };
 
-// Those who look on: called by on(), on the control thread.
+// Callbacks of on(), on the control thread.
 struct ControllerObserver {
-  std::function<void(const StepRecord&)> on_batch;                   // trained, its metrics not complete
+  std::function<void(const StepRecord&)> on_batch;                   // after training; metrics are incomplete
   std::function<void(int64_t step, const MetricValues&)> on_record;  // complete, in order of steps
 };
 
@@ -173,24 +174,25 @@ struct ControllerOptions {
   int64_t batch_groups = 1;   // B
   int64_t max_staleness = 0;  // eta
   int64_t total_steps = 1;
-  int64_t total_groups = 0;         // that may be drawn; 0: no end
-  int64_t max_buffered_groups = 0;  // finished or awaiting a reward; 0: the gate's own bound
-  int64_t group_size = 1;           // samples
+  int64_t total_groups = 0;         // that may start; 0: no bound
+  int64_t max_buffered_groups = 0;  // started and not yet in training; 0: the limiter's bound only
+  int64_t group_size = 1;           // samples of a group
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   int64_t weight_sync_steps = 1;
-  // Running samples go on under new weights. False: they finish on the old ones, and none begins before that.
+  // Running samples continue under new weights. False: they finish on the old ones, and no group starts
+  // before.
   bool interruptible = true;
   int64_t min_group = 2;                   // samples with a reward; a group with fewer is dropped
   int64_t max_consecutive_failures = 256;  // of rewards, or of the filter: so many in a row end the run
-  double evaluation_seconds = 3600;        // an evaluation that takes longer is cancelled
-  double stall_seconds = 0;                // a run in which nothing happens for so long ends; 0: never
-  // After this step; 0: before the first. None: never.
+  double evaluation_seconds = 3600;        // a longer evaluation is cancelled
+  double stall_seconds = 0;                // the run ends if nothing happens for so long; 0: never
+  // Whether the weights are evaluated after this step. Step 0: before the first. Empty: never.
   std::function<bool(int64_t step, bool is_last)> evaluation_due;
-  std::function<bool(int64_t step)> checkpoint_due;  // after the last one it is, whatever this says
-  // Filters refuse groups and others are drawn in their place, at most so many batches for a step in all;
-  // then the step is trained on what there is, and the run ends where that is nothing. 0: no bound.
+  std::function<bool(int64_t step)> checkpoint_due;  // after the last step there is always a checkpoint
+  // Filters refuse groups, and others are generated in their place, at most so many batches per step in all.
+  // Then the step is trained on what there is. If that is nothing, the run ends with an error. 0: no bound.
   int64_t max_generated_batches = 0;
-  // Of a scored group: why it is not trained on, if it is not. The user's filter is asked besides.
+  // Returns why a scored group is not trained on, or nullopt. The user's filter is asked after it.
   std::function<std::optional<std::string>(const FinishedGroup&)> refuse;
 };
 
@@ -199,23 +201,27 @@ class Controller {
   // `workers` and `clock` must outlive it. Nothing happens before start().
   Controller(Workers& workers, const Clock& clock, ControllerOptions options, ControllerObserver observer);
 
-  // As of a checkpoint; before start().
+  // Continues from a checkpoint. Call it before start().
   void restore(ControllerState state);
   void start();
-  // Throws what a worker threw, IoError where rewards fail one after the other or nothing happens any more.
+  // Throws:
+  // - what a worker threw
+  // - IoError if too many rewards or filter calls fail in a row, or filters refuse all groups of a step
+  // - IoError if the last checkpoint cannot be written
+  // - StallError if nothing has happened for stall_seconds
   void on(Event event);
 
   bool is_finished() const { return is_finished_; }  // all is done, or stopped and saved
   bool is_stopping() const { return is_stopping_; }
-  int64_t num_steps() const { return num_steps_; }  // done, since the run began
-  std::string activity() const;                     // "train 12 · ready 3/16 groups, 40 samples running"
+  int64_t num_steps() const { return num_steps_; }  // trained steps of the run
+  std::string activity() const;                     // "train step 12, rollout 3/16, 2 awaiting rewards"
 
   struct Counts {
     int64_t drawn = 0, trained = 0, training = 0, buffered = 0, awaiting = 0, running = 0, dropped = 0;
-    int64_t version = -1;  // that the engine holds
+    int64_t version = -1;  // held by the engine
     bool operator==(const Counts&) const = default;
   };
-  Counts counts() const;  // drawn, trained, dropped: since start(), with what the checkpoint brought
+  Counts counts() const;  // drawn, trained, dropped: since start(); drawn includes the checkpoint's groups
   const std::map<std::string, int64_t>& dropped_by_reason() const { return dropped_; }
   void check_integrity() const;
 
@@ -227,10 +233,10 @@ class Controller {
     MetricValues metrics;
     bool awaits_evaluation = false;
   };
-  // A checkpoint on its way to the disk.
+  // A checkpoint that is being taken or written.
   struct Checkpoint {
     ControllerState state;
-    std::set<uint64_t> running;  // of which the engine has not said yet how far they are
+    std::set<uint64_t> running;  // groups whose progress the engine has not reported yet
     bool copied = false, has_running = false, has_weights = false, is_written = false;
   };
 
@@ -249,8 +255,8 @@ class Controller {
 
   bool computes_beside() const { return options_.max_staleness > 0; }
   bool gate_is_open() const;
-  bool can_draw() const;  // now or later
-  // Filters have refused so many groups since the last batch that no further one may be drawn for this one.
+  bool can_draw() const;  // a group is left to start, now or later
+  // Whether filters refused so many groups since the last batch that no more are generated for this one.
   bool has_drawn_enough() const;
   bool is_drained() const;
   bool is_over() const;
@@ -279,20 +285,20 @@ class Controller {
   const ControllerOptions options_;
   const ControllerObserver observer_;
 
-  // Places of groups, by id.
+  // Groups by id, in their states.
   int64_t next_position_ = 0;
-  std::deque<int64_t> again_;  // begun by a process that ended; before any other
-  std::map<uint64_t, std::vector<BegunSample>> begun_before_;  // of again_, where something is known
+  std::deque<int64_t> again_;  // started by an earlier process; started again before any other
+  std::map<uint64_t, std::vector<BegunSample>> begun_before_;  // partial rollouts of again_
   std::set<uint64_t> running_;
   std::map<uint64_t, GroupPointer> awaiting_, buffered_;
   std::vector<uint64_t> training_;
   bool training_publishes_ = false;
   int64_t num_drawn_ = 0, num_trained_ = 0;
-  int64_t round_left_ = 0;           // with eta 0: that may be begun before all of them are scored
+  int64_t round_left_ = 0;           // eta 0: groups that may start before all of them are scored
   int64_t refused_since_batch_ = 0;  // by filters
   std::map<std::string, int64_t> dropped_;
 
-  // Workers, as far as events have told.
+  // State of the workers, by the events so far.
   Trainer trainer_ = Trainer::kIdle;
   int64_t num_steps_ = 0;
   int64_t published_version_ = -1, engine_version_ = -1;
@@ -303,11 +309,11 @@ class Controller {
   std::optional<MetricValues> unwritten_;  // of a step whose evaluation was cancelled by a stop
   std::optional<Checkpoint> checkpoint_;
   int64_t checkpointed_step_ = -1;
-  bool checkpoint_is_overdue_ = false;  // it was due while another was on its way
+  bool checkpoint_is_overdue_ = false;  // it was due while another was being written, or failed
   bool is_stopping_ = false, is_finished_ = false;
   int64_t consecutive_failures_ = 0, consecutive_filter_failures_ = 0;
 
-  // Of the step that is being collected.
+  // The step that is being collected.
   std::optional<Clock::Time> step_begin_, has_samples_since_;
   Clock::Time train_begin_, trainer_free_since_, last_event_;
   double stall_warned_seconds_ = 0;

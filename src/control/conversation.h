@@ -1,23 +1,24 @@
-// A conversation of a model with an environment, as token ids: what the engine sampled and what the
-// environment put there, never a text that was tokenised again.
+// A conversation of a model with an environment, as token ids. The tokens that train are always the sampled
+// ones, never text that was tokenised again.
 //
-// The first prompt is the chat template's text of the environment's messages. Each turn's tokens follow it as
-// they were sampled, mask 1; then the tokens of what the template writes behind that turn, mask 0: the rest
-// of the turn's end, the environment's messages, the opening of the next turn. So a prompt begins with the
-// exact tokens of the one before.
+// The first prompt is the chat template's text of the environment's messages. Then follow for each turn:
+// - the turn's tokens as they were sampled, mask 1
+// - the tokens of what the template writes after that turn, mask 0: the rest of the turn's end, the
+//   environment's messages, the opening of the next turn
+// So each prompt begins with the exact tokens of the previous prompt.
 //
-// A row is such a sequence (conversation_row.h). A new row begins where the template, given the new messages,
-// does not show an old segment any more as it was: it drops reasoning of earlier turns, say. The new row
-// keeps the tokens of the segments before that, mask 0, since the row before has trained them, and the rest
-// is encoded anew: rows are kept by exact prefix and never stretched to fit.
+// A row is such a sequence (conversation_row.h). A new row begins if the template, given the new messages,
+// shows an old segment differently. For example, a template may drop the reasoning of earlier turns. The new
+// row keeps the tokens of the segments before that one with mask 0, because the previous row trains them. The
+// rest is encoded again. Rows share only exact prefixes.
 //
-// What is counted and located: `retokenized`, where the text that the template shows for a turn would have
-// been other tokens than those sampled. Calls that could not be read, or name no tool, go back to the model
-// as the tool's answer.
+// `retokenized` counts and locates the turns whose text in the template would be encoded to other tokens than
+// those sampled. Calls that cannot be parsed or name no tool go back to the model as the tool's answer.
 //
 // Every conversation ends with a reason: done (the environment said so), max_turns, max_new_tokens (of a
-// turn), max_tokens, max_context, max_invalid_calls, template_refused, or what the environment failed with
-// (environment.h). Those of a failure are not valid: they leave group and loss.
+// turn), max_tokens, max_context, max_invalid_calls, template_refused, cancelled, or the environment's
+// failure (environment.h). A conversation that ended by a failure is not valid: it is left out of group and
+// loss.
 #pragma once
 
 #include <chrono>
@@ -37,13 +38,13 @@
 
 namespace bough {
 
-// What all conversations of a run have in common. The template is asked once whether it shows calls and
-// reasoning; where it does not, they stay in the content, as the model wrote them.
+// Shared by all conversations of a run. The constructor tests whether the template shows calls and reasoning.
+// If not, they stay in the content, as the model wrote them.
 class ConversationFormat {
  public:
-  // UserError: settings that name no parser, or variables that are no JSON object. `max_length`: the model's.
-  // `scored_elsewhere`: a conversation to which the environment gave no reward is for the reward function to
-  // score; else it has the reward 0.
+  // Throws UserError if the settings name no parser, if the variables are no JSON object, or if there is no
+  // usable chat template. `max_length`: of the model, in tokens. `scored_elsewhere`: if the environment gives
+  // a conversation no reward, the reward function scores it; else its reward is 0.
   ConversationFormat(const ChatCodec& codec, const EnvironmentSettings& settings, int64_t max_length,
                      bool scored_elsewhere = false);
 
@@ -70,26 +71,28 @@ class ConversationRun {
  public:
   enum class Waits { kEnvironment, kEngine, kNothing };
 
-  // `problem` must outlive it. It waits for the environment's opening.
+  // `format` and `problem` must outlive it. At first it waits for the environment's opening.
   ConversationRun(const ConversationFormat& format, const Problem& problem,
                   const SamplingParameters& sampling);
 
   Waits waits_for() const { return waits_; }
 
-  // Of the environment.
+  // Takes the environment's reply.
   void observe(EpisodeReply reply);
-  // Of the engine.
+  // Takes the turn that the engine sampled.
   void sampled(const GeneratedSample& sample, double temperature);
 
-  // What the environment is to answer, where it waits for that.
+  // The action that the environment must answer, if the conversation waits for the environment.
   const Action& action() const { return action_; }
-  // What the engine is to go on from, and for how many tokens at most, where it waits for that.
+  // The tokens that the engine must continue, and the most tokens it may add, if the conversation waits for
+  // it.
   const std::vector<int32_t>& prompt() const { return rows_.back().ids; }
-  int64_t turn() const { return turn_; }  // the number of the next one; of turns, at the end
+  int64_t turn() const { return turn_; }  // number of the next turn; at the end, of all turns
   int64_t max_new_tokens() const;
 
-  const std::string& reason() const { return reason_; }  // that it ended with
-  // Its rows, at least one, in order; the reward is that of the environment, if it gave one.
+  const std::string& reason() const { return reason_; }  // why it ended
+  // Returns the conversation's rows in order, at least one. The reward is the environment's, if there is one.
+  // The conversation must have ended.
   std::vector<Trajectory> trajectory(const std::string& group, const std::string& name,
                                      bool all_logprobs) const;
 
@@ -111,7 +114,7 @@ class ConversationRun {
   OrderedJson messages_ = OrderedJson::array(), tools_;
   std::vector<ConversationRow> rows_;
   Action action_;
-  OrderedJson refusals_ = OrderedJson::array();  // answers to calls of the turn that nobody can take
+  OrderedJson refusals_ = OrderedJson::array();  // answers to invalid calls of the last turn
   int64_t turn_ = 0, num_tokens_ = 0, num_calls_ = 0, num_invalid_ = 0;
   ConversationRow::Differences differences_;
   double temperature_ = 1;
@@ -121,43 +124,45 @@ class ConversationRun {
   std::vector<int64_t> turn_tokens_;
   std::vector<double> engine_seconds_, environment_seconds_;  // by turn
   std::chrono::steady_clock::time_point since_ =
-      std::chrono::steady_clock::now();  // it waits for what it waits for
+      std::chrono::steady_clock::now();  // when the current wait began
   std::string reason_, failure_;
 };
 
-// Whether a trajectory begins with row i: rows of one trajectory follow each other, and are one sample of
-// their group.
+// Whether row i is the first of its trajectory. Rows of one trajectory follow each other and are one sample
+// of their group.
 inline bool begins_trajectory(std::span<const Trajectory> rows, size_t i) {
   return i == 0 || rows[i].trajectory.empty() || rows[i].trajectory != rows[i - 1].trajectory ||
          rows[i].group != rows[i - 1].group;
 }
 
-// What people read of a conversation, beside its rows.
+// The facts that reports show of a conversation besides its rows.
 struct ConversationSummary {
-  std::string reason;  // that it ended with
+  std::string reason;  // why it ended
   int64_t turns = 0, tokens = 0, calls = 0, invalid_calls = 0;
-  std::vector<int64_t> turn_tokens;  // by turn, as what follows; empty where nobody took the time
-  std::vector<double> engine_seconds, environment_seconds;
+  std::vector<int64_t> turn_tokens;                         // by turn
+  std::vector<double> engine_seconds, environment_seconds;  // by turn; empty: not measured
   OrderedJson messages = OrderedJson::array();
 };
-// Sets the row's `conversation` (docs/formats.md): its number among `num_rows`; in the last one the summary
-// and where texts would have been other tokens.
+// Sets the row's `conversation` (docs/formats.md): its index among `num_rows`. The last row also gets the
+// summary and the turns that would have been other tokens. summary: nullptr for all rows but the last.
 void describe_row(Trajectory& row, size_t number, size_t num_rows, const ConversationSummary* summary,
                   const ConversationRow::Differences& differences);
 
-// Whether a row is of a conversation; what its model said last, of the conversation's last row.
+// is_conversation(): whether a row belongs to a conversation. last_turn(): the model's last message; ""
+// unless the row is the last of its conversation.
 bool is_conversation(const Trajectory& row);
 std::string_view last_turn(const Trajectory& row);
 
-// Counts of the conversations among these rows: turns, tokens, calls, what was counted, reasons by name.
+// Metrics of the conversations among these rows: turns, tokens, calls, invalid calls, retokenized turns, and
+// counts by reason.
 MetricValues conversation_metrics(std::span<const Trajectory* const> rows);
 
-// A conversation as a person reads it: turns, calls, rewards, the reason. Empty: the row is not the last of
-// one.
+// A conversation as readable text: turns, calls, rewards, the reason. Empty if the row is not the last of a
+// conversation.
 std::string describe_conversation(const Trajectory& row);
 
-// The same of a step's rollouts for report.html: the first `most` groups of conversations, and where those of
-// a group forked.
+// The conversations of a step's rollouts for report.html: the first `most` groups, and where the
+// conversations of a group fork.
 std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step, size_t most);
 
 }  // namespace bough

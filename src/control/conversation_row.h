@@ -1,11 +1,13 @@
-// A row of a conversation: tokens as they were given and sampled, never a text that was tokenised again.
+// A row of a conversation: token ids as they were given and sampled, never text that was tokenised again.
 //
-// It is made of segments, each with the text that the chat template shows for it: what the model is shown,
-// mask 0, and its turns, mask 1. A longer text that begins with the texts of the first k segments goes on
-// from their exact tokens; only the rest of it is encoded. A turn counts as shown where the template writes
-// the same reasoning, content and calls, whatever the white space or the order of a call's keys; once it has
-// been shown it is settled: its text is the one that was written. Of a turn that ended with a stop string or
-// a limit nobody knows where its text ends in another one: nothing goes on from it.
+// A row consists of segments, each with the text that the chat template shows for it: input of the model
+// (mask 0), and the model's turns (mask 1). A longer text that begins with the texts of the first k segments
+// continues from their exact tokens. Only the rest of it is encoded.
+//
+// A turn counts as shown if the template writes the same reasoning, content and calls. White space and the
+// order of a call's keys do not matter. A turn that has been shown once is settled: its text is the one that
+// was written. If a turn ended with a stop string or a limit, nobody knows where its text ends in a longer
+// one, so nothing continues from it.
 #pragma once
 
 #include <cstdint>
@@ -23,60 +25,61 @@
 
 namespace bough {
 
-// Between conversations, texts and the model's tokens (prompt_encoder.h).
+// Converts between conversations, texts and the model's tokens (prompt_encoder.h).
 class ChatCodec {
  public:
   virtual ~ChatCodec() = default;
-  // By the model's chat template. UserError: it has none, or refuses the conversation.
+  // Applies the model's chat template. Throws UserError if there is none, or if it refuses the conversation.
   virtual std::string render(const Conversation& conversation) const = 0;
-  // `continues`: behind other text, which was encoded before.
+  // `continues`: the text follows another text, which was encoded before.
   virtual std::vector<int32_t> encode_chat(std::string_view text, bool continues) const = 0;
   virtual std::string text_of(std::span<const int32_t> ids) const = 0;  // special tokens are shown
 };
 
 struct ConversationRow {
   struct Segment {
-    std::string text;             // as the template shows it; of a turn, once it has been shown
-    size_t begin = 0, end = 0;    // tokens of the row
-    std::optional<int64_t> turn;  // of the model; none: what is shown to it
+    std::string text;             // as the template shows it; for a turn, once it has been shown
+    size_t begin = 0, end = 0;    // token range in the row
+    std::optional<int64_t> turn;  // number of the model's turn; nullopt: input
     bool is_settled = true;       // its text is known
-    OutputBegin begun;            // by the prompt, of a turn
+    OutputBegin begun;            // for a turn: output that its prompt has begun, such as reasoning
     std::string stop;             // text of the token that ended the turn
-    std::string sampled;          // text of the turn, without that
+    std::string sampled;          // text of the turn, without `stop`
     OutputParts parts;
   };
   std::vector<int32_t> ids, versions, turns;
   std::vector<uint8_t> loss_mask;
   std::vector<float> logprobs;
-  std::vector<double> raw_logprobs, truncated_logprobs;  // of tokens of mask 1
+  std::vector<double> raw_logprobs, truncated_logprobs;  // only of tokens with mask 1
   PageChoices page_choices;
   std::vector<Segment> segments;
 
   void append_text(const ChatCodec& codec, std::string_view text);
   void append_ids(const ChatCodec& codec,
-                  std::span<const int32_t> added);  // their text is what they decode to
-  // What `longer`, which begins with this row, has beyond it, mask 0.
+                  std::span<const int32_t> added);  // the segment's text is what they decode to
+  // Appends, with mask 0, what `longer` has after this row. `longer` must begin with this row.
   void append_rest(const ConversationRow& longer);
-  // `stop`: the strings that end a turn. Its segment's parts are for the caller to fill in.
+  // `stop`: the strings that end a turn. The caller fills in the segment's parts.
   Segment& append_turn(const ChatCodec& codec, const GeneratedSample& sample, int64_t turn, OutputBegin begun,
                        const std::vector<std::string>& stop);
-  // Drops the last segment where nothing was sampled after it: it teaches nothing.
+  // Drops the last segment if it is input, because no turn answers it and it trains nothing. Keeps the only
+  // one.
   void drop_unanswered();
-  // The first segments, of which nothing is trained: another row has trained them.
+  // Returns the first segments with mask 0, because another row has trained them.
   ConversationRow prefix(size_t num_segments) const;
   bool trains() const;
 
-  // What of the row `text` begins with.
+  // The part of the row that a text begins with.
   struct Shown {
-    size_t segments = 0, end = 0;    // how many, and where the text of the last one ends
+    size_t segments = 0, end = 0;    // how many; where the last one ends in the text
     std::vector<std::string> texts;  // of those that are not settled yet, in order
   };
-  // Takes a turn's text apart; `begun` as in the segment.
+  // Parses a turn's text; `begun` as in the segment.
   using Parse = std::function<OutputParts(std::string_view text, const OutputBegin& begun)>;
   Shown shown_by(std::string_view text, const Parse& parse) const;
 
-  // What settle() finds: turns that are written with other characters than they were sampled with, and those
-  // whose text would have been other tokens, with the position of the first.
+  // Found by settle(): turns that the template writes with other characters than were sampled, and turns
+  // whose text would be other tokens, with the position of the first difference.
   struct Differences {
     struct Place {
       int64_t turn = 0, row = 0, position = 0;
@@ -84,10 +87,10 @@ struct ConversationRow {
     int64_t shown_otherwise = 0;
     std::vector<Place> retokenized;
   };
-  // Of what shown_by() returned; `row`: the number of this one.
+  // Settles the turns that shown_by() found. `row`: the index of this row.
   void settle(const Shown& shown, const ChatCodec& codec, int64_t row, Differences& found);
 
-  // Tokens, masks, labels, texts and the first turn; the rest is the caller's.
+  // Sets tokens, masks, log-probabilities, versions, texts and the first turn. The caller sets the rest.
   Trajectory trajectory(const ChatCodec& codec, bool all_logprobs) const;
   void check_integrity() const;
 

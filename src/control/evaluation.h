@@ -1,10 +1,10 @@
 // Accuracy on problems that are not trained on.
 //
-//   avg@k   share of all samples, k a problem, that are right
-//   pass@k  share of problems of which at least one sample is right
+//   avg@k   share of all samples, k per problem, that are right
+//   pass@k  share of problems with at least one right sample
 //
-// A sample is right if its reward is at least kRightReward. The same (seed, problem, sample) draws the same
-// numbers at every evaluation, so two evaluations differ by the weights alone.
+// A sample is right if its reward is at least kRightReward. The same (seed, problem, sample) has the same
+// random numbers at every evaluation, so two evaluations differ only by the weights.
 #pragma once
 
 #include <optional>
@@ -18,15 +18,16 @@
 
 namespace bough {
 
-// The verifier gives 1 or 0; a user's function may give parts of a point for form, which is not being right.
+// The verifier gives 1 or 0. A user's function may give part of the reward for form, which does not make a
+// sample right.
 inline constexpr double kRightReward = 0.5;
 
 struct Interval {
   double low = 0, high = 1;
 };
 
-// Wilson's score interval of a proportion at 95%, from `rate` of n >= 1 independent trials. Inside [0, 1],
-// sensible at 0 and 1 too (E. B. Wilson, JASA 22, 1927).
+// Returns Wilson's 95% score interval of a proportion (E. B. Wilson, JASA 22, 1927), from `rate` of n >= 1
+// independent trials. It lies inside [0, 1], and is sensible at rates 0 and 1 too.
 Interval wilson_interval(double rate, int64_t n);
 
 struct EvaluationResult {
@@ -35,30 +36,30 @@ struct EvaluationResult {
   double avg_at_k = 0;
   double pass_at_k = 0;
   double reward_mean = 0;
-  Interval interval;       // of avg_at_k. Samples of one problem are not independent: n is the problems
-  double length_mean = 0;  // generated tokens of a sample
+  Interval interval;       // of avg_at_k, with n problems: samples of one problem are not independent
+  double length_mean = 0;  // generated tokens per sample
   double truncated_fraction = 0;
-  int64_t failures = 0;  // rewards that could not be had
+  int64_t failures = 0;  // rewards that failed
   int64_t new_tokens = 0;
   double seconds = 0;
 };
 
 MetricValues to_metrics(const EvaluationResult& result);  // eval/*
 Json to_json(const EvaluationResult& result);
-std::string describe(const EvaluationResult& result);  // "34.2% (30.1 to 38.5) of 512 problems"
+std::string describe(const EvaluationResult& result);  // "34.2% (95%: 30.1 to 38.5) of 512 problems"
 
 struct EvaluationOptions {
   SamplingParameters sampling;  // n_samples is k; temperature 0 is greedy
   uint64_t seed = 0;
   int64_t samples_in_flight = 256;
   CollectOptions collect;
-  // Samples are conversations where both are set.
+  // Samples are conversations if both are set.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
   bool in_rounds = false;  // GeneratorOptions
 };
 
-// nullopt: stopped. The data set must not be empty. Leaves the engine idle.
+// Returns nullopt if stopped. The data set must not be empty. Leaves the engine idle.
 std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const TextCodec& codec,
                                          RewardFunction& reward, const EvaluationOptions& options);
 

@@ -1,5 +1,5 @@
-// Fakes for tests of what drives an engine: an engine without a model, text by bytes, a reward without
-// workers. No torch. For tests only.
+// Fakes for tests of code that drives an engine: an engine without a model, a codec by bytes, a reward
+// without workers. No torch. For tests only.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 namespace bough::testing {
 
-// An engine without weights, pauses and statistics: what fakes do not look at does nothing.
+// Base of fake engines. Functions that a fake does not override do nothing.
 class BareEngine : public Engine {
  public:
   bool cancel(uint64_t) override { return false; }
@@ -41,7 +41,7 @@ class BareEngine : public Engine {
   EngineStatistics statistics() const override { return {}; }
 };
 
-// Finishes one request a step, the last submitted first. Each sample is one digit, a function of (seed, id,
+// Finishes one request per step, the last submitted first. Each sample is one digit, a function of (seed, id,
 // sample), and the byte-level tokenizer's stop token.
 class FakeEngine final : public BareEngine {
  public:
@@ -100,7 +100,7 @@ class FakeEngine final : public BareEngine {
   EngineStatistics statistics_;
 };
 
-// Right (1) where the completion is an even digit; "9" fails.
+// The reward is 1 if the completion ends with an even digit, else 0. Scoring "9" fails.
 class FakeReward final : public RewardFunction {
  public:
   std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) override {
@@ -113,7 +113,7 @@ class FakeReward final : public RewardFunction {
   }
 };
 
-// A byte is a token.
+// Each byte is one token.
 class ByteCodec final : public TextCodec {
  public:
   EncodedPrompt encode(const Problem& problem) const override {
@@ -123,7 +123,7 @@ class ByteCodec final : public TextCodec {
   std::string decode(std::span<const int32_t> ids) const override { return {ids.begin(), ids.end()}; }
 };
 
-// ChatML over the bytes of text and the byte-level tokenizer's special tokens.
+// ChatML. Each byte of text is one token, and the byte-level tokenizer's special tokens are used.
 class ByteChat final : public ChatCodec {
  public:
   std::string render(const Conversation& conversation) const override {
@@ -152,8 +152,8 @@ class ByteChat final : public ChatCodec {
   ChatTemplate template_;
 };
 
-// Answers `turns_of(problem)` turns, each worth 1, the last one done, after `delay_of` it and the turn; an
-// empty delay fails the episode. A thread of its own posts.
+// Gives `turns_of(problem)` turns. Each is worth 1, and the last one is done. A thread of its own posts each
+// answer after `delay_of(episode, turn)`. An empty delay fails the episode.
 class FakeEnvironment final : public Environment {
  public:
   using Delay = std::optional<std::chrono::microseconds>;

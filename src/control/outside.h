@@ -1,12 +1,12 @@
-// Groups of samples that are made outside of the run: agents written elsewhere hold the conversations, over
-// whatever protocol implements this interface (serve/agent_server.h); control knows nothing of it.
+// Groups whose conversations are held outside of the run, by external agents. This interface hides the
+// protocol from the controller (implementation: serve/agent_server.h).
 //
-//   gate ─▶ begin ─▶ offer() ─▶ an agent takes the group ─▶ its requests ─▶ pass() ─▶ finished() ─▶ rewards
-//                                                                            └──────▶ failed() ─▶ dropped
+//   limiter ─▶ begin ─▶ offer() ─▶ an agent takes it ─▶ its requests ─▶ pass() ─┬▶ finished() ─▶ rewards
+//                                                                               └▶ failed() ─▶ dropped
 //
-// A group is offered when the staleness gate admits it, and is one of the running groups of the controller
-// from then on, whether an agent has it or not: so nobody passes by the gate, and what an agent has been
-// given is never taken back but at its own deadline.
+// A group is offered when the staleness limiter admits it. From then on it is one of the controller's running
+// groups, whether an agent has it or not. So no agent can bypass the limiter, and an agent loses its group
+// only at the group's own deadline.
 #pragma once
 
 #include <functional>
@@ -17,31 +17,33 @@
 
 namespace bough {
 
-// What becomes of groups that were offered, each at most once; from any thread.
+// Receives the outcome of offered groups, at most one per group. Called from any thread.
 struct OutsideSink {
   std::function<void(FinishedGroup)> finished;
   std::function<void(uint64_t id, const std::string& reason)> failed;
-  std::function<void()> wake;  // there is something for pass() to do
+  std::function<void()> wake;  // pass() has something to do
 };
 
 class OutsideGroups {
  public:
   virtual ~OutsideGroups() = default;
-  // First of all.
+  // Called once, before all other functions.
   virtual void start(OutsideSink sink) = 0;
-  // The group may be begun. From any thread; its problem lives until the group is scored.
+  // An agent may start the group. Callable from any thread. The group's problem lives until the group is
+  // scored.
   virtual void offer(GroupTask task) = 0;
-  // Engine's thread, which uses the engine for nothing else meanwhile: takes what was asked, and one pass of
-  // the engine. False: there was nothing to do.
+  // Called on the engine's thread, which does not use the engine meanwhile. Accepts the requests that have
+  // come, and runs one pass of the engine. Returns false if there was nothing to do.
   virtual bool pass() = 0;
-  virtual int64_t samples_in_flight() const = 0;  // in the engine; engine's thread
-  // Nobody is answered any more, and the sink is not called. Not from a thread that it calls.
+  virtual int64_t samples_in_flight() const = 0;  // in the engine; called on the engine's thread
+  // After close() returns, no request is answered and the sink is not called. Must not be called from within
+  // the sink.
   virtual void close() = 0;
 
-  // What it waits for, for people: "3 groups wait for agents, 1 is held (5 of 8 sessions ended)"; "":
-  // nothing.
+  // Describes for people what the groups wait for: "3 groups wait for agents, 1 is held (5 of 8 sessions
+  // ended)". Empty: they wait for nothing.
   virtual std::string waits_for() const = 0;
-  virtual MetricValues metrics() const = 0;  // counts are since the run's process began
+  virtual MetricValues metrics() const = 0;  // counts since the process began
 };
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-// From problems and examples to token ids, by the model's own tokenizer and, for conversations, its chat
+// Encodes problems and examples as token ids, by the model's tokenizer and, for conversations, its chat
 // template.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace bough {
 
-// A sequence of supervised training: its tokens, and a 1 for each that is learned.
+// A sequence for supervised training: its tokens, and a 1 for each that is trained.
 struct EncodedExample {
   std::vector<int32_t> ids;
   std::vector<uint8_t> loss_mask;
@@ -24,15 +24,15 @@ class PromptEncoder final : public TextCodec, public ChatCodec {
  public:
   explicit PromptEncoder(Tokenizer tokenizer, std::optional<ChatTemplate> chat_template = {});
 
-  // Tokenizer and, if there is a usable one, chat template of a model directory. UserError: no
-  // tokenizer.json.
+  // Loads the tokenizer and, if there is a usable one, the chat template of a model directory. Throws
+  // UserError if there is no tokenizer.json.
   static PromptEncoder from_directory(const std::filesystem::path& directory);
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
-  // A plain prompt gets the special tokens of the tokenizer's own template (such as a BOS); a conversation
-  // has those that the chat template writes, as with transformers' apply_chat_template. UserError: a
-  // conversation, and the model has no usable chat template; an empty prompt. Names the problem.
+  // A plain prompt gets the special tokens of the tokenizer's own template (such as a BOS). A conversation
+  // gets those that the chat template writes, as in transformers' apply_chat_template. Throws UserError if a
+  // conversation has no usable chat template, or if the prompt is empty; this message names the problem.
   EncodedPrompt encode(const Problem& problem) const override;
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 
@@ -46,11 +46,11 @@ class PromptEncoder final : public TextCodec, public ChatCodec {
     return tokenizer_.decode(ids, /*skip_special_tokens=*/false);
   }
 
-  // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of
-  // a conversation only the last message is learned, up to the special token that ends its turn; where the
-  // template writes none, `stop_token` follows. Prompt and completion are
-  // encoded apart, as they are when the model generates, and no space is put in front of the completion
-  // (Tokenizer::encode_continuation). UserError: see encode().
+  // Returns the prompt with mask 0, then the completion and `stop_token` (nullopt: nothing is appended) with
+  // mask 1. In a conversation only the last message is trained, up to the special token that ends its turn.
+  // If the template writes no such token, `stop_token` follows. Prompt and completion are encoded separately,
+  // as in generation, without a space in front of the completion (Tokenizer::encode_continuation). Throws
+  // UserError if the chat template is missing or unusable for training.
   EncodedExample encode(const SftExample& example, std::optional<int32_t> stop_token) const;
 
  private:

@@ -1,13 +1,15 @@
-// A run without its work: the controller (controller.h), driven by discrete events over a clock of its own.
-// What it says of idle devices, staleness and throughput is what the same controller does with real workers
-// that take this long. Tests run random schedules through it; `bough simulate` compares splits of a cluster.
+// Simulates a run without its work: discrete events over a simulated clock drive the controller
+// (controller.h). Idle times, staleness and throughput are those of the same controller with real workers
+// that take this long. Tests run random schedules through it. `bough simulate` compares splits of a cluster.
 //
-// The engine's model: its devices share the running samples evenly; a decode pass takes pass_seconds +
-// (samples of a device) · sample_seconds, and a prompt, or a sample that new weights interrupted, is computed
-// at prefill_tokens_per_s a device, during which the device decodes nothing. The trainer's: step_seconds +
-// tokens / train_tokens_per_s of the device that got the most, a group's prompt counted once on each that has
-// some of the group (plan/load_balance.h). A reward takes a uniform time between two bounds, on a worker of
-// its own where there are enough. Synchronous runs (eta 0) have all devices for both, in turns.
+// - Engine: its devices share the running samples evenly. A decode pass takes pass_seconds + (samples of a
+//   device) · sample_seconds. Prompts and interrupted samples are computed at prefill_tokens_per_s per
+//   device, and the device decodes nothing meanwhile.
+// - Trainer: step_seconds + tokens / train_tokens_per_s of the device with the most tokens. A group's prompt
+//   counts once on each device that has some of the group (plan/load_balance.h).
+// - Rewards: a reward takes a uniform time between two bounds, on a worker of its own if there are enough.
+//
+// Synchronous runs (eta 0) have all devices for generation and for training, in turns.
 #pragma once
 
 #include <cstdint>
@@ -26,24 +28,24 @@ namespace bough {
 
 struct SimulatedRates {
   int64_t rollout_devices = 1, train_devices = 1;
-  int64_t max_running = 256;  // samples of a device that are generated at once
+  int64_t max_running = 256;  // samples that a device generates at once
   double pass_seconds = 0.02, sample_seconds = 1e-4, prefill_tokens_per_s = 1e4;
-  double train_tokens_per_s = 1e4, step_seconds = 0;  // of a device; of a step, whatever it holds
-  double publish_seconds = 0;                         // of the trainer
-  double swap_seconds = 0;                            // of the engine, at each update
+  double train_tokens_per_s = 1e4, step_seconds = 0;  // per device; fixed part of a step
+  double publish_seconds = 0;                         // trainer, at each publication
+  double swap_seconds = 0;                            // engine, at each update
   double reward_min_seconds = 0, reward_max_seconds = 0;
   int64_t reward_workers = 1 << 20;
   double evaluation_seconds = 0, checkpoint_seconds = 0, snapshot_seconds = 0;
 };
 
-// How long responses are: log-normal with this mean and this deviation of the logarithm, at most `longest`;
-// or drawn from those that a run has seen.
+// Lengths of responses in tokens: log-normal with this mean and this deviation of the logarithm, at most
+// `longest`. If `seen` is not empty, lengths are sampled from `seen`, the lengths of an earlier run.
 struct LengthDistribution {
   double mean = 256, sigma = 0.8;
   int64_t longest = 1 << 20;
   std::vector<int64_t> seen;
 
-  // Of a sample of a group: the same whatever else was drawn.
+  // Returns the length of a sample of group `id`. It does not depend on other calls.
   int64_t draw(const CounterRandom& random, uint64_t id, int64_t sample) const;
 };
 
@@ -52,18 +54,18 @@ struct SimulationOptions {
   SimulatedRates rates;
   LengthDistribution lengths;
   int64_t prompt_tokens = 128;
-  bool shares_prompts = true;      // in training; else each sample's prompt is computed again
-  double reward_failure_rate = 0;  // of samples
-  double group_failure_rate = 0;   // of groups, of which nothing comes when they would be complete
+  bool shares_prompts = true;      // the trainer computes a prompt once per group, not once per sample
+  double reward_failure_rate = 0;  // per sample
+  double group_failure_rate = 0;   // per group: it fails when it would be complete
   uint64_t seed = 1;
 };
 
 struct SimulationResult {
   int64_t steps = 0;
   double seconds = 0;
-  double trained_tokens = 0;                 // generated ones that were trained on
-  double trainer_idle = 0, engine_idle = 0;  // shares of the time: the trainer waits; nothing is in flight
-  double staleness_mean = 0;                 // of groups: versions since their oldest token was drawn
+  double trained_tokens = 0;                 // generated tokens that were trained on
+  double trainer_idle = 0, engine_idle = 0;  // share of the time: trainer waits; nothing in flight
+  double staleness_mean = 0;                 // over groups: versions since the oldest token
   int64_t staleness_max = 0, interrupted_samples = 0;
   std::vector<int64_t> trained_lengths;  // in order of training
   double tokens_per_second() const { return seconds > 0 ? trained_tokens / seconds : 0; }
@@ -73,17 +75,17 @@ class RunSimulator final : public Workers {
  public:
   explicit RunSimulator(SimulationOptions options);
 
-  // Runs to the end, or to `stop_at` seconds, when it is asked to stop as by Ctrl-C. InternalError where
-  // nothing can happen any more and the run is not finished.
+  // Runs to the end. At `stop_at` seconds the run is asked to stop, as by Ctrl-C. Throws InternalError if no
+  // event is left and the run is not finished.
   SimulationResult run(std::optional<double> stop_at = {});
   void restore(ControllerState state) { controller_.restore(std::move(state)); }
 
   Controller& controller() { return controller_; }
-  // After each event, if set: for tests.
+  // Called after each event, if set. For tests.
   std::function<void()> on_event;
-  // The state that was written last.
+  // The last state that was written.
   const std::optional<ControllerState>& checkpoint() const { return checkpoint_; }
-  const std::vector<std::vector<uint64_t>>& trained_groups() const { return trained_groups_; }  // a step each
+  const std::vector<std::vector<uint64_t>>& trained_groups() const { return trained_groups_; }  // per step
   int64_t num_begun() const { return num_begun_; }
 
   void begin(uint64_t id, std::vector<BegunSample> begun) override;
@@ -104,8 +106,8 @@ class RunSimulator final : public Workers {
  private:
   struct Sample {
     int64_t length = 0;
-    double begins_at = 0;         // progress_ when it began to run
-    std::vector<int32_t> labels;  // a version a token, as far as it was before that
+    double begins_at = 0;         // progress_ when it started to run
+    std::vector<int32_t> labels;  // version of each token that it had then
     bool has_ended = false;
   };
   struct Group {
@@ -120,18 +122,18 @@ class RunSimulator final : public Workers {
       return std::pair(time, order) > std::pair(other.time, other.order);
     }
   };
-  using Reference = std::pair<uint64_t, size_t>;  // a group's sample
+  using Reference = std::pair<uint64_t, size_t>;  // (group id, sample)
 
   double now() const { return seconds_between(Clock::Time(), clock_.now()); }
   void after(double seconds, std::function<void()> act);
   void post_after(double seconds, Event event);
   double devices() const { return static_cast<double>(options_.rates.rollout_devices); }
   double pass_seconds() const;
-  void advance_engine();   // to now
-  void schedule_engine();  // the next sample that ends
+  void advance_engine();   // up to now
+  void schedule_engine();  // plans the event at which the next sample ends
   void admit();
   void finish_samples();
-  // The sample's labels up to now.
+  // Returns the version of each token of the sample up to now.
   std::vector<int32_t> labels_of(const Sample& sample, bool is_running) const;
   Sample& sample_of(const Reference& reference) {
     return groups_.at(reference.first).samples[reference.second];
@@ -144,19 +146,20 @@ class RunSimulator final : public Workers {
   uint64_t num_planned_ = 0;
 
   std::map<uint64_t, Group> groups_;
-  // Every running sample advances by a token a pass: what one still needs is where it ends, less progress_.
+  // Passes so far. Every running sample advances by one token per pass. A sample still needs the progress at
+  // which it ends, minus progress_.
   double progress_ = 0;
-  std::vector<std::pair<double, int32_t>> versions_;  // since which progress which version draws
+  std::vector<std::pair<double, int32_t>> versions_;  // (progress, version that samples from there on)
   std::set<std::pair<double, Reference>> running_;    // by the progress at which they end
   std::deque<Reference> waiting_;
-  double engine_time_ = 0;        // up to which progress_ counts
-  double engine_busy_until_ = 0;  // prompts, recomputation and swaps
-  uint64_t engine_plan_ = 0;      // the only one that counts
+  double engine_time_ = 0;        // time up to which progress_ counts
+  double engine_busy_until_ = 0;  // with prompts, recomputation and swaps
+  uint64_t engine_plan_ = 0;      // number of the planned engine event that is valid
   bool is_evaluating_ = false;
   int64_t published_ = 0, version_ = -1;
   EngineStatistics statistics_;
   double new_tokens_ = 0, engine_idle_ = 0;
-  std::vector<double> reward_free_at_;  // a worker each
+  std::vector<double> reward_free_at_;  // per worker
 
   std::vector<std::vector<uint64_t>> trained_groups_;
   std::optional<ControllerState> checkpoint_;
@@ -164,13 +167,13 @@ class RunSimulator final : public Workers {
   SimulationResult result_;
   double staleness_total_ = 0, trainer_busy_ = 0;
 
-  Controller controller_;  // last: it calls the others
+  Controller controller_;  // last member, because it calls the others
 };
 
 // ---- Splits of a cluster.
 
-// The rates of a split into devices that generate and devices that train (in turns: all for both); none where
-// it cannot be.
+// Returns the rates of a split into devices that generate and devices that train. In turns: both counts are
+// all devices. nullopt if the split is not possible.
 using RatesOfSplit =
     std::function<std::optional<SimulatedRates>(int64_t rollout_devices, int64_t train_devices)>;
 
@@ -178,8 +181,9 @@ struct SplitResult {
   int64_t rollout_devices = 0, train_devices = 0, max_staleness = 0;
   SimulationResult result;
 };
-// Simulates splits of `devices` for each eta, and eta 0 with all of them for both, in turns; in order: every
-// split, or those at multiples of `stride`. Without rates_of the options' rates are those of a device.
+// Simulates splits of `devices` for each eta, in order. If eta is 0, all devices do both in turns. Else the
+// number of devices that generate is each multiple of `stride`. Without rates_of, the options' rates are
+// those of one device.
 std::vector<SplitResult> simulate_splits(const SimulationOptions& options, int64_t devices,
                                          const std::vector<int64_t>& max_staleness,
                                          const RatesOfSplit& rates_of = {}, int64_t stride = 1);

@@ -1,8 +1,8 @@
-// The threads of a run: those who do what the controller asks (controller.h draws them). No torch.
+// The threads of a run, which do what the controller asks (controller.h has a picture). No torch.
 //
-// A WorkQueue has threads that do what is queued and, where nothing is, work of their own (an engine's
-// passes). Without threads it is driven by whoever calls run_some(): so a synchronous run is the same code on
-// one thread.
+// A WorkQueue has threads that do the queued work. If the queue is empty, they run the idle task (own_work),
+// such as an engine's passes. Without threads, the caller of run_some() does the work. So a synchronous run
+// is the same code on one thread.
 #pragma once
 
 #include <atomic>
@@ -20,11 +20,11 @@
 
 namespace bough {
 
-// What has happened, from any thread to the control thread.
+// Events from any thread to the control thread.
 class EventQueue {
  public:
   void post(Event event);
-  // The oldest; waits for it `at_most` so long.
+  // Returns the oldest event. Waits for one, at most `at_most`.
   std::optional<Event> take(Clock::Duration at_most);
 
  private:
@@ -35,32 +35,33 @@ class EventQueue {
 
 struct WorkQueueOptions {
   const char* name = "";           // "engine"
-  int64_t threads = 1;             // 0: driven by run_some()
-  std::function<void()> on_start;  // on each thread, first of all
-  // Where the queue is empty: true if it did something, and may have more to do. For one thread at most.
+  int64_t threads = 1;             // 0: run_some() does the work
+  std::function<void()> on_start;  // called first on each thread
+  // Idle task, called if the queue is empty. Returns true if it did something and may have more to do. Needs
+  // `threads` to be at most 1.
   std::function<bool()> own_work;
 };
 
 class WorkQueue {
  public:
-  // What work throws is posted as WorkerFailed, and the thread ends. Clock, queue and timeline must outlive
-  // it.
+  // If work throws, the exception is posted as WorkerFailed and the thread ends. Clock, queue and timeline
+  // must outlive it.
   WorkQueue(WorkQueueOptions options, const Clock& clock, EventQueue& events, Timeline& timeline);
-  ~WorkQueue();  // as join() does
+  ~WorkQueue();  // calls join()
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // `name`, a literal, says what it is, in messages and in the timeline: "train".
+  // `name`, a literal, names the work in messages and in the timeline: "train".
   void post(const char* name, std::function<void()> work);
-  void wake();  // there may be work of its own again
+  void wake();  // the idle task may have something to do again
   bool has_threads() const { return options_.threads > 0; }
-  void join();  // its threads end after the pieces of work that are being done; what is queued is not
-  // Without threads: one piece of work on the caller's. False: there was none.
+  void join();  // the threads end after their current work; queued work is not done
+  // Without threads: does one piece of work on the caller's thread. Returns false if there was none.
   bool run_some() { return options_.threads == 0 && do_some(); }
 
   Clock::Time last_progress() const { return Clock::Time(Clock::Duration(last_progress_.load())); }
-  double idle_seconds() const { return idle_seconds_.load(); }  // of all its threads
-  std::string busy_with(Clock::Time now) const;  // "engine (evaluate, 12 s)"; "" where it waits
+  double idle_seconds() const { return idle_seconds_.load(); }  // sum over its threads
+  std::string busy_with(Clock::Time now) const;                 // "engine (evaluate, 12 s)"; "" if it waits
 
  private:
   struct Piece {
@@ -81,40 +82,41 @@ class WorkQueue {
   bool is_ending_ GUARDED_BY(mutex_) = false;
   bool is_woken_ GUARDED_BY(mutex_) = false;
   std::atomic<Clock::Duration::rep> last_progress_;
-  std::atomic<const char*> current_ = nullptr;  // begun last and not ended
+  std::atomic<const char*> current_ = nullptr;  // name of the work that began last and has not ended
   std::atomic<double> idle_seconds_ = 0;
   std::vector<std::thread> threads_;
 };
 
-// What the workers work with. Everything but the engine's parts may be called from threads of its own.
+// The parts that the workers use. Only the engine's parts are used on one thread. The others must allow calls
+// from several threads.
 struct WorkerParts {
   Engine& engine;
   WeightChannel& weights;
   const TextCodec& codec;
   RewardFunction& reward;
-  GroupFilter* filter = nullptr;  // asked once the rewards are there; null: there is none
+  GroupFilter* filter = nullptr;  // asked when the rewards are there; nullptr: no filter
   const Clock& clock;
   EventQueue& events;
   Timeline& timeline;
   std::function<GroupTask(uint64_t id)> task_of;  // the group at a position in the order of problems
-  // Trainer: weights, their publication left out; metrics and the batch as it was trained.
+  // Trainer. Trains without publishing, and returns metrics and the batch as it was trained.
   std::function<StepRecord(const TrainOrder&)> train;
   std::function<void()> take_snapshot;
   // Writer.
   std::function<void(const ControllerState&, bool copied)> write_checkpoint;
-  // Engine's thread, the engine idle; nullopt where `stop` said so.
+  // Called on the engine's thread with an idle engine. Returns nullopt if `stop` returned true.
   std::function<std::optional<MetricValues>(const std::function<bool()>& stop)> evaluate;
-  // Of samples that are conversations: both or none.
+  // Both are set if samples are conversations, else none.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
-  OutsideGroups* outside = nullptr;  // groups are made there, and the engine's passes are its own
+  OutsideGroups* outside = nullptr;  // makes the groups and runs the engine's passes; nullptr: the run does
 };
 
 struct WorkerOptions {
   GeneratorOptions generation;
-  bool own_threads = false;  // of engine, trainer and writer
+  bool own_threads = false;  // for engine, trainer and writer
   int64_t reward_threads = 1;
-  std::function<void()> on_engine_thread, on_trainer_thread;  // where they have one, first of all
+  std::function<void()> on_engine_thread, on_trainer_thread;  // called first on these threads, if they exist
 };
 
 class RunWorkers final : public Workers {
@@ -142,37 +144,37 @@ class RunWorkers final : public Workers {
     return parts_.outside ? parts_.outside->metrics() : MetricValues();
   }
 
-  // Without threads: one piece of work. False: there was none.
+  // Without threads: does one piece of work. Returns false if there was none.
   bool run_some();
-  void join();  // the threads end; then nothing may be asked for any more
-  // Runs something on the engine's or the trainer's thread, between two pieces of work.
+  void join();  // ends the threads; no further calls are allowed
+  // Runs `work` on the engine's or the trainer's thread, between two pieces of work.
   void on_engine(std::function<void()> work) { engine_.post("settings", std::move(work)); }
   void on_trainer(std::function<void()> work) { trainer_.post("settings", std::move(work)); }
 
  private:
-  bool pass();  // of the engine
+  bool pass();  // one idle task of the engine: weights or a pass
   void start_outside();
   bool take_weights_now();
 
   const WorkerParts parts_;
-  std::deque<GroupTask> tasks_;  // begun; of the engine's thread, as all until the next blank line
+  std::deque<GroupTask> tasks_;  // begun; used on the engine's thread only, like all up to the blank line
   Generator generator_;
   bool wants_weights_ = false;
   std::optional<WeightUpdate> weights_;  // that the engine holds
-  EngineStatistics of_evaluations_;      // which are not the run's
+  EngineStatistics of_evaluations_;      // not counted for the run
 
   std::atomic<bool> cancels_evaluation_ = false;
   mutable Mutex statistics_mutex_;
   EngineStatistics statistics_ GUARDED_BY(statistics_mutex_);
 
-  WorkQueue engine_, trainer_, writer_, rewards_;  // last: their threads use the others
+  WorkQueue engine_, trainer_, writer_, rewards_;  // last members, because their threads use the others
 };
 
-// Feeds the controller until it is finished: events, and time where none comes; without threads it does the
-// work in between. Throws what the controller throws.
+// drive() passes events to the controller until it is finished, and TimePassed if none comes. Without threads
+// it does the workers' work in between. Throws what the controller throws.
 struct DriveOptions {
-  std::function<bool()> stop;                                    // looked at between events
-  std::function<void(const std::string& activity)> on_activity;  // where it changed, and while it waits
+  std::function<bool()> stop;                                    // checked between events
+  std::function<void(const std::string& activity)> on_activity;  // when it changed, and while waiting
 };
 void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options);
 

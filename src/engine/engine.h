@@ -1,21 +1,24 @@
-// What generates: requests in, finished groups of samples out. The embedded engine (embedded_engine.h) shares
-// the trainer's process and weights; engines behind HTTP implement the same interface.
+// Interface of generation engines: requests in, finished groups of samples out. The embedded engine
+// (embedded_engine.h) shares the trainer's process and weights. Engines behind HTTP implement the same
+// interface.
 //
 // A request's life: submit() checks and queues it. Each step() may admit waiting requests, advances every
-// running sample by one token, and returns the requests whose samples have all ended. The order of results is
-// the order in which requests finish.
+// running sample by one token, and returns the requests whose samples have all ended. Results come in the
+// order in which requests finish.
 //
-// Who blocks: step() for one pass of the model, drain() and generate() until nothing is left; nothing else.
-// Who mutates: all calls come from one thread at a time; the engine owns no thread of its own. Weights:
-// update_weights() brings others, or says that those an engine shares have changed. Samples in flight are not
-// thrown away: they keep their tokens, each with the log-probabilities and the version that it was drawn
-// with, and go on under the new weights, their keys and values recomputed. What an interrupted request
-// returns: cancel() ends its unfinished samples where they stand, finish reason `cancelled`; the next step()
-// returns the request. pause(): steps compute nothing until resume(), and still return what was cancelled;
-// keys and values stay. park() puts everything in flight aside, so that the engine serves others as if it
-// were idle; unpark() goes on with it, its keys and values recomputed.
+// Threads: all calls come from one thread at a time, and an engine owns no thread. step() blocks for one pass
+// of the model, drain() and generate() block until nothing is left. Other calls return at once, except where
+// an engine says otherwise.
 //
-// Tokens as they come: a request's on_token, called inside step() for each, before the request is returned.
+// - update_weights() brings new weights, or says that shared weights have changed. Running samples keep their
+//   tokens, each with its log-probabilities and the version that sampled it. Their keys and values are
+//   recomputed, and they continue under the new weights.
+// - cancel() ends a request's unfinished samples, with finish reason `cancelled`. The next step() returns the
+//   request.
+// - pause(): steps compute nothing until resume(), and still return cancelled requests. Keys and values stay.
+// - park() sets everything in flight aside, so that the engine serves others as if it were idle. unpark()
+//   continues it, with keys and values recomputed.
+// - A request's on_token is called inside step() for each token, before the request is returned.
 #pragma once
 
 #include <atomic>
@@ -34,7 +37,7 @@ namespace bough {
 enum class FinishReason { kStop, kLength, kStopString, kCancelled };
 const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
 
-// A token of a sample, as it was drawn; a cancelled sample has none that says it is the last.
+// A sampled token of a sample. A cancelled sample has no token with is_last.
 struct StreamedToken {
   uint64_t id = 0;       // of the request
   int64_t sample = 0;    // of the request's n_samples
@@ -47,91 +50,94 @@ struct StreamedToken {
   std::vector<float> top_logprobs;
 };
 
-// A sample's vectors have one entry for each generated token. A stop token is the last token of its sample; a
-// stop string ends the sample with the token that completed it.
+// Each vector has one entry per generated token. A stop token is the last token of its sample. A stop string
+// ends the sample with the token that completes it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
-  // log softmax(logits / temperature) of each token: before penalties, top-k, top-p, min-p and
+  // log softmax(logits / temperature) of each token, before penalties, top_k, top_p, min_p and
   // min_new_tokens. Temperature 0 counts as 1 here.
   std::vector<double> logprobs;
   std::vector<double> raw_logprobs;        // log softmax(logits)
-  std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
-  std::vector<int32_t> versions;           // of the weights that drew the token
-  // With sampling.top_logprobs: of each token the most likely ones at its position, and their
-  // log-probabilities as in `logprobs`; else empty.
+  std::vector<double> truncated_logprobs;  // of the sampling distribution, after all of those
+  std::vector<int32_t> versions;           // of the weights that sampled the token
+  // With sampling.top_logprobs: the most likely tokens at each position, and their log-probabilities as in
+  // `logprobs`; else empty.
   std::vector<std::vector<int32_t>> top_ids;
   std::vector<std::vector<float>> top_logprobs;
-  // Of a sample that has ended, with rollout.sparse.replay: what the drawn tokens of prompt and response
-  // attended to when their keys and values were computed last; positions count from the prompt's begin.
+  // Set when the sample has ended, with rollout.sparse.replay: the pages that the sampled tokens of prompt
+  // and response attended to when their keys and values were last computed. Positions count from the begin of
+  // the prompt.
   PageChoices page_choices;
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-// A sample on its way.
+// A partial rollout.
 struct BegunSample {
-  GeneratedSample sample;  // finish_reason means something where it has ended
+  GeneratedSample sample;  // finish_reason is valid only if has_ended
   bool has_ended = false;
 };
 
 struct GenerationRequest {
-  // Chosen by the caller, below 2^44, unique among the requests in flight. Draws are a function of (seed, id,
-  // sample, position) and the logits: not of other requests, the order of submission or a restart.
+  // Chosen by the caller, below 2^44, unique among the requests in flight. A sampled token is a function of
+  // (seed, id, sample, position) and the logits. It does not depend on other requests, the order of
+  // submission or a restart.
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;  // at least one token
-  // 1 for each token of the prompt that the policy drew, in earlier turns; shorter than the prompt, or empty:
-  // the others were not. Under sparse attention drawn tokens are computed as they were when they were drawn.
+  // 1 for each prompt token that the policy sampled, in earlier turns. May be shorter than the prompt or
+  // empty: the missing entries are 0. Under sparse attention, sampled tokens are computed again with sparse
+  // attention.
   std::vector<uint8_t> drawn;
   SamplingParameters sampling;
   uint64_t seed = 0;
-  std::optional<uint64_t> sequence;  // takes the id's place in draws; below 2^44
-  std::string adapter;               // whose policy: adapter_engines.h; empty: the engine's only one
-  Json metadata;                     // handed back untouched
-  // The first samples, as far as another process generated them (Engine::running()): they go on from there.
+  std::optional<uint64_t> sequence;  // replaces the id as the key of random numbers; below 2^44
+  std::string adapter;               // name of the policy (adapter_engines.h); empty: the base
+  Json metadata;                     // returned unchanged
+  // The first samples, as far as another process generated them (Engine::running()). They continue from
+  // there.
   std::vector<BegunSample> begun;
-  // Gets each token as it is drawn, and must not call the engine. What it throws, step() throws; the engine
-  // must not be used then.
+  // Called with each token when it is sampled. Must not call the engine. If it throws, step() throws the
+  // same, and the engine must not be used any more.
   std::function<void(const StreamedToken&)> on_token;
 };
 
 struct RunningRequest {
   uint64_t id = 0;
-  std::vector<BegunSample> samples;  // those that have begun: the first ones
+  std::vector<BegunSample> samples;  // those that have started: always the first ones
 };
 
 struct GenerationResult {
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;
-  double temperature = 1.0;              // as the log-probabilities were taken: 1 where the request's was 0
+  double temperature = 1.0;              // of the log-probabilities: 1 if the request's was 0
   std::vector<GeneratedSample> samples;  // n_samples of them, in order
   Json metadata;
 };
 
 class Model;  // models/model.h, which includes torch
 
-// Weights to generate with from now on.
+// New weights for generation.
 struct WeightUpdate {
   int32_t version = 0;
-  // A model that has these weights until the call returns; an engine with weights of its own copies them.
-  // Never null where there is a model.
+  // A model that has these weights until the call returns. An engine with its own weights copies them.
+  // nullptr only if other processes have the models (published_weights.h).
   const Model* model = nullptr;
 };
 
-// Brings weights from a trainer to an engine that may compute while the next ones are made.
+// Carries weights from a trainer to an engine, which may compute while the next weights are trained.
 class WeightChannel {
  public:
   virtual ~WeightChannel() = default;
-  // Publishes the weights as they are now; the trainer's thread calls it. Replaces a publication that was not
-  // taken. Waits for no pass of the engine.
+  // Publishes the current weights. Called on the trainer's thread. Replaces a publication that was not taken.
+  // Does not wait for passes of the engine.
   virtual void publish(int32_t version) = 0;
-  // Takes what was published since the last call, if anything; the engine's thread calls it, between two
-  // passes. The engine's model has these weights when it returns. Never waits: while a publication is being
-  // written there is none to take.
+  // Returns the last publication, if there is a new one. Called on the engine's thread, between two passes.
+  // When it returns, the engine's model has these weights. Never waits: returns nullopt while a publication
+  // is being written.
   virtual std::optional<WeightUpdate> take() = 0;
-  virtual bool has_new() const = 0;  // from any thread
+  virtual bool has_new() const = 0;  // callable from any thread
 };
 
-// Weights of a trainer and an engine that share one model and never compute at the same time: nothing is
-// copied.
+// For a trainer and an engine that share one model and never compute at the same time. Nothing is copied.
 class SharedWeights final : public WeightChannel {
  public:
   explicit SharedWeights(const Model* model) : model_(model) {}
@@ -149,15 +155,15 @@ class SharedWeights final : public WeightChannel {
 };
 
 struct EngineStatistics {
-  int64_t new_tokens = 0;         // drawn
+  int64_t new_tokens = 0;         // sampled
   int64_t prefill_tokens = 0;     // computed to fill keys and values, recomputation included
-  int64_t recomputed_tokens = 0;  // of these, of samples that had been set back
-  int64_t cached_tokens = 0;      // prompt tokens found computed already, for another request
-  int64_t preemptions = 0;        // samples set back because memory ran out
+  int64_t recomputed_tokens = 0;  // part of prefill_tokens: of samples that were preempted
+  int64_t cached_tokens = 0;      // prompt tokens that had been computed for another request
+  int64_t preemptions = 0;        // samples preempted because memory ran out
   int64_t steps = 0;
   double seconds = 0;  // inside step()
-  // Under sparse attention, in a layer that chooses pages: those that drawn tokens attended to, and those
-  // that a dense policy would have.
+  // Under sparse attention, in one sparse layer: pages that sampled tokens attended to, and all pages of
+  // their contexts.
   int64_t pages_read = 0, pages_in_context = 0;
 };
 
@@ -189,33 +195,33 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Queues a request. UserError if it cannot be served (empty prompt, ids outside the vocabulary, longer than
-  // the model's positions, ...); nothing is queued then.
+  // Queues a request. Throws UserError if it cannot be served (empty prompt, ids outside the vocabulary,
+  // longer than the model's positions, ...). Nothing is queued then.
   virtual void submit(GenerationRequest request) = 0;
-  // Runs at most one pass and returns the finished requests; empty if none finished in this step, or if there
-  // is nothing to do.
+  // Runs at most one pass and returns the requests that finished in it, possibly none.
   virtual std::vector<GenerationResult> step() = 0;
-  virtual bool idle() const = 0;  // nothing waits, runs, or is to be returned
-  // Ends a request's unfinished samples. False if no such request is in flight.
+  virtual bool idle() const = 0;  // nothing is waiting, running or to be returned
+  // Ends a request's unfinished samples. Returns false if no such request is in flight.
   virtual bool cancel(uint64_t id) = 0;
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual bool paused() const = 0;
-  // Puts everything in flight aside, once at a time; the engine must be idle at unpark().
+  // Sets everything in flight aside. Calls do not nest. The engine must be idle at unpark().
   virtual void park() = 0;
   virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;
-  // False while what the last update interrupted is still being computed again: updates that come faster than
-  // that would keep a sample from ever drawing its next token, or a long prompt from ever being complete.
+  // False while samples and prompts that the last update interrupted are being recomputed. Faster updates
+  // would keep a sample from ever getting its next token, or a long prompt from ever being complete.
   virtual bool ready_for_weights() const { return true; }
   virtual int32_t version() const = 0;
-  // What is in flight and how far it is, for a checkpoint; parked requests are not.
+  // Returns the requests in flight and their progress, for a checkpoint. Parked requests are left out.
   virtual std::vector<RunningRequest> running() const { return {}; }
   virtual EngineStatistics statistics() const = 0;
 
-  // Steps until idle. UserError while paused with work in flight: it would not end.
+  // Steps until idle. Throws UserError if paused with work in flight, because it would not end.
   std::vector<GenerationResult> drain();
-  // Submits and drains; results in the order of `requests`. UserError if other requests are in flight.
+  // Submits and drains. Returns results in the order of `requests`. Throws UserError if other requests are in
+  // flight.
   std::vector<GenerationResult> generate(std::vector<GenerationRequest> requests);
 };
 

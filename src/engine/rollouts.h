@@ -1,4 +1,4 @@
-// Conversion of what an engine returned to trajectories.
+// Converts the results of an engine to trajectories.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ namespace bough {
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
 // Makes trajectories of all samples, in order, with the columns raw_logprobs and truncated_logprobs of their
-// responses: twice the size, for those who ask what was sampled from what, not for training.
+// responses. These double the size. They are for analysis of the sampling, not for training.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 
 }  // namespace bough

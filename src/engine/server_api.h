@@ -1,11 +1,10 @@
-// What inference servers of others are asked and what they answer: vLLM (OpenAI's completions with token ids,
-// and the routes of VLLM_SERVER_DEV_MODE) and SGLang (/generate and its routes for reinforcement learning).
-// Texts only: who speaks them over HTTP, and when, is server_engine.h. An API is a class in the source file
-// and a line of its table.
+// Requests to inference servers and their answers: vLLM (OpenAI's completions with token ids, and the routes
+// of VLLM_SERVER_DEV_MODE) and SGLang (/generate and its routes for RL). This file has only the contents of
+// messages. server_engine.h sends them over HTTP. A new API is a class in the source file and a line in its
+// table.
 //
-// Log-probabilities must be those of log softmax(logits / temperature): vLLM's --logprobs-mode
-// processed_logprobs, SGLang's default. Both apply truncation or penalties to them where a request has any,
-// so that requests here have none.
+// Log-probabilities must be log softmax(logits / temperature): vLLM's --logprobs-mode processed_logprobs,
+// SGLang's default. Both servers apply truncation and penalties to them, so requests here have neither.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +17,18 @@
 
 namespace bough {
 
-// A call to make of a server, as one step of several.
+// One HTTP call to a server.
 struct ServerCall {
   std::string method = "POST", target;
-  Json body;                 // null: none
-  bool is_optional = false;  // 404 will do: an older server, which does without it
-  bool is_repeated = false;  // "success": false means that it is asked again a little later
+  Json body;                 // null: no body
+  bool is_optional = false;  // 404 is accepted: an older server has no such route
+  bool is_repeated = false;  // repeated after a pause if the answer has "success": false
 };
 
-// A sample to go on with.
+// A sample to start or to continue.
 struct ServerRequest {
-  std::string id;                  // no other request has it
-  std::vector<int32_t> input_ids;  // the prompt and what has been drawn
+  std::string id;                  // unique
+  std::vector<int32_t> input_ids;  // the prompt and the tokens sampled so far
   int64_t max_new_tokens = 0;
   double temperature = 1;  // 0: the most likely token
   int64_t top_logprobs = 0;
@@ -40,18 +39,18 @@ struct ServerRequest {
 struct ServerToken {
   int32_t id = 0;
   double logprob = 0;
-  std::vector<int32_t> top_ids;  // by falling probability
+  std::vector<int32_t> top_ids;  // most likely first
   std::vector<float> top_logprobs;
 };
 
-// What one event of a stream says.
+// The content of one event of a stream.
 struct ServerEvent {
   std::vector<ServerToken> tokens;  // new ones
-  std::string finish_reason;        // empty: it goes on
+  std::string finish_reason;        // empty: the stream continues
 };
 
 struct ServerDescription {
-  std::string model;       // what requests call it
+  std::string model;       // its name in requests
   int64_t max_length = 0;  // tokens of prompt and response; 0: unknown
 };
 
@@ -62,16 +61,17 @@ class ServerApi {
   virtual ServerCall describe() const = 0;
   virtual ServerDescription description(const Json& answer) const = 0;
   virtual ServerCall generate(const ServerRequest& request, const std::string& model) const = 0;
-  // `seen`: tokens that earlier events of this stream had. Throws a UserError where it is none of the API's.
+  // `seen`: number of tokens in earlier events of this stream. Throws UserError or Json::exception if the
+  // event is not of this API.
   virtual ServerEvent event(const Json& event, size_t seen, int64_t top_logprobs) const = 0;
-  // In order; the first ones end what the server is generating, so that all tokens before are of the old
-  // weights and all after of the new ones.
+  // Returns the calls in order. The first ones interrupt generation, so that all earlier tokens are of the
+  // old weights and all later ones of the new weights.
   virtual std::vector<ServerCall> update_weights(const std::filesystem::path& directory) const = 0;
-  // How a server must be started, for messages.
+  // The command that starts a suitable server, for messages.
   virtual std::string how_to_start() const = 0;
 };
 
-// Of vllm or sglang.
+// name: vllm or sglang. Throws InternalError for another name.
 const ServerApi& server_api(const std::string& name);
 
 }  // namespace bough

@@ -1,5 +1,4 @@
-// Settings of generation: `gconfig` (what a sample is) and `rollout` (how the engine runs), named as AReaL
-// names them.
+// Settings of generation: `gconfig` (sampling) and `rollout` (the engine). Names follow AReaL.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +13,27 @@
 
 namespace bough {
 
-// How a token is drawn from its logits (sampler.h has the equations).
+// How a token is sampled from its logits (sampler.h has the order of the steps).
 struct DrawParameters {
   double temperature = 1.0;         // 0: the most likely token
-  double top_p = 1.0;               // after top_k: of what that leaves
+  double top_p = 1.0;               // applied to what top_k leaves; 1: off
   int64_t top_k = 0;                // 0: off
   double min_p = 0;                 // below 1; 0: off
-  double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off
-  double presence_penalty = 0;      // of tokens of the response; 0: off
-  double frequency_penalty = 0;     // of tokens of the response, as often as they stand there
-  bool greedy = false;              // the most likely token, log-probability at `temperature`
-  int64_t top_logprobs = 0;         // so many most likely tokens are reported with the one drawn
+  double repetition_penalty = 1.0;  // for tokens of prompt and response; 1: off
+  double presence_penalty = 0;      // for tokens of the response; 0: off
+  double frequency_penalty = 0;     // times the token's count in the response; 0: off
+  bool greedy = false;              // take the most likely token; log-probability at `temperature`
+  int64_t top_logprobs = 0;         // number of most likely tokens reported with the sampled one
 };
 
-// What a sample is: settings (`gconfig`), requests (engine.h) and draws (sampler.h) all have these.
+// Sampling of one prompt, as in settings (`gconfig`) and requests (engine.h).
 struct SamplingParameters : DrawParameters {
   int64_t n_samples = 1;
   int64_t max_new_tokens = 256;
-  int64_t min_new_tokens = 0;           // before it stop tokens are not drawn, stop strings not looked for
-  std::vector<std::string> stop;        // looked for in the response's bytes
-  std::vector<int64_t> stop_token_ids;  // besides the model's own
-  bool ignore_eos = false;  // the model's stop tokens are ordinary tokens; stop_token_ids still stop
+  int64_t min_new_tokens = 0;           // before it stop tokens are excluded, stop strings do not stop
+  std::vector<std::string> stop;        // searched in the response's bytes
+  std::vector<int64_t> stop_token_ids;  // in addition to the model's
+  bool ignore_eos = false;  // the model's stop tokens do not stop a sample; stop_token_ids still do
 
   template <class V>
   void visit(V& v) {
@@ -74,7 +73,7 @@ struct SamplingParameters : DrawParameters {
   }
 };
 
-// How much contexts of at least `from` tokens attend to: a text, 512, 16x32 or 8192:1024, or a group.
+// The attention budget of contexts of at least `from` tokens. As text: 512, 16x32 or 8192:1024.
 struct SparseBudget {
   int64_t from = 0;
   std::string budget = "none";
@@ -87,11 +86,11 @@ struct SparseBudget {
     v("from", from, "tokens of a context from which on the budget holds", range(0, int64_t{1} << 40));
     v("budget", budget, "tokens, or pages of 16 tokens (16x32)");
   }
-  static SparseBudget from_text(const std::string& text);  // UserError: no number before the colon
+  static SparseBudget from_text(const std::string& text);  // throws UserError: no number before the colon
   std::optional<std::string> to_text() const { return from == 0 ? budget : str(from, ":", budget); }
 };
 
-// Block top-k attention of the tokens that the policy draws (kernels/page_choice/page_choice.h).
+// Block top-k attention of the tokens that the policy samples (kernels/page_choice/page_choice.h).
 struct SparseSettings {
   std::vector<SparseBudget> budget = {"none"};
   std::string summary = "mean";
@@ -112,16 +111,17 @@ struct SparseSettings {
       "keep which pages were chosen with each sample, so that training attends to those instead of choosing "
       "again: 2 bytes a page, layer and key/value head of a drawn token, in kv_memory and with the sample");
   }
-  // Pages of 16 tokens that a drawn token attends to, in each layer and key/value head, by the tokens of its
-  // context from which on, the first of them 0; empty: all. UserError: no number of tokens or pages, fewer
-  // pages than are always kept, or a list that does not begin at 0 and grow.
+  // Returns the pages of 16 tokens that a sampled token attends to in each layer and key/value head. Keys:
+  // the context length in tokens from which the number holds; the first is 0. Empty: dense attention. Throws
+  // UserError if an entry is no number or below the pages that are always kept. Throws UserError if the list
+  // does not begin at 0 and grow.
   std::map<int64_t, int64_t> budget_pages() const;
   std::string budget_text() const;
   bool is_sparse() const { return !budget_pages().empty(); }
   void check() const;
 };
 
-// Inference servers that generate in the embedded engine's place (server_engine.h).
+// Inference servers that generate instead of the embedded engine (server_engine.h).
 struct ServerSettings {
   std::vector<std::string> addresses;
   std::string api_key_file;
@@ -223,7 +223,8 @@ struct RolloutSettings {
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));
   }
-  // embedded:dN, as AReaL would name them, stands for N ranks.
+  // AReaL's embedded:dN means N ranks. Throws UserError if N is no number from 1 to 9999 or contradicts
+  // `ranks`.
   void complete() {
     constexpr std::string_view kEmbedded = "embedded:d";
     if (!backend.starts_with(kEmbedded)) return;
@@ -240,7 +241,7 @@ struct RolloutSettings {
   }
   std::string backend_name() const { return backend.substr(0, backend.find(':')); }
   bool has_servers() const { return backend_name() != "embedded"; }
-  // Those who train embed no engine.
+  // Whether the ranks that train have no embedded engine.
   bool generates_elsewhere() const { return has_servers() || ranks > 0; }
   void check() const {
     const std::string name = backend_name();

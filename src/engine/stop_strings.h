@@ -15,7 +15,7 @@ class StopMatcher {
     for (const std::string& stop : *stops) longest_ = std::max(longest_, stop.size());
   }
 
-  // Appends a token's bytes. True if they complete a stop string.
+  // Appends a token's bytes. Returns true if they complete a stop string.
   bool push(std::string_view bytes) {
     const size_t old_size = tail_.size();
     tail_ += bytes;
@@ -32,7 +32,7 @@ class StopMatcher {
  private:
   const std::vector<std::string>* stops_;
   size_t longest_ = 0;
-  std::string tail_;  // the last bytes, one fewer than the longest stop string has
+  std::string tail_;  // the last bytes, one fewer than the longest stop string
 };
 
 }  // namespace bough

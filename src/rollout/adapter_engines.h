@@ -1,7 +1,7 @@
-// Several low-rank adapters over one base, by name: a request says whose policy it asks (GenerationRequest::
-// adapter). The base's weights are there once; each adapter is an embedded engine of its own over a model
-// that shares them, with an equal part of the memory for keys and values, for what one policy has computed is
-// of no use to another. A step is a pass of each that has something to do.
+// Several low-rank adapters (LoRA) on one base model. GenerationRequest::adapter names the policy. The base
+// weights are in memory once. Each adapter has its own embedded engine, over a model that shares the base
+// weights. Each engine gets an equal part of the memory for keys and values, because one policy cannot use
+// what another has computed. A step runs one pass of each engine that has work.
 #pragma once
 
 #include <filesystem>
@@ -16,13 +16,13 @@ namespace bough {
 
 class AdapterEngines final : public Engine {
  public:
-  // `base` must outlive this object. `adapters`: directories in PEFT's format, by name. `options`: of one
-  // engine that had all memory. UserError: a name that is empty, a directory that holds no adapter of the
+  // `base` must outlive this object. `adapters`: directories in PEFT's format, by name. `options`: as for one
+  // engine with all the memory. Throws UserError if a name is empty or a directory holds no adapter of the
   // base.
   AdapterEngines(const Model& base, const std::map<std::string, std::filesystem::path>& adapters,
                  EmbeddedEngineOptions options);
 
-  // UserError as the embedded engine's; an adapter that is not there.
+  // Throws UserError as EmbeddedEngine does, and if there is no such adapter.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override;
@@ -32,7 +32,7 @@ class AdapterEngines final : public Engine {
   bool paused() const override { return members_.front().engine->paused(); }
   void park() override;
   void unpark() override;
-  // Weights come from directories alone: nobody trains these.
+  // Throws InternalError: weights come only from directories, and nobody trains them.
   void update_weights(const WeightUpdate& update) override;
   std::vector<RunningRequest> running() const override;
   int32_t version() const override { return members_.front().engine->version(); }
@@ -40,11 +40,11 @@ class AdapterEngines final : public Engine {
 
  private:
   struct Member {
-    std::string name;  // the base's is empty
+    std::string name;  // empty: the base model
     std::unique_ptr<Model> model;
     std::unique_ptr<EmbeddedEngine> engine;
   };
-  std::vector<Member> members_;  // the base first
+  std::vector<Member> members_;  // the base model first
 };
 
 }  // namespace bough

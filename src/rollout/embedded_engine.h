@@ -1,22 +1,22 @@
-// The engine in the trainer's own process, over the trainer's own weights: publication is a new version
+// The engine in the trainer's process, over the trainer's weights. A weight update is only a new version
 // number.
 //
-// One step(): plan a pass (scheduler.h), run the model over it with attention to the pages
-// (forward_pass.h), take the logits of the tokens that end a prompt or a sample, draw (sampler.h), append.
-// Finished samples leave and waiting ones join at every step.
+// One step(): plan a pass (scheduler.h), run the model over it with attention to the pages (forward_pass.h),
+// compute the logits at the ends of prompts and samples, sample (sampler.h), append. Finished samples leave
+// and waiting ones join at every step.
 //
 // Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and reused from step to step;
-// logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs; call
+// logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs. Call
 // update_weights() after every change of the weights.
 //
-// With RolloutSettings::sparse the tokens that the policy draws attend to the pages that matter most to them;
-// prompts, and the token that draws the first one of a response, attend to everything. What is computed again
-// after it was set back is computed as it was before. CPU only.
+// With RolloutSettings::sparse, sampled tokens attend only to the pages that matter most to them. Prompt
+// tokens attend to everything, also the last one, whose logits give the first response token. A preempted
+// sample is recomputed with the same kind of attention for each token.
 //
-// With RolloutSettings::quantization int8 the passes run a quantized copy of the model (quantized_model.h),
-// which update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of
-// the copy, the policy that draws; a trainer that recomputes them with the model sees the difference as
-// mismatch.
+// With RolloutSettings::quantization int8, the passes run a quantized copy of the model (quantized_model.h),
+// unless the model is quantized already. update_weights() makes the copy anew. Log-probabilities are those of
+// the copy, which is the behavior policy. If a trainer recomputes them with the model, the difference shows
+// as mismatch.
 #pragma once
 
 #include <filesystem>
@@ -37,36 +37,37 @@
 
 namespace bough {
 
-// What one pass of the model had to compute and read.
+// The work of one pass of the model.
 struct PassWork {
   int64_t tokens = 0;           // through the layers
-  int64_t decoding = 0;         // of them, the newest of a sample
-  int64_t logits_rows = 0;      // through the head
+  int64_t decoding = 0;         // part of `tokens`: the newest token of a sample
+  int64_t logits_rows = 0;      // through the lm_head
   int64_t attention_pairs = 0;  // (query token, visible key), of one head and layer
-  int64_t kv_tokens = 0;        // keys and values read, those that several sequences share once
+  int64_t kv_tokens = 0;        // keys and values read; a page that sequences share counts once
 };
 
-// Of a GPU's free memory, what keys and values take where nothing bounds them: beside a trainer, whose passes
-// need the rest, and by themselves.
+// Default share of a GPU's free memory for keys and values: beside a trainer, whose passes need the rest, and
+// alone.
 inline constexpr double kDeviceShareBesideTraining = 0.45, kDeviceShareAlone = 0.85;
 
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
-  // Gives the bytes that a token stands for (Tokenizer::id_to_bytes); needed by requests with stop strings.
+  // Returns the bytes of a token (Tokenizer::id_to_bytes). Needed by requests with stop strings.
   std::function<std::string(int32_t)> token_bytes;
-  int32_t version = 0;  // of the weights as they are now
+  int32_t version = 0;  // of the current weights
   AttentionPath attention = AttentionPath::kFastest;
-  std::function<void(const PassWork&)> on_pass;  // after each, if set
-  double device_share = kDeviceShareAlone;       // of a GPU's free memory, where kv_memory is auto
+  std::function<void(const PassWork&)> on_pass;  // called after each pass, if set
+  double device_share = kDeviceShareAlone;       // of a GPU's free memory, if kv_memory is auto
 };
 
-// What an engine on the device chooses pages by. UserError: a budget on another device than the CPU.
+// Returns the policy by which an engine on the device chooses pages. Throws UserError if `summary` is exact
+// and the device is not the CPU.
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 
-// Loads a model to generate with from a Hugging Face directory, batch-invariant or not as
-// RolloutSettings::batch_invariant says; where that says nothing, in fp32 on a CPU that can: it costs some 5%
-// there. UserError where it is asked for and cannot be had.
+// Loads a model for generation from a Hugging Face directory. RolloutSettings::batch_invariant says whether
+// it is batch-invariant. If that is null, it is in fp32 on a CPU that supports it, at a cost of some 5%.
+// Throws UserError if batch invariance is asked for and not possible.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device, const ModelRanks& ranks = {});
@@ -74,18 +75,18 @@ std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory
 // The limits that requests to an engine with this model are checked against.
 ModelLimits model_limits(const ModelConfig& config);
 
-// Quantizes a model that is there for generation alone where RolloutSettings::quantization says so, and
-// releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers'
-// matrices.
+// Quantizes a model that is only used for generation, if RolloutSettings::quantization says so. Frees the
+// original matrices, so an engine over the model needs no copy. Returns the bytes of the layers' matrices.
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model);
 
 class EmbeddedEngine : public Engine {
  public:
-  // UserError if the memory setting does not hold a single page, or a stop token is outside the vocabulary.
+  // Throws UserError if kv_memory is below one page or a stop token is outside the vocabulary. Throws
+  // UserError if the model or device does not support the sparse settings.
   EmbeddedEngine(const Model& model, EmbeddedEngineOptions options);
 
-  // UserError as Engine says, and also for a request of which one sample alone could outgrow the memory
-  // setting, for an id in flight, and for stop strings without token_bytes.
+  // Throws UserError as Engine says. Also if one sample alone could exceed kv_memory, if the id is in flight,
+  // or if there are stop strings but no token_bytes.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }
@@ -96,13 +97,13 @@ class EmbeddedEngine : public Engine {
   bool paused() const override { return paused_; }
   void park() override;
   void unpark() override;
-  // Takes note that the weights, which are the model's own, have changed: `update` names that model.
+  // Notes that the weights of the shared model have changed. `update` must name that model.
   void update_weights(const WeightUpdate& update) override;
   bool ready_for_weights() const override { return !scheduler_.owes_work(); }
   std::vector<RunningRequest> running() const override { return scheduler_.running_requests(); }
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
-  // What the passes run: the model, or its quantized copy.
+  // The model that the passes run: the given one or its quantized copy.
   const Model& generating_model() const { return quantized_ ? quantized_->model() : model_; }
 
   void check_integrity() const { scheduler_.check_integrity(); }
@@ -126,13 +127,13 @@ class EmbeddedEngine : public Engine {
   Scheduler scheduler_;
   KvStorage storage_;
   ForwardPass forward_pass_;
-  std::vector<GenerationResult> finished_;  // to be returned by the next step
+  std::vector<GenerationResult> finished_;  // returned by the next step
   std::vector<GenerationResult> parked_finished_;
   EngineStatistics statistics_;
 };
 
-// Of an engine over a model of `directory`: with that model's stop tokens. Without a tokenizer stop strings
-// are refused.
+// Returns options for an engine over the model of `directory`, with its stop tokens. Without a tokenizer,
+// requests with stop strings are refused. Throws UserError if the settings name servers.
 EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory,
                                           const std::optional<Tokenizer>& tokenizer,
                                           const RolloutSettings& settings, double device_share);
@@ -141,7 +142,7 @@ std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::files
                                             const RolloutSettings& settings, double device_share,
                                             std::function<void(const PassWork&)> on_pass = {});
 
-// A model that is there for generation alone, and the engine over it.
+// A model that is only used for generation, and its engine.
 struct LoadedEngine {
   std::unique_ptr<Model> model;
   MatrixBytes matrices;  // of the layers

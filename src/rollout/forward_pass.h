@@ -1,9 +1,9 @@
-// The model over the tokens of one pass, with attention to the pages.
+// Runs the model over the tokens of one pass. Attention reads the KV pages.
 //
-// On CUDA a pass of decode alone (one token of each sequence) has the same kernels again and again: it is
-// rounded up to one of a few sizes, with tokens that nobody reads, and captured as a graph when that size
-// first comes; later passes only bring their tokens and attention's work over and replay it. A pass that does
-// not fit a graph runs as it is. Nothing here waits for the device.
+// On CUDA, a decode-only pass (one token of each sequence) runs as a captured graph. The pass is padded to
+// one of a few sizes with tokens that nobody reads. The first pass of a size is captured. Later passes upload
+// their tokens and their attention work, and replay the graph. A pass that fits no graph runs without one.
+// Only sparse attention waits for the device.
 //
 // Graphs keep the addresses of the weights and of the pages: both must be changed in place.
 #pragma once
@@ -21,16 +21,16 @@
 
 namespace bough {
 
-// The size at which a pass of `num_tokens` decoding tokens is captured: powers of two, from 16 on multiples
+// Returns the padded size of a pass of `num_tokens` decode tokens: a power of two up to 16, then a multiple
 // of 16.
 int64_t rounded_decode_size(int64_t num_tokens);
-// What a captured graph of `num_tokens` decoding tokens has room for.
+// Returns the capacities of a captured graph of `num_tokens` decode tokens.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 
-// What a pass answers when the model asks a token to attend: the pages of its sequence.
+// Attention of a pass: each token attends to the pages of its sequence.
 class PagedContext : public AttentionContext {
  public:
-  // The storage must outlive this object. q · k is multiplied by `scale`.
+  // The storage must outlive this object. `scale` multiplies q · k.
   PagedContext(KvStorage& storage, PagedPlan plan, double scale)
       : storage_(storage), plan_(std::move(plan)), scale_(scale) {}
 
@@ -44,11 +44,12 @@ class PagedContext : public AttentionContext {
   double scale_;
 };
 
-// A pass some of whose tokens attend by choice: each layer but the dense ones has a plan of its own, made
-// when its queries are there.
+// Attention of a pass with sparse attention. Each layer except the dense ones has its own plan, made when its
+// queries are known.
 class SparseContext : public AttentionContext {
  public:
-  // The storage and what the segments point to must outlive this object. is_drawn: of each token.
+  // The storage and the data of the segments must outlive this object. is_drawn: one flag per token, 1 if the
+  // policy sampled it.
   SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn);
 
@@ -61,27 +62,27 @@ class SparseContext : public AttentionContext {
   PagedShape shape_;
   AttentionPath path_;
   double scale_;
-  PagedPlan all_;  // of the layers that attend to all: of uncut segments, whose tokens are stored first
+  PagedPlan all_;  // for layers without a choice of pages; this plan also stores keys and values
   PageChooser chooser_;
-  std::vector<int32_t> complete_;  // pages whose last token is the pass's
+  std::vector<int32_t> complete_;  // pages whose last token is in this pass
   std::vector<TokenSlot> slots_;
 };
 
-// What a pass read of its context, in one layer and key/value head of those that attend by choice.
+// Pages read by sampled tokens, of one sparse layer and key/value head.
 struct PagesRead {
-  int64_t pages = 0, of = 0;  // read by drawn tokens; in their contexts
+  int64_t pages = 0, of = 0;  // attended to; in the tokens' contexts
 };
 
 class ForwardPass {
  public:
-  // Graphs are made of passes of decode of up to max_decode tokens.
+  // Model and storage must outlive this object. Graphs are made for decode passes of up to max_decode tokens.
   ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode);
 
   // Returns the final hidden states [T, D] of the segments' tokens, in order; valid until the next pass.
-  // is_drawn: of each token, where the storage's policy is sparse: those attend by choice.
+  // is_drawn: one flag per token, read only if the storage's policy is sparse: tokens with 1 choose pages.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
                  std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn = {});
-  const PagesRead& pages_read() const { return pages_read_; }  // of all passes
+  const PagesRead& pages_read() const { return pages_read_; }  // sum over all passes
 
  private:
   struct Captured {
@@ -89,7 +90,7 @@ class ForwardPass {
     std::unique_ptr<DeviceGraph> graph;
     at::Tensor hidden_TD;
   };
-  using Key = std::tuple<int64_t, bool, bool>;  // size, large items, merges
+  using Key = std::tuple<int64_t, bool, bool>;  // size, has large items, has merges
 
   at::Tensor run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                         std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn);
@@ -101,8 +102,8 @@ class ForwardPass {
   PagedShape shape_;
   AttentionPath path_;
   int64_t max_decode_;
-  at::Tensor inputs_2T_, parts_;                 // of graphs; tokens and positions
-  std::unique_ptr<DeviceGraphs> device_graphs_;  // before what is recorded by it
+  at::Tensor inputs_2T_, parts_;                 // of graphs: tokens and positions; parts of attention
+  std::unique_ptr<DeviceGraphs> device_graphs_;  // before graphs_, which it records
   std::map<Key, Captured> graphs_;
   PagesRead pages_read_;
 };

@@ -1,15 +1,15 @@
 // Keys and values in pages of kPageTokens tokens, for every layer, in the model's dtype on its device.
 //
-// A layer's pages lie as paged attention takes them (page_sizes() in
-// kernels/paged_attention/paged_attention.h). Slots that no token has been written to hold anything, NaN
-// included: readers mask by length; but on the CPU the first token of a page clears its values.
+// A layer's pages have the layout of paged attention (page_sizes() in
+// kernels/paged_attention/paged_attention.h). Slots without a token hold arbitrary data, NaN included, so
+// readers mask by length. On the CPU, storing the first token of a page sets the page's V vectors to 0.
 //
-// All of the memory is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On
-// the CPU pages that were never written take addresses only.
+// All memory is allocated at once and never moves, because captured CUDA graphs keep its addresses. On the
+// CPU, pages that were never written take only address space.
 //
-// Under sparse attention the pages of each layer but the dense ones have summaries beside them, by which they
-// are chosen (kernels/page_choice/page_choice.h). A page's is written by the pass that stores its last token.
-// Where the policy keeps choices, what a token chose lies beside its keys and values, and goes where they go.
+// Under sparse attention, each layer except the dense ones also has page summaries, by which pages are chosen
+// (kernels/page_choice/page_choice.h). The pass that stores a page's last token writes its summary. If the
+// policy keeps choices, a token's chosen pages are stored beside its keys and values and copied with them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,26 +29,27 @@ namespace bough {
 
 class KvStorage {
  public:
-  // UserError where the system has no room for max_pages.
+  // Throws UserError if the system refuses the memory for max_pages.
   KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages,
             const SparsePolicy& sparse = {});
 
   static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
                                 const SparsePolicy& sparse = {});
 
-  // Bytes of what a token chose: 0 where choices are not kept.
+  // Bytes of the pages that one token chose; 0 if choices are not kept.
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
-  // Keeps what the queries of a pass chose in a layer.
+  // Stores the pages that the queries of a pass chose in a layer.
   void keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen);
-  // What the first tokens of a sequence chose, those of them that were drawn and saw more than their budget.
+  // Returns the pages that the first tokens of a sequence chose. Only sampled tokens with more context than
+  // their budget have chosen.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
                            const std::function<bool(int64_t)>& is_drawn) const;
 
-  // Copies whole pages, (from, to) each, in every layer.
+  // Copies whole pages (from, to) in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
 
   const at::Tensor& pages(int64_t layer) const { return layers_[static_cast<size_t>(layer)]; }
-  // Undefined for a layer that attends to all.
+  // Undefined for a layer without summaries.
   const at::Tensor& summaries(int64_t layer) const { return summaries_[static_cast<size_t>(layer)]; }
   const SparsePolicy& sparse() const { return sparse_; }
   at::Device device() const { return device_; }
@@ -65,7 +66,7 @@ class KvStorage {
   at::Device device_;
   SparsePolicy sparse_;
   std::vector<at::Tensor> layers_, summaries_;
-  at::Tensor choices_;  // int16 [B, 16, layers that choose, G, most of a list] on the CPU, or undefined
+  at::Tensor choices_;  // int16 [B, 16, sparse layers, G, longest list] on the CPU, or undefined
 };
 
 }  // namespace bough

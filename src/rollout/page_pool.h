@@ -1,16 +1,16 @@
-// Which page of the KV cache holds what: reference counts, and an index of prefixes that finds tokens whose
-// keys and values are computed already (between samples of a group, prompts with a common header, turns of an
-// agent, and a sample's own past after it was set back). No tensors here.
+// Manages the pages of the KV cache: reference counts, and a prefix index that finds tokens whose keys and
+// values are computed already. Samples of a group, prompts with a common header, turns of an agent and
+// preempted samples find their pages there. No tensors here.
 //
 // A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be
-// published under the whole prefix that ends in it. Keys of the index are (serial of the page before, the
-// page's tokens, which of them were computed by sparse attention); serials are never used twice, so a page
-// whose predecessor was evicted can no longer be found, rather than be found under another prefix. Pages that
-// nobody holds but that are published stay, and are evicted least recently released first when pages are
-// needed. A holder always holds the whole prefix, and releases its end first.
+// published under the whole prefix that ends in it. Keys of the index are (serial of the previous page, the
+// page's tokens, which of them were computed by sparse attention). Serials are never used twice. So a page
+// whose predecessor was evicted cannot be found any more, and never under another prefix. Published pages
+// that nobody holds stay cached. When pages are needed, cached pages are evicted, the least recently released
+// first. A holder always holds the whole prefix, and releases its end first.
 //
-// Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held;
-// the reference counts equal the number of tables that hold the page; the index and the pages' serials agree.
+// Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held.
+// The reference counts equal the number of tables that hold the page. The index and the pages' serials agree.
 #pragma once
 
 #include <array>
@@ -28,26 +28,26 @@ namespace bough {
 // The pages of one sequence, in order; token t lies in pages[t / kPageTokens].
 struct PageTable {
   std::vector<int32_t> pages;
-  int64_t num_published = 0;  // leading pages known to the index
-  uint64_t serial = 0;        // of the last of them; 0 before the first
+  int64_t num_published = 0;  // leading pages that are in the index
+  uint64_t serial = 0;        // of the last of them; 0 if there is none
 };
 
-// Tokens whose pages are looked for or published.
+// Tokens whose pages are looked up or published.
 struct TokenPath {
   TokenPath(std::span<const int32_t> all) : tokens(all) {}
   TokenPath(const std::vector<int32_t>& all) : tokens(all) {}
   TokenPath(std::span<const int32_t> all, std::span<const uint8_t> is_sparse, int64_t sparse_after)
       : tokens(all), sparse(is_sparse), sparse_from(sparse_after) {}
 
-  // Whether token i is computed by sparse attention, so that its keys and values are others.
+  // Whether token i is computed by sparse attention, which changes its keys and values.
   bool is_sparse(int64_t i) const {
     return i >= sparse_from ||
            (i < static_cast<int64_t>(sparse.size()) && sparse[static_cast<size_t>(i)] != 0);
   }
 
   std::span<const int32_t> tokens;
-  std::span<const uint8_t> sparse = {};  // of the first tokens; others are not, below sparse_from
-  int64_t sparse_from = INT64_MAX;
+  std::span<const uint8_t> sparse = {};  // 1: sparse; of the first tokens, later ones are 0
+  int64_t sparse_from = INT64_MAX;       // all tokens from here on are sparse
 };
 
 class PagePool {
@@ -55,8 +55,8 @@ class PagePool {
   // Pages are numbered 0 ... max_pages - 1 and handed out lowest first, so that storage can grow with use.
   explicit PagePool(int64_t max_pages);
 
-  // Appends a page, held once, to `table`. False if every page is held. Recycles a cached page when a quarter
-  // of the pages in use are cached, else takes a new one while there is one.
+  // Appends a page, held once, to `table`. Returns false if every page is held. Evicts a cached page if more
+  // than a quarter of the pages in use are cached, else takes a new page if there is one.
   bool append_page(PageTable& table);
   // Makes `table` (empty) hold the longest published prefix of `path`, at most `max_tokens` tokens.
   // Returns the number of tokens covered.
@@ -67,9 +67,9 @@ class PagePool {
   void share(const PageTable& from, PageTable& to);
   // Publishes the full pages among the first `num_tokens` tokens, whose keys and values are computed.
   void publish(const TokenPath& path, int64_t num_tokens, PageTable& table);
-  // Gives all of the table's pages back and empties it.
+  // Releases all pages of the table and empties it.
   void release(PageTable& table);
-  // Forgets all published pages, because the weights have changed. Tables must have been released.
+  // Evicts all published pages, because the weights have changed. Throws InternalError if a page is held.
   void forget_prefixes();
 
   int64_t max_pages() const { return max_pages_; }
@@ -84,7 +84,7 @@ class PagePool {
   struct Key {
     uint64_t previous_serial = 0;
     std::array<int32_t, kPageTokens> tokens = {};
-    uint32_t sparse = 0;  // a bit a token
+    uint32_t sparse = 0;  // one bit per token
     bool operator==(const Key&) const = default;
   };
   struct KeyHash {

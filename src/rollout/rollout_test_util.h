@@ -1,5 +1,5 @@
-// What this room's tests share: the devices they run on, small models, and log-probabilities by a full
-// forward of each sequence.
+// Helpers of this module's tests: small models, requests, and log-probabilities by a full forward pass of
+// each sequence.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,8 +21,8 @@
 
 namespace bough {
 
-// These models are so small that threads only cost time (much of it where the machine is busy); some tests
-// ask for two. The thread sanitizer sees nothing on one.
+// The models are so small that threads only cost time, above all on a busy machine. Some tests ask for two
+// threads. The thread sanitizer needs two threads to find anything.
 #ifdef __SANITIZE_THREAD__
 constexpr int kThreads = 2;
 #else
@@ -34,7 +34,7 @@ class FewThreads : public ::testing::Environment {
 };
 inline ::testing::Environment* const kFewThreads = ::testing::AddGlobalTestEnvironment(new FewThreads);
 
-// Returns the message of the E that f throws; "" with a failure if it throws nothing.
+// Returns the message of the E that f throws. If f throws nothing, the test fails and "" is returned.
 template <class E, class F>
 std::string message_of(F&& f) {
   try {
@@ -60,8 +60,8 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
   return config;
 }
 
-// Makes a model of random weights, its matrices ten times larger than a fresh model's, for distributions that
-// are far from uniform.
+// Makes a model with random weights. Its matrices are ten times larger than at initialisation, so that
+// distributions are far from uniform.
 inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
                                           const ModelConfig& config = small_config(),
                                           at::Device device = at::kCPU) {
@@ -74,8 +74,7 @@ inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
   return model;
 }
 
-// Attention of one sequence in which every token sees itself and those before it: softmax over all keys, with
-// a mask.
+// Causal attention of one sequence: softmax over all keys, with a mask.
 class FullAttention : public AttentionContext {
  public:
   at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -101,8 +100,8 @@ inline at::Tensor full_logits(const Model& model, const std::vector<int32_t>& to
   return model.logits(hidden_TD).to(at::kDouble).cpu();
 }
 
-// Largest difference between what the engine says of a sample and a full forward, over all tokens and both
-// kinds of log-probability. Infinite if a list has the wrong length.
+// Returns the largest difference between the engine's log-probabilities and a full forward pass, over all
+// tokens, at the temperature and raw. Infinity if a list has the wrong length.
 inline double largest_log_prob_error(const Model& model, const GenerationResult& result, double temperature) {
   double worst = 0;
   for (const GeneratedSample& sample : result.samples) {
@@ -153,7 +152,7 @@ inline GenerationRequest request_of(uint64_t id, std::vector<int32_t> prompt, in
   return request;
 }
 
-// Prompts of several lengths, two of them with a common header, groups of several sizes.
+// Prompts of several lengths, two of them with a common header, and groups of several sizes.
 inline std::vector<GenerationRequest> mixed_requests(double temperature = 1.0) {
   std::vector<GenerationRequest> requests;
   const auto header = random_tokens(1, 40, 97);

@@ -1,17 +1,17 @@
-// Who computes what in the next pass: requests, their samples, and the pages they hold. No model here.
+// Decides what the next pass computes: requests, their samples, and the pages they hold. No model here.
 //
-// A request's prompt is computed once (a prefill in chunks, beginning after what the index of prefixes
-// knows); then its samples fork from it: they share its full pages and copy the last one if it is not full. A
-// running sample holds one of `max_running` slots. Its next pass computes the tokens it has drawn and not
-// computed yet: one in decode, more after it was set back (memory ran out, or the weights changed), when it
-// waits for its prompt first.
+// A request's prompt is computed once, in chunks, after the prefix that the prefix index knows. Then its
+// samples fork from it: they share its full pages and copy the last one if it is not full. A running sample
+// holds one of `max_running` slots. A pass computes the sample's tokens that have no keys and values yet: one
+// token in decode, more after a preemption (memory ran out, or the weights changed). A preempted sample first
+// waits until its prompt is ready again.
 //
-//   request: waiting -> prefilling -> ready (back to waiting when its pages are taken or the weights change)
-//   sample:  fresh -> running <-> set back -> done
+//   request: waiting -> prefilling -> ready (back to waiting if its pages are taken or the weights change)
+//   sample:  not started (kFresh) -> running <-> preempted (kSetBack) -> done
 //
-// A prompt waits while another one with a longer common prefix is being computed: it then finds the prefix.
-// When pages run out: first prompts give theirs back that are not finished or whose samples do not run, then
-// the samples that started last. check_request's caller makes sure that one sample alone always fits.
+// A prompt waits while another one with a longer common prefix is being computed, and then finds that prefix.
+// If pages run out, prompts that are not finished or have no running samples give theirs back first. Then the
+// samples that started last are preempted. The caller must check that one sample alone fits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,7 +40,7 @@ struct ActiveSample {
   std::vector<int32_t> tokens;  // prompt and response, once started
   PageTable table;
   int64_t num_computed = 0;  // leading tokens whose keys and values are stored
-  bool owes_token = false;   // set back by new weights, and none was drawn since
+  bool owes_token = false;   // preempted by new weights, and no token sampled since
   GeneratedSample result;
   std::unique_ptr<StopMatcher> stop_matcher;  // if the request has stop strings
 };
@@ -51,10 +51,10 @@ struct ActiveRequest {
   std::vector<int32_t> stop_tokens;  // sorted: the model's own and the request's
   PromptState prompt_state = PromptState::kWaiting;
   PageTable prompt_table;
-  int64_t num_computed = 0;          // of the prompt
-  bool owes_prompt = false;          // it was being computed when new weights came, and is not complete since
-  at::Tensor logits_1V;              // after the prompt, while samples are fresh
-  std::deque<ActiveSample> samples;  // addresses stay
+  int64_t num_computed = 0;          // prompt tokens whose keys and values are stored
+  bool owes_prompt = false;          // new weights interrupted its computation, and it is not complete since
+  at::Tensor logits_1V;              // of the prompt's end, while samples have not started
+  std::deque<ActiveSample> samples;  // a deque keeps their addresses
   int64_t num_fresh = 0, num_running = 0, num_done = 0;
 
   int64_t prompt_length() const { return static_cast<int64_t>(request.prompt_ids.size()); }
@@ -63,14 +63,14 @@ struct ActiveRequest {
 
 // The tokens begin ... begin + count - 1 of a sample, or of a request's prompt, in a pass.
 struct PassEntry {
-  ActiveSample* sample = nullptr;  // null: the prompt
+  ActiveSample* sample = nullptr;  // nullptr: the prompt
   ActiveRequest* request = nullptr;
   int64_t begin = 0, count = 0;
 
   const PageTable& table() const { return sample ? sample->table : request->prompt_table; }
   const std::vector<int32_t>& tokens() const { return sample ? sample->tokens : request->request.prompt_ids; }
   bool reaches_end() const { return begin + count == static_cast<int64_t>(tokens().size()); }
-  // Whether the policy drew token i.
+  // Whether the policy sampled token i.
   bool is_drawn(int64_t i) const {
     return (sample && i >= request->prompt_length()) ||
            TokenPath({}, request->request.drawn, INT64_MAX).is_sparse(i);
@@ -79,44 +79,43 @@ struct PassEntry {
 
 struct Pass {
   std::vector<PassEntry> entries;
-  std::vector<std::pair<int32_t, int32_t>> page_copies;  // to be made before the pass
+  std::vector<std::pair<int32_t, int32_t>> page_copies;  // (from, to), to be made before the pass
 };
 
 class Scheduler {
  public:
-  // is_sparse: drawn tokens attend by choice, so that what was computed of them is found by drawn tokens
-  // alone.
+  // is_sparse: sampled tokens use sparse attention. Their keys and values are reused only for sampled tokens.
   Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse = false);
 
-  // Queues a request that has been checked. Samples that were begun elsewhere are set back ones. UserError if
-  // its id is in flight.
+  // Queues a checked request. Its partial rollouts become preempted samples. Throws UserError if its id is in
+  // flight.
   void add(GenerationRequest request, std::vector<int32_t> stop_tokens);
   bool contains(uint64_t id) const { return requests_.count(id) > 0; }
 
-  // Returns the next pass; empty if nothing can be computed (nothing in flight, or only fresh samples of
-  // ready prompts).
+  // Returns the next pass. Empty if nothing is in flight, or only samples of ready prompts that have not
+  // started.
   Pass plan();
-  // Takes note that the pass was computed: its pages are published, finished prompts become ready.
+  // Records that the pass was computed: publishes its pages, and finished prompts become ready.
   void commit(const Pass& pass);
-  // Starts fresh samples of ready prompts; they draw from the prompt's logits. Appends the page copies that
-  // are to be made before the next pass.
+  // Starts samples of ready prompts. Their first token is sampled from the prompt's logits. Appends the page
+  // copies that must be made before the next pass.
   std::vector<ActiveSample*> start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies);
   // Frees the pages and the slot of a sample that has ended.
   void finish(ActiveSample& sample, FinishReason reason);
-  // Takes the request out once all its samples are done.
+  // Removes a request whose samples are all done, and returns its result.
   GenerationResult take(ActiveRequest& request);
-  // Ends a request's samples. False if there is no such request.
+  // Ends a request's unfinished samples. Returns false if there is no such request.
   bool cancel(uint64_t id);
-  // Sets every sample back after the weights changed: nothing computed is valid any more.
+  // Preempts every sample because the weights changed: no computed keys and values are valid any more.
   void set_all_back();
-  // Takes pages and slots from everything in flight, which waits aside until unpark(); that wants the
-  // scheduler idle. What was computed may still be found in the index of prefixes.
+  // Sets everything in flight aside without pages and slots, until unpark(), which needs an idle scheduler.
+  // The prefix index still knows the computed pages.
   void park();
   void unpark();
 
   bool idle() const { return requests_.empty(); }
-  // Whether something that the last update of the weights interrupted is still being computed again: a sample
-  // that has not drawn since, a prompt that is not complete. What lost its pages once more is not waited for.
+  // Whether a sample that the last weight update interrupted has no new token yet, or a prompt is not
+  // complete again. Samples and prompts that were preempted once more do not count.
   bool owes_work() const;
   std::vector<RunningRequest> running_requests() const;
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
@@ -149,9 +148,9 @@ class Scheduler {
   bool is_sparse_;
   PagePool pool_;
   std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;
-  std::deque<ActiveRequest*> waiting_;     // with fresh samples, prompt not admitted; in order of submission
+  std::deque<ActiveRequest*> waiting_;     // samples not started, prompt not admitted; in order of submission
   std::deque<ActiveRequest*> prefilling_;  // in order of admission
-  std::deque<ActiveRequest*> starting_;    // prompt ready, samples fresh
+  std::deque<ActiveRequest*> starting_;    // prompt ready, samples not started
   std::deque<ActiveSample*> running_;      // in order of start
   std::deque<ActiveSample*> set_back_;
   struct Parked {

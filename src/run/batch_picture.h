@@ -1,4 +1,5 @@
-// A batch's prefix tree as the picture of report/tree_picture.h, and as a page with nothing else on it.
+// Draws a batch's prefix tree: as a TreePicture (report/tree_picture.h), and as a page with only that
+// picture.
 #pragma once
 
 #include <span>
@@ -10,12 +11,12 @@
 
 namespace bough {
 
-// Each node is a run of tokens that the same sequences share; `tree` is of the rollouts' input_ids, in their
-// order. A token counts as trained where any sequence trains it.
+// Each node is a run of tokens that the same sequences share. `tree` must be made of the rollouts' input_ids,
+// in their order. A token counts as trained if any sequence trains it.
 TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts,
                          const std::string& title);
 
-// The picture as a page, with the note as a sentence below it.
+// Returns the picture as an HTML page, with the note below it.
 std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title,
                       const std::string& note);
 

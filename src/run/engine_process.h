@@ -3,13 +3,16 @@
 //   rank 0 ═ commands, results ═▶ the rank: EngineProcess ── a socket ──▶ run_engine_process()
 //   rank 0 ═ buckets of weights ▶ the rank: ReceivedWeights ── memory ──▶ MappedWeights
 //
-// The rank computes nothing, and holds no model and no device. So what ends an engine ends a process that
-// another one replaces, and no rank: the kernel, where memory runs out; a fault of the device, after which a
-// process can do nothing with it; what the engine throws. The new one gets the weights that the old one had,
-// and all that it was asked for and had not answered: draws are a function of the request, so that what is
-// lost is time. One that does not answer for kAnswerSeconds is ended, and replaced, too.
+// The rank computes nothing, and holds no model and no device. So a failure of the engine ends only a
+// process, which another one replaces, and not the rank. Such failures are:
+// - the kernel ends the process because memory ran out
+// - a fault of the device, after which a process can no longer use it
+// - an exception of the engine
+// - no answer for kAnswerSeconds
+// The new process gets the weights that the old one had, and all requests without an answer. Samples are a
+// function of the request, so only time is lost.
 //
-// Beyond kMostRestarts without a finished request in between, and for wrong input, the rank ends.
+// The rank ends after kMostRestarts restarts without a finished request in between, and on wrong input.
 #pragma once
 
 #include <functional>
@@ -28,21 +31,23 @@
 namespace bough {
 
 inline constexpr int64_t kMostRestarts = 3;
-// Half of what rank 0 waits for a round, of which a new process may take a part to load its model.
+// Half of the time that rank 0 waits for a round. A new process needs part of the rest to load its model.
 inline constexpr double kAnswerSeconds = 300;
 
 class EngineProcess {
  public:
-  // command: what starts a process that calls run_engine_process(); command[0] is a path. job: what it makes
-  // its engine of. ranks: whom the engine works for; publication: those who get weights. Both must outlive
-  // it. Construct it, and answer, on one thread. UserError, and IoError where no process comes to life.
+  // command: starts a process that calls run_engine_process(); command[0] is a path. job: describes the
+  // engine that the process makes. ranks: rank 0 and the ranks that generate for it. publication: the ranks
+  // that get weights. Both must outlive it. The constructor and answer() must be called on one thread. Throws
+  // UserError if the input is wrong, IoError if no process starts.
   EngineProcess(std::vector<std::string> command, Json job, Communicator& ranks,
                 PublicationRanks& publication, double answer_seconds = kAnswerSeconds);
 
-  // On a thread of its own, beside answer(), until rank 0 ends.
+  // Runs on its own thread, in parallel with answer(), until rank 0 ends.
   void receive_weights() { weights_->receive(); }
 
-  // Of a message of rank 0's (engine_messages.h). The reply says `restarts` until now, and `why` of the last.
+  // Answers a message of rank 0 (engine_messages.h). The reply has the number of `restarts` so far, and `why`
+  // the last process ended.
   Json answer(const Json& message);
 
  private:
@@ -64,19 +69,20 @@ class EngineProcess {
   PublicationRanks& publication_;
   const double answer_seconds_;
   std::unique_ptr<ReceivedWeights> weights_;
-  std::unique_ptr<WorkerProcess> process_;  // null: it has ended
-  std::string heard_;                       // of its next message
+  std::unique_ptr<WorkerProcess> process_;  // nullptr: it has ended
+  std::string heard_;                       // the received part of its next message
 
-  std::vector<Asked> asked_, parked_;  // in flight, in the order in which they came
+  std::vector<Asked> asked_, parked_;  // in flight, in order of arrival
   bool is_paused_ = false, is_parked_ = false;
-  EngineStatistics last_, lost_;  // of the process that is, and of those before it
+  EngineStatistics last_, lost_;  // of the current process; of all earlier ones
   int64_t num_restarts_ = 0, in_a_row_ = 0;
   std::string why_;
 };
 
-// The process's: serves what it is told to by who started it, until that closes the socket, which stdin is.
-// with_engine makes the engine of a job and calls serve with it, the model that it generates with, and what
-// MappedWeights wants to know. Where memory runs out the kernel ends this process before others.
+// The engine's side: executes the commands of the process that started this one, until that process closes
+// the socket, which is stdin. with_engine makes the engine of a job. Then it calls `serve` with the engine,
+// its model, and the other arguments of MappedWeights. If memory runs out, the kernel ends this process
+// before others.
 using ServeEngine = std::function<void(Engine& engine, Model& model, bool in_place, Changing changing)>;
 void run_engine_process(const std::function<void(const Json& job, const ServeEngine& serve)>& with_engine);
 

@@ -1,23 +1,24 @@
-// Generation by several ranks of a run: rank 0 hands requests out to the engines that ranks embed. Either
-// every rank trains and has one, over its own weights, so that none are sent for it; or some ranks have
-// nothing but one (rollout.ranks), rank 0 has none, and weights are published to them
-// (rollout/published_weights.h).
+// Generation by several ranks of a run: rank 0 distributes requests over the engines of the ranks. There are
+// two modes:
+// - Every rank trains and has an engine over its own weights, so no weights are sent to engines.
+// - Some ranks only generate (rollout.ranks). Rank 0 has no engine, and weights are published to the engine
+//   ranks (rollout/published_weights.h).
 //
 //   rank 0: Generator ─▶ RanksEngine ─┬─▶ its own engine, if it has one
 //                                     └─▶ commands, results (a communicator of their own) ─▶ serve_engine()
 //
-// In rounds: rank 0 sends what was asked since the last round; every rank does it and then makes kPasses
-// passes, or fewer where it has nothing left; finished requests come back in rank order. Requests of one
-// prompt, and the turns of one conversation, are one rank's, so that each finds its prefix; a new prompt goes
-// to the rank with the fewest samples. Where only rank 0 has work there is no round. So who computes what is
-// a function of the requests alone, not of time.
+// Work is done in rounds. Rank 0 sends the commands since the last round. Every rank executes them and then
+// makes kPasses passes, or fewer if it has nothing left. Finished requests come back in rank order. If only
+// rank 0 has work, there is no round. Requests with one prompt go to one rank, and so do the turns of one
+// conversation, so that each finds its prefix. A new prompt goes to the rank with the fewest samples. So the
+// distribution is a function of the requests alone, not of time.
 //
-// Weights: a rank's engine takes its own trainer's once they are of the version that rank 0 has taken, or
-// newer: a trainer may be ahead, and tokens say which version drew them. Engine ranks take published ones,
-// which have arrived, in a round without a pass.
+// Weights: a training rank's engine takes the weights of its own trainer once they have the version that rank
+// 0 has taken, or a newer one. A trainer may be ahead, and tokens carry the version that sampled them. Engine
+// ranks take publications, which have arrived by then, in a round without a pass.
 //
-// A rank that only generates has its engine in a process of its own (engine_process.h): one that dies or
-// throws costs the time of its requests.
+// A rank that only generates has its engine in a process of its own (engine_process.h). If that process dies
+// or throws, only the time of its requests is lost.
 #pragma once
 
 #include <atomic>
@@ -37,8 +38,8 @@ namespace bough {
 
 class RanksEngine final : public Engine {
  public:
-  // Rank 0's: its own engine, null where it has none, of a model of this shape, and the group, which is this
-  // engine's alone. All must outlive it.
+  // Rank 0's side. own: its engine, or nullptr. config: of the model that generates. ranks: a communicator
+  // that only this engine uses. All must outlive it.
   RanksEngine(Engine* own, const ModelConfig& config, Communicator& ranks);
 
   void submit(GenerationRequest request) override;
@@ -54,12 +55,12 @@ class RanksEngine final : public Engine {
   bool ready_for_weights() const override;
   int32_t version() const override { return own_.version(); }
   std::vector<RunningRequest> running() const override;
-  EngineStatistics statistics() const override;  // of all; seconds: of step() here
+  EngineStatistics statistics() const override;  // sum over all ranks; seconds: in step() here
 
   void end();  // the other ranks' serve_engine() returns
 
-  // From any thread. The longest time, since the last call, that engine ranks made no pass because they took
-  // weights; engines made again so far.
+  // Callable from any thread. The longest time in seconds, since the last call, that engine ranks made no
+  // pass because they took weights; and the number of engine restarts so far.
   double take_longest_exchange() { return longest_exchange_.exchange(0); }
   int64_t num_restarts() const { return num_restarts_.load(); }
 
@@ -67,9 +68,9 @@ class RanksEngine final : public Engine {
   struct Place {
     size_t rank = 0;
     int64_t samples = 0;
-    std::function<void(const StreamedToken&)> on_token;  // gets another rank's tokens when all are there
+    std::function<void(const StreamedToken&)> on_token;  // for another rank's tokens: gets all at the end
   };
-  // What a rank said last.
+  // From the last reply of a rank.
   struct Report {
     bool ready_for_weights = true;
     EngineStatistics statistics;
@@ -85,14 +86,14 @@ class RanksEngine final : public Engine {
   bool others_have_work() const;
   bool has_own() const { return !none_; }
 
-  const std::unique_ptr<Engine> none_;  // takes own_'s place where rank 0 has none
+  const std::unique_ptr<Engine> none_;  // own_ refers to it if rank 0 has no engine
   Engine& own_;
   const ModelLimits limits_;
   Communicator& ranks_;
-  std::vector<Json> commands_;  // by rank: told since the last round
+  std::vector<Json> commands_;  // by rank: commands since the last round
   std::unordered_map<uint64_t, Place> in_flight_, parked_;
   std::unordered_map<uint64_t, size_t> rank_of_request_;    // since the last update of the weights
-  std::unordered_map<std::string, size_t> rank_of_prompt_;  // since then
+  std::unordered_map<std::string, size_t> rank_of_prompt_;  // the same
   std::vector<int64_t> samples_;                            // in flight, by rank
   std::vector<Report> reports_;
   double seconds_ = 0;
@@ -100,8 +101,8 @@ class RanksEngine final : public Engine {
   std::atomic<int64_t> num_restarts_ = 0;
 };
 
-// Another rank's: does what rank 0's engine has it do, until that ends. One that trains, too, takes weights
-// from `weights` where it is told to; what its engine throws is thrown here.
+// The other ranks' side: executes the commands of rank 0's engine until rank 0 ends. A rank that also trains
+// takes weights from `weights` when told to. Rethrows what its engine throws.
 void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks);
 class EngineProcess;
 void serve_engine(EngineProcess& engine, Communicator& ranks);

@@ -17,16 +17,18 @@ namespace bough {
 
 struct RunOptions {
   DisplayStyle display = DisplayStyle::kAutomatic;
-  std::function<bool()> stop;  // asked to stop: a checkpoint is written, then Interrupted is thrown
-  // Makes what holds the conversations, where they are held outside; called once, before the first step.
+  std::function<bool()> stop;  // returns true to stop: a checkpoint is written, then Interrupted is thrown
+  // Makes the object that lets external agents hold the conversations. Called once, before the first step.
+  // Empty: the run holds them.
   std::function<std::unique_ptr<OutsideGroups>(const RunSettings&, Engine&)> outside;
-  // Processes that train together, all of which call run_training() with the same settings: rank 0 is the
-  // run, the others compute what it has them compute and return an empty summary when it is over. Not owned.
+  // Processes that train together. All call run_training() with the same settings. Rank 0 is the run. The
+  // others compute what rank 0 asks for, and return an empty summary when the run is over. nullptr: one
+  // process. Not owned.
   Communicator* ranks = nullptr;
-  // What starts a process that calls run_engine_process() and makes its engine of engine_job(), the
-  // program's path first: of ranks that only generate.
+  // For ranks that only generate: the command that starts a process that calls run_engine_process() with the
+  // engine of engine_job(). The program's path comes first.
   std::vector<std::string> engine_command;
-  // Rank 0 calls it when the others know that the run is over; before, they wait for it.
+  // Called on rank 0 when the other ranks know that the run is over. Until then they wait for rank 0.
   std::function<void()> on_ranks_ended;
 };
 
@@ -37,8 +39,8 @@ struct Accuracy {
 
 struct Comparison {
   int64_t num_batches = 0;
-  double seconds = 0;        // of the gradient of one batch as it is trained, median
-  double dense_seconds = 0;  // of the gradient without sharing
+  double seconds = 0;        // of the gradient of one batch, as it is trained; median
+  double dense_seconds = 0;  // of the gradient without sharing of prefixes
 };
 
 struct RunSummary {
@@ -51,8 +53,8 @@ struct RunSummary {
   std::optional<Comparison> comparison;
 };
 
-// UserError, IoError; Interrupted after the checkpoint: the other ranks return then. After any other error of
-// a rank the rest wait for it, and whoever started them has to end them.
+// Throws UserError or IoError, and Interrupted after the checkpoint; then the other ranks return. After any
+// other error of one rank the other ranks wait for it, and whoever started them must end them.
 RunSummary run_training(const RunSettings& settings, const RunOptions& options);
 
 Json to_json(const RunSummary& summary);

@@ -1,8 +1,8 @@
-// A run's folder (docs/formats.md) and what starting again in it means.
+// A run's folder (docs/formats.md), and what a start does with an existing folder.
 //
-// Begin afresh: there is no complete checkpoint. Whatever an earlier, killed process left is removed.
-// Resume: what was written after the last complete checkpoint is cut off (metrics, rollouts; TensorBoard is
-// told to forget it), because it will be written again.
+// - New run, if there is no complete checkpoint: what an earlier, killed process left is removed.
+// - Resume: metrics and rollouts written after the last complete checkpoint are removed, because they will be
+//   written again. TensorBoard is told to forget them.
 #pragma once
 
 #include <filesystem>
@@ -22,24 +22,25 @@ namespace bough {
 std::filesystem::path run_folder_of(
     const RunSettings& settings);  // <fileroot>/<experiment_name>/<trial_name>
 
-// UserError that lists every setting that differs from the saved ones and may not (is_harmless_change), with
-// both values and the remedy. Returns the harmless ones that differ.
+// Returns the differences that are harmless (is_harmless_change). Throws UserError if there are others. The
+// message lists them with both values and the remedy.
 std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
                                                       const std::filesystem::path& config_file);
 
-// How a run's cores are shared, changed while it runs: written by `bough threads` into the run's folder, read
-// by the run. 0: as it is.
+// New thread counts for a run in progress. `bough threads` writes them into the run's folder, and the run
+// reads them. 0: unchanged.
 struct ThreadChange {
   int64_t generating = 0, training = 0;
   bool operator==(const ThreadChange&) const = default;
 };
 void write_thread_change(const std::filesystem::path& folder, const ThreadChange& change);
-ThreadChange read_thread_change(const std::filesystem::path& folder);  // none, or a damaged file: zeros
+ThreadChange read_thread_change(const std::filesystem::path& folder);  // zeros if missing or damaged
 
 class RunFolder {
  public:
-  // Makes the folder, locks it (UserError where another process holds it), finds the last checkpoint, checks
-  // the settings against those saved, cuts off what came after it, and saves the settings. Opens log.txt.
+  // Makes and locks the folder, and finds the last checkpoint. Checks the settings against the saved ones and
+  // saves them. Removes what came after the checkpoint. Opens log.txt. Throws UserError if another process
+  // holds the lock, or as check_resumed_settings() does.
   explicit RunFolder(const RunSettings& settings);
   ~RunFolder();  // closes log.txt
 
@@ -49,10 +50,10 @@ class RunFolder {
   std::filesystem::path rollout_file(int64_t step) const;
   std::vector<int64_t> steps_with_rollouts() const;  // ascending
 
-  // metrics.jsonl and TensorBoard events.
+  // Opens metrics.jsonl and the TensorBoard events.
   std::unique_ptr<Metrics> open_metrics() const;
 
-  // report.html: the curves, the trees and samples of the first and the last batch that rollouts/ has.
+  // Writes report.html: curves, and the trees and samples of the first and the last batch in rollouts/.
   static std::filesystem::path write_report(const std::filesystem::path& folder);
 
  private:

@@ -1,6 +1,5 @@
-// All parts of a run, built from its settings in the order in which they depend on each other: a wrong
-// setting or a damaged file ends the run here, before anything is computed. run.cpp is the schedule over
-// them.
+// All parts of a run, built from its settings in order of their dependencies. A wrong setting or a damaged
+// file throws here, before anything is computed. run.cpp connects and drives the parts.
 #pragma once
 
 #include <functional>
@@ -20,17 +19,17 @@
 
 namespace bough {
 
-// Threads that compute. Where the engine generates beside training they share the run's threads: two teams
-// of all cores would wait for each other at every barrier.
+// Numbers of compute threads. If the engine generates in parallel with training, the two share the run's
+// threads: two teams of all cores would wait for each other at every barrier.
 struct ThreadSplit {
   int training = 1, generating = 1;
 };
 ThreadSplit split_threads(const RunSettings& settings, int threads);
 
-// With rollout.ranks the last ones only generate.
+// Whether this rank only generates: the last rollout.ranks ranks do.
 bool only_generates(const RunSettings& settings, const Communicator& ranks);
-// What such a rank's engine process (engine_process.h) is told, and what it makes of it: the model, whose
-// weights rank 0 publishes, and its engine.
+// The job of such a rank's engine process (engine_process.h), and what the process makes of it: the model,
+// whose weights rank 0 publishes, and its engine.
 Json engine_job(const RunSettings& settings);
 RunSettings settings_of_job(const Json& job);
 struct EngineParts {
@@ -41,17 +40,16 @@ struct EngineParts {
   const std::unique_ptr<Model> model;
   const std::unique_ptr<Engine> engine;
 };
-// What of the model that generates changes between two publications.
+// Returns which parameters of the generating model change between two publications.
 Changing what_changes(const RunSettings& settings);
-// Whether the engine's tensors must keep their addresses when it takes weights: a quantized copy or a CUDA
-// graph reads them there.
+// Whether the engine's tensors must keep their addresses when it takes weights, because a quantized copy or a
+// CUDA graph reads them there.
 bool takes_weights_in_place(const RunSettings& settings, const Model& model);
 
 struct RunParts {
-  // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's
-  // folder.
-  // `ranks`: processes that train together, each with parts of its own; null: this one alone. Those that only
-  // rank 0 of them has are null in the others: rewards, environment, filter, folder.
+  // Locks the run's folder. `ranks`: processes that train together, each with its own parts; nullptr: this
+  // process alone. Rewards, environment, filter and folder are nullptr on all ranks but rank 0. Throws
+  // UserError or IoError. Throws Interrupted if `stop` returns true while the device is measured.
   RunParts(const RunSettings& settings, const std::function<bool()>& stop, Communicator* ranks = nullptr);
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;
@@ -63,27 +61,27 @@ struct RunParts {
   Dataset valid;  // empty: no evaluation
   PromptEncoder encoder;
   std::unique_ptr<RewardFunction> reward;
-  std::unique_ptr<Environment> environment;  // null: prompts of one turn
-  std::unique_ptr<GroupFilter> filter;       // null: there is none
-  const TrainingRanks training;              // those that train together
-  std::unique_ptr<Model> model;              // trained, and shared with the engine
-  std::unique_ptr<Model> whole;      // rank 0's where ranks share its layers: what is published; else null
-  std::unique_ptr<Model> reference;  // of the KL terms; null where there is none
-  std::unique_ptr<Model> teacher;    // null where there is none
+  std::unique_ptr<Environment> environment;  // nullptr: prompts of one turn
+  std::unique_ptr<GroupFilter> filter;       // nullptr: there is none
+  const TrainingRanks training;              // the ranks that train together
+  std::unique_ptr<Model> model;              // trained; shared with the engine in synchronous runs
+  std::unique_ptr<Model> whole;      // on rank 0, if ranks share layers: unsharded, published; else nullptr
+  std::unique_ptr<Model> reference;  // for the KL terms; nullptr if there is none
+  std::unique_ptr<Model> teacher;    // nullptr if there is none
   const int64_t total_steps;
-  std::unique_ptr<Model> critic_model;     // its own backbone; null where it shares the actor's, or is none
-  std::unique_ptr<Critic> critic;          // of adv_estimator gae
-  const SparsePolicy sparse;               // what the engine attends by
-  std::unique_ptr<SparseStudent> student;  // what the engine generates with, where it is not `model`
-  std::unique_ptr<const PassCosts> weak_costs;  // of the student's plans, where it is a model of its own
-  std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
+  std::unique_ptr<Model> critic_model;     // its own backbone; nullptr: it shares the actor's, or no critic
+  std::unique_ptr<Critic> critic;          // for adv_estimator gae; else nullptr
+  const SparsePolicy sparse;               // of the engine's attention
+  std::unique_ptr<SparseStudent> student;  // what generates, if it is not `model`; else nullptr
+  std::unique_ptr<const PassCosts> weak_costs;  // for plans of a student with a model of its own
+  std::unique_ptr<Model> generating;            // the engine's copy, if it runs in parallel with training
   Trainer trainer;
-  // What is published: the student, where one generates, else the trained model, or where ranks share its
-  // layers what Trainer::whole_model() sets.
+  // The published model: the student's if there is one. Else the unsharded model that Trainer::whole_model()
+  // sets, if ranks share its layers. Else the trained model.
   const Model& published() const { return student ? student->model() : whole ? *whole : *model; }
   std::unique_ptr<WeightChannel> weights;
-  std::unique_ptr<Engine> engine;                   // null: servers, for rank 0, or engine ranks generate
-  std::optional<ConversationFormat> conversations;  // where there is an environment
+  std::unique_ptr<Engine> engine;                   // nullptr: servers (for rank 0) or engine ranks generate
+  std::optional<ConversationFormat> conversations;  // set if there is an environment
   std::unique_ptr<RunFolder> folder;
 };
 

@@ -1,5 +1,5 @@
-// Everything a run is made of, as its YAML file has it (docs/formats.md). Names as AReaL has them, where it
-// has them; its own spellings are accepted as aliases.
+// All settings of a run, as in its YAML file (docs/formats.md). Names follow AReaL where it has them. AReaL's
+// own spellings are accepted as aliases.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -45,7 +45,7 @@ struct EvaluatorSettings {
     v("timeout_seconds", timeout_seconds, "an evaluation that takes longer is given up, and the run goes on",
       range(0.001, 1e9));
   }
-  void check() const;  // UserError: several samples without a temperature would all be the same
+  void check() const;  // throws UserError: several samples at temperature 0 would all be equal
 };
 
 struct SaverSettings {
@@ -64,7 +64,7 @@ struct SaverSettings {
   }
 };
 
-// Agents outside that hold the run's conversations (control/outside.h, docs/serve.md).
+// External agents that hold the run's conversations (control/outside.h, docs/serve.md).
 struct OutsideSettings {
   std::optional<int64_t> port;
   std::string host = "127.0.0.1";
@@ -176,23 +176,25 @@ struct RunSettings {
       "after training, time this many of the last batches with and without the tree; 0: do not",
       range(0, 100));
   }
-  void complete();  // what allocation_mode says
+  void complete();  // expands allocation_mode
   void check() const;
   static SettingAliases aliases();
 
-  // Evaluation's own set, complete: k and the temperature are the evaluator's; how long a sample may be and
-  // what ends it are the task's, gconfig's; nothing else bends the distribution.
+  // Returns the sampling settings of evaluation. n_samples and temperature are the evaluator's.
+  // max_new_tokens, stop and stop_token_ids are gconfig's. All others have their defaults.
   SamplingParameters evaluation_sampling() const;
 };
 
-// Compiled once, in run_settings.cpp: it takes seconds.
+// Compiled once, in run_settings.cpp, because it takes seconds.
 extern template SettingField describe_settings(RunSettings& settings);
 
-// The element type that a setting `dtype` names; settings have checked that it is fp32, bf16 or fp64.
+// Returns the element type that a setting `dtype` names. The settings must have been checked: fp32, bf16 or
+// fp64.
 c10::ScalarType scalar_type_of(const std::string& dtype);
 
-// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, where
-// it is found, or how long and how often rewards are tried, but not what a step computes from what it has.
+// Whether a key may change when a run is resumed. Such keys affect how long the run is, what is written and
+// shown, where files are, or how long and how often rewards are tried. They do not affect what a step
+// computes.
 bool is_harmless_change(const std::string& key);
 
 }  // namespace bough

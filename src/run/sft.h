@@ -1,5 +1,5 @@
-// Supervised fine-tuning: the mean of -log pi over the tokens of completions, batches as prefix trees too (a
-// header of worked examples that all prompts share is computed once a batch).
+// Supervised fine-tuning: the loss is the mean of -log pi over the tokens of completions. Batches are prefix
+// trees, too: a header of worked examples that all prompts share is computed once per batch.
 #pragma once
 
 #include <functional>
@@ -52,19 +52,19 @@ struct SftSettings {
 struct SftSummary {
   int64_t examples = 0;
   int64_t steps = 0;
-  double first_loss = 0, last_loss = 0;  // mean over the first and last tenth of the steps, nats a token
-  int64_t trained_tokens = 0;            // completions', all steps
+  double first_loss = 0, last_loss = 0;  // mean over the first and last tenth of the steps, nats per token
+  int64_t trained_tokens = 0;            // of completions, all steps
   double compression = 1;                // flat tokens over tree tokens, all steps
   double seconds = 0;
 };
 
 struct SftOptions {
-  std::function<bool()> stop;  // looked at between steps: Interrupted, and nothing is written
+  std::function<bool()> stop;  // checked between steps; true: throws Interrupted, writes nothing
   bool show_progress = true;
 };
 
-// Trains and writes the Hugging Face directory `out`, or PEFT's where adapters are trained. UserError: see
-// read_sft; a sequence longer than the model's positions; nothing to learn.
+// Trains and writes the Hugging Face directory `out`, or PEFT's if adapters are trained. Throws UserError as
+// read_sft does, if a sequence is longer than the model's positions, and if there is nothing to learn.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 
 Json to_json(const SftSummary& summary);

@@ -1,5 +1,5 @@
-// From the groups of a step to the trained step: batch, advantages, filters, the trainer, and what the step's
-// metrics say of rewards and samples.
+// Turns the groups of a step into a trained step: batch, advantages, filters, trainer, and metrics of rewards
+// and samples.
 #pragma once
 
 #include "control/controller.h"
@@ -8,9 +8,9 @@
 
 namespace bough {
 
-// Trains on the order's groups, in their order. Metrics of rewards, samples and training; the record's batch
-// has every sample, those that a filter left out too. A problem that the batch has twice, across the end of
-// an epoch, is two groups.
+// Trains on the order's groups, in their order. Returns metrics of rewards, samples and training. The
+// record's batch has every sample, also those that a filter left out. If a problem occurs twice (across the
+// end of an epoch), its groups stay separate.
 StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, BatchTrainer& trainer);
 
 }  // namespace bough
