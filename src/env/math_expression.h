@@ -34,12 +34,12 @@ struct Expression {
     kPlusMinus,  // plus or minus the child; sign -1: minus or plus
     kFunction,   // text: its name; children: its arguments (log: argument, base; root: argument, index).
                  // exp is a kPower of e
-    kGroup,  // text: its two brackets, "()", "[)", ...; children: its items. (x) is parsed as x
-    kSet,    // children: its items, unordered
-    kUnion,  // of the children
-    kRelation,  // text: operators, a character each (= < >, l: at most, g: at least); children: the sides
-    kMatrix,    // `columns` children per row
-    kText,      // text: lower case, words with one space between them
+    kGroup,      // text: its two brackets, "()", "[)", ...; children: its items. (x) is parsed as x
+    kSet,        // children: its items, unordered
+    kUnion,      // of the children
+    kRelation,   // text: operators, a character each (= < >, l: at most, g: at least); children: the sides
+    kMatrix,     // `columns` children per row
+    kText,       // text: lower case, words with one space between them
   };
   Kind kind = Kind::kNumber;
   std::string text;

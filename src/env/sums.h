@@ -55,9 +55,8 @@ enum class Split { train, test, example };
 
 struct SumsProblem {
   std::string question;
-  std::string answer;  // "7+5=12 12-3=9 #### 9"; wrong for a share settings.slips of the problems
-  std::string
-      skeleton;  // wording, operations and operands, which decide the split; the same for 7+5 and 5+7
+  std::string answer;    // "7+5=12 12-3=9 #### 9"; wrong for a share settings.slips of the problems
+  std::string skeleton;  // wording, operations and operands, which decide the split; the same for 7+5 and 5+7
 };
 
 // Returns the split of a skeleton: 20% test, 2% example, the rest train.

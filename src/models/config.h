@@ -45,10 +45,10 @@ struct ModelConfig {
   std::string beyond_exact_length;
 
   double rms_norm_eps = 1e-6;
-  double norm_weight_offset = 0;  // 1 in Gemma: the norms multiply by 1 + weight
-  bool pre_norms = true;          // RMSNorm of the input of attention and feed-forward layer
-  bool post_norms = false;        // RMSNorm of their output (Gemma; OLMo 2 has only these)
-  bool qk_norm = false;           // RMSNorm of each head of q and k, before the rotary embedding (Qwen3)
+  double norm_weight_offset = 0;    // 1 in Gemma: the norms multiply by 1 + weight
+  bool pre_norms = true;            // RMSNorm of the input of attention and feed-forward layer
+  bool post_norms = false;          // RMSNorm of their output (Gemma; OLMo 2 has only these)
+  bool qk_norm = false;             // RMSNorm of each head of q and k, before the rotary embedding (Qwen3)
   bool qk_norm_over_width = false;  // the same over all heads together (OLMo 2)
 
   Rope rope;

@@ -95,7 +95,7 @@ struct Plan {
 // How pipeline stages, each with some of the layers, execute a plan (plan/pipeline.h).
 struct Pipeline {
   int64_t num_stages = 1;
-  bool backward = true;  // false: forward only; a backward step then only closes its interior block
+  bool backward = true;          // false: forward only; a backward step then only closes its interior block
   bool leaves_on_stack = false;  // context parallelism: a leaf block's rows lie on the stack while it runs
 };
 

@@ -13,8 +13,7 @@ namespace bough {
 struct TreePictureNode {
   int64_t parent = -1;         // index; -1: begins at position 0
   int64_t begin = 0, end = 0;  // positions [begin, end); begin is the parent's end
-  int64_t num_sequences =
-      0;  // sequences through this node; those beyond the sum of its children's end here
+  int64_t num_sequences = 0;   // sequences through this node; those beyond the sum of its children's end here
   std::vector<std::pair<int64_t, int64_t>>
       trained;  // position ranges inside [begin, end) that are trained on
 };

@@ -51,14 +51,14 @@ using Block = std::vector<Statement>;
 
 struct Statement {
   enum class Kind {
-    kText,    // text
-    kOutput,  // expressions[0]
-    kIf,      // the first of `bodies` whose expression is true, else `otherwise`
-    kFor,     // for expressions[0] in expressions[1] if expressions[2] (optional): bodies[0], `otherwise`
-    kSet,     // expressions[0] = expressions[1]
-    kSetBlock,     // expressions[0] = bodies[0], through the filters of expressions[1] (optional)
-    kMacro,        // macro text(names...): bodies[0]; `expressions`: defaults of the last names
-    kCall,         // call block: as kMacro for `caller`; the last of `expressions` is the call
+    kText,      // text
+    kOutput,    // expressions[0]
+    kIf,        // the first of `bodies` whose expression is true, else `otherwise`
+    kFor,       // for expressions[0] in expressions[1] if expressions[2] (optional): bodies[0], `otherwise`
+    kSet,       // expressions[0] = expressions[1]
+    kSetBlock,  // expressions[0] = bodies[0], through the filters of expressions[1] (optional)
+    kMacro,     // macro text(names...): bodies[0]; `expressions`: defaults of the last names
+    kCall,      // call block: as kMacro for `caller`; the last of `expressions` is the call
     kFilterBlock,  // bodies[0] through the filters of expressions[0]
     kWith,         // bodies[0]; `expressions`: pairs of target and value
     kScope,        // bodies[0]

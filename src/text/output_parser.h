@@ -128,8 +128,8 @@ struct ToolFormat {
   // Parses the text between the markers. Throws jinja::Error with the reason if it contains no valid call.
   std::vector<ToolCall> (*read)(std::string_view body, const OrderedJson& tools);
   std::vector<std::string_view> dropped = {};  // markers around several calls
-  std::string_view bare = {};        // a call without a marker begins with one of these characters
-  std::string_view separators = {};  // between calls
+  std::string_view bare = {};                  // a call without a marker begins with one of these characters
+  std::string_view separators = {};            // between calls
   bool is_harmony = false;
 };
 

@@ -25,8 +25,8 @@ struct PrefixTree {
   std::vector<int32_t> depth;   // = position id; 0 below the virtual root
   std::vector<int32_t> subtree_end;
   std::vector<int32_t> num_sequences;  // sequences that contain the token
-  std::vector<int32_t> chain_begin;  // first token of the token's chain. In a chain, token numbers are
-                                     // consecutive and each token is the parent of the next
+  std::vector<int32_t> chain_begin;    // first token of the token's chain. In a chain, token numbers are
+                                       // consecutive and each token is the parent of the next
   // Per sequence of the batch, in its order.
   std::vector<int32_t> sequence_end;     // the sequence's last token; -1 for an empty one
   std::vector<int64_t> sequence_offset;  // [S + 1]: start of the sequence in the flat batch
