@@ -88,12 +88,12 @@ class Host {
     lap(kPlan);
     std::vector<int64_t> tokens, positions;
     std::vector<PagedSegment> segments;
-    std::vector<uint8_t> is_drawn;
+    std::vector<uint8_t> is_sampled;
     for (const PassEntry& entry : pass.entries) {
       for (int64_t i = entry.begin; i < entry.begin + entry.count; ++i) {
         tokens.push_back(entry.tokens()[static_cast<size_t>(i)]);
         positions.push_back(i);
-        is_drawn.push_back(entry.is_drawn(i));
+        is_sampled.push_back(entry.is_sampled(i));
       }
       segments.push_back({entry.table().pages, entry.begin, entry.count});
     }
@@ -115,11 +115,11 @@ class Host {
         samples.push_back(entry.sample);
         ++num_decoding_;
       }
-    std::vector<DrawRequest> requests;
+    std::vector<SamplingTask> requests;
     for (const ActiveSample* sample : samples) {
       const GenerationRequest& request = sample->request->request;
-      DrawRequest& draw = requests.emplace_back();
-      static_cast<DrawParameters&>(draw) = request.sampling;
+      SamplingTask& draw = requests.emplace_back();
+      static_cast<SamplingOptions&>(draw) = request.sampling;
       draw.prompt = request.prompt_ids;
       draw.response = sample->result.token_ids;
       draw.uniform = CounterRandom(1, Purpose::sample).uniform(request.id, sample->tokens.size());
@@ -130,7 +130,7 @@ class Host {
       samples[i]->result.token_ids.push_back(token);
       samples[i]->result.logprobs.push_back(0);
       samples[i]->result.raw_logprobs.push_back(0);
-      samples[i]->result.truncated_logprobs.push_back(0);
+      samples[i]->result.sampling_logprobs.push_back(0);
       samples[i]->result.versions.push_back(0);
     }
     lap(kDraw);

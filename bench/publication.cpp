@@ -125,8 +125,8 @@ Decoding decode(RanksEngine& engine) {
     const int64_t made = engine.statistics().steps - steps;
     if (made > 0) passes.push_back(seconds / static_cast<double>(made));
   }
-  const auto drawn = static_cast<double>((engine.statistics() - before).new_tokens);
-  return {drawn / seconds_since(start), median(passes)};
+  const auto sampled = static_cast<double>((engine.statistics() - before).new_tokens);
+  return {sampled / seconds_since(start), median(passes)};
 }
 
 void publish(Model& model, Communicator& requests, PublicationRanks& publication, double copy) {

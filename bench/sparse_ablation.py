@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares sparse with dense rollouts on the task `trace`: modes of sparse_training.arm, budgets, seeds.
+"""Compares sparse with dense rollouts on the task `trace`: modes of sparse_training.mode, budgets, seeds.
 
 The script first makes the data and the dense warm start of a model of at most 5 M parameters. The warm start
 trains on short programs, whose steps have any label, then on longer and on whole programs. Then each mode
@@ -39,7 +39,7 @@ LEAST_PAGES = 4  # the first page, the last two, and one selected page
 MARGIN = 0.03
 MOST_PARAMETERS = 5_000_000
 ARMS = ["dense", "sparse", "sparse_to_sparse", "distill"]
-MORE_ARMS = ["exact_top_k"]  # modes of sparse_training.arm that run only on request
+MORE_ARMS = ["exact_top_k"]  # modes of sparse_training.mode that run only on request
 MORE_BUDGETS = ("sparse", "distill")  # modes that run with all budgets, not only with the first
 COLOURS = ["#3b6fb6", "#c8553d", "#7a9a3a", "#8a5fb0", "#c79a2b", "#3c9a94", "#333333", "#d07fb4"]
 CURVES = [
@@ -226,7 +226,7 @@ class Experiment:
             settings["actor.correction"] = args.correction
             settings["gconfig.top_logprobs"] = 20
         if arm != "dense":
-            settings["sparse_training.arm"] = arm
+            settings["sparse_training.mode"] = arm
         if arm == "exact_top_k":
             settings["rollout.sparse.summary"] = "exact"
         if arm == "distill":

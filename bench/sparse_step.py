@@ -102,7 +102,7 @@ def run(args, arm, length, number):
     if (args.out / "calibration.json").exists():
         settings["calibration"] = "calibration.json"
     if arm == "distill":
-        settings["sparse_training.arm"] = "distill"
+        settings["sparse_training.mode"] = "distill"
         settings["rollout.sparse.budget"] = args.budget
         settings["actor.correction"] = "obrs"
         settings["gconfig.top_logprobs"] = 20

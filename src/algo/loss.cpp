@@ -25,7 +25,7 @@ void check_rows_tensor(const LossRows& rows, const at::Tensor& tensor, const cha
               ", log_probs_R on ", rows.log_probs_R.device());
 }
 
-void check_given(const LossRows& rows, const at::Tensor& tensor, const char* name, bool needed,
+void check_top_k(const LossRows& rows, const at::Tensor& tensor, const char* name, bool needed,
                  at::ScalarType dtype) {
   if (!tensor.defined()) {
     BOUGH_CHECK(!needed, name, " is needed by this loss and undefined");
@@ -130,13 +130,13 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_rows_tensor(rows, rows.proximal_log_probs_R, "proximal_log_probs_R", needs_proximal, acc);
   check_rows_tensor(rows, rows.reference_log_probs_R, "reference_log_probs_R", loss.needs_reference(), acc);
   check_rows_tensor(rows, rows.teacher_log_probs_R, "teacher_log_probs_R", loss.needs_teacher(), acc);
-  const GivenTokens given = loss.given_tokens();
-  const bool by_engine = given == GivenTokens::kEngineTop;
-  check_given(rows, rows.given_log_probs_RK, "given_log_probs_RK",
-              given == GivenTokens::kPolicyTop || (by_engine && rows.proximal_is_current), acc);
-  check_given(rows, rows.teacher_given_RK, "teacher_given_RK", given == GivenTokens::kPolicyTop, acc);
-  check_given(rows, rows.behaviour_given_RK, "behaviour_given_RK", by_engine, acc);
-  check_given(rows, rows.proximal_given_RK, "proximal_given_RK", by_engine && !rows.proximal_is_current, acc);
+  const TopKTokens given = loss.top_k_tokens();
+  const bool by_engine = given == TopKTokens::kEngineTop;
+  check_top_k(rows, rows.top_k_log_probs_RK, "given_log_probs_RK",
+              given == TopKTokens::kPolicyTop || (by_engine && rows.proximal_is_current), acc);
+  check_top_k(rows, rows.teacher_top_k_RK, "teacher_given_RK", given == TopKTokens::kPolicyTop, acc);
+  check_top_k(rows, rows.behaviour_top_k_RK, "behaviour_given_RK", by_engine, acc);
+  check_top_k(rows, rows.proximal_top_k_RK, "proximal_given_RK", by_engine && !rows.proximal_is_current, acc);
   check_rows_tensor(rows, rows.versions_R, "versions_R", loss.needs_versions(), at::kInt);
   check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
 }

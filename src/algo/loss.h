@@ -43,13 +43,13 @@ struct LossRows {
   at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
 
-  // [R, K]: log-probabilities of the top-k tokens at each row's position. Loss::given_tokens() says which
-  // tokens; all four tensors are for the same ones. If a row has fewer than K tokens, behaviour_given_RK is
+  // [R, K]: log-probabilities of the top-k tokens at each row's position. Loss::top_k_tokens() says which
+  // tokens; all four tensors are for the same ones. If a row has fewer than K tokens, behaviour_top_k_RK is
   // -infinity in the rest.
-  at::Tensor given_log_probs_RK;  // log pi; a leaf that requires grad
-  at::Tensor behaviour_given_RK;  // log mu
-  at::Tensor proximal_given_RK;   // log pi_old; undefined with proximal_is_current
-  at::Tensor teacher_given_RK;    // log q
+  at::Tensor top_k_log_probs_RK;  // log pi; a leaf that requires grad
+  at::Tensor behaviour_top_k_RK;  // log mu
+  at::Tensor proximal_top_k_RK;   // log pi_old; undefined with proximal_is_current
+  at::Tensor teacher_top_k_RK;    // log q
 
   // The current coefficient of the entropy bonus. nullopt: LossSettings::entropy_coef.
   std::optional<double> entropy_coef;
@@ -68,8 +68,8 @@ struct LossRows {
     LossRows picked;
     for (const auto field :
          {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R, &LossRows::proximal_log_probs_R,
-          &LossRows::reference_log_probs_R, &LossRows::teacher_log_probs_R, &LossRows::behaviour_given_RK,
-          &LossRows::proximal_given_RK, &LossRows::teacher_given_RK, &LossRows::weights_R,
+          &LossRows::reference_log_probs_R, &LossRows::teacher_log_probs_R, &LossRows::behaviour_top_k_RK,
+          &LossRows::proximal_top_k_RK, &LossRows::teacher_top_k_RK, &LossRows::weights_R,
           &LossRows::versions_R, &LossRows::sequences_R})
       if ((this->*field).defined()) picked.*field = pick(this->*field);
     picked.entropy_coef = entropy_coef;
@@ -93,7 +93,7 @@ struct LossOutput {
 };
 
 // The top-k tokens whose log-probabilities a loss needs, besides the sampled token.
-enum class GivenTokens {
+enum class TopKTokens {
   kNone,
   kPolicyTop,  // the most likely tokens of the policy at the start of the update
   kEngineTop,  // the most likely tokens that the engine returned with the sampled token
@@ -103,14 +103,14 @@ enum class GivenTokens {
 //   kNothing   the row itself: a call may have any rows, for instance those of one block
 //   kSequence  the rows of its sequence: a call has whole sequences, rows of one sequence adjacent
 //   kBatch     all rows of the batch
-enum class Couples { kNothing, kSequence, kBatch };
+enum class CouplingScope { kNothing, kSequence, kBatch };
 
 class Loss {
  public:
   virtual ~Loss() = default;
 
-  virtual Couples couples() const = 0;
-  bool token_separable() const { return couples() == Couples::kNothing; }
+  virtual CouplingScope coupling() const = 0;
+  bool token_separable() const { return coupling() == CouplingScope::kNothing; }
 
   // The aggregation that `loss_aggregation: auto` selects.
   virtual std::string aggregation() const { return "token_mean"; }
@@ -123,7 +123,7 @@ class Loss {
   virtual bool needs_reference() const = 0;
   virtual bool needs_entropy() const = 0;
   virtual bool needs_teacher() const { return false; }  // teacher_log_probs_R
-  virtual GivenTokens given_tokens() const { return GivenTokens::kNone; }
+  virtual TopKTokens top_k_tokens() const { return TopKTokens::kNone; }
   virtual bool needs_versions() const { return false; }  // versions_R and version
 
   // Throws InternalError if a needed tensor is undefined, or a tensor has a wrong shape, type or device.

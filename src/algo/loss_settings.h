@@ -205,4 +205,19 @@ struct LossSettings {
   }
 };
 
+// Denominators of a loss (aggregation.h).
+struct AggregationSettings {
+  std::string loss_aggregation = "auto";
+  int64_t loss_constant_length = 0;  // tokens; usually gconfig.max_new_tokens
+
+  template <class V>
+  void visit(V& v) {
+    v("loss_aggregation", loss_aggregation,
+      "how the loss of many tokens becomes one number; auto: token_mean, or what the loss was published with",
+      one_of({"auto", "token_mean", "sequence_mean", "constant_length", "group_mean"}));
+    v("loss_constant_length", loss_constant_length,
+      "tokens that constant_length divides by (usually the largest response length)", at_least(0));
+  }
+};
+
 }  // namespace bough

@@ -145,10 +145,10 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
     return at::stack(
         {own.sub(0.7), own.mul(0).nan_to_num(0.0).sub(1.5), own.mul(0).nan_to_num(0.0).sub(kInf)}, 1);
   };
-  out.given_log_probs_RK = given(out.log_probs_R).requires_grad_(true);
-  out.behaviour_given_RK = given(out.behaviour_log_probs_R);
-  if (rows.has_old) out.proximal_given_RK = given(out.proximal_log_probs_R);
-  out.teacher_given_RK = given(out.teacher_log_probs_R);
+  out.top_k_log_probs_RK = given(out.log_probs_R).requires_grad_(true);
+  out.behaviour_top_k_RK = given(out.behaviour_log_probs_R);
+  if (rows.has_old) out.proximal_top_k_RK = given(out.proximal_log_probs_R);
+  out.teacher_top_k_RK = given(out.teacher_log_probs_R);
   return out;
 }
 
@@ -158,7 +158,7 @@ LossRows subset(const LossRows& rows, const std::vector<int64_t>& chosen) {
   LossRows out = rows.mapped(pick);
   out.log_probs_R = pick(rows.log_probs_R).requires_grad_(true);
   out.entropies_R = pick(rows.entropies_R).requires_grad_(true);
-  out.given_log_probs_RK = pick(rows.given_log_probs_RK).requires_grad_(true);
+  out.top_k_log_probs_RK = pick(rows.top_k_log_probs_RK).requires_grad_(true);
   return out;
 }
 

@@ -47,10 +47,10 @@ at::Tensor log_rest(const at::Tensor& log_p_RK) {
   return sum_R.neg().add(1.0).clamp_min(std::exp(-kLogRestFloor)).log();
 }
 
-Couples most_coupled(const PolicyTermKind& kind, const std::vector<CorrectionKind>& corrections) {
-  Couples couples = kind.couples;
-  for (const CorrectionKind& correction : corrections) couples = std::max(couples, correction.couples);
-  return couples;
+CouplingScope most_coupled(const PolicyTermKind& kind, const std::vector<CorrectionKind>& corrections) {
+  CouplingScope coupling = kind.coupling;
+  for (const CorrectionKind& correction : corrections) coupling = std::max(coupling, correction.coupling);
+  return coupling;
 }
 
 }  // namespace
@@ -70,27 +70,27 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
       corrections_(find_corrections(settings, kind.against)),
       takes_old_(kind.against == Against::kOld || !corrections_.empty() ||
                  (settings.kl_loss_coef != 0.0 && settings.kl_loss_type == "unbiased")),
-      couples_(most_coupled(kind, corrections_)) {
+      coupling_(most_coupled(kind, corrections_)) {
   if (settings.c_clip && !kind.has_dual_clip)
     throw UserError(
         str("setting c_clip: loss ", settings.loss, " has no dual clip; leave it out, or take ppo"));
   if (settings.prox_logp_method != "recompute" && !takes_old_)
     throw UserError(str("setting prox_logp_method: got ", settings.prox_logp_method, ", but loss ",
                         settings.loss, " makes nothing of pi_old; leave it out"));
-  const bool reads_given = std::ranges::any_of(corrections_, &CorrectionKind::reads_given);
-  if (reads_given && settings.teacher.by_top_tokens())
+  const bool reads_top_k = std::ranges::any_of(corrections_, &CorrectionKind::reads_top_k);
+  if (reads_top_k && settings.teacher.by_top_tokens())
     throw UserError(
         str("setting teacher.loss_mode: topk wants the policy's most likely tokens and correction ",
             settings.correction, " the engine's; expected k1, k2 or k3, or another correction"));
-  if (reads_given && interpolates())
+  if (reads_top_k && interpolates())
     throw UserError(str("setting prox_logp_method: correction ", settings.correction,
                         " needs pi_old of tokens that were not drawn; expected recompute"));
 }
 
-GivenTokens PolicyLoss::given_tokens() const {
-  if (settings_.teacher.by_top_tokens()) return GivenTokens::kPolicyTop;
-  const bool reads = std::ranges::any_of(corrections_, &CorrectionKind::reads_given);
-  return reads ? GivenTokens::kEngineTop : GivenTokens::kNone;
+TopKTokens PolicyLoss::top_k_tokens() const {
+  if (settings_.teacher.by_top_tokens()) return TopKTokens::kPolicyTop;
+  const bool reads = std::ranges::any_of(corrections_, &CorrectionKind::reads_top_k);
+  return reads ? TopKTokens::kEngineTop : TopKTokens::kNone;
 }
 
 bool PolicyLoss::needs_behaviour() const {
@@ -131,11 +131,11 @@ at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor&
                                  sequences,
                                  {},
                                  {},
-                                 rows.behaviour_given_RK,
+                                 rows.behaviour_top_k_RK,
                                  rows.version};
-  if (given_tokens() == GivenTokens::kEngineTop)
-    correction_rows.old_given_RK =
-        rows.proximal_is_current ? rows.given_log_probs_RK.detach() : rows.proximal_given_RK;
+  if (top_k_tokens() == TopKTokens::kEngineTop)
+    correction_rows.old_top_k_RK =
+        rows.proximal_is_current ? rows.top_k_log_probs_RK.detach() : rows.proximal_top_k_RK;
   at::Tensor factor_R = at::ones_like(log_w_R);
   at::Tensor truncated_R;
   for (const CorrectionKind& correction : corrections_) {
@@ -180,8 +180,8 @@ at::Tensor PolicyLoss::distillation(const LossRows& rows, MetricReader& metrics)
   metrics.add_mean("teacher/kl_k3", kl_estimate("k3", current_R, rows.teacher_log_probs_R));
   if (mode == "k1") return {};
   if (mode != "topk") return kl_estimate(mode, rows.log_probs_R, rows.teacher_log_probs_R);
-  const at::Tensor log_p_RK = rows.given_log_probs_RK.clamp_min(-kLogRestFloor);
-  const at::Tensor log_q_RK = rows.teacher_given_RK.clamp_min(-kLogRestFloor);
+  const at::Tensor log_p_RK = rows.top_k_log_probs_RK.clamp_min(-kLogRestFloor);
+  const at::Tensor log_q_RK = rows.teacher_top_k_RK.clamp_min(-kLogRestFloor);
   const at::Tensor rest_R = log_rest(log_p_RK), teacher_rest_R = log_rest(log_q_RK);
   const at::Tensor kl_R =
       log_p_RK.exp().mul(log_p_RK.sub(log_q_RK)).sum(1).add(rest_R.exp().mul(rest_R.sub(teacher_rest_R)));
@@ -195,7 +195,7 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
   check_rows(*this, rows);
   MetricReader metrics;
   std::optional<Sequences> sequences;
-  if (couples_ != Couples::kNothing) sequences.emplace(rows.sequences_R);
+  if (coupling_ != CouplingScope::kNothing) sequences.emplace(rows.sequences_R);
   const Sequences* whole = sequences ? &*sequences : nullptr;
   PolicyTerm term = policy_term(rows, whole);
   if (rows.behaviour_log_probs_R.defined()) {

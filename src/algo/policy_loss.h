@@ -46,7 +46,7 @@ class PolicyLoss final : public Loss {
   // Throws UserError if settings contradict each other, or if this loss does not have a setting.
   PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind);
 
-  Couples couples() const override { return couples_; }
+  CouplingScope coupling() const override { return coupling_; }
   std::string aggregation() const override { return kind_.aggregation; }
   bool needs_advantages() const override { return true; }
   bool needs_behaviour() const override;
@@ -54,7 +54,7 @@ class PolicyLoss final : public Loss {
   bool needs_reference() const override { return settings_.kl_loss_coef != 0.0; }
   bool needs_entropy() const override { return settings_.entropy_coef != 0.0 || settings_.target_entropy; }
   bool needs_teacher() const override { return settings_.teacher.is_used(); }
-  GivenTokens given_tokens() const override;
+  TopKTokens top_k_tokens() const override;
   bool needs_versions() const override { return interpolates() || reports_interpolation(); }
 
   LossOutput operator()(const LossRows& rows) const override;
@@ -79,7 +79,7 @@ class PolicyLoss final : public Loss {
   const PolicyTermKind kind_;
   const std::vector<CorrectionKind> corrections_;
   const bool takes_old_;  // the term, a correction or the KL uses pi_old
-  Couples couples_;
+  CouplingScope coupling_;
 };
 
 }  // namespace bough

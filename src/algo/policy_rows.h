@@ -65,7 +65,7 @@ struct CorrectionRows {
   at::Tensor advantages_R;
   const Sequences* sequences;                   // nullptr if the coupling scope is kNothing
   WeightBounds bounds;                          // CorrectionKind::bounds
-  at::Tensor old_given_RK, behaviour_given_RK;  // log pi_old and log mu of the engine's top-k tokens
+  at::Tensor old_top_k_RK, behaviour_top_k_RK;  // log pi_old and log mu of the engine's top-k tokens
   int64_t version = 0;                          // the trainer's weight version
 };
 

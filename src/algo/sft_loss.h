@@ -7,7 +7,7 @@ namespace bough {
 
 class SftLoss : public Loss {
  public:
-  Couples couples() const override { return Couples::kNothing; }
+  CouplingScope coupling() const override { return CouplingScope::kNothing; }
   bool needs_advantages() const override { return false; }
   bool needs_behaviour() const override { return false; }
   bool needs_proximal() const override { return false; }

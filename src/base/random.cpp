@@ -68,8 +68,8 @@ double CounterRandom::normal(uint64_t sequence, uint64_t position) const {
 
 uint64_t CounterRandom::below(uint64_t n, uint64_t sequence, uint64_t position) const {
   BOUGH_CHECK(n > 0, "below(0)");
-  // Lemire's multiplication. Of the 2^64 values, the lowest 2^64 mod n products would make some results more
-  // likely, so they are rejected. The next value comes from the other half of the block, then from the block
+  // Lemire's multiplication. The lowest 2^64 mod n of the 2^64 products would make some results more likely,
+  // so they are rejected. The next value comes from the other half of the block, then from the block
   // of that value, which keeps the function pure.
   auto words = block(sequence, position);
   const uint64_t unfair = (0 - n) % n;

@@ -19,7 +19,7 @@
 #include "data/rollout_file.h"
 #include "plan/load_balance.h"
 #include "plan/packing.h"
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 #include "plan/plan.h"
 #include "run/batch_picture.h"
 #include "train/make_batch.h"
@@ -63,7 +63,7 @@ struct IterationCost {
   double recompute_seconds = 0;  // one plan execution, forward only
   double update_seconds = 0;     // one plan execution with gradients
   double sparse_step_seconds =
-      0;  // for sparse_training.arm distill, in addition to the update; priced with dense attention
+      0;  // for sparse_training.mode distill, in addition to the update; priced with dense attention
   double total() const {
     return rollout.seconds() + recompute_seconds + update_seconds + sparse_step_seconds;
   }
@@ -150,12 +150,12 @@ class ForwardCosts final : public PassCosts {
     return costs_.head_forward_seconds(pass);
   }
   double head_backward_seconds(const PassShape&) const override { return 0; }
-  double recompute_seconds(const PassShape&, Keep) const override { return 0; }
+  double recompute_seconds(const PassShape&, RecomputePolicy) const override { return 0; }
   int64_t stack_row_bytes() const override { return costs_.stack_row_bytes(); }
-  int64_t kept_bytes(Keep keep) const override { return costs_.kept_bytes(keep); }
-  int64_t exit_bytes() const override { return costs_.exit_bytes(); }
+  int64_t kept_bytes(RecomputePolicy keep) const override { return costs_.kept_bytes(keep); }
+  int64_t boundary_bytes() const override { return costs_.boundary_bytes(); }
   int64_t row_bytes() const override { return costs_.row_bytes(); }
-  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+  int64_t temporary_bytes(const PassShape& pass, RecomputePolicy keep) const override {
     return costs_.temporary_bytes(pass, keep);
   }
 
@@ -179,7 +179,7 @@ std::vector<SampledGroup> groups_of(const std::vector<Trajectory>& rollouts) {
   return groups;
 }
 
-// The model with only its adapters trained, with the defaults of sparse_training.arm distill.
+// The model with only its adapters trained, with the defaults of sparse_training.mode distill.
 ModelShape adapted(ModelShape shape) {
   constexpr int64_t kRank = 32;
   const int64_t width = shape.hidden_size;

@@ -66,11 +66,11 @@ void plan_rates(const SimulateOptions& options, Assumed& assumed) {
                            std::vector<int64_t>(static_cast<size_t>(options.group_size),
                                                 std::max<int64_t>(1, std::llround(options.length_mean)))};
   // One group represents all: groups share nothing.
-  const RolloutCost drawn = rollout_cost(CostModel(profile, shape), {group}, sparse, options.group_size);
-  const auto tokens = static_cast<double>(drawn.tokens);
-  const double kv = drawn.bytes() / tokens;
+  const RolloutCost sampled = rollout_cost(CostModel(profile, shape), {group}, sparse, options.group_size);
+  const auto tokens = static_cast<double>(sampled.tokens);
+  const double kv = sampled.bytes() / tokens;
   const double attention_flops =
-      drawn.keys / tokens * shape.flops_per_pair() / static_cast<double>(shape.num_layers);
+      sampled.keys / tokens * shape.flops_per_pair() / static_cast<double>(shape.num_layers);
   SimulatedRates& rates = assumed.simulation.rates;
   rates.pass_seconds = weights / (bandwidth * options.efficiency);
   rates.sample_seconds = kv / (bandwidth * options.efficiency) + (flops + attention_flops) / rate;

@@ -9,7 +9,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "cli/command.h"
-#include "cli/ranks.h"
+#include "cli/launch_ranks.h"
 #include "cli/step_input.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/common/cuda_library.h"

@@ -8,14 +8,14 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
-#include "cli/ranks.h"
+#include "cli/launch_ranks.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
 #include "net/http_client.h"
 #include "run/engine_process.h"
 #include "run/run.h"
+#include "run/run_components.h"
 #include "run/run_folder.h"
-#include "run/run_parts.h"
 #include "serve/agent_server.h"
 
 namespace bough {
@@ -64,7 +64,7 @@ void print_summary(const RunSummary& summary) {
 }
 
 // External agents are answered by the trained model. Their sessions are the run's samples.
-std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engine, bool json) {
+std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& engine, bool json) {
   ServeSettings settings;
   settings.host = run.serve.host;
   settings.port = *run.serve.port;
@@ -79,10 +79,10 @@ std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engi
   settings.gconfig.n_samples = 1;
   settings.gconfig.top_logprobs = 0;
   const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", run.serve.api_key_file);
-  const AgentDeskOptions options{.group_size = run.gconfig.n_samples,
-                                 .min_group = run.rollout.min_group,
-                                 .lease_seconds = run.serve.lease_seconds,
-                                 .scored_elsewhere = !run.reward.empty()};
+  const AgentSessionsOptions options{.group_size = run.gconfig.n_samples,
+                                     .min_group = run.rollout.min_group,
+                                     .lease_seconds = run.serve.lease_seconds,
+                                     .scored_elsewhere = !run.reward.empty()};
   raise_descriptor_limit(settings.http.max_connections);
   auto server =
       std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
@@ -146,7 +146,7 @@ void run_train(const TrainOptions& options) {
   if (!options.json) print_line(settings_table(settings_rows(settings), terminal_columns()));
   run.stop = [&stop] { return stop.requested(); };
   if (settings.serve.port)
-    run.outside = [&options](const RunSettings& served, Engine& engine) {
+    run.external = [&options](const RunSettings& served, Engine& engine) {
       return serve_agents(served, engine, options.json);
     };
   bool have_ended = false;

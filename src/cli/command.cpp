@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
-#include "cli/ranks.h"
+#include "cli/launch_ranks.h"
 
 namespace bough {
 

@@ -72,9 +72,9 @@ class Decoder {
           random.below(static_cast<uint64_t>(model_.config().vocab_size), i, static_cast<uint64_t>(number))));
       segments.push_back({tables_[i], position, 1});
     }
-    const std::vector<uint8_t> is_drawn(tokens.size(), is_sparse);
+    const std::vector<uint8_t> is_sampled(tokens.size(), is_sparse);
     const auto start = std::chrono::steady_clock::now();
-    model_.logits(pass_.run(tokens, positions, segments, is_drawn));
+    model_.logits(pass_.run(tokens, positions, segments, is_sampled));
     return seconds_since(start);
   }
 

@@ -6,16 +6,16 @@ namespace bough {
 
 namespace {
 
-PlanPictureBlock::Keep keep_of(const Block& block) {
+PlanPictureBlock::RecomputePolicy keep_of(const Block& block) {
   switch (block.keep) {
-    case Keep::kKeysValues: return PlanPictureBlock::Keep::kNothing;
-    case Keep::kAttention: return PlanPictureBlock::Keep::kAttention;
-    case Keep::kLayerInputs:
-    case Keep::kLayerInputsAndAttention:
-    case Keep::kLayerInputsOnHost: return PlanPictureBlock::Keep::kLayerInputs;
-    case Keep::kActivations: return PlanPictureBlock::Keep::kActivations;
+    case RecomputePolicy::kKeysValues: return PlanPictureBlock::RecomputePolicy::kNothing;
+    case RecomputePolicy::kAttention: return PlanPictureBlock::RecomputePolicy::kAttention;
+    case RecomputePolicy::kLayerInputs:
+    case RecomputePolicy::kLayerInputsAndAttention:
+    case RecomputePolicy::kLayerInputsOnHost: return PlanPictureBlock::RecomputePolicy::kLayerInputs;
+    case RecomputePolicy::kActivations: return PlanPictureBlock::RecomputePolicy::kActivations;
   }
-  return PlanPictureBlock::Keep::kNothing;
+  return PlanPictureBlock::RecomputePolicy::kNothing;
 }
 
 // Appends the tree's blocks, counting passes as simulate does. Returns the picture index of each block.
@@ -30,9 +30,9 @@ std::vector<int64_t> add_blocks(const PlannedTree& planned, int64_t& num_passes,
     }
     if (!block.needed) continue;
     ++num_passes;
-    auto& drawn = picture.blocks[static_cast<size_t>(index[static_cast<size_t>(step.block)])];
-    if (step.kind != Step::Kind::kBackward) drawn.forward_pass = num_passes;
-    if (step.kind != Step::Kind::kForward) drawn.backward_pass = num_passes;
+    auto& sampled = picture.blocks[static_cast<size_t>(index[static_cast<size_t>(step.block)])];
+    if (step.kind != Step::Kind::kBackward) sampled.forward_pass = num_passes;
+    if (step.kind != Step::Kind::kForward) sampled.backward_pass = num_passes;
   }
   return index;
 }

@@ -53,11 +53,11 @@ TEST(PlanPage, BlocksStandInTheOrderOfTheirForwardPasses) {
   const std::vector<std::vector<int32_t>> sequences = {{1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3, 7, 8, 9}};
   const auto spans = as_spans(sequences);
   auto plan = make_plan("path", {.sequences = spans, .max_tokens_per_pass = 100});
-  plan.trees[0].blocks[0].keep = Keep::kAttention;
+  plan.trees[0].blocks[0].keep = RecomputePolicy::kAttention;
   auto picture = plan_picture(plan, "path");
   ASSERT_EQ(picture.blocks.size(), 4u);
   EXPECT_TRUE(picture.blocks[0].interior);
-  EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::Keep::kAttention);
+  EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::RecomputePolicy::kAttention);
   EXPECT_EQ(picture.blocks[0].forward_pass, 1);
   EXPECT_EQ(picture.blocks[0].backward_pass, 5);
   for (int64_t b = 1; b < 4; ++b) {
@@ -65,10 +65,11 @@ TEST(PlanPage, BlocksStandInTheOrderOfTheirForwardPasses) {
     EXPECT_EQ(picture.trees[0].nodes[static_cast<size_t>(b)].num_sequences, 1);
     EXPECT_EQ(picture.trees[0].nodes[static_cast<size_t>(b)].parent, 0);
   }
-  for (const Keep keep : {Keep::kLayerInputsAndAttention, Keep::kLayerInputsOnHost}) {
+  for (const RecomputePolicy keep :
+       {RecomputePolicy::kLayerInputsAndAttention, RecomputePolicy::kLayerInputsOnHost}) {
     plan.trees[0].blocks[0].keep = keep;
     picture = plan_picture(plan, "path");
-    EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::Keep::kLayerInputs);
+    EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::RecomputePolicy::kLayerInputs);
   }
 }
 

@@ -84,7 +84,7 @@ void Communicator::finish(PendingCollective& pending, const Collective& collecti
   // Short collectives end while the loop spins. A longer wait yields the core to the ranks that it waits for.
   for (int64_t polls = 0; !pending.is_done(); ++polls) {
     if (polls < 1000) continue;
-    look();
+    check_abort();
     if (seconds_since(start) > deadline_seconds_)
       throw IoError(str("rank ", rank(), " of ", size(), " waited ", deadline_seconds_, " s in ",
                         name_of(collective.kind), " of ", collective.count,

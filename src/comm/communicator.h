@@ -73,9 +73,9 @@ class Communicator {
   double bytes_sent() const { return bytes_sent_; }
   // Sets a function that waiting calls run again and again as their abort check. If the function throws, the
   // wait ends, and the group cannot be used afterwards. look() runs the function once.
-  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
-  void look() const {
-    if (watch_) watch_();
+  void set_abort_check(std::function<void()> abort_check) { abort_check_ = std::move(abort_check); }
+  void check_abort() const {
+    if (abort_check_) abort_check_();
   }
   // Begins the collective and waits until it is done. Throws IoError after the deadline.
   void run(const Collective& collective);
@@ -95,7 +95,7 @@ class Communicator {
  private:
   double deadline_seconds_ = 600;
   double bytes_sent_ = 0;
-  std::function<void()> watch_;
+  std::function<void()> abort_check_;
 };
 
 // A group of this process alone.

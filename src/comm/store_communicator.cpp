@@ -79,7 +79,7 @@ class Members {
       std::string failure;
       try {
         store_->set(key_of(rank_.rank), std::to_string(count));
-        failure = look();
+        failure = check_abort();
       } catch (const std::exception& error) {
         failure = error.what();
       }
@@ -92,7 +92,7 @@ class Members {
   }
 
   // Returns what is wrong with the other ranks, or "".
-  std::string look() {
+  std::string check_abort() {
     std::vector<int64_t> ranks;
     std::vector<std::string> keys;
     for (int64_t rank = 0; rank < rank_.size; ++rank) {
@@ -120,7 +120,7 @@ class Members {
     const auto start = std::chrono::steady_clock::now();
     const auto is_gone = [](const Other& other) { return other.said == kGone || !other.since; };
     do {
-      if (!look().empty()) return;
+      if (!check_abort().empty()) return;
       const int64_t gone = std::ranges::count_if(others_, is_gone);
       if (gone == rank_.size) return;  // this rank's own entry has no `since`, so it counts as gone
       std::this_thread::sleep_for(kLongestPause);

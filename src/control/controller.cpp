@@ -27,7 +27,7 @@ Controller::Controller(Workers& workers, const Clock& clock, ControllerOptions o
 
 // ---- Staleness limiter.
 
-bool Controller::gate_is_open() const {
+bool Controller::staleness_limiter_allows() const {
   const int64_t begun_steps = num_steps_ + (training_.empty() ? 0 : 1);
   const int64_t slots = std::min(engine_version_ + options_.max_staleness + 1, options_.total_steps);
   const int64_t ahead = num_buffered() + num_awaiting();
@@ -35,17 +35,17 @@ bool Controller::gate_is_open() const {
   return begun_steps * options_.batch_groups + ahead + num_running() < slots * options_.batch_groups;
 }
 
-bool Controller::has_drawn_enough() const {
+bool Controller::has_sampled_enough() const {
   const int64_t most = options_.max_generated_batches;
   return most > 0 && refused_since_batch_ > (most - 1) * options_.batch_groups;
 }
 
-bool Controller::can_draw() const {
+bool Controller::can_sample() const {
   return !again_.empty() || options_.total_groups == 0 || next_position_ < options_.total_groups;
 }
 
 bool Controller::is_drained() const {
-  return !can_draw() && running_.empty() && awaiting_.empty();
+  return !can_sample() && running_.empty() && awaiting_.empty();
 }
 
 bool Controller::is_over() const {
@@ -58,7 +58,7 @@ void Controller::drop(uint64_t id, const std::string& reason) {
 }
 
 Controller::Counts Controller::counts() const {
-  Counts counts{.drawn = num_drawn_,
+  Counts counts{.sampled = num_sampled_,
                 .trained = num_trained_,
                 .training = static_cast<int64_t>(training_.size()),
                 .buffered = num_buffered(),
@@ -72,8 +72,8 @@ Controller::Counts Controller::counts() const {
 void Controller::check_integrity() const {
   const Counts now = counts();
   BOUGH_CHECK(
-      now.drawn == now.trained + now.training + now.buffered + now.awaiting + now.running + now.dropped,
-      now.drawn, " groups drawn, but ", now.trained, " trained, ", now.training, " in training, ",
+      now.sampled == now.trained + now.training + now.buffered + now.awaiting + now.running + now.dropped,
+      now.sampled, " groups drawn, but ", now.trained, " trained, ", now.training, " in training, ",
       now.buffered, " buffered, ", now.awaiting, " awaiting rewards, ", now.running, " running, ",
       now.dropped, " dropped");
 }
@@ -304,7 +304,7 @@ void Controller::handle(StopRequested&) {
 void Controller::handle(TimePassed&) {
   const Clock::Time now = clock_.now();
   const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
-  const bool waits = !workers_.waits_for_outside().empty();
+  const bool waits = !workers_.waits_for_external().empty();
   if (options_.stall_seconds > 0 && quiet >= options_.stall_seconds && !waits)
     throw StallError(str("nothing has happened for ", static_cast<int64_t>(quiet),
                          " s: ", workers_.busy_with(), "; ", activity(),
@@ -322,11 +322,11 @@ void Controller::restore(ControllerState state) {
   next_position_ = state.next_position;
   buffered_ = std::move(state.buffered);
   awaiting_ = std::move(state.awaiting);
-  begun_before_ = std::move(state.running);
+  partial_before_ = std::move(state.running);
   std::set<int64_t> again = std::move(state.unfinished);
-  for (const auto& [id, samples] : begun_before_) again.insert(static_cast<int64_t>(id));
+  for (const auto& [id, samples] : partial_before_) again.insert(static_cast<int64_t>(id));
   again_.assign(again.begin(), again.end());
-  num_drawn_ = num_buffered() + num_awaiting();
+  num_sampled_ = num_buffered() + num_awaiting();
   unwritten_ = std::move(state.unwritten_metrics);
 }
 
@@ -369,11 +369,12 @@ void Controller::begin_groups() {
   if (!options_.interruptible && published_version_ != engine_version_) return;
   const bool is_round_over = running_.empty() && awaiting_.empty();
   if (!computes_beside()) {
-    if (is_round_over && has_drawn_enough() && !buffered_.empty()) return;  // they are trained on
+    if (is_round_over && has_sampled_enough() && !buffered_.empty()) return;  // they are trained on
     if (is_round_over) round_left_ = options_.batch_groups - num_buffered();
     if (round_left_ == 0) return;
   }
-  while (can_draw() && gate_is_open() && num_running() * options_.group_size < options_.samples_in_flight) {
+  while (can_sample() && staleness_limiter_allows() &&
+         num_running() * options_.group_size < options_.samples_in_flight) {
     int64_t position = 0;
     if (again_.empty()) {
       position = next_position_++;
@@ -382,11 +383,11 @@ void Controller::begin_groups() {
       again_.pop_front();
     }
     const auto id = static_cast<uint64_t>(position);
-    std::vector<BegunSample> begun;
-    if (auto node = begun_before_.extract(id)) begun = std::move(node.mapped());
+    std::vector<PartialRollout> partial;
+    if (auto node = partial_before_.extract(id)) partial = std::move(node.mapped());
     running_.insert(id);
-    ++num_drawn_;
-    workers_.begin(id, std::move(begun));
+    ++num_sampled_;
+    workers_.begin(id, std::move(partial));
     if (!computes_beside() && --round_left_ == 0) return;
   }
 }
@@ -399,7 +400,7 @@ void Controller::begin_training() {
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
   const bool is_last = is_drained() && num_buffered() > 0;
-  const bool gives_up = has_drawn_enough() && num_buffered() > 0 &&
+  const bool gives_up = has_sampled_enough() && num_buffered() > 0 &&
                         (computes_beside() || (running_.empty() && awaiting_.empty()));
   const int64_t wanted =
       is_last || gives_up ? std::min(options_.batch_groups, num_buffered()) : options_.batch_groups;
@@ -452,7 +453,7 @@ void Controller::begin_checkpoint() {
   if (computes_beside()) {
     state.buffered = buffered_;
     state.awaiting = awaiting_;
-    state.running = begun_before_;
+    state.running = partial_before_;
     checkpoint.running.insert(running_.begin(), running_.end());
     // If no training follows, the model does not change while it is written, so no copy is needed.
     checkpoint.copied = !is_last;
@@ -499,7 +500,7 @@ std::string Controller::activity() const {
   if (num_steps_ < options_.total_steps && (computes_beside() || parts.empty()))
     parts.push_back(str("rollout ", num_buffered(), "/", options_.batch_groups));
   if (!awaiting_.empty()) parts.push_back(str(num_awaiting(), " awaiting rewards"));
-  if (std::string outside = workers_.waits_for_outside(); !outside.empty())
+  if (std::string outside = workers_.waits_for_external(); !outside.empty())
     parts.push_back(std::move(outside));
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
@@ -546,7 +547,7 @@ void Controller::add_own_metrics(StepRecord& record) {
     if (since > 0) metrics["refused/" + name] = since;
   }
   metrics["rollout/groups_refused"] = dropped;
-  sums_.outside = workers_.outside_metrics();
+  sums_.outside = workers_.external_metrics();
   for (const auto& [name, value] : sums_.outside)
     metrics[name] = name.ends_with("_open") ? value : value - sums_at_step_.outside[name];
   if (computes_beside()) {

@@ -125,7 +125,7 @@ struct ControllerState {
   int64_t step = 0;
   int64_t next_position = 0;
   std::map<uint64_t, GroupPointer> buffered, awaiting;
-  std::map<uint64_t, std::vector<BegunSample>> running;  // partial rollouts
+  std::map<uint64_t, std::vector<PartialRollout>> running;  // partial rollouts
   std::set<int64_t> unfinished;  // started and in none of these: generated again from the start
   std::optional<MetricValues> unwritten_metrics;  // of `step`, if its evaluation is missing
 };
@@ -138,8 +138,9 @@ class Workers {
  public:
   virtual ~Workers() = default;
   // Engine commands, executed in this order, between two of its passes.
-  virtual void begin(uint64_t id, std::vector<BegunSample> begun) = 0;  // ─▶ GroupGenerated, or GroupFailed
-  virtual void take_weights() = 0;  // the last published ones ─▶ WeightsTaken
+  virtual void begin(uint64_t id,
+                     std::vector<PartialRollout> partial) = 0;  // ─▶ GroupGenerated, or GroupFailed
+  virtual void take_weights() = 0;                              // the last published ones ─▶ WeightsTaken
   // Evaluates the weights that the engine holds, with training samples parked. Given up at the deadline. ─▶
   // EvaluationDone
   virtual void evaluate(Clock::Time deadline) = 0;
@@ -160,8 +161,8 @@ class Workers {
   virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a piece of work
   virtual std::string busy_with() const = 0;      // "busy: engine (generate, 12 s), ..."
   // Describes what external groups wait for (outside.h). If it is not empty, the run is not stalled.
-  virtual std::string waits_for_outside() const { return ""; }
-  virtual MetricValues outside_metrics() const { return {}; }  // counts since the process began
+  virtual std::string waits_for_external() const { return ""; }
+  virtual MetricValues external_metrics() const { return {}; }  // counts since the process began
 };
 
 // Callbacks of on(), on the control thread.
@@ -217,7 +218,7 @@ class Controller {
   std::string activity() const;                     // "train step 12, rollout 3/16, 2 awaiting rewards"
 
   struct Counts {
-    int64_t drawn = 0, trained = 0, training = 0, buffered = 0, awaiting = 0, running = 0, dropped = 0;
+    int64_t sampled = 0, trained = 0, training = 0, buffered = 0, awaiting = 0, running = 0, dropped = 0;
     int64_t version = -1;  // held by the engine
     bool operator==(const Counts&) const = default;
   };
@@ -254,10 +255,10 @@ class Controller {
   void handle(TimePassed& event);
 
   bool computes_beside() const { return options_.max_staleness > 0; }
-  bool gate_is_open() const;
-  bool can_draw() const;  // a group is left to start, now or later
+  bool staleness_limiter_allows() const;
+  bool can_sample() const;  // a group is left to start, now or later
   // Whether filters refused so many groups since the last batch that no more are generated for this one.
-  bool has_drawn_enough() const;
+  bool has_sampled_enough() const;
   bool is_drained() const;
   bool is_over() const;
   bool evaluation_due(int64_t step, bool is_last) const {
@@ -288,12 +289,12 @@ class Controller {
   // Groups by id, in their states.
   int64_t next_position_ = 0;
   std::deque<int64_t> again_;  // started by an earlier process; started again before any other
-  std::map<uint64_t, std::vector<BegunSample>> begun_before_;  // partial rollouts of again_
+  std::map<uint64_t, std::vector<PartialRollout>> partial_before_;  // partial rollouts of again_
   std::set<uint64_t> running_;
   std::map<uint64_t, GroupPointer> awaiting_, buffered_;
   std::vector<uint64_t> training_;
   bool training_publishes_ = false;
-  int64_t num_drawn_ = 0, num_trained_ = 0;
+  int64_t num_sampled_ = 0, num_trained_ = 0;
   int64_t round_left_ = 0;           // eta 0: groups that may start before all of them are scored
   int64_t refused_since_batch_ = 0;  // by filters
   std::map<std::string, int64_t> dropped_;

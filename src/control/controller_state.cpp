@@ -40,7 +40,7 @@ Json to_json(const ControllerState& state, const ProblemOrder& problems) {
   Json running = Json::array();
   for (const auto& [id, samples] : state.running) {
     Json list = Json::array();
-    for (const BegunSample& sample : samples) list.push_back(begun_to_json(sample));
+    for (const PartialRollout& sample : samples) list.push_back(partial_rollout_to_json(sample));
     running.push_back({{"id", id}, {"samples", std::move(list)}});
   }
   Json json = {{"step", state.step},
@@ -63,8 +63,8 @@ ControllerState controller_state_from_json(const Json& json, ProblemOrder& probl
     state.buffered = groups_from_json(json.at("buffer"));
     state.awaiting = groups_from_json(json.value("awaiting_reward", Json::array()));
     for (const Json& request : json.value("running", Json::array())) {
-      std::vector<BegunSample>& samples = state.running[request.at("id").get<uint64_t>()];
-      for (const Json& sample : request.at("samples")) samples.push_back(begun_from_json(sample));
+      std::vector<PartialRollout>& samples = state.running[request.at("id").get<uint64_t>()];
+      for (const Json& sample : request.at("samples")) samples.push_back(partial_rollout_from_json(sample));
     }
     json.at("unfinished").get_to(state.unfinished);
     if (json.contains("unwritten_metrics")) {

@@ -147,10 +147,10 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     num_dropped += dropped;
     // Every begun group was trained on or dropped (after a checkpoint once more, in the resumed run). No
     // position in between was skipped.
-    const auto begun = static_cast<int64_t>(state->next_position);
+    const auto partial = static_cast<int64_t>(state->next_position);
     const auto num_trained = static_cast<int64_t>(trained.size());
-    EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), begun);
-    EXPECT_GE(num_trained + dropped, begun);
+    EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), partial);
+    EXPECT_GE(num_trained + dropped, partial);
     // If all remaining groups are dropped, the run ends without a step to save. A restarted run drops them
     // once more.
     for (const int64_t id : state->unfinished)
@@ -158,7 +158,7 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
           << "group " << id << " would be trained twice";
     EXPECT_TRUE(state->unfinished.empty() || dropped > 0);
     if (options.controller.total_groups > 0) {
-      EXPECT_LE(begun, options.controller.total_groups);
+      EXPECT_LE(partial, options.controller.total_groups);
     }
     if (steps < options.controller.total_steps) {
       EXPECT_GE(num_trained + dropped, options.controller.total_groups);
@@ -197,17 +197,17 @@ TEST(Controller, TrainedLengthsAreDrawnLengths) {
     options.rates.max_running = 24;
     RunSimulator run(options);
     const SimulationResult result = run.run();
-    std::vector<int64_t> drawn;
+    std::vector<int64_t> sampled;
     const CounterRandom random(options.seed, Purpose::test);
     for (int64_t id = 0; id < run.num_begun(); ++id)
       for (int64_t i = 0; i < options.controller.group_size; ++i)
-        drawn.push_back(options.lengths.draw(random, static_cast<uint64_t>(id), i));
+        sampled.push_back(options.lengths.draw(random, static_cast<uint64_t>(id), i));
     // If the run goes to its end, no group is left out: the numbers are exactly equal.
     std::vector<int64_t> trained = result.trained_lengths;
-    ASSERT_EQ(trained.size(), drawn.size());
+    ASSERT_EQ(trained.size(), sampled.size());
     std::sort(trained.begin(), trained.end());
-    std::sort(drawn.begin(), drawn.end());
-    EXPECT_EQ(trained, drawn) << "eta " << eta;
+    std::sort(sampled.begin(), sampled.end());
+    EXPECT_EQ(trained, sampled) << "eta " << eta;
     // Samples of the run's first half are as long as those of its second half: no sample waits for ever.
     const auto middle =
         result.trained_lengths.begin() + static_cast<int64_t>(result.trained_lengths.size() / 2);
@@ -216,8 +216,9 @@ TEST(Controller, TrainedLengthsAreDrawnLengths) {
     const auto n = static_cast<double>(first.size()), m = static_cast<double>(second.size());
     EXPECT_LT(ks_distance(first, second), 1.95 * std::sqrt((n + m) / (n * m))) << "eta " << eta;
     // The check can fail: the shorter half alone has another distribution.
-    const std::vector<int64_t> shorter(drawn.begin(), drawn.begin() + static_cast<int64_t>(drawn.size() / 2));
-    EXPECT_GT(ks_distance(shorter, drawn), 0.4);
+    const std::vector<int64_t> shorter(sampled.begin(),
+                                       sampled.begin() + static_cast<int64_t>(sampled.size() / 2));
+    EXPECT_GT(ks_distance(shorter, sampled), 0.4);
   }
 }
 
@@ -235,7 +236,7 @@ TEST(Controller, AnEvaluationThatTakesTooLongIsGivenUpAndTrainingGoesOnBesideIt)
 // Records the controller's requests. The test decides when to answer them.
 class ManualWorkers final : public Workers {
  public:
-  void begin(uint64_t id, std::vector<BegunSample>) override { begun.push_back(id); }
+  void begin(uint64_t id, std::vector<PartialRollout>) override { partial.push_back(id); }
   void take_weights() override { ++weights_wanted; }
   void evaluate(Clock::Time) override { ++evaluations; }
   void cancel_evaluation() override { ++cancels; }
@@ -250,7 +251,7 @@ class ManualWorkers final : public Workers {
   Clock::Time last_progress() const override { return {}; }
   std::string busy_with() const override { return "the engine with a pass"; }
 
-  std::vector<uint64_t> begun, scoring;
+  std::vector<uint64_t> partial, scoring;
   std::vector<TrainOrder> orders;
   std::vector<ControllerState> checkpoints;
   int64_t published = -1;
@@ -292,18 +293,18 @@ TEST(Controller, TheGateOpensByTheVersionThatTheEngineHolds) {
   ManualRun run({.batch_groups = 2, .max_staleness = 1, .total_steps = 9});
   run.controller.start();
   EXPECT_EQ(run.workers.published, 0);
-  EXPECT_TRUE(run.workers.begun.empty()) << "the engine has no weights yet";
+  EXPECT_TRUE(run.workers.partial.empty()) << "the engine has no weights yet";
   run.controller.on(WeightsTaken{0, 0});
-  EXPECT_EQ(run.workers.begun.size(), 4u);
+  EXPECT_EQ(run.workers.partial.size(), 4u);
   run.generate(1);
   EXPECT_TRUE(run.workers.orders.empty());
   run.generate(0);
   ASSERT_EQ(run.workers.orders.size(), 1u);
   EXPECT_EQ(run.workers.orders[0].groups[0]->id, 0u) << "the oldest first";
   run.train();
-  EXPECT_EQ(run.workers.begun.size(), 4u) << "version 1 is trained, but the engine has version 0";
+  EXPECT_EQ(run.workers.partial.size(), 4u) << "version 1 is trained, but the engine has version 0";
   run.controller.on(WeightsTaken{1, 4});
-  EXPECT_EQ(run.workers.begun.size(), 6u);
+  EXPECT_EQ(run.workers.partial.size(), 6u);
 }
 
 TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
@@ -312,11 +313,11 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
                  }});
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
-  EXPECT_EQ(run.workers.begun, (std::vector<uint64_t>{0, 1}));
+  EXPECT_EQ(run.workers.partial, (std::vector<uint64_t>{0, 1}));
   run.generate(0, {true, true, false});
-  EXPECT_EQ(run.workers.begun.size(), 2u) << "the other one is not scored yet";
+  EXPECT_EQ(run.workers.partial.size(), 2u) << "the other one is not scored yet";
   run.generate(1);
-  EXPECT_EQ(run.workers.begun.size(), 4u);
+  EXPECT_EQ(run.workers.partial.size(), 4u);
   run.generate(2, {true, false, false});
   run.generate(3);
   ASSERT_EQ(run.workers.orders.size(), 1u);
@@ -349,9 +350,9 @@ TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
   run.controller.on(WeightsTaken{0, 0});
   run.generate(2, {false, false}, FilterVerdict{.keeps = false, .error = ""});
   run.generate(0, {false, false}, FilterVerdict{.keeps = false, .error = "it raised"});
-  EXPECT_EQ(run.workers.begun.size(), 3u);
+  EXPECT_EQ(run.workers.partial.size(), 3u);
   run.generate(1, {false, false}, FilterVerdict{});
-  EXPECT_EQ(run.workers.begun, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(run.workers.partial, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
   run.generate(4);
   run.generate(3, {false, true}, FilterVerdict{});  // fewer than min_group samples
   run.generate(5);
@@ -382,7 +383,7 @@ TEST(Controller, NoMoreThanSoManyBatchesAreDrawnForAStep) {
   for (const uint64_t id : {0, 1, 2, 3}) run.generate(id);
   ASSERT_EQ(run.workers.orders.size(), 1u) << "two batches were drawn";
   EXPECT_EQ(run.workers.orders[0].groups.size(), 1u);
-  EXPECT_EQ(run.workers.begun.size(), 4u);
+  EXPECT_EQ(run.workers.partial.size(), 4u);
   run.train();
   run.controller.on(WeightsTaken{1, 0});
   for (const uint64_t id : {4, 5, 6}) run.generate(id);
@@ -465,7 +466,7 @@ TEST(Controller, RunningSamplesFinishOnTheOldWeightsWhereTheyMayNotBeInterrupted
   ManualRun run({.batch_groups = 1, .max_staleness = 2, .total_steps = 9, .interruptible = false});
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
-  EXPECT_EQ(run.workers.begun.size(), 3u);
+  EXPECT_EQ(run.workers.partial.size(), 3u);
   run.generate(0);
   run.train();
   EXPECT_EQ(run.workers.weights_wanted, 1);
@@ -513,7 +514,7 @@ TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
                  }});
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
-  ASSERT_EQ(run.workers.begun.size(), 5u);
+  ASSERT_EQ(run.workers.partial.size(), 5u);
   run.generate(0);
   run.generate(1);
   auto unscored = std::make_shared<FinishedGroup>();
@@ -525,12 +526,12 @@ TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
   ends->id = 3;
   ends->samples.resize(2);
   run.controller.on(GroupGenerated{ends});  // before the engine reports what is running
-  BegunSample half{.sample = {.token_ids = {7, 8},
-                              .logprobs = {-1, -0.25},
-                              .raw_logprobs = {-1, -0.5},
-                              .truncated_logprobs = {-1, 0},
-                              .versions = {0, 1}},
-                   .has_ended = false};
+  PartialRollout half{.sample = {.token_ids = {7, 8},
+                                 .logprobs = {-1, -0.25},
+                                 .raw_logprobs = {-1, -0.5},
+                                 .sampling_logprobs = {-1, 0},
+                                 .versions = {0, 1}},
+                      .has_ended = false};
   run.controller.on(RunningSaved{{{.id = 4, .samples = {half}}, {.id = 5, .samples = {half}}}});
   run.controller.on(SnapshotTaken{});
   ASSERT_EQ(run.workers.checkpoints.size(), 1u);

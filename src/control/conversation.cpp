@@ -451,17 +451,17 @@ Json list_in(const Json& object, const char* key) {
   return found != object.end() && found->is_array() ? *found : Json::array();
 }
 
-Talk talk_of(const Trajectory& row, const Json& conversation) {
-  Talk talk;
-  talk.name = "#" + row.trajectory;
-  talk.reason = text_in(conversation, "reason");
-  talk.failure = row.reward_failure.value_or("");
-  talk.reward = row.reward;
-  talk.rewards = row.rewards;
-  talk.turns = count_in(conversation, "turns");
-  talk.tokens = count_in(conversation, "tokens");
-  talk.invalid_calls = count_in(conversation, "invalid_calls");
-  talk.rows = std::max<int64_t>(1, count_in(conversation, "rows"));
+ConversationView view_of(const Trajectory& row, const Json& conversation) {
+  ConversationView view;
+  view.name = "#" + row.trajectory;
+  view.reason = text_in(conversation, "reason");
+  view.failure = row.reward_failure.value_or("");
+  view.reward = row.reward;
+  view.rewards = row.rewards;
+  view.turns = count_in(conversation, "turns");
+  view.tokens = count_in(conversation, "tokens");
+  view.invalid_calls = count_in(conversation, "invalid_calls");
+  view.rows = std::max<int64_t>(1, count_in(conversation, "rows"));
   const Json tokens = list_in(conversation, "turn_tokens"), engine = list_in(conversation, "engine_seconds"),
              environment = list_in(conversation, "environment_seconds");
   std::set<int64_t> retokenized;
@@ -469,7 +469,7 @@ Talk talk_of(const Trajectory& row, const Json& conversation) {
     if (place.is_object()) retokenized.insert(count_in(place, "turn"));
   size_t turn = 0;
   for (const Json& from : list_in(conversation, "messages")) {
-    TalkMessage& message = talk.messages.emplace_back();
+    MessageView& message = view.messages.emplace_back();
     message.role = text_in(from, "role");
     message.content = text_in(from, "content");
     if (message.role == "tool") message.name = text_in(from, "name");
@@ -490,10 +490,10 @@ Talk talk_of(const Trajectory& row, const Json& conversation) {
   }
   for (size_t i = 0; i < row.input_ids.size(); ++i) {
     const bool is_model = row.turns.empty() ? row.loss_mask[i] != 0 : row.turns[i] >= 0;
-    if (talk.runs.empty() || talk.runs.back().is_model != is_model) talk.runs.push_back({0, is_model});
-    ++talk.runs.back().tokens;
+    if (view.runs.empty() || view.runs.back().is_model != is_model) view.runs.push_back({0, is_model});
+    ++view.runs.back().tokens;
   }
-  return talk;
+  return view;
 }
 
 }  // namespace
@@ -501,15 +501,15 @@ Talk talk_of(const Trajectory& row, const Json& conversation) {
 std::string describe_conversation(const Trajectory& row) {
   const Json* const conversation = about(row);
   if (!conversation) return "";
-  const Talk talk = talk_of(row, *conversation);
-  std::string out = str("== ", row.group, " ", talk.name, ": ", talk.reason);
-  if (talk.reward) out += str(", reward ", format_significant(*talk.reward, 4));
-  for (const auto& [name, value] : talk.rewards) out += str(", ", name, " ", format_significant(value, 4));
-  out += str(", ", talk.turns, " turns, ", talk.tokens, " tokens");
-  if (talk.invalid_calls > 0) out += str(", ", talk.invalid_calls, " invalid_calls");
-  if (talk.rows > 1) out += str(", ", talk.rows, " rows");
-  if (!talk.failure.empty()) out += "\n   " + talk.failure;
-  for (const TalkMessage& message : talk.messages) {
+  const ConversationView view = view_of(row, *conversation);
+  std::string out = str("== ", row.group, " ", view.name, ": ", view.reason);
+  if (view.reward) out += str(", reward ", format_significant(*view.reward, 4));
+  for (const auto& [name, value] : view.rewards) out += str(", ", name, " ", format_significant(value, 4));
+  out += str(", ", view.turns, " turns, ", view.tokens, " tokens");
+  if (view.invalid_calls > 0) out += str(", ", view.invalid_calls, " invalid_calls");
+  if (view.rows > 1) out += str(", ", view.rows, " rows");
+  if (!view.failure.empty()) out += "\n   " + view.failure;
+  for (const MessageView& message : view.messages) {
     std::string label = message.role;
     if (message.turn) label += str(" (turn ", *message.turn, ")");
     if (!message.name.empty()) label += " " + message.name;
@@ -525,8 +525,9 @@ std::string describe_conversation(const Trajectory& row) {
   return out + "\n";
 }
 
-std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step, size_t most) {
-  std::vector<TalkGroup> groups;
+std::vector<ConversationGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step,
+                                                   size_t most) {
+  std::vector<ConversationGroup> groups;
   std::vector<const Trajectory*> rows;  // conversations of the last group
   for (const Trajectory& row : rollouts) {
     const Json* const conversation = about(row);
@@ -536,20 +537,20 @@ std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts,
       groups.push_back({step, row.group, {}});
       rows.clear();
     }
-    Talk talk = talk_of(row, *conversation);
+    ConversationView view = view_of(row, *conversation);
     for (size_t i = 0; i < rows.size(); ++i) {
       const std::vector<int32_t>&ids = row.input_ids, &other = rows[i]->input_ids;
       const auto common =
           std::mismatch(ids.begin(), ids.end(), other.begin(), other.end()).first - ids.begin();
-      if (!talk.forks_from.empty() && common <= talk.common_tokens) continue;
-      talk.forks_from = groups.back().talks[i].name;
-      talk.common_tokens = common;
+      if (!view.forks_from.empty() && common <= view.common_tokens) continue;
+      view.forks_from = groups.back().views[i].name;
+      view.common_tokens = common;
       const auto at = static_cast<size_t>(std::min<std::ptrdiff_t>(common, std::ssize(row.turns) - 1));
-      talk.fork_turn = row.turns.empty() ? -1 : row.turns[at];
+      view.fork_turn = row.turns.empty() ? -1 : row.turns[at];
       // If the environment's answers differ, the fork belongs to the turn that the environment answered.
-      for (size_t t = at; talk.fork_turn < 0 && t > 0; --t) talk.fork_turn = row.turns[t - 1];
+      for (size_t t = at; view.fork_turn < 0 && t > 0; --t) view.fork_turn = row.turns[t - 1];
     }
-    groups.back().talks.push_back(std::move(talk));
+    groups.back().views.push_back(std::move(view));
     rows.push_back(&row);
   }
   return groups;

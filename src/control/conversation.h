@@ -163,6 +163,7 @@ std::string describe_conversation(const Trajectory& row);
 
 // The conversations of a step's rollouts for report.html: the first `most` groups, and where the
 // conversations of a group fork.
-std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step, size_t most);
+std::vector<ConversationGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step,
+                                                   size_t most);
 
 }  // namespace bough

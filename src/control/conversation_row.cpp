@@ -68,8 +68,8 @@ ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, c
   turns.resize(segment.end, static_cast<int32_t>(turn));
   page_choices = sample.page_choices;  // the last turn's choices include those of all earlier turns
   raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
-  truncated_logprobs.insert(truncated_logprobs.end(), sample.truncated_logprobs.begin(),
-                            sample.truncated_logprobs.end());
+  sampling_logprobs.insert(sampling_logprobs.end(), sample.sampling_logprobs.begin(),
+                           sample.sampling_logprobs.end());
   std::span<const int32_t> drawn(sample.token_ids);
   if (sample.finish_reason == FinishReason::kStop) {
     segment.stop = codec.text_of(drawn.last(1));
@@ -162,7 +162,7 @@ Trajectory ConversationRow::trajectory(const ChatCodec& codec, bool all_logprobs
     if (segment.turn && loss_mask[segment.begin] && !out.turn) out.turn = *segment.turn;
   if (all_logprobs) {
     out.columns["raw_logprobs"] = raw_logprobs;
-    out.columns["truncated_logprobs"] = truncated_logprobs;
+    out.columns["truncated_logprobs"] = sampling_logprobs;
   }
   out.prompt = segments.empty() ? "" : segments.front().text;
   out.completion = segments.empty() ? "" : codec.text_of(std::span(ids).subspan(segments.front().end));

@@ -50,7 +50,7 @@ struct ConversationRow {
   std::vector<int32_t> ids, versions, turns;
   std::vector<uint8_t> loss_mask;
   std::vector<float> logprobs;
-  std::vector<double> raw_logprobs, truncated_logprobs;  // only of tokens with mask 1
+  std::vector<double> raw_logprobs, sampling_logprobs;  // only of tokens with mask 1
   PageChoices page_choices;
   std::vector<Segment> segments;
 
@@ -81,11 +81,11 @@ struct ConversationRow {
   // Found by settle(): turns that the template writes with other characters than were sampled, and turns
   // whose text would be other tokens, with the position of the first difference.
   struct Differences {
-    struct Place {
+    struct RetokenizedToken {
       int64_t turn = 0, row = 0, position = 0;
     };
     int64_t shown_otherwise = 0;
-    std::vector<Place> retokenized;
+    std::vector<RetokenizedToken> retokenized;
   };
   // Settles the turns that shown_by() found. `row`: the index of this row.
   void settle(const Shown& shown, const ChatCodec& codec, int64_t row, Differences& found);

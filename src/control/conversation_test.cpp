@@ -538,24 +538,24 @@ TEST(Conversation, GroupsSayWhereTheirConversationsForked) {
   hold("13", "it is y");
   rows.push_back(rows[0]);
   rows.back().group = "h";
-  const std::vector<TalkGroup> groups = conversation_groups(rows, 7, 1);
+  const std::vector<ConversationGroup> groups = conversation_groups(rows, 7, 1);
   ASSERT_EQ(groups.size(), 1u);
-  ASSERT_EQ(groups[0].talks.size(), 3u);
+  ASSERT_EQ(groups[0].views.size(), 3u);
   EXPECT_EQ(groups[0].step, 7);
-  const std::vector<Talk>& talks = groups[0].talks;
-  EXPECT_EQ(talks[0].forks_from, "");
-  EXPECT_EQ(talks[1].forks_from, "#0");
-  EXPECT_EQ(talks[1].fork_turn, 0);
-  EXPECT_EQ(talks[2].forks_from, "#1");
-  EXPECT_EQ(talks[2].fork_turn, 1);
-  EXPECT_EQ(rows[2].input_ids[static_cast<size_t>(talks[2].common_tokens)], 'y');
+  const std::vector<ConversationView>& views = groups[0].views;
+  EXPECT_EQ(views[0].forks_from, "");
+  EXPECT_EQ(views[1].forks_from, "#0");
+  EXPECT_EQ(views[1].fork_turn, 0);
+  EXPECT_EQ(views[2].forks_from, "#1");
+  EXPECT_EQ(views[2].fork_turn, 1);
+  EXPECT_EQ(rows[2].input_ids[static_cast<size_t>(views[2].common_tokens)], 'y');
   int64_t tokens = 0;
-  for (const Talk::Run& run : talks[0].runs) tokens += run.tokens;
+  for (const ConversationView::Run& run : views[0].runs) tokens += run.tokens;
   EXPECT_EQ(tokens, std::ssize(rows[0].input_ids));
-  EXPECT_TRUE(talks[0].runs.back().is_model);
-  EXPECT_EQ(talks[0].messages[1].tokens, std::string_view(kThinksAndCalls).size() + 1);
-  EXPECT_EQ(talks[0].messages[1].reasoning, "xyz");
-  EXPECT_EQ(talks[0].messages[3].reward, 1);
+  EXPECT_TRUE(views[0].runs.back().is_model);
+  EXPECT_EQ(views[0].messages[1].tokens, std::string_view(kThinksAndCalls).size() + 1);
+  EXPECT_EQ(views[0].messages[1].reasoning, "xyz");
+  EXPECT_EQ(views[0].messages[3].reward, 1);
 }
 
 // A file that was written by another program or damaged: none of its fields are trusted.
@@ -573,9 +573,9 @@ TEST(Conversation, WhatIsNoConversationReadsAsNothing) {
                     {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {5, {{"function", "f"}}}}}}},
                   {"retokenized", {1}},
                   {"turn_tokens", "x"}}}};
-  const std::vector<TalkGroup> groups = conversation_groups(std::span(&row, 1), 1, 3);
+  const std::vector<ConversationGroup> groups = conversation_groups(std::span(&row, 1), 1, 3);
   ASSERT_EQ(groups.size(), 1u);
-  EXPECT_EQ(groups[0].talks[0].messages.size(), 3u);
+  EXPECT_EQ(groups[0].views[0].messages.size(), 3u);
   EXPECT_FALSE(describe_conversation(row).empty());
 }
 

@@ -70,7 +70,7 @@ class FakeEngine final : public BareEngine {
       GeneratedSample sample{.token_ids = {digit, kStop},
                              .logprobs = {-1.f, -0.5f},
                              .raw_logprobs = {-1.f, -0.5f},
-                             .truncated_logprobs = {-1.f, -0.5f},
+                             .sampling_logprobs = {-1.f, -0.5f},
                              .versions = {version_, version_},
                              .finish_reason = FinishReason::kStop};
       statistics_.new_tokens += 2;
@@ -174,10 +174,10 @@ class FakeEnvironment final : public Environment {
     changed_.notify_all();
     thread_.join();
   }
-  uint64_t begin(const Problem& problem, uint64_t, std::shared_ptr<EpisodeInbox> inbox) override {
+  uint64_t begin(const Problem& problem, uint64_t, std::shared_ptr<ReplyQueue> reply_queue) override {
     const MutexLock lock(mutex_);
     const uint64_t episode = next_++;
-    episodes_[episode] = {std::move(inbox), turns_of(problem), 0};
+    episodes_[episode] = {std::move(reply_queue), turns_of(problem), 0};
     highest_open = std::max(highest_open, static_cast<int64_t>(episodes_.size()));
     answer(episode);
     return episode;
@@ -199,7 +199,7 @@ class FakeEnvironment final : public Environment {
  private:
   using SystemClock = std::chrono::steady_clock;
   struct Open {
-    std::shared_ptr<EpisodeInbox> inbox;
+    std::shared_ptr<ReplyQueue> reply_queue;
     int64_t turns = 0, turn = 0;
   };
   void answer(uint64_t episode) REQUIRES(mutex_) {
@@ -214,7 +214,7 @@ class FakeEnvironment final : public Environment {
       reply.message = "it died";
     }
     due_.emplace(SystemClock::now() + delay.value_or(std::chrono::microseconds(0)),
-                 std::pair(open.inbox, std::move(reply)));
+                 std::pair(open.reply_queue, std::move(reply)));
     changed_.notify_all();
   }
   void run() {
@@ -234,7 +234,7 @@ class FakeEnvironment final : public Environment {
   Mutex mutex_;
   CondVar changed_;
   std::map<uint64_t, Open> episodes_ GUARDED_BY(mutex_);
-  std::multimap<SystemClock::time_point, std::pair<std::shared_ptr<EpisodeInbox>, EpisodeReply>> due_
+  std::multimap<SystemClock::time_point, std::pair<std::shared_ptr<ReplyQueue>, EpisodeReply>> due_
       GUARDED_BY(mutex_);
   uint64_t next_ GUARDED_BY(mutex_) = 0;
   bool is_ending_ GUARDED_BY(mutex_) = false;

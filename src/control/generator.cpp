@@ -47,7 +47,7 @@ std::vector<FinishedGroup> Generator::step() {
       if (auto group = finish(std::move(result))) groups.push_back(std::move(*group));
       continue;
     }
-    const Place place = turn->second;
+    const ConversationKey place = turn->second;
     requests_.erase(turn);
     in_flight_.at(place.group).conversations[place.sample].sampled(result.samples.at(0), result.temperature);
     go_on(place, groups);
@@ -88,7 +88,7 @@ bool Generator::begin_task() {
     baseline.sampling.greedy = true;
     parts_.engine.submit(std::move(baseline));
   }
-  request.begun = std::move(task->begun);
+  request.partial = std::move(task->partial);
   parts_.engine.submit(std::move(request));
   in_flight_.emplace(id, InFlight{std::move(*task), std::move(text), {}, {}, 0, {}, {}});
   samples_in_flight_ += samples_of_task();
@@ -136,13 +136,13 @@ FinishedGroup Generator::finish(const InFlight& running) {
 
 // ---- Conversations.
 
-uint64_t Generator::request_id(const Place& place) const {
+uint64_t Generator::request_id(const ConversationKey& place) const {
   return place.group * static_cast<uint64_t>(samples_of_task()) + place.sample;
 }
 
 // All conversations of a group get the same environment seed, because their rewards are compared.
 void Generator::begin_conversations(GroupTask task) {
-  if (!inbox_) inbox_ = std::make_shared<EpisodeInbox>();
+  if (!reply_queue_) reply_queue_ = std::make_shared<ReplyQueue>();
   const uint64_t id = task.id;
   InFlight& group = in_flight_[id];
   group.task = std::move(task);
@@ -158,12 +158,12 @@ void Generator::begin_conversations(GroupTask task) {
 
 void Generator::open_conversations() {
   while (!unopened_.empty() && num_open_ < parts_.environment->max_open()) {
-    const Place place = unopened_.front();
+    const ConversationKey place = unopened_.front();
     unopened_.pop_front();
     InFlight& group = in_flight_.at(place.group);
     // Shifted so that a double holds the seed: some languages read JSON numbers as doubles only.
     const uint64_t seed = CounterRandom(options_.seed, Purpose::environment).bits(place.group, 0) >> 12;
-    const uint64_t episode = parts_.environment->begin(*group.task.problem, seed, inbox_);
+    const uint64_t episode = parts_.environment->begin(*group.task.problem, seed, reply_queue_);
     group.episodes[place.sample] = episode;
     episodes_[episode] = place;
     ++num_open_;
@@ -175,8 +175,8 @@ void Generator::take_replies(std::vector<FinishedGroup>& finished) {
   const bool has_work = !parts_.engine.idle();
   // With nothing to generate: waits for the first answer, but only briefly, so that a stop is noticed.
   constexpr std::chrono::milliseconds kWait{5};
-  std::vector<EpisodeReply> replies = inbox_->take(has_work ? std::chrono::milliseconds(0) : kWait);
-  const auto place_of = [&](const EpisodeReply& reply) -> const Place* {
+  std::vector<EpisodeReply> replies = reply_queue_->take(has_work ? std::chrono::milliseconds(0) : kWait);
+  const auto place_of = [&](const EpisodeReply& reply) -> const ConversationKey* {
     const auto found = episodes_.find(reply.episode);
     return found == episodes_.end() ? nullptr : &found->second;  // nullptr: the group was abandoned
   };
@@ -189,7 +189,7 @@ void Generator::take_replies(std::vector<FinishedGroup>& finished) {
               [&](const EpisodeReply& a, const EpisodeReply& b) { return *place_of(a) < *place_of(b); });
   }
   for (EpisodeReply& reply : replies) {
-    const Place place = *place_of(reply);
+    const ConversationKey place = *place_of(reply);
     episodes_.erase(reply.episode);
     in_flight_.at(place.group).conversations[place.sample].observe(std::move(reply));
     go_on(place, finished);
@@ -197,7 +197,7 @@ void Generator::take_replies(std::vector<FinishedGroup>& finished) {
 }
 
 // Submits the conversation's next request, or finishes its group.
-void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) {
+void Generator::go_on(const ConversationKey& place, std::vector<FinishedGroup>& finished) {
   InFlight& group = in_flight_.at(place.group);
   const ConversationRun& conversation = group.conversations[place.sample];
   const uint64_t episode = group.episodes[place.sample].value();
@@ -291,7 +291,7 @@ void Generator::abandon() {
   num_open_ = 0;
   episodes_.clear();
   held_.clear();
-  if (inbox_) inbox_ = std::make_shared<EpisodeInbox>();
+  if (reply_queue_) reply_queue_ = std::make_shared<ReplyQueue>();
   samples_in_flight_ = 0;
   parts_.engine.drain();
 }

@@ -71,9 +71,9 @@ std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFun
 struct GroupTask {
   uint64_t id = 0;   // of the request: below 2^44, unique in flight; its samples are a function of it
   std::string name;  // Trajectory::group
-  const Problem* problem = nullptr;  // what is asked and scored; must live until the group is scored
-  std::vector<int32_t> prompt_ids;   // the prompt, if there is no problem
-  std::vector<BegunSample> begun;    // partial rollouts of another process
+  const Problem* problem = nullptr;     // what is asked and scored; must live until the group is scored
+  std::vector<int32_t> prompt_ids;      // the prompt, if there is no problem
+  std::vector<PartialRollout> partial;  // partial rollouts of another process
 };
 
 struct GeneratorOptions {
@@ -81,7 +81,7 @@ struct GeneratorOptions {
   uint64_t seed = 0;
   // Tasks are taken while fewer samples than this are in flight.
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
-  bool all_logprobs = false;  // also raw_logprobs and truncated_logprobs (rollouts.h)
+  bool all_logprobs = false;  // also raw_logprobs and sampling_logprobs (rollouts.h)
   bool in_rounds = false;     // for conversations
   // Also generates the most likely response of each task, as the last one of the group
   // (Trajectory::baseline).
@@ -127,10 +127,10 @@ class Generator {
   void check_integrity() const;
 
  private:
-  struct Place {  // a conversation
+  struct ConversationKey {  // a conversation
     uint64_t group = 0;
     size_t sample = 0;
-    auto operator<=>(const Place&) const = default;
+    auto operator<=>(const ConversationKey&) const = default;
   };
   struct InFlight {
     GroupTask task;
@@ -148,10 +148,10 @@ class Generator {
   FinishedGroup finish(const InFlight& group);
   FinishedGroup finish_conversations(uint64_t id);
   void take_replies(std::vector<FinishedGroup>& finished);
-  void go_on(const Place& place, std::vector<FinishedGroup>& finished);
-  uint64_t request_id(const Place& place) const;
+  void go_on(const ConversationKey& place, std::vector<FinishedGroup>& finished);
+  uint64_t request_id(const ConversationKey& place) const;
   // A task's baseline comes after its samples.
-  bool is_baseline(const Place& place) const {
+  bool is_baseline(const ConversationKey& place) const {
     return place.sample >= static_cast<size_t>(options_.sampling.n_samples);
   }
   int64_t samples_of_task() const { return options_.sampling.n_samples + options_.with_baseline; }
@@ -161,12 +161,12 @@ class Generator {
   const GeneratorOptions options_;
   std::unordered_map<uint64_t, InFlight> in_flight_;  // by id
   int64_t samples_in_flight_ = 0;
-  std::shared_ptr<EpisodeInbox> inbox_;
-  std::deque<Place> unopened_;  // wait until the environment can open more
+  std::shared_ptr<ReplyQueue> reply_queue_;
+  std::deque<ConversationKey> unopened_;  // wait until the environment can open more
   int64_t num_open_ = 0;
-  std::unordered_map<uint64_t, Place> episodes_;  // conversations that wait for their environment
-  std::unordered_map<uint64_t, Place> requests_;  // conversations whose turn the engine generates
-  std::vector<EpisodeReply> held_;                // in rounds: replies, until all have come
+  std::unordered_map<uint64_t, ConversationKey> episodes_;  // conversations that wait for their environment
+  std::unordered_map<uint64_t, ConversationKey> requests_;  // conversations whose turn the engine generates
+  std::vector<EpisodeReply> held_;                          // in rounds: replies, until all have come
 };
 
 // The problems of a data set as tasks, once each; ids are their indices. The data set must outlive it.

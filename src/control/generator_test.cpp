@@ -287,8 +287,8 @@ class TimedTools final : public Environment {
  public:
   TimedTools(FakeClock& clock, int64_t turns) : clock_(clock), turns_(turns) {}
 
-  uint64_t begin(const Problem&, uint64_t, std::shared_ptr<EpisodeInbox> inbox) override {
-    inbox_ = std::move(inbox);
+  uint64_t begin(const Problem&, uint64_t, std::shared_ptr<ReplyQueue> reply_queue) override {
+    reply_queue_ = std::move(reply_queue);
     turns_done_.push_back(0);
     answer(turns_done_.size() - 1);
     return turns_done_.size() - 1;
@@ -301,7 +301,7 @@ class TimedTools final : public Environment {
 
   void post_due() {
     for (; !due_.empty() && due_.begin()->first <= clock_.now(); due_.erase(due_.begin()))
-      inbox_->post(due_.begin()->second);
+      reply_queue_->post(due_.begin()->second);
   }
   void sleep_until_next() {
     if (!due_.empty()) clock_.sleep_until(due_.begin()->first);
@@ -311,16 +311,17 @@ class TimedTools final : public Environment {
  private:
   void answer(uint64_t episode) {
     const int64_t turn = turns_done_[episode];
-    const auto drawn = CounterRandom(1, Purpose::test).below(190'000, episode, static_cast<uint64_t>(turn));
+    const auto sampled = CounterRandom(1, Purpose::test).below(190'000, episode, static_cast<uint64_t>(turn));
     EpisodeReply reply{.episode = episode};
     reply.observation.messages.push_back({{"role", "user"}, {"content", str("say ", turn)}});
     reply.observation.done = turn == turns_;
-    due_.emplace(clock_.now() + std::chrono::microseconds(turn == 0 ? 0 : 10'000 + drawn), std::move(reply));
+    due_.emplace(clock_.now() + std::chrono::microseconds(turn == 0 ? 0 : 10'000 + sampled),
+                 std::move(reply));
   }
 
   FakeClock& clock_;
   const int64_t turns_;
-  std::shared_ptr<EpisodeInbox> inbox_;
+  std::shared_ptr<ReplyQueue> reply_queue_;
   std::vector<int64_t> turns_done_;  // by episode
   std::multimap<Clock::Time, EpisodeReply> due_;
 };

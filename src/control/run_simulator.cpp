@@ -86,9 +86,9 @@ void RunSimulator::advance_engine() {
 std::vector<int32_t> RunSimulator::labels_of(const Sample& sample, bool is_running) const {
   std::vector<int32_t> labels = sample.labels;
   if (!is_running) return labels;
-  const double drawn = std::floor(progress_ - sample.begins_at + 1e-6);
+  const double sampled = std::floor(progress_ - sample.begins_at + 1e-6);
   const auto size = static_cast<size_t>(
-      std::min(static_cast<double>(sample.length), static_cast<double>(labels.size()) + drawn));
+      std::min(static_cast<double>(sample.length), static_cast<double>(labels.size()) + sampled));
   const double first = sample.begins_at - static_cast<double>(labels.size());
   // The version of the token that is sampled when progress passes `at`.
   auto version = std::upper_bound(versions_.begin(), versions_.end(), sample.begins_at + 1e-6,
@@ -164,13 +164,14 @@ void RunSimulator::finish_samples() {
   }
 }
 
-void RunSimulator::begin(uint64_t id, std::vector<BegunSample> begun) {
+void RunSimulator::begin(uint64_t id, std::vector<PartialRollout> partial) {
   ++num_begun_;
   Group& group = groups_[id];
   for (int64_t i = 0; i < options_.controller.group_size; ++i) {
     Sample& sample = group.samples.emplace_back();
     sample.length = options_.lengths.draw(random_, id, i);
-    if (static_cast<size_t>(i) < begun.size()) sample.labels = begun[static_cast<size_t>(i)].sample.versions;
+    if (static_cast<size_t>(i) < partial.size())
+      sample.labels = partial[static_cast<size_t>(i)].sample.versions;
     sample.has_ended = static_cast<int64_t>(sample.labels.size()) >= sample.length;
     if (sample.has_ended) continue;
     ++group.num_left;
@@ -239,10 +240,10 @@ void RunSimulator::save_running() {
         const Sample& sample = group.samples[i];
         const double left = static_cast<double>(sample.length) - static_cast<double>(sample.labels.size());
         const bool is_running = running_.contains({sample.begins_at + left, {id, i}});
-        BegunSample begun{.sample = {}, .has_ended = sample.has_ended};
-        begun.sample.versions = labels_of(sample, is_running);
-        if (begun.sample.versions.empty()) break;
-        request.samples.push_back(std::move(begun));
+        PartialRollout partial{.sample = {}, .has_ended = sample.has_ended};
+        partial.sample.versions = labels_of(sample, is_running);
+        if (partial.sample.versions.empty()) break;
+        request.samples.push_back(std::move(partial));
       }
       saved.requests.push_back(std::move(request));
     }

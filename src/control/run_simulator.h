@@ -88,7 +88,7 @@ class RunSimulator final : public Workers {
   const std::vector<std::vector<uint64_t>>& trained_groups() const { return trained_groups_; }  // per step
   int64_t num_begun() const { return num_begun_; }
 
-  void begin(uint64_t id, std::vector<BegunSample> begun) override;
+  void begin(uint64_t id, std::vector<PartialRollout> partial) override;
   void take_weights() override;
   void evaluate(Clock::Time deadline) override;
   void cancel_evaluation() override;

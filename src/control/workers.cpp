@@ -64,7 +64,7 @@ void WorkQueue::post(const char* name, std::function<void()> work) {
 }
 
 bool WorkQueue::do_some() {
-  Piece piece{"generate", options_.own_work};
+  Piece piece{"generate", options_.idle_task};
   bool is_queued = false;
   {
     const MutexLock lock(mutex_);
@@ -74,13 +74,13 @@ bool WorkQueue::do_some() {
       queue_.pop_front();
     }
   }
-  if (!piece.work && !options_.own_work) return false;
+  if (!piece.work && !options_.idle_task) return false;
   const Clock::Time begin = clock_.now();
   progress();
   current_.store(piece.name);
   bool did = true;
   if (is_queued) piece.work();
-  else did = options_.own_work();
+  else did = options_.idle_task();
   current_.store(nullptr);
   progress();
   if (did) timeline_.add(options_.name, piece.name, begin, clock_.now());
@@ -134,11 +134,11 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
                parts_.events, parts_.timeline),
       writer_({"writer", options.own_threads ? 1 : 0, {}, {}}, parts_.clock, parts_.events, parts_.timeline),
       rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {
-  if (parts_.outside) start_outside();
+  if (parts_.outside) start_external();
 }
 
 // Without a thread of its own, the engine is driven by the control thread, which waits for events.
-void RunWorkers::start_outside() {
+void RunWorkers::start_external() {
   EventQueue* events = &parts_.events;
   const bool own_thread = engine_.has_threads();
   parts_.outside->start({.finished =
@@ -194,11 +194,11 @@ bool RunWorkers::pass() {
   return true;
 }
 
-void RunWorkers::begin(uint64_t id, std::vector<BegunSample> begun) {
+void RunWorkers::begin(uint64_t id, std::vector<PartialRollout> partial) {
   if (parts_.outside) return parts_.outside->offer(parts_.task_of(id));
-  engine_.post("begin", [this, id, begun = std::move(begun)]() mutable {
+  engine_.post("begin", [this, id, partial = std::move(partial)]() mutable {
     GroupTask task = parts_.task_of(id);
-    task.begun = std::move(begun);
+    task.partial = std::move(partial);
     tasks_.push_back(std::move(task));
   });
 }
@@ -316,7 +316,7 @@ std::string RunWorkers::busy_with() const {
     if (!busy.empty()) text += (text.empty() ? "" : ", ") + busy;
   }
   text = text.empty() ? "no thread computes" : "busy: " + text;
-  const std::string outside = waits_for_outside();
+  const std::string outside = waits_for_external();
   return outside.empty() ? text : str(text, "; ", outside);
 }
 

@@ -1,6 +1,6 @@
 // The threads of a run, which do what the controller asks (controller.h has a picture). No torch.
 //
-// A WorkQueue has threads that do the queued work. If the queue is empty, they run the idle task (own_work),
+// A WorkQueue has threads that do the queued work. If the queue is empty, they run the idle task (idle_task),
 // such as an engine's passes. Without threads, the caller of run_some() does the work. So a synchronous run
 // is the same code on one thread.
 #pragma once
@@ -15,7 +15,7 @@
 
 #include "base/mutex.h"
 #include "control/controller.h"
-#include "control/outside.h"
+#include "control/external_rollouts.h"
 #include "report/timeline.h"
 
 namespace bough {
@@ -39,7 +39,7 @@ struct WorkQueueOptions {
   std::function<void()> on_start;  // called first on each thread
   // Idle task, called if the queue is empty. Returns true if it did something and may have more to do. Needs
   // `threads` to be at most 1.
-  std::function<bool()> own_work;
+  std::function<bool()> idle_task;
 };
 
 class WorkQueue {
@@ -109,7 +109,8 @@ struct WorkerParts {
   // Both are set if samples are conversations, else none.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
-  OutsideGroups* outside = nullptr;  // makes the groups and runs the engine's passes; nullptr: the run does
+  ExternalRollouts* outside =
+      nullptr;  // makes the groups and runs the engine's passes; nullptr: the run does
 };
 
 struct WorkerOptions {
@@ -124,7 +125,7 @@ class RunWorkers final : public Workers {
   RunWorkers(WorkerParts parts, WorkerOptions options);
   ~RunWorkers() override;
 
-  void begin(uint64_t id, std::vector<BegunSample> begun) override;
+  void begin(uint64_t id, std::vector<PartialRollout> partial) override;
   void take_weights() override;
   void evaluate(Clock::Time deadline) override;
   void cancel_evaluation() override { cancels_evaluation_.store(true); }
@@ -139,8 +140,10 @@ class RunWorkers final : public Workers {
   double engine_idle_seconds() const override { return engine_.idle_seconds(); }
   Clock::Time last_progress() const override;
   std::string busy_with() const override;
-  std::string waits_for_outside() const override { return parts_.outside ? parts_.outside->waits_for() : ""; }
-  MetricValues outside_metrics() const override {
+  std::string waits_for_external() const override {
+    return parts_.outside ? parts_.outside->waits_for() : "";
+  }
+  MetricValues external_metrics() const override {
     return parts_.outside ? parts_.outside->metrics() : MetricValues();
   }
 
@@ -153,7 +156,7 @@ class RunWorkers final : public Workers {
 
  private:
   bool pass();  // one idle task of the engine: weights or a pass
-  void start_outside();
+  void start_external();
   bool take_weights_now();
 
   const WorkerParts parts_;

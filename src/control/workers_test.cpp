@@ -28,11 +28,11 @@ class SlowEngine final : public testing::BareEngine {
     GenerationResult result{request.id, request.prompt_ids, 1.0, {}, {}};
     result.samples.resize(static_cast<size_t>(request.sampling.n_samples));
     int64_t left = length;
-    for (size_t i = 0; i < request.begun.size(); ++i) {
-      result.samples[i] = request.begun[i].sample;
+    for (size_t i = 0; i < request.partial.size(); ++i) {
+      result.samples[i] = request.partial[i].sample;
       left = length - static_cast<int64_t>(result.samples[i].token_ids.size());
     }
-    num_begun_tokens += length - left;
+    num_partial_tokens += length - left;
     EXPECT_GT(left, 0);
     EXPECT_TRUE(running_.emplace(request.id, Running{left, std::move(result)}).second);
   }
@@ -46,7 +46,7 @@ class SlowEngine final : public testing::BareEngine {
       --left;
       for (GeneratedSample& sample : result.samples) {
         sample.token_ids.push_back(left == 0 ? 258 : '4');
-        for (auto* list : {&sample.logprobs, &sample.raw_logprobs, &sample.truncated_logprobs})
+        for (auto* list : {&sample.logprobs, &sample.raw_logprobs, &sample.sampling_logprobs})
           list->push_back(-1);
         sample.versions.push_back(version_);
         sample.finish_reason = FinishReason::kStop;
@@ -77,7 +77,7 @@ class SlowEngine final : public testing::BareEngine {
   int32_t version() const override { return version_; }
 
   std::atomic<bool> is_forbidden = false, is_broken = false;
-  int64_t num_begun_tokens = 0;  // tokens that requests brought from an earlier run
+  int64_t num_partial_tokens = 0;  // tokens that requests brought from an earlier run
   int64_t steps_before_error = -1;
   std::chrono::microseconds step_time{0};
 
@@ -243,7 +243,7 @@ TEST(Workers, ARunStoppedAnywhereGoesOnWithTheTokensThatItHad) {
   Harness second(first.shape);
   second.controller.restore(controller_state_from_json(saved, order));
   second.run();
-  EXPECT_GT(second.engine.num_begun_tokens, 0);
+  EXPECT_GT(second.engine.num_partial_tokens, 0);
   std::set<uint64_t> trained = first.trained;
   for (const uint64_t id : second.trained)
     EXPECT_TRUE(trained.insert(id).second) << "group " << id << " twice";

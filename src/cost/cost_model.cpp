@@ -63,17 +63,17 @@ double CostModel::backward_seconds(const PassShape& pass) const {
   return layers_seconds(pass, /*backward=*/true);
 }
 
-double CostModel::recompute_seconds(const PassShape& pass, Keep keep) const {
-  if (keep == Keep::kActivations || pass.tokens == 0) return 0;
+double CostModel::recompute_seconds(const PassShape& pass, RecomputePolicy keep) const {
+  if (keep == RecomputePolicy::kActivations || pass.tokens == 0) return 0;
   double left_out = 0;
-  if (keep == Keep::kAttention || keep == Keep::kLayerInputsAndAttention)
+  if (keep == RecomputePolicy::kAttention || keep == RecomputePolicy::kLayerInputsAndAttention)
     left_out += attention_forward_seconds(pass);
   // Recomputation of a layer stops before its last product. Only a post-norm would read that product's
   // result.
   if (recomputes_layers(keep) && !shape_.post_norms)
     left_out += shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
   const double seconds = layers_seconds(pass, /*backward=*/false, left_out);
-  if (keep != Keep::kLayerInputsOnHost) return seconds;
+  if (keep != RecomputePolicy::kLayerInputsOnHost) return seconds;
   // The copy to the host overlaps the forward pass. The copy back overlaps the recomputation and the backward
   // pass.
   const double rate = device_.host_bytes_per_s > 0 ? device_.host_bytes_per_s : kAssumedHostBytesPerS;

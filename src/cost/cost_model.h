@@ -32,13 +32,13 @@ class CostModel final : public PassCosts {
   double attention_backward_seconds(const PassShape& pass) const override;
   double head_forward_seconds(const PassShape& pass) const override;
   double head_backward_seconds(const PassShape& pass) const override;
-  double recompute_seconds(const PassShape& pass, Keep keep) const override;
+  double recompute_seconds(const PassShape& pass, RecomputePolicy keep) const override;
 
   int64_t stack_row_bytes() const override { return bytes().of_stack_row(); }
-  int64_t kept_bytes(Keep keep) const override { return bytes().of_kept(keep); }
-  int64_t exit_bytes() const override { return bytes().of_exit(); }
+  int64_t kept_bytes(RecomputePolicy keep) const override { return bytes().of_kept(keep); }
+  int64_t boundary_bytes() const override { return bytes().of_exit(); }
   int64_t row_bytes() const override { return bytes().of_loss_row(); }
-  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+  int64_t temporary_bytes(const PassShape& pass, RecomputePolicy keep) const override {
     return bytes().of_temporaries(pass, keep);
   }
 

@@ -117,24 +117,29 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
   auto profile = simple_profile();
   const CostModel costs(profile, named_model_shape("small", "fp32"));
   EXPECT_EQ(costs.stack_row_bytes(), 8 * 2 * 256 * (4 + 4));
-  EXPECT_EQ(costs.kept_bytes(Keep::kAttention), 8 * (512 * 4 + 8 * 4));
-  EXPECT_EQ(costs.exit_bytes(), 512 * (4 + 4));
+  EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kAttention), 8 * (512 * 4 + 8 * 4));
+  EXPECT_EQ(costs.boundary_bytes(), 512 * (4 + 4));
   // Per layer: x twice, q k v twice, gate and up, two scales, attention. Then the last norm, angles and ids.
-  EXPECT_EQ(costs.kept_bytes(Keep::kActivations), 8 * ((2 * 512 + 2 * 1024 + 2 * 1536) * 4 + 2 * 4) +
-                                                      8 * (512 + 8) * 4 + 2 * 512 * 4 + 65 * 4 + 20);
-  EXPECT_EQ(costs.kept_bytes(Keep::kKeysValues), 0);
-  EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputs), 8 * 512 * 4 + 2 * 512 * 4 + 65 * 4 + 20);
-  EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsAndAttention) - costs.kept_bytes(Keep::kLayerInputs),
-            costs.kept_bytes(Keep::kAttention));
+  EXPECT_EQ(
+      costs.kept_bytes(RecomputePolicy::kActivations),
+      8 * ((2 * 512 + 2 * 1024 + 2 * 1536) * 4 + 2 * 4) + 8 * (512 + 8) * 4 + 2 * 512 * 4 + 65 * 4 + 20);
+  EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kKeysValues), 0);
+  EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kLayerInputs), 8 * 512 * 4 + 2 * 512 * 4 + 65 * 4 + 20);
+  EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kLayerInputsAndAttention) -
+                costs.kept_bytes(RecomputePolicy::kLayerInputs),
+            costs.kept_bytes(RecomputePolicy::kAttention));
   // On a CPU the layer inputs stay in host memory anyway. On a GPU, two of the 8 stay on the device.
-  EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsOnHost), costs.kept_bytes(Keep::kLayerInputs));
+  EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kLayerInputsOnHost),
+            costs.kept_bytes(RecomputePolicy::kLayerInputs));
   profile.kernels.attention = DeviceKernels::Attention::kFused;
   const CostModel gpu(profile, named_model_shape("small", "fp32"));
-  EXPECT_EQ(gpu.kept_bytes(Keep::kLayerInputs) - gpu.kept_bytes(Keep::kLayerInputsOnHost), 6 * 512 * 4);
+  EXPECT_EQ(
+      gpu.kept_bytes(RecomputePolicy::kLayerInputs) - gpu.kept_bytes(RecomputePolicy::kLayerInputsOnHost),
+      6 * 512 * 4);
   profile.dtype = "bf16";
   const CostModel half(profile, named_model_shape("small", "bf16"));
   EXPECT_EQ(half.stack_row_bytes(), 8 * 2 * 256 * (2 + 4));
-  EXPECT_EQ(half.exit_bytes(), 512 * (2 + 4));
+  EXPECT_EQ(half.boundary_bytes(), 512 * (2 + 4));
 }
 
 // Seconds of recomputation: the forward pass without its last products, and without attention if its outputs
@@ -143,13 +148,13 @@ TEST(CostModel, SecondsOfComputingAgain) {
   const CostModel costs(simple_profile(), named_model_shape("small", "fp32"));
   const PassShape pass{.tokens = 256, .pairs = 256 * 257 / 2};
   const double forward = costs.forward_seconds(pass), attention = costs.attention_forward_seconds(pass);
-  EXPECT_EQ(costs.recompute_seconds(pass, Keep::kActivations), 0);
-  EXPECT_DOUBLE_EQ(costs.recompute_seconds(pass, Keep::kKeysValues), forward);
-  EXPECT_DOUBLE_EQ(costs.recompute_seconds(pass, Keep::kAttention), forward - attention);
-  const double layers = costs.recompute_seconds(pass, Keep::kLayerInputs);
+  EXPECT_EQ(costs.recompute_seconds(pass, RecomputePolicy::kActivations), 0);
+  EXPECT_DOUBLE_EQ(costs.recompute_seconds(pass, RecomputePolicy::kKeysValues), forward);
+  EXPECT_DOUBLE_EQ(costs.recompute_seconds(pass, RecomputePolicy::kAttention), forward - attention);
+  const double layers = costs.recompute_seconds(pass, RecomputePolicy::kLayerInputs);
   EXPECT_LT(layers, forward);
   EXPECT_GT(layers, 0.7 * forward);
-  EXPECT_NEAR(costs.recompute_seconds(pass, Keep::kLayerInputsAndAttention), layers - attention,
+  EXPECT_NEAR(costs.recompute_seconds(pass, RecomputePolicy::kLayerInputsAndAttention), layers - attention,
               1e-12 * forward);
 }
 
@@ -161,10 +166,10 @@ TEST(CostModel, SecondsOfCopiesToTheHost) {
   const auto seconds = [&](double rate) {
     profile.host_bytes_per_s = rate;
     return CostModel(profile, named_model_shape("small", "fp32"))
-        .recompute_seconds(pass, Keep::kLayerInputsOnHost);
+        .recompute_seconds(pass, RecomputePolicy::kLayerInputsOnHost);
   };
   const CostModel costs(profile, named_model_shape("small", "fp32"));
-  const double again = costs.recompute_seconds(pass, Keep::kLayerInputs),
+  const double again = costs.recompute_seconds(pass, RecomputePolicy::kLayerInputs),
                forward = costs.forward_seconds(pass), backward = costs.backward_seconds(pass);
   const double copied = 256 * 7 * 512 * 4;
   EXPECT_EQ(seconds(copied / (0.9 * forward)), again);
@@ -183,17 +188,19 @@ TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
   int64_t before = 0;
   for (int64_t tokens = 32; tokens <= 4096; tokens *= 2) {
     const PassShape pass{.tokens = tokens, .pairs = tokens * tokens / 2, .head_rows = tokens};
-    const int64_t bytes = costs.temporary_bytes(pass, Keep::kActivations);
+    const int64_t bytes = costs.temporary_bytes(pass, RecomputePolicy::kActivations);
     EXPECT_GT(bytes, before);
     before = bytes;
   }
   // The lm_head holds at least one chunk of logits.
-  EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}, Keep::kActivations), 151936 * 4);
+  EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}, RecomputePolicy::kActivations),
+            151936 * 4);
   // The reference attention holds dense score matrices.
   profile.kernels.attention = DeviceKernels::Attention::kReference;
   const CostModel dense(profile, named_model_shape("qwen3-0.6b", "fp32"));
-  EXPECT_GT(dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}, Keep::kActivations),
-            int64_t{16} * 1024 * 2048 * 4);
+  EXPECT_GT(
+      dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}, RecomputePolicy::kActivations),
+      int64_t{16} * 1024 * 2048 * 4);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ class Steps {
 
   // Predicted peak over measured peak of a training step, both without weights and gradients.
   double ratio(const Sequences& sequences, const char* strategy, int64_t limit,
-               std::optional<Keep> keep = {}) {
+               std::optional<RecomputePolicy> keep = {}) {
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
     const TrainBatch batch = make_batch(sequences.batch, {}, accumulator_type(model_->dtype()));
@@ -143,7 +143,9 @@ TEST(PeakMemory, OfPassesThatComputeTheirLayersAgain) {
         Steps steps(config, dtype);
         // On this device, host memory is device memory. So a tensor that wrongly stays on the device instead
         // of the host shows up as one tensor more than predicted.
-        for (const Keep keep : {Keep::kLayerInputs, Keep::kLayerInputsAndAttention, Keep::kLayerInputsOnHost})
+        for (const RecomputePolicy keep :
+             {RecomputePolicy::kLayerInputs, RecomputePolicy::kLayerInputsAndAttention,
+              RecomputePolicy::kLayerInputsOnHost})
           for (const char* strategy : {"path", "dense", "blocks"})
             for (const int64_t limit : {2048, 40}) {
               SCOPED_TRACE(testing::Message()

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "cost/cost_model.h"
-#include "train/exactness.h"
+#include "train/reference_comparison.h"
 
 namespace bough {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "cost/cost_model.h"
+#include "plan/plan_strategies.h"
 #include "plan/simulator.h"
-#include "plan/strategies.h"
 #include "tree/random_tree.h"
 
 namespace bough {

@@ -13,7 +13,7 @@ namespace {
 
 struct Sample {
   size_t group;
-  int64_t drawn, left;
+  int64_t sampled, left;
 };
 
 // Reads and computation of one layer in a decoding pass. Keys count a key with its value. Summaries are page
@@ -27,8 +27,8 @@ class GroupReads {
  public:
   explicit GroupReads(int64_t prompt_tokens) : prompt_(static_cast<double>(prompt_tokens)) {}
 
-  void add(int64_t drawn, const SparseAttention& sparse) {
-    const double own = static_cast<double>(drawn), context = prompt_ + own;
+  void add(int64_t sampled, const SparseAttention& sparse) {
+    const double own = static_cast<double>(sampled), context = prompt_ + own;
     const double budget =
         sparse.is_sparse() ? static_cast<double>(sparse.budget_at(static_cast<int64_t>(context))) : context;
     const bool is_chosen = context > budget;
@@ -59,7 +59,7 @@ LayerReads reads_of(const std::vector<Sample>& running, const std::vector<Sample
   for (size_t i = 0; i < running.size();) {  // samples of a group are adjacent
     const size_t group = running[i].group;
     GroupReads own(groups[group].prompt_tokens);
-    for (; i < running.size() && running[i].group == group; ++i) own.add(running[i].drawn, sparse);
+    for (; i < running.size() && running[i].group == group; ++i) own.add(running[i].sampled, sparse);
     own.add_to(reads);
   }
   return reads;
@@ -120,7 +120,7 @@ RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>
     cost.keys += keys;
     cost.tokens += count;
     ++cost.passes;
-    for (Sample& sample : running) ++sample.drawn, --sample.left;
+    for (Sample& sample : running) ++sample.sampled, --sample.left;
     std::erase_if(running, [](const Sample& sample) { return sample.left == 0; });
   }
   return cost;

@@ -177,8 +177,8 @@ ModelShape model_shape(const Model& model) {
   // under way on all stages together hold about as much as one pass in one process. The first stage has as
   // many passes under way as there are stages, each with its part of the layers.
   ModelConfig config = model.config();
-  config.num_layers = model.whole_config().num_layers;
-  config.layer_ropes = model.whole_config().layer_ropes;
+  config.num_layers = model.unsharded_config().num_layers;
+  config.layer_ropes = model.unsharded_config().layer_ropes;
   ModelShape shape = model_shape(config, dtype_name(model.dtype()));
   shape.adapter_elements = model.adapter_elements();
   return shape;

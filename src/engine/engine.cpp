@@ -188,22 +188,22 @@ void check_request(const GenerationRequest& request, const ModelLimits& limits) 
              limits.vocab_size, "; was the prompt written with another tokenizer?");
     }
   }
-  if (static_cast<int64_t>(request.drawn.size()) > length)
-    refuse(request, request.drawn.size(), " marks of drawn tokens for a prompt of ", length);
+  if (static_cast<int64_t>(request.sampled.size()) > length)
+    refuse(request, request.sampled.size(), " marks of drawn tokens for a prompt of ", length);
   for (const int64_t token : request.sampling.stop_token_ids) {
     if (token < 0 || token >= limits.vocab_size) {
       refuse(request, "stop token ", token, " is outside the vocabulary of ", limits.vocab_size);
     }
   }
-  if (static_cast<int64_t>(request.begun.size()) > request.sampling.n_samples)
-    refuse(request, request.begun.size(), " samples have begun, of ", request.sampling.n_samples);
+  if (static_cast<int64_t>(request.partial.size()) > request.sampling.n_samples)
+    refuse(request, request.partial.size(), " samples have begun, of ", request.sampling.n_samples);
   int64_t num_ended = 0;
-  for (const auto& [sample, has_ended] : request.begun) {
+  for (const auto& [sample, has_ended] : request.partial) {
     num_ended += has_ended;
     if (num_ended == request.sampling.n_samples) refuse(request, "all of its samples have ended already");
     const size_t size = sample.token_ids.size();
     const bool agrees = sample.logprobs.size() == size && sample.raw_logprobs.size() == size &&
-                        sample.truncated_logprobs.size() == size && sample.versions.size() == size &&
+                        sample.sampling_logprobs.size() == size && sample.versions.size() == size &&
                         sample.top_ids.size() == (request.sampling.top_logprobs > 0 ? size : 0) &&
                         sample.top_logprobs.size() == sample.top_ids.size();
     const bool fits = static_cast<int64_t>(size) <= request.sampling.max_new_tokens - (has_ended ? 0 : 1) &&
@@ -222,31 +222,32 @@ void check_request(const GenerationRequest& request, const ModelLimits& limits) 
   }
 }
 
-Json begun_to_json(const BegunSample& begun) {
-  const GeneratedSample& sample = begun.sample;
+Json partial_rollout_to_json(const PartialRollout& partial) {
+  const GeneratedSample& sample = partial.sample;
   return {{"tokens", sample.token_ids},
           {"logprobs", sample.logprobs},
           {"raw_logprobs", sample.raw_logprobs},
-          {"truncated_logprobs", sample.truncated_logprobs},
+          {"truncated_logprobs", sample.sampling_logprobs},
           {"versions", sample.versions},
           {"top_ids", sample.top_ids},
           {"top_logprobs", sample.top_logprobs},
-          {"finish_reason", begun.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
+          {"finish_reason", partial.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
 }
 
-BegunSample begun_from_json(const Json& json) {
-  BegunSample begun;
-  GeneratedSample& sample = begun.sample;
+PartialRollout partial_rollout_from_json(const Json& json) {
+  PartialRollout partial;
+  GeneratedSample& sample = partial.sample;
   json.at("tokens").get_to(sample.token_ids);
   json.at("logprobs").get_to(sample.logprobs);
   json.at("raw_logprobs").get_to(sample.raw_logprobs);
-  json.at("truncated_logprobs").get_to(sample.truncated_logprobs);
+  json.at("truncated_logprobs").get_to(sample.sampling_logprobs);
   json.at("versions").get_to(sample.versions);
   sample.top_ids = json.value("top_ids", sample.top_ids);
   sample.top_logprobs = json.value("top_logprobs", sample.top_logprobs);
-  begun.has_ended = !json.at("finish_reason").is_null();
-  if (begun.has_ended) sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
-  return begun;
+  partial.has_ended = !json.at("finish_reason").is_null();
+  if (partial.has_ended)
+    sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
+  return partial;
 }
 
 }  // namespace bough

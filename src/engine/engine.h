@@ -43,7 +43,7 @@ struct StreamedToken {
   int64_t sample = 0;    // of the request's n_samples
   int64_t position = 0;  // in the response
   int32_t token = 0;
-  double logprob = 0, raw_logprob = 0, truncated_logprob = 0;  // as in GeneratedSample
+  double logprob = 0, raw_logprob = 0, sampling_logprob = 0;  // as in GeneratedSample
   int32_t version = 0;
   bool is_last = false;
   std::vector<int32_t> top_ids;  // as in GeneratedSample
@@ -57,9 +57,9 @@ struct GeneratedSample {
   // log softmax(logits / temperature) of each token, before penalties, top_k, top_p, min_p and
   // min_new_tokens. Temperature 0 counts as 1 here.
   std::vector<double> logprobs;
-  std::vector<double> raw_logprobs;        // log softmax(logits)
-  std::vector<double> truncated_logprobs;  // of the sampling distribution, after all of those
-  std::vector<int32_t> versions;           // of the weights that sampled the token
+  std::vector<double> raw_logprobs;       // log softmax(logits)
+  std::vector<double> sampling_logprobs;  // of the sampling distribution, after all of those
+  std::vector<int32_t> versions;          // of the weights that sampled the token
   // With sampling.top_logprobs: the most likely tokens at each position, and their log-probabilities as in
   // `logprobs`; else empty.
   std::vector<std::vector<int32_t>> top_ids;
@@ -72,7 +72,7 @@ struct GeneratedSample {
 };
 
 // A partial rollout.
-struct BegunSample {
+struct PartialRollout {
   GeneratedSample sample;  // finish_reason is valid only if has_ended
   bool has_ended = false;
 };
@@ -86,7 +86,7 @@ struct GenerationRequest {
   // 1 for each prompt token that the policy sampled, in earlier turns. May be shorter than the prompt or
   // empty: the missing entries are 0. Under sparse attention, sampled tokens are computed again with sparse
   // attention.
-  std::vector<uint8_t> drawn;
+  std::vector<uint8_t> sampled;
   SamplingParameters sampling;
   uint64_t seed = 0;
   std::optional<uint64_t> sequence;  // replaces the id as the key of random numbers; below 2^44
@@ -94,7 +94,7 @@ struct GenerationRequest {
   Json metadata;                     // returned unchanged
   // The first samples, as far as another process generated them (Engine::running()). They continue from
   // there.
-  std::vector<BegunSample> begun;
+  std::vector<PartialRollout> partial;
   // Called with each token when it is sampled. Must not call the engine. If it throws, step() throws the
   // same, and the engine must not be used any more.
   std::function<void(const StreamedToken&)> on_token;
@@ -102,7 +102,7 @@ struct GenerationRequest {
 
 struct RunningRequest {
   uint64_t id = 0;
-  std::vector<BegunSample> samples;  // those that have started: always the first ones
+  std::vector<PartialRollout> samples;  // those that have started: always the first ones
 };
 
 struct GenerationResult {
@@ -236,7 +236,7 @@ struct ModelLimits {
 void check_request(const GenerationRequest& request, const ModelLimits& limits);
 
 // A partial rollout as JSON: in checkpoints of the controller and between processes. Without page choices.
-Json begun_to_json(const BegunSample& begun);
-BegunSample begun_from_json(const Json& json);
+Json partial_rollout_to_json(const PartialRollout& partial);
+PartialRollout partial_rollout_from_json(const Json& json);
 
 }  // namespace bough

@@ -37,7 +37,7 @@ std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::s
     Trajectory& rollout = rollouts.emplace_back(to_rollout(result, i, group));
     const GeneratedSample& sample = result.samples[i];
     if (!sample.raw_logprobs.empty()) rollout.columns["raw_logprobs"] = sample.raw_logprobs;
-    if (!sample.truncated_logprobs.empty()) rollout.columns["truncated_logprobs"] = sample.truncated_logprobs;
+    if (!sample.sampling_logprobs.empty()) rollout.columns["truncated_logprobs"] = sample.sampling_logprobs;
   }
   return rollouts;
 }

@@ -13,7 +13,7 @@ namespace bough {
 // log-probabilities, versions and finish_reason. No reward.
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
-// Makes trajectories of all samples, in order, with the columns raw_logprobs and truncated_logprobs of their
+// Makes trajectories of all samples, in order, with the columns raw_logprobs and sampling_logprobs of their
 // responses. These double the size. They are for analysis of the sampling, not for training.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 

@@ -239,9 +239,9 @@ void ServerEngine::submit(GenerationRequest request) {
   for (size_t i = 0; i < entry.samples.size(); ++i) {
     Sample& sample = entry.samples[i];
     if (!entry.asked.sampling.stop.empty()) sample.stops.emplace(&entry.asked.sampling.stop);
-    if (i < entry.asked.begun.size()) {
-      sample.result = entry.asked.begun[i].sample;
-      sample.is_ended = entry.asked.begun[i].has_ended;
+    if (i < entry.asked.partial.size()) {
+      sample.result = entry.asked.partial[i].sample;
+      sample.is_ended = entry.asked.partial[i].has_ended;
       if (sample.stops)
         for (const int32_t token : sample.result.token_ids) sample.stops->push(options_.token_bytes(token));
     }
@@ -260,7 +260,7 @@ bool ServerEngine::cancel(uint64_t id) {
     if (entry == requests_.end()) break;  // the last sample ended the request
     if (!entry->second.samples[i].is_ended) end({id, i}, FinishReason::kCancelled);
   }
-  const auto is_gone = [id](const Place& place) { return place.request == id; };
+  const auto is_gone = [id](const SampleKey& place) { return place.request == id; };
   std::erase_if(waiting_, is_gone);
   std::erase_if(running_, is_gone);
   return true;
@@ -304,11 +304,11 @@ std::optional<size_t> ServerEngine::server_for(const std::vector<int32_t>& ids) 
 
 void ServerEngine::begin_waiting() {
   while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_concurrent) {
-    const Place place = waiting_.front();
+    const SampleKey place = waiting_.front();
     const Request& request = requests_.at(place.request);
     std::vector<int32_t> ids = request.asked.prompt_ids;
-    const auto& drawn = request.samples[place.sample].result.token_ids;
-    ids.insert(ids.end(), drawn.begin(), drawn.end());
+    const auto& sampled = request.samples[place.sample].result.token_ids;
+    ids.insert(ids.end(), sampled.begin(), sampled.end());
     const auto server = server_for(ids);
     if (!server) return;
     waiting_.pop_front();
@@ -316,7 +316,7 @@ void ServerEngine::begin_waiting() {
   }
 }
 
-void ServerEngine::begin(const Place& place, size_t index) {
+void ServerEngine::begin(const SampleKey& place, size_t index) {
   const Request& request = requests_.at(place.request);
   const SamplingParameters& sampling = request.asked.sampling;
   Sample& sample = at(place);
@@ -328,14 +328,14 @@ void ServerEngine::begin(const Place& place, size_t index) {
                       .top_logprobs = sampling.top_logprobs,
                       .stop_tokens = request.stop_tokens,
                       .ignore_eos = sampling.ignore_eos};
-  const auto drawn = static_cast<int64_t>(sample.result.token_ids.size());
+  const auto sampled = static_cast<int64_t>(sample.result.token_ids.size());
   const auto prompt = static_cast<int64_t>(asked.input_ids.size());
   const int64_t most = std::min(prompt + sampling.max_new_tokens, options_.limits.max_length);
   if (server.description.max_length > 0 && most > server.description.max_length)
     throw UserError(str("rollout server ", server.name, ": it takes ", server.description.max_length,
                         " tokens of prompt and response, and request ", place.request, " may have ", most,
                         "; start it with --max-model-len ", most, " or more, or lower max_new_tokens"));
-  asked.max_new_tokens = most - prompt - drawn;
+  asked.max_new_tokens = most - prompt - sampled;
   asked.input_ids.insert(asked.input_ids.end(), sample.result.token_ids.begin(),
                          sample.result.token_ids.end());
   sample.call = call_of(server);
@@ -347,7 +347,7 @@ void ServerEngine::begin(const Place& place, size_t index) {
   sample.heard = Steady::now();
   server.load += sample.load;
   statistics_.prefill_tokens += static_cast<int64_t>(asked.input_ids.size());
-  if (drawn > 0) statistics_.recomputed_tokens += drawn;
+  if (sampled > 0) statistics_.recomputed_tokens += sampled;
   const ServerCall call = api_.generate(asked, server.description.model);
   sample.call->begin(call.method, call.target, dump_line(call.body));
   running_.push_back(place);
@@ -376,22 +376,22 @@ std::vector<GenerationResult> ServerEngine::step() {
 void ServerEngine::listen(int wait_milliseconds) {
   std::vector<pollfd> watched;
   watched.reserve(running_.size());
-  for (const Place& place : running_) {
+  for (const SampleKey& place : running_) {
     const HttpCall& call = *at(place).call;
     const int events = POLLIN | (call.wants_to_send() ? POLLOUT : 0);
     watched.push_back({call.descriptor(), static_cast<short>(events), 0});
     if (call.has_failed()) wait_milliseconds = 0;
   }
   poll(watched.data(), watched.size(), wait_milliseconds);
-  const std::vector<Place> places = std::exchange(running_, {});
-  for (const Place& place : places) {
+  const std::vector<SampleKey> places = std::exchange(running_, {});
+  for (const SampleKey& place : places) {
     const auto found = requests_.find(place.request);
     if (found == requests_.end() || !found->second.samples[place.sample].call) continue;
     if (hear(place)) running_.push_back(place);
   }
 }
 
-bool ServerEngine::hear(const Place& place) {
+bool ServerEngine::hear(const SampleKey& place) {
   const auto is_running = [&] {
     const auto found = requests_.find(place.request);
     return found != requests_.end() && found->second.samples[place.sample].call != nullptr;
@@ -425,7 +425,7 @@ bool ServerEngine::hear(const Place& place) {
 }
 
 // Reads the events of the stream: lines "data: {...}".
-void ServerEngine::take_lines(const Place& place, const std::string& text) {
+void ServerEngine::take_lines(const SampleKey& place, const std::string& text) {
   static constexpr std::string_view kData = "data:";
   const uint64_t id = place.request;
   at(place).lines.append(text);
@@ -457,7 +457,7 @@ void ServerEngine::take_lines(const Place& place, const std::string& text) {
   }
 }
 
-void ServerEngine::append(const Place& place, const ServerToken& token) {
+void ServerEngine::append(const SampleKey& place, const ServerToken& token) {
   Request& request = requests_.at(place.request);
   const SamplingParameters& sampling = request.asked.sampling;
   Sample& sample = request.samples[place.sample];
@@ -473,32 +473,32 @@ void ServerEngine::append(const Place& place, const ServerToken& token) {
   result.token_ids.push_back(token.id);
   result.logprobs.push_back(token.logprob);
   result.raw_logprobs.push_back(token.logprob);
-  result.truncated_logprobs.push_back(token.logprob);
+  result.sampling_logprobs.push_back(token.logprob);
   result.versions.push_back(version_);
   if (sampling.top_logprobs > 0) {
     result.top_ids.push_back(token.top_ids);
     result.top_logprobs.push_back(token.top_logprobs);
   }
   sample.failures = 0;
-  if (std::exchange(sample.is_owed, false)) --num_owed_;
+  if (std::exchange(sample.must_make_progress, false)) --num_must_progress_;
   ++statistics_.new_tokens;
-  const auto drawn = static_cast<int64_t>(result.token_ids.size());
-  const auto length = static_cast<int64_t>(request.asked.prompt_ids.size()) + drawn;
+  const auto sampled = static_cast<int64_t>(result.token_ids.size());
+  const auto length = static_cast<int64_t>(request.asked.prompt_ids.size()) + sampled;
   std::optional<FinishReason> reason;
   if (std::binary_search(request.stop_tokens.begin(), request.stop_tokens.end(), token.id))
     reason = FinishReason::kStop;
   else if (sample.stops && sample.stops->push(options_.token_bytes(token.id)))
     reason = FinishReason::kStopString;
-  else if (drawn >= sampling.max_new_tokens || length >= options_.limits.max_length)
+  else if (sampled >= sampling.max_new_tokens || length >= options_.limits.max_length)
     reason = FinishReason::kLength;
   if (request.asked.on_token)
     request.asked.on_token({.id = place.request,
                             .sample = static_cast<int64_t>(place.sample),
-                            .position = drawn - 1,
+                            .position = sampled - 1,
                             .token = token.id,
                             .logprob = token.logprob,
                             .raw_logprob = token.logprob,
-                            .truncated_logprob = token.logprob,
+                            .sampling_logprob = token.logprob,
                             .version = version_,
                             .is_last = reason.has_value(),
                             .top_ids = token.top_ids,
@@ -507,12 +507,12 @@ void ServerEngine::append(const Place& place, const ServerToken& token) {
 }
 
 // Ends a sample. Also called for a request whose samples had all ended before it was submitted.
-void ServerEngine::end(const Place& place, FinishReason reason) {
+void ServerEngine::end(const SampleKey& place, FinishReason reason) {
   Request& request = requests_.at(place.request);
   Sample& sample = request.samples[place.sample];
   if (!sample.is_ended) {
     leave_server(sample);
-    if (std::exchange(sample.is_owed, false)) --num_owed_;
+    if (std::exchange(sample.must_make_progress, false)) --num_must_progress_;
     sample.is_ended = true;
     sample.result.finish_reason = reason;
     ++request.num_ended;
@@ -532,7 +532,7 @@ void ServerEngine::end(const Place& place, FinishReason reason) {
 
 // A broken connection says nothing about the server. Before the server gets another sample, it is checked
 // again. It also gets the weights again, since it may be another process.
-void ServerEngine::fail(const Place& place, const std::string& message) {
+void ServerEngine::fail(const SampleKey& place, const std::string& message) {
   Sample& sample = at(place);
   Server& server = servers_[sample.server];
   leave_server(sample);
@@ -556,7 +556,7 @@ void ServerEngine::lose(Server& server, const std::string& message) {
       leave_server(sample);
       waiting_.push_front({id, i});
     }
-  std::erase_if(running_, [this](const Place& place) { return !at(place).call; });
+  std::erase_if(running_, [this](const SampleKey& place) { return !at(place).call; });
   server.pause_seconds = kFirstPause;
   server.not_before = Steady::now() + seconds(server.pause_seconds);
   const bool none =
@@ -610,7 +610,7 @@ void ServerEngine::interrupt() {
   for (auto place = running_.rbegin(); place != running_.rend(); ++place) {
     Sample& sample = at(*place);
     leave_server(sample);
-    if (!std::exchange(sample.is_owed, true)) ++num_owed_;
+    if (!std::exchange(sample.must_make_progress, true)) ++num_must_progress_;
     waiting_.push_front(*place);
   }
   running_.clear();

@@ -89,7 +89,7 @@ class ServerEngine final : public Engine {
   // Throws UserError if a server's log-probabilities are not the model's, IoError if no server took the
   // weights.
   void update_weights(const WeightUpdate& update) override;
-  bool ready_for_weights() const override { return num_owed_ == 0; }
+  bool ready_for_weights() const override { return num_must_progress_ == 0; }
   int32_t version() const override { return version_; }
   std::vector<RunningRequest> running() const override;
   EngineStatistics statistics() const override { return statistics_; }
@@ -111,7 +111,7 @@ class ServerEngine final : public Engine {
   };
   struct Sample {
     GeneratedSample result;
-    bool is_ended = false, is_owed = false;  // is_owed: interrupted, and no token since
+    bool is_ended = false, must_make_progress = false;  // must_make_progress: interrupted, and no token since
     std::optional<StopMatcher> stops;
     // Set while a server generates the sample:
     std::unique_ptr<HttpCall> call;
@@ -129,25 +129,25 @@ class ServerEngine final : public Engine {
     std::vector<Sample> samples;
     size_t num_ended = 0;
   };
-  struct Place {
+  struct SampleKey {
     uint64_t request;
     size_t sample;
   };
 
-  Sample& at(const Place& place) { return requests_.at(place.request).samples[place.sample]; }
+  Sample& at(const SampleKey& place) { return requests_.at(place.request).samples[place.sample]; }
   std::unique_ptr<HttpCall> call_of(const Server& server) const;
   void connect(Server& server);
   void begin_waiting();
   std::optional<size_t> server_for(const std::vector<int32_t>& ids);
-  void begin(const Place& place, size_t server);
+  void begin(const SampleKey& place, size_t server);
   void listen(int wait_milliseconds);
   // Returns false if the sample has left its server.
-  bool hear(const Place& place);
-  void take_lines(const Place& place, const std::string& text);
-  void append(const Place& place, const ServerToken& token);
-  void end(const Place& place, FinishReason reason);
+  bool hear(const SampleKey& place);
+  void take_lines(const SampleKey& place, const std::string& text);
+  void append(const SampleKey& place, const ServerToken& token);
+  void end(const SampleKey& place, FinishReason reason);
   void leave_server(Sample& sample);
-  void fail(const Place& place, const std::string& message);
+  void fail(const SampleKey& place, const std::string& message);
   void lose(Server& server, const std::string& message);
   void bring_back();
   void interrupt();
@@ -159,14 +159,14 @@ class ServerEngine final : public Engine {
   const ServerApi& api_;
   std::vector<Server> servers_;
   std::unordered_map<uint64_t, Request> requests_, parked_;
-  std::deque<Place> waiting_, parked_waiting_;
-  std::vector<Place> running_;
+  std::deque<SampleKey> waiting_, parked_waiting_;
+  std::vector<SampleKey> running_;
   std::vector<GenerationResult> finished_, parked_finished_;
   std::unordered_map<uint64_t, size_t> server_of_prefix_;  // by the hash of the first 64, 128, ... tokens
   std::filesystem::path weights_;                          // the directory that servers have loaded; or empty
   int32_t version_ = 0;
   bool paused_ = false;
-  int64_t num_owed_ = 0;
+  int64_t num_must_progress_ = 0;
   uint64_t num_calls_ = 0;
   std::optional<Time> none_since_;  // time at which the last server was lost
   EngineStatistics statistics_;

@@ -81,10 +81,10 @@ class FakeServer {
     const int64_t count = connection.request.at("max_tokens");
     const double temperature = connection.request.at("temperature");
     const std::set<int> stops = connection.request.at("stop_token_ids");
-    const int begun = version;
+    const int partial = version;
     for (int64_t i = 0; i < count && !stops_; ++i) {
       if (break_after > 0 && i == break_after) break;
-      token += 1 + begun;
+      token += 1 + partial;
       const double logprob = is_raw || temperature == 0 ? -0.125 : -0.125 / temperature;
       const bool is_last = i + 1 == count || stops.contains(token);
       const Json choice = {
@@ -279,7 +279,7 @@ TEST_F(ServerEngineTest, AServerThatDiesCostsARetryAndGetsTheWeightsWhenItIsBack
   for (const GenerationResult& result : results)
     for (const GeneratedSample& sample : result.samples) {
       int32_t token = result.prompt_ids.back();
-      for (const int32_t drawn : sample.token_ids) EXPECT_EQ(drawn, token += 4);
+      for (const int32_t sampled : sample.token_ids) EXPECT_EQ(sampled, token += 4);
     }
 }
 
@@ -362,11 +362,11 @@ TEST_F(ServerEngineTest, ParkedRequestsGoOnAndCancelledOnesEnd) {
     }
   // A partial rollout of another process is continued.
   GenerationRequest taken_up = request(3, 2, 10);
-  BegunSample begun;
-  begun.sample.token_ids = {11, 12};
-  begun.sample.logprobs = begun.sample.raw_logprobs = begun.sample.truncated_logprobs = {-1, -1};
-  begun.sample.versions = {0, 0};
-  taken_up.begun = {begun};
+  PartialRollout partial;
+  partial.sample.token_ids = {11, 12};
+  partial.sample.logprobs = partial.sample.raw_logprobs = partial.sample.sampling_logprobs = {-1, -1};
+  partial.sample.versions = {0, 0};
+  taken_up.partial = {partial};
   const auto whole = engine.generate({taken_up});
   EXPECT_EQ(whole[0].samples[0].token_ids, whole[0].samples[1].token_ids);
   EXPECT_EQ(whole[0].samples[0].logprobs[1], -1);

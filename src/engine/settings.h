@@ -14,7 +14,7 @@
 namespace bough {
 
 // How a token is sampled from its logits (sampler.h has the order of the steps).
-struct DrawParameters {
+struct SamplingOptions {
   double temperature = 1.0;         // 0: the most likely token
   double top_p = 1.0;               // applied to what top_k leaves; 1: off
   int64_t top_k = 0;                // 0: off
@@ -27,7 +27,7 @@ struct DrawParameters {
 };
 
 // Sampling of one prompt, as in settings (`gconfig`) and requests (engine.h).
-struct SamplingParameters : DrawParameters {
+struct SamplingParameters : SamplingOptions {
   int64_t n_samples = 1;
   int64_t max_new_tokens = 256;
   int64_t min_new_tokens = 0;           // before it stop tokens are excluded, stop strings do not stop

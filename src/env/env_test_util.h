@@ -39,12 +39,12 @@ class EpisodeTest : public testing::Test {
     return {.text = name, .calls = {{"c1", name, std::move(arguments)}}};
   }
   uint64_t begin(Environment& environment, const Problem& problem) {
-    return environment.begin(problem, 5, inbox_);
+    return environment.begin(problem, 5, reply_queue_);
   }
   EpisodeReply wait() {
     for (int i = 0; i < 600; ++i) {
       if (replies_.empty())
-        for (EpisodeReply& reply : inbox_->take(std::chrono::milliseconds(100)))
+        for (EpisodeReply& reply : reply_queue_->take(std::chrono::milliseconds(100)))
           replies_.push_back(std::move(reply));
       if (replies_.empty()) continue;
       EpisodeReply reply = std::move(replies_.front());
@@ -78,7 +78,7 @@ class EpisodeTest : public testing::Test {
 
   std::filesystem::path folder_;
   EnvironmentSettings settings_;
-  std::shared_ptr<EpisodeInbox> inbox_ = std::make_shared<EpisodeInbox>();
+  std::shared_ptr<ReplyQueue> reply_queue_ = std::make_shared<ReplyQueue>();
   std::deque<EpisodeReply> replies_;
 };
 

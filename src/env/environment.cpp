@@ -42,7 +42,7 @@ const char* failure_name(EpisodeFailure failure) {
   return "unknown";
 }
 
-void EpisodeInbox::post(EpisodeReply reply) {
+void ReplyQueue::post(EpisodeReply reply) {
   {
     const MutexLock lock(mutex_);
     replies_.push_back(std::move(reply));
@@ -50,7 +50,7 @@ void EpisodeInbox::post(EpisodeReply reply) {
   posted_.notify_one();
 }
 
-std::vector<EpisodeReply> EpisodeInbox::take(std::chrono::microseconds at_most) {
+std::vector<EpisodeReply> ReplyQueue::take(std::chrono::microseconds at_most) {
   MutexLock lock(mutex_);
   if (replies_.empty() && at_most.count() > 0) {
     const auto deadline = std::chrono::steady_clock::now() + at_most;
@@ -76,12 +76,12 @@ ThreadedEnvironment::~ThreadedEnvironment() {
 }
 
 uint64_t ThreadedEnvironment::begin(const Problem& problem, uint64_t seed,
-                                    std::shared_ptr<EpisodeInbox> inbox) {
+                                    std::shared_ptr<ReplyQueue> reply_queue) {
   uint64_t episode = 0;
   {
     const MutexLock lock(mutex_);
     episode = next_++;
-    episodes_[episode] = {make_(), std::move(inbox)};
+    episodes_[episode] = {make_(), std::move(reply_queue)};
   }
   post(episode, [problem, seed](Episode& world) { return world.reset(problem, seed); });
   return episode;
@@ -109,7 +109,7 @@ void ThreadedEnvironment::post(uint64_t episode, std::function<Observation(Episo
         reply.failure = EpisodeFailure::kError;
         reply.message = error.what();
       }
-      running.inbox->post(std::move(reply));
+      running.reply_queue->post(std::move(reply));
     });
   }
   changed_.notify_one();

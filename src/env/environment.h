@@ -140,7 +140,7 @@ struct EpisodeReply {
 };
 
 // The reply queue of a caller of an environment. Thread-safe.
-class EpisodeInbox {
+class ReplyQueue {
  public:
   void post(EpisodeReply reply);
   // Returns all replies so far, oldest first. If there are none, waits up to `at_most` for the first one.
@@ -158,7 +158,7 @@ class Environment {
 
   // Opens an episode and returns its unique number. All random choices of the environment are a function of
   // `seed` and the problem.
-  virtual uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<EpisodeInbox> inbox) = 0;
+  virtual uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<ReplyQueue> reply_queue) = 0;
   // Sends the model's turn. Must come after the reply to the episode's last call.
   virtual void step(uint64_t episode, const Action& action) = 0;
   // Releases an episode that is over, has failed or is given up. A call that is still running may get no
@@ -189,14 +189,14 @@ class ThreadedEnvironment final : public Environment {
   ThreadedEnvironment(Make make, int64_t threads);
   ~ThreadedEnvironment() override;
 
-  uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<EpisodeInbox> inbox) override;
+  uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<ReplyQueue> reply_queue) override;
   void step(uint64_t episode, const Action& action) override;
   void end(uint64_t episode) override;
 
  private:
   struct Running {
     std::shared_ptr<Episode> world;
-    std::shared_ptr<EpisodeInbox> inbox;
+    std::shared_ptr<ReplyQueue> reply_queue;
   };
   void post(uint64_t episode, std::function<Observation(Episode&)> work);
   void run();

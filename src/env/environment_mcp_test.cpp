@@ -246,7 +246,7 @@ TEST_F(McpEnvironmentTest, ASharedServerOutlivesASlowCall) {
   std::vector<EpisodeReply> replies;
   while (replies.empty()) {  // the clock may have been advanced before the call began
     clock.advance(std::chrono::seconds(2));
-    replies = inbox_->take(std::chrono::milliseconds(10));
+    replies = reply_queue_->take(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(replies[0].failure, EpisodeFailure::kTimeout);
   environment->end(hanging);

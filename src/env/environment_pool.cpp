@@ -36,9 +36,9 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
                .timeout_setting = "environment.startup_timeout_seconds"},
               std::move(open), *this) {}
 
-  uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<EpisodeInbox> inbox) override {
+  uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<ReplyQueue> reply_queue) override {
     const uint64_t episode = next_episode_++;
-    order({Order::kBegin, episode, {problem, seed, {}}, std::move(inbox)});
+    order({Order::kBegin, episode, {problem, seed, {}}, std::move(reply_queue)});
     return episode;
   }
   void step(uint64_t episode, const Action& action) override {
@@ -52,10 +52,10 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     enum Kind { kBegin, kStep, kEnd } kind;
     uint64_t episode;
     EpisodeCall call;
-    std::shared_ptr<EpisodeInbox> inbox;
+    std::shared_ptr<ReplyQueue> reply_queue;
   };
   struct Running {
-    std::shared_ptr<EpisodeInbox> inbox;
+    std::shared_ptr<ReplyQueue> reply_queue;
     EpisodeCall call;
     bool is_open = false;                            // reset was answered
     bool is_waiting = true;                          // the caller waits for an answer
@@ -97,7 +97,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
 
   void take(Order& order) {
     if (order.kind == Order::kBegin) {
-      episodes_[order.episode] = {.inbox = std::move(order.inbox), .call = std::move(order.call)};
+      episodes_[order.episode] = {.reply_queue = std::move(order.reply_queue), .call = std::move(order.call)};
       waiting_.push_back(order.episode);
       return;
     }
@@ -183,7 +183,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     if (reply.kind != ChannelReply::kAnswer) return post(*worker.job, running, reply.failure, reply.message);
     running.is_open = true;
     running.is_waiting = false;
-    running.inbox->post({.episode = *worker.job, .observation = reply.observation});
+    running.reply_queue->post({.episode = *worker.job, .observation = reply.observation});
   }
 
   void handle_deadline(Worker& worker) override {
@@ -223,10 +223,10 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     running.is_waiting = false;
     running.failure = failure;
     running.message = why;
-    running.inbox->post({.episode = episode,
-                         .observation = {},
-                         .failure = failure,
-                         .message = str("environment ", name_, ": ", why)});
+    running.reply_queue->post({.episode = episode,
+                               .observation = {},
+                               .failure = failure,
+                               .message = str("environment ", name_, ": ", why)});
   }
 
   const EnvironmentSettings settings_;

@@ -117,20 +117,22 @@ TEST(Guess, DemonstrationsStayInsideWhatIsLeft) {
 
 TEST(ThreadedEnvironment, AnswersWhoAskedAndReportsWhatIsThrown) {
   const auto environment = make_environment({.type = "guess"});
-  const auto inbox = std::make_shared<EpisodeInbox>();
+  const auto reply_queue = std::make_shared<ReplyQueue>();
   const Problem good = problem_of(make_guess_problems(1, Split::train, 1, {})[0]);
   const Problem bad{"p", "", {}, "4", {}};
-  const uint64_t first = environment->begin(good, 1, inbox), second = environment->begin(bad, 1, inbox);
+  const uint64_t first = environment->begin(good, 1, reply_queue),
+                 second = environment->begin(bad, 1, reply_queue);
   std::vector<EpisodeReply> replies;
   while (replies.size() < 2)
-    for (EpisodeReply& reply : inbox->take(std::chrono::seconds(10))) replies.push_back(std::move(reply));
+    for (EpisodeReply& reply : reply_queue->take(std::chrono::seconds(10)))
+      replies.push_back(std::move(reply));
   for (const EpisodeReply& reply : replies) {
     EXPECT_EQ(reply.failure, reply.episode == first ? EpisodeFailure::kNone : EpisodeFailure::kError);
     EXPECT_EQ(reply.message.empty(), reply.episode == first);
   }
   environment->end(second);
   environment->end(first);
-  EXPECT_TRUE(inbox->take(std::chrono::milliseconds(1)).empty());
+  EXPECT_TRUE(reply_queue->take(std::chrono::milliseconds(1)).empty());
 }
 
 TEST(EnvironmentSettings, NamesWhatIsMissing) {

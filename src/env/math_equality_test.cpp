@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "env/double_double.h"
 #include "env/math_expression.h"
-#include "env/real.h"
 #include "env/reward.h"
 
 namespace bough {
@@ -244,7 +244,7 @@ TEST(MathEquality, HostileAnswersAreWrongAndCheap) {
     return text;
   };
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::string> hostile;
+  std::vector<std::string> adversarial;
   for (const char* unit : {"(",
                            "[",
                            "{",
@@ -294,8 +294,8 @@ TEST(MathEquality, HostileAnswersAreWrongAndCheap) {
                            "\\pm 1,",
                            "1e99 "}) {
     for (const size_t size : {50u, 1000u, 3900u, 1'000'000u}) {
-      hostile.push_back(repeated(unit, size));
-      hostile.push_back("1" + hostile.back());
+      adversarial.push_back(repeated(unit, size));
+      adversarial.push_back("1" + adversarial.back());
     }
   }
   for (const char* text : {"10^{10^{10^{10}}}",
@@ -324,8 +324,8 @@ TEST(MathEquality, HostileAnswersAreWrongAndCheap) {
                            "\\end{pmatrix}",
                            "a_{",
                            "\\frac"})
-    hostile.push_back(text);
-  for (const std::string& answer : hostile) {
+    adversarial.push_back(text);
+  for (const std::string& answer : adversarial) {
     for (const char* reference : {"41", "\\sqrt{5}", "\\{1,2,3,x,\\sqrt{2}\\}"}) {
       const auto one = std::chrono::steady_clock::now();
       EXPECT_FALSE(compare_math(answer, reference).equal)
@@ -341,20 +341,20 @@ TEST(MathEquality, HostileAnswersAreWrongAndCheap) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
-TEST(Real, FunctionsAreGoodToThirtyDigits) {
-  const auto near = [](Real a, Real b) {
+TEST(DoubleDouble, FunctionsAreGoodToThirtyDigits) {
+  const auto near = [](DoubleDouble a, DoubleDouble b) {
     return std::abs((a - b).high) <= 1e-29 * std::max(1.0, std::abs(b.high));
   };
-  EXPECT_TRUE(near(exponential(1), Real(2.718281828459045091e+00, 1.445646891729250158e-16)));
-  EXPECT_TRUE(near(logarithm(10), Real(2.302585092994045901e+00, -2.170756223382249351e-16)));
-  EXPECT_TRUE(near(square_root(2), Real(1.414213562373095145e+00, -9.667293313452913451e-17)));
-  EXPECT_TRUE(near(Real(4) * arc_tangent(1), real_pi()));
+  EXPECT_TRUE(near(exponential(1), DoubleDouble(2.718281828459045091e+00, 1.445646891729250158e-16)));
+  EXPECT_TRUE(near(logarithm(10), DoubleDouble(2.302585092994045901e+00, -2.170756223382249351e-16)));
+  EXPECT_TRUE(near(square_root(2), DoubleDouble(1.414213562373095145e+00, -9.667293313452913451e-17)));
+  EXPECT_TRUE(near(DoubleDouble(4) * arc_tangent(1), real_pi()));
   for (double x = -20; x < 20; x += 0.37) {
     EXPECT_TRUE(near(sine(x) * sine(x) + cosine(x) * cosine(x), 1)) << x;
     EXPECT_TRUE(near(logarithm(exponential(x)), x)) << x;
-    EXPECT_TRUE(near(sine(Real(x) + Real(x)), Real(2) * sine(x) * cosine(x))) << x;
+    EXPECT_TRUE(near(sine(DoubleDouble(x) + DoubleDouble(x)), DoubleDouble(2) * sine(x) * cosine(x))) << x;
   }
-  EXPECT_FALSE(is_finite(Real(1) / Real(0)));
+  EXPECT_FALSE(is_finite(DoubleDouble(1) / DoubleDouble(0)));
   EXPECT_FALSE(is_finite(logarithm(0)));
   EXPECT_FALSE(is_finite(square_root(-1)));
   EXPECT_FALSE(is_finite(exponential(1e6)));

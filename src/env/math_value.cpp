@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "env/real.h"
+#include "env/double_double.h"
 
 namespace bough {
 
@@ -369,15 +369,15 @@ namespace {
 
 // Variables take their values at point `point`; i counts as one of them. NaN: there is no real value, or it
 // is not accurate enough.
-Real real_value(const Expression& e, int point) {
+DoubleDouble real_value(const Expression& e, int point) {
   const auto child = [&](size_t i) { return real_value(e.children[i], point); };
-  const Real none = logarithm(-1);
+  const DoubleDouble none = logarithm(-1);
   switch (e.kind) {
     case Kind::kNumber: {
       const auto digits = digits_of(e.text);
       if (!digits || digits->digits.size() > 30 || std::abs(digits->exponent) > 300) return none;
-      Real value;
-      for (const char c : digits->digits) value = value * Real(10) + Real(c - '0');
+      DoubleDouble value;
+      for (const char c : digits->digits) value = value * DoubleDouble(10) + DoubleDouble(c - '0');
       return value * power(10, digits->exponent);
     }
     case Kind::kSymbol: {
@@ -393,7 +393,7 @@ Real real_value(const Expression& e, int point) {
       return negative ? -size : size;
     }
     case Kind::kSum: {
-      Real sum;
+      DoubleDouble sum;
       for (size_t i = 0; i < e.children.size(); ++i) sum = sum + child(i);
       return sum;
     }
@@ -401,7 +401,7 @@ Real real_value(const Expression& e, int point) {
     case Kind::kProduct: return child(0) * child(1);
     case Kind::kQuotient: return child(0) / child(1);
     case Kind::kPower: {
-      const Real base = child(0);
+      const DoubleDouble base = child(0);
       if (const auto whole = exact_integer(e.children[1])) {
         if (base.high == 0 && *whole <= 0) return none;
         return std::abs(*whole) <= 100'000 ? power(base, *whole) : none;
@@ -413,7 +413,7 @@ Real real_value(const Expression& e, int point) {
     default: return none;
   }
   const std::string& name = e.text;
-  const Real x = child(0);
+  const DoubleDouble x = child(0);
   if (!is_finite(x)) return none;
   if (name == "root") {
     const auto index = exact_integer(e.children[1]);
@@ -421,40 +421,40 @@ Real real_value(const Expression& e, int point) {
     if (*index == 2) return square_root(x);
     if (x.high == 0) return 0;
     if (x.high < 0 && *index % 2 == 0) return none;
-    const Real size = exponential(logarithm(abs(x)) / Real(static_cast<double>(*index)));
+    const DoubleDouble size = exponential(logarithm(abs(x)) / DoubleDouble(static_cast<double>(*index)));
     return x.high < 0 ? -size : size;
   }
   if (name == "factorial" || name == "binomial") {
     const auto n = exact_integer(e.children[0]);
     const auto k = name == "binomial" ? exact_integer(e.children[1]) : n;
     if (!n || !k || *k < 0 || *k > *n || *n > 100) return none;
-    Real value = 1;
+    DoubleDouble value = 1;
     for (int64_t i = 0; i < *k; ++i)
-      value = value * Real(static_cast<double>(*n - i)) /
-              Real(name == "binomial" ? static_cast<double>(i + 1) : 1);
+      value = value * DoubleDouble(static_cast<double>(*n - i)) /
+              DoubleDouble(name == "binomial" ? static_cast<double>(i + 1) : 1);
     return value;
   }
-  const Real half = Real(0.5);
+  const DoubleDouble half = DoubleDouble(0.5);
   if (name == "abs") return abs(x);
   if (name == "ln") return logarithm(x);
-  if (name == "log") return logarithm(x) / logarithm(e.children.size() > 1 ? child(1) : Real(10));
+  if (name == "log") return logarithm(x) / logarithm(e.children.size() > 1 ? child(1) : DoubleDouble(10));
   if (name == "sin") return sine(x);
   if (name == "cos") return cosine(x);
   if (name == "tan") return sine(x) / cosine(x);
   if (name == "cot") return cosine(x) / sine(x);
-  if (name == "sec") return Real(1) / cosine(x);
-  if (name == "csc") return Real(1) / sine(x);
+  if (name == "sec") return DoubleDouble(1) / cosine(x);
+  if (name == "csc") return DoubleDouble(1) / sine(x);
   if (name == "sinh") return (exponential(x) - exponential(-x)) * half;
   if (name == "cosh") return (exponential(x) + exponential(-x)) * half;
-  if (name == "tanh") return Real(1) - Real(2) / (exponential(x + x) + Real(1));
+  if (name == "tanh") return DoubleDouble(1) - DoubleDouble(2) / (exponential(x + x) + DoubleDouble(1));
   if (name == "arctan") return arc_tangent(x);
   if (name == "arcsin" || name == "arccos") {
     if (!(std::abs(x.high) < 1)) {
       if (abs(x).high != 1 || x.low != 0) return none;
-      const Real right = x.high > 0 ? real_pi() * half : -(real_pi() * half);
+      const DoubleDouble right = x.high > 0 ? real_pi() * half : -(real_pi() * half);
       return name == "arcsin" ? right : real_pi() * half - right;
     }
-    const Real angle = arc_tangent(x / square_root(Real(1) - x * x));
+    const DoubleDouble angle = arc_tangent(x / square_root(DoubleDouble(1) - x * x));
     return name == "arcsin" ? angle : real_pi() * half - angle;
   }
   return none;
@@ -494,7 +494,7 @@ bool agree_in_reals(const Expression& a, const Expression& b) {
   const bool constant = !has_variables(a) && !has_variables(b);
   int met = 0;
   for (int point = 0; point < (constant ? 1 : kPoints); ++point) {
-    const Real left = real_value(a, point), right = real_value(b, point);
+    const DoubleDouble left = real_value(a, point), right = real_value(b, point);
     if (!is_finite(left) || !is_finite(right)) continue;
     const double scale = std::max(std::abs(left.high), std::abs(right.high));
     if (scale > kZero && !(std::abs((left - right).high) <= kAgreement * scale)) return false;

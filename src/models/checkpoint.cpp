@@ -135,7 +135,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
         continue;
       }
       const SafetensorsEntry& entry = found->second->entries().at(part.name);
-      const std::vector<int64_t> expected = whole_sizes(*parameter, part);
+      const std::vector<int64_t> expected = unsharded_sizes(*parameter, part);
       if (entry.shape != expected)
         wrong.push_back(
             str(part.name, " (got ", shape_text(entry.shape), ", expected ", shape_text(expected), ")"));
@@ -145,7 +145,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
     }
   }
   if (model.ranks().stages) {  // the files also hold the other stages' tensors
-    const auto all = make_model(model.whole_config(), model.dtype(), at::kMeta);
+    const auto all = make_model(model.unsharded_config(), model.dtype(), at::kMeta);
     for (const Parameter* parameter : all->parameters())
       for (const Parameter::Part& part : parameter->parts) expected_names.insert(part.name);
   }
@@ -308,7 +308,7 @@ NamedTensors named_gradients(Model& model) {
 
 void save_model(const fs::path& directory, Model& model, const SaveOptions& options) {
   BOUGH_CHECK(options.max_shard_bytes > 0, "max_shard_bytes ", options.max_shard_bytes);
-  const Json config = saved_config(model.whole_config(), options.dtype.value_or(model.dtype()));
+  const Json config = saved_config(model.unsharded_config(), options.dtype.value_or(model.dtype()));
   const NamedTensors weights = named_weights(model);
   for (const Communicator* group : {model.tensor_ranks(), model.ranks().stages})
     if (group && group->rank() > 0) return;

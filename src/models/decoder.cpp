@@ -130,7 +130,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   const ModelConfig& config = config_;
   const int64_t width = config.hidden_size, inner = config.intermediate_size;
   const int64_t q_rows = config.query_width(), kv_rows = config.key_width();
-  const int64_t all_q = whole_config_.query_width(), all_kv = whole_config_.key_width();
+  const int64_t all_q = unsharded_config_.query_width(), all_kv = unsharded_config_.key_width();
   // If there are fewer key heads than ranks, several ranks have the same key head.
   const int64_t copies = num_ranks() * kv_rows / all_kv;
   const int64_t first_q = rank() * q_rows, first_kv = rank() / copies * kv_rows;
@@ -155,7 +155,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
             rows("qkv_proj", kv_rows, all_q + all_kv + first_kv, all, copies)};
   };
   const auto gate_up = [&](const char* kind) -> std::vector<Rows> {
-    const int64_t all = whole_config_.intermediate_size, first = rank() * inner;
+    const int64_t all = unsharded_config_.intermediate_size, first = rank() * inner;
     if (!config.fused_projections)
       return {{mlp + "gate_proj" + kind, inner, 0, first, all},
               {mlp + "up_proj" + kind, inner, 0, first, all}};
@@ -188,9 +188,9 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   if (config.output_bias)
     layer.output_bias = make_parameter({copied(attn + "o_proj.bias", width)}, {}, options);
   layer.gate_up = make_parameter(gate_up(".weight"), width, options);
-  layer.down =
-      make_parameter({{mlp + "down_proj.weight", width, 1, rank() * inner, whole_config_.intermediate_size}},
-                     inner, options);
+  layer.down = make_parameter(
+      {{mlp + "down_proj.weight", width, 1, rank() * inner, unsharded_config_.intermediate_size}}, inner,
+      options);
   if (config.mlp_bias) {
     layer.gate_up_bias = make_parameter(gate_up(".bias"), {}, options);
     layer.down_bias = make_parameter({copied(mlp + "down_proj.bias", width)}, {}, options);

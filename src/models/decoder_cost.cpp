@@ -152,16 +152,17 @@ int64_t DecoderBytes::of_pass() const {
          2 * int64_t{8} + 4;
 }
 
-int64_t DecoderBytes::of_kept(Keep keep) const {
+int64_t DecoderBytes::of_kept(RecomputePolicy keep) const {
   const int64_t layers = shape_.num_layers;
   switch (keep) {
-    case Keep::kKeysValues: return 0;
-    case Keep::kAttention: return layers * of_attention();
-    case Keep::kLayerInputs: return layers * of_layer_input() + of_pass();
-    case Keep::kLayerInputsAndAttention: return layers * (of_layer_input() + of_attention()) + of_pass();
-    case Keep::kLayerInputsOnHost:
+    case RecomputePolicy::kKeysValues: return 0;
+    case RecomputePolicy::kAttention: return layers * of_attention();
+    case RecomputePolicy::kLayerInputs: return layers * of_layer_input() + of_pass();
+    case RecomputePolicy::kLayerInputsAndAttention:
+      return layers * (of_layer_input() + of_attention()) + of_pass();
+    case RecomputePolicy::kLayerInputsOnHost:
       return (kernels_.on_gpu() ? std::min<int64_t>(layers, 2) : layers) * of_layer_input() + of_pass();
-    case Keep::kActivations: break;
+    case RecomputePolicy::kActivations: break;
   }
   return layers * (of_layer() + of_attention()) + of_pass();
 }
@@ -240,7 +241,7 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
   return gradients + workspace - freed;
 }
 
-int64_t DecoderBytes::of_temporaries(const PassShape& pass, Keep keep) const {
+int64_t DecoderBytes::of_temporaries(const PassShape& pass, RecomputePolicy keep) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   // The lm_head sums the gradient of the hidden states in the accumulator type. The gradient, rounded to the
   // model's type, lives until backward is done.
@@ -250,7 +251,7 @@ int64_t DecoderBytes::of_temporaries(const PassShape& pass, Keep keep) const {
   if (recomputes_layers(keep)) {
     // The recomputed layer, in addition to its input. The gradient of the layer's output lives as long.
     int64_t layer = of_layer() - of_layer_input();
-    if (keep != Keep::kLayerInputsAndAttention) layer += of_attention();
+    if (keep != RecomputePolicy::kLayerInputsAndAttention) layer += of_attention();
     mlp += pass.tokens * layer;
     attention += pass.tokens * (layer + shape_.hidden_size * element);
   }

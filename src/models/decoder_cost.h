@@ -57,12 +57,12 @@ class DecoderBytes {
   DecoderBytes(const ModelShape& shape, const DeviceKernels& kernels) : shape_(shape), kernels_(kernels) {}
 
   int64_t of_stack_row() const;
-  int64_t of_kept(Keep keep) const;  // one token
+  int64_t of_kept(RecomputePolicy keep) const;  // one token
   // One token: bytes that Keep::kLayerInputsOnHost copies to the host, and later back.
   int64_t copied_to_host() const;
   int64_t of_exit() const;
   int64_t of_loss_row() const;
-  int64_t of_temporaries(const PassShape& pass, Keep keep) const;
+  int64_t of_temporaries(const PassShape& pass, RecomputePolicy keep) const;
 
  private:
   // Bytes that autograd holds per token. of_layer: one layer with its input, without attention. of_attention:

@@ -107,7 +107,7 @@ void attach_all(Model& model, Model& all, int64_t rank, double scale,
 // For a pipeline stage (pipeline.h): returns the unsharded model's layers, without memory. If tensor ranks
 // share the layers, they are this rank's pieces.
 std::unique_ptr<Model> all_layers(const Model& model) {
-  return make_model(model.whole_config(), model.dtype(), at::kMeta, {.tensor = model.tensor_ranks()});
+  return make_model(model.unsharded_config(), model.dtype(), at::kMeta, {.tensor = model.tensor_ranks()});
 }
 
 std::set<std::string> modules_of(Model& model) {
@@ -134,7 +134,7 @@ void initialise_adapter(Model& model, Model& all, uint64_t seed) {
     const Parameter& a = matrix->adapter[0];
     // If ranks share the columns, each rank takes its columns of the same random matrix.
     const Parameter::Part& part = a.parts[0];
-    const int64_t columns = whole_sizes(a, part)[1];
+    const int64_t columns = unsharded_sizes(a, part)[1];
     const double bound = 1 / std::sqrt(static_cast<double>(columns));
     const auto uniform =
         at::rand({a.value.size(0), columns}, generator, at::TensorOptions().dtype(at::kFloat));
@@ -352,7 +352,7 @@ void load_adapter(const fs::path& directory, Model& model) {
   Model& all_of_them = of_all ? *of_all : model;
   for (Parameter* matrix : all_of_them.layer_matrices())
     for (const Parameter::Part& part : matrix->parts) {
-      sizes[module_of(part)] = whole_sizes(*matrix, part);
+      sizes[module_of(part)] = unsharded_sizes(*matrix, part);
     }
   std::set<std::string> wanted;
   std::set<std::string> names;
@@ -381,7 +381,7 @@ void load_adapter(const fs::path& directory, Model& model) {
         for (const Parameter::Part& part : parameter.parts) {
           ++num_present;
           is_same = is_same && names.contains(part.name) &&
-                    file.entries().at(part.name).shape == whole_sizes(parameter, part);
+                    file.entries().at(part.name).shape == unsharded_sizes(parameter, part);
         }
     const std::set<std::string> own = modules_of(model);
     const auto num_own =

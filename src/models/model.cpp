@@ -10,7 +10,7 @@ namespace bough {
 
 Model::Model(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks)
     : config_(config),
-      whole_config_(config),
+      unsharded_config_(config),
       stage_{.num_layers = config.num_layers},
       dtype_(at::typeMetaToScalarType(options.dtype())),
       device_(options.device()) {
@@ -84,7 +84,7 @@ void Model::zero_gradients() {
 }
 
 void initialise(Model& model, uint64_t seed) {
-  BOUGH_CHECK(model.is_whole(), "a rank's part of a model is loaded, not drawn");
+  BOUGH_CHECK(model.is_unsharded(), "a rank's part of a model is loaded, not drawn");
   constexpr double kInitializerRange = 0.02;  // transformers' initializer_range
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model.parameters())

@@ -16,7 +16,7 @@
 #include "comm/communicator.h"
 #include "kernels/parameter.h"
 #include "models/config.h"
-#include "models/pipeline.h"
+#include "models/pipeline_stage.h"
 
 namespace bough {
 
@@ -48,15 +48,15 @@ class Model {
   virtual ~Model() = default;
 
   // config(): the local part. If ranks share the model, it counts only this rank's layers (pipeline.h), heads
-  // and feed-forward elements (tensor_parallel.h). whole_config(): the unsharded model.
+  // and feed-forward elements (tensor_parallel.h). unsharded_config(): the unsharded model.
   const ModelConfig& config() const { return config_; }
-  const ModelConfig& whole_config() const { return whole_config_; }
+  const ModelConfig& unsharded_config() const { return unsharded_config_; }
   // The groups of ranks that share the model. A group of one rank is nullptr.
   const ModelRanks& ranks() const { return ranks_; }
   // The tensor-parallel group, or nullptr.
   Communicator* tensor_ranks() const { return ranks_.tensor; }
   const Stage& stage() const { return stage_; }
-  bool is_whole() const { return !ranks_.tensor && !ranks_.stages; }
+  bool is_unsharded() const { return !ranks_.tensor && !ranks_.stages; }
   // The first token id of the local rows of the lm_head.
   int64_t first_token() const { return head().parts[0].first; }
   at::ScalarType dtype() const { return dtype_; }
@@ -114,7 +114,7 @@ class Model {
  protected:
   explicit Model(const ModelConfig& config, const at::TensorOptions& options = {},
                  const ModelRanks& ranks = {});
-  ModelConfig config_, whole_config_;
+  ModelConfig config_, unsharded_config_;
   ModelRanks ranks_;  // nullptr for groups of one rank
   Stage stage_;
 

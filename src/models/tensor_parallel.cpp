@@ -112,7 +112,7 @@ at::Tensor sum_over_ranks(const at::Tensor& x, Communicator& ranks) {
   return SumFunction::apply(x, &ranks);
 }
 
-std::vector<int64_t> whole_sizes(const Parameter& parameter, const Parameter::Part& part) {
+std::vector<int64_t> unsharded_sizes(const Parameter& parameter, const Parameter::Part& part) {
   std::vector<int64_t> sizes = parameter.value.sizes().vec();
   sizes[0] = part.end - part.begin;
   if (part.whole > 0) sizes[static_cast<size_t>(part.dimension)] = part.whole;
@@ -140,7 +140,7 @@ at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, cons
     padded.narrow(part.dimension, 0, count).copy_(own);
   }
   const at::Tensor all = all_gather_stacked(padded, ranks);
-  const at::Tensor whole = at::zeros(whole_sizes(parameter, part), padded.options());
+  const at::Tensor whole = at::zeros(unsharded_sizes(parameter, part), padded.options());
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const int64_t begin = sizes[rank][0].item<int64_t>(), size = sizes[rank][1].item<int64_t>();
     whole.narrow(part.dimension, begin, size).copy_(all[rank].narrow(part.dimension, 0, size));
@@ -176,11 +176,11 @@ void gather_weights(Model& own, Model* whole) {
 
 std::shared_ptr<Model> snapshot_of(const Model& model, bool copies) {
   std::shared_ptr<Model> view = model.share();
-  if (!model.is_whole()) {
+  if (!model.is_unsharded()) {
     const bool is_first =
         (!model.tensor_ranks() || model.tensor_ranks()->rank() == 0) && model.stage().is_first();
     std::shared_ptr<Model> whole =
-        is_first ? make_model(model.whole_config(), model.dtype(), at::kCPU) : nullptr;
+        is_first ? make_model(model.unsharded_config(), model.dtype(), at::kCPU) : nullptr;
     gather_weights(*view, whole.get());
     return whole;
   }
@@ -203,7 +203,7 @@ void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicato
   };
   each([&](const Parameter& parameter, const Parameter::Part& part) {
     const at::Tensor own = parameter.part_grad(part);
-    at::Tensor whole = at::zeros(whole_sizes(parameter, part), own.options());
+    at::Tensor whole = at::zeros(unsharded_sizes(parameter, part), own.options());
     own_piece(whole, parameter, part).copy_(own);
     flat.push_back(whole.view(-1));
   });
@@ -214,7 +214,7 @@ void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicato
   int64_t at = 0;
   each([&](const Parameter& parameter, const Parameter::Part& part) {
     const int64_t count = flat[index++].numel();
-    const at::Tensor whole = sum.narrow(0, at, count).view(whole_sizes(parameter, part));
+    const at::Tensor whole = sum.narrow(0, at, count).view(unsharded_sizes(parameter, part));
     at += count;
     const at::Tensor own = parameter.part_grad(part);
     own.copy_(own_piece(whole, parameter, part));

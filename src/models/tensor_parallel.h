@@ -54,9 +54,9 @@ at::Tensor all_gather_stacked(const at::Tensor& own, Communicator& ranks);
 at::Tensor copy_to_ranks(const at::Tensor& x, Communicator& ranks);
 at::Tensor sum_over_ranks(const at::Tensor& x, Communicator& ranks);
 
-// whole_sizes: sizes of the unsharded tensor to which the part belongs. own_piece: a view of the part's piece
-// in the unsharded tensor `whole`.
-std::vector<int64_t> whole_sizes(const Parameter& parameter, const Parameter::Part& part);
+// unsharded_sizes: sizes of the unsharded tensor to which the part belongs. own_piece: a view of the part's
+// piece in the unsharded tensor `whole`.
+std::vector<int64_t> unsharded_sizes(const Parameter& parameter, const Parameter::Part& part);
 at::Tensor own_piece(const at::Tensor& whole, const Parameter& parameter, const Parameter::Part& part);
 // Collective call. Gathers the ranks' pieces of a part (`own`, in the part's sizes) and returns the unsharded
 // tensor on the CPU of every rank. Returns `own` itself if the part is not sharded. If several parts have the

@@ -15,17 +15,17 @@
 #include <limits>
 #include <map>
 
-#include "plan/kept.h"
 #include "plan/plan_builder.h"
-#include "plan/strategies.h"
+#include "plan/plan_strategies.h"
+#include "plan/recompute_policy.h"
 
 namespace bough {
 
 namespace {
 
-class BlocksWalk {
+class BlocksTraversal {
  public:
-  BlocksWalk(TreeView view, int64_t limit)
+  BlocksTraversal(TreeView view, int64_t limit)
       : view_(std::move(view)),
         limit_(static_cast<int32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()))),
         builder_(view_, limit) {}
@@ -228,29 +228,29 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
   BlocksDraft draft{{"blocks", max_tokens_per_pass, {}}, {}};
   const auto& request = whole.request();
   const auto* costs = request.costs;
-  const KeepRules rules{.layers = layers, .offload = request.offload};
+  const RecomputeRules rules{.layers = layers, .offload = request.offload};
   if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
   // Every row of the batch's loss is held during the whole plan execution.
   const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
-  const auto walk = [&](TreeView view) {
-    BlocksWalk walk(std::move(view), max_tokens_per_pass);
-    if (most_bytes) walk.builder().bound_memory(*costs, room, rules);
-    draft.plan.trees.push_back(walk.run());
-    draft.fits = walk.builder().fits();
+  const auto traversal = [&](TreeView view) {
+    BlocksTraversal traversal(std::move(view), max_tokens_per_pass);
+    if (most_bytes) traversal.builder().bound_memory(*costs, room, rules);
+    draft.plan.trees.push_back(traversal.run());
+    draft.fits = traversal.builder().fits();
   };
   if (draft.parts.size() <= 1) {
     draft.parts.clear();
-    walk(TreeView(whole));
+    traversal(TreeView(whole));
     return draft;
   }
   for (const auto& part : draft.parts) {
     if (part.path.empty()) {
-      walk(TreeView(whole, std::span(part.nodes)));
+      traversal(TreeView(whole, std::span(part.nodes)));
     } else if (auto leaf = whole.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
       draft.fits = !most_bytes || !leaf.needed || least_pass_bytes(*costs, leaf.shape(), rules) <= room;
       draft.plan.trees.push_back({nullptr, {}, {std::move(leaf)}, {{Step::Kind::kForwardBackward, 0}}});
     } else {
-      walk(TreeView(whole, part));
+      traversal(TreeView(whole, part));
     }
     if (!draft.fits) break;
   }

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "plan/strategies.h"
+#include "plan/plan_strategies.h"
 #include "plan/test_costs.h"
 #include "tree/random_tree.h"
 

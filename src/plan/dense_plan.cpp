@@ -7,9 +7,9 @@
 #include <set>
 
 #include "base/error.h"
-#include "plan/kept.h"
+#include "plan/plan_strategies.h"
+#include "plan/recompute_policy.h"
 #include "plan/simulator.h"
-#include "plan/strategies.h"
 
 namespace bough {
 
@@ -53,9 +53,9 @@ class Flags {
   std::vector<int64_t> offsets_;
 };
 
-class DenseWalk {
+class DenseTraversal {
  public:
-  DenseWalk(const PlanRequest& request, int64_t limit, BlockSink& sink, LayerRecompute layers)
+  DenseTraversal(const PlanRequest& request, int64_t limit, BlockSink& sink, LayerRecompute layers)
       : request_(request),
         flags_(request),
         layout_(lay_out_dense(request, limit)),
@@ -113,7 +113,8 @@ class DenseWalk {
 
   void choose(std::span<Block> chain) const {
     if (layers_ != LayerRecompute::kNever)
-      choose_kept(chain, *request_.costs, room_, {.layers = layers_, .offload = request_.offload});
+      choose_recompute_policies(chain, *request_.costs, room_,
+                                {.layers = layers_, .offload = request_.offload});
   }
 
   void run_in_chunks(size_t s) {
@@ -125,7 +126,7 @@ class DenseWalk {
       Block chunk;
       chunk.interior = i < last;
       chunk.above = static_cast<int32_t>(i) - 1;
-      if (chunk.interior) chunk.keep = Keep::kKeysValues;
+      if (chunk.interior) chunk.keep = RecomputePolicy::kKeysValues;
       chunk.stack_rows = begin;
       chunk.ranges = {range(begin, end)};
       chunk.num_tokens = end - begin;
@@ -133,7 +134,7 @@ class DenseWalk {
       chunk.num_stack_pairs = (end - begin) * begin;
       chunk.num_pieces = 1;
       chunk.num_head_rows = chunk.num_loss_rows = flags_.count(s, begin, end);
-      chunk.num_exits = chunk.interior && flags_.trains(s, end);
+      chunk.num_boundary_tokens = chunk.interior && flags_.trains(s, end);
       chunk.needed = trained_end > begin;
       chain.push_back(std::move(chunk));
     }
@@ -251,16 +252,16 @@ DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pas
   return layout;
 }
 
-int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
+int64_t emit_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
                    LayerRecompute layers) {
-  DenseWalk walk(request, max_tokens_per_pass, sink, layers);
-  walk.run();
-  return walk.max_tokens();
+  DenseTraversal traversal(request, max_tokens_per_pass, sink, layers);
+  traversal.run();
+  return traversal.max_tokens();
 }
 
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass, LayerRecompute layers) {
   PlanWriter writer;
-  const int64_t max_tokens = walk_dense(request, max_tokens_per_pass, writer, layers);
+  const int64_t max_tokens = emit_dense(request, max_tokens_per_pass, writer, layers);
   Plan plan{"dense", max_tokens, writer.finish()};
   PlannedTree& planned = plan.trees.front();
   std::vector<TokenSpan> sequences;
@@ -272,7 +273,7 @@ Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass, LayerRe
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                           std::optional<int64_t> most_bytes, double most_seconds, LayerRecompute layers) {
   Simulator simulator(request.costs, most_bytes, most_seconds);
-  walk_dense(request, max_tokens_per_pass, simulator, layers);
+  emit_dense(request, max_tokens_per_pass, simulator, layers);
   return simulator.finish();
 }
 

@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/format.h"
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
+#include "plan/plan_strategies.h"
 #include "plan/simulator.h"
-#include "plan/strategies.h"
 
 namespace bough {
 
@@ -123,9 +123,9 @@ int64_t budget(const PlanRequest& request, const Plan& plan) {
   const int64_t size = request.max_tokens_per_pass;
   int64_t stack_rows = 0;
   for (const auto& planned : plan.trees) stack_rows = std::max(stack_rows, planned.stack_capacity);
-  return stack_rows * costs.stack_row_bytes() + size * costs.kept_bytes(Keep::kActivations) +
+  return stack_rows * costs.stack_row_bytes() + size * costs.kept_bytes(RecomputePolicy::kActivations) +
          costs.temporary_bytes({plan.max_tokens_per_pass, stack_rows, 0, plan.max_tokens_per_pass},
-                               Keep::kActivations);
+                               RecomputePolicy::kActivations);
 }
 
 std::optional<Priced> price_dense(Batch& batch, const PassChoice& passes, const Bounds& bounds) {
@@ -255,8 +255,8 @@ class Planner {
     if (request_.layers == LayerRecompute::kAlways)
       for (auto& planned : plan.trees)
         for (auto& block : planned.blocks)
-          block.keep =
-              request_.offload == ActivationOffload::kAlways ? Keep::kLayerInputsOnHost : Keep::kLayerInputs;
+          block.keep = request_.offload == ActivationOffload::kAlways ? RecomputePolicy::kLayerInputsOnHost
+                                                                      : RecomputePolicy::kLayerInputs;
     return plan;
   }
 
@@ -350,13 +350,14 @@ int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64
   return *request.memory_bytes - num_loss_rows * costs.row_bytes() - stack_capacity * costs.stack_row_bytes();
 }
 
-void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const KeepRules& rules) {
+void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const RecomputeRules& rules) {
   int64_t num_loss_rows = 0;
   for (const auto& planned : plan.trees)
     for (const auto& block : planned.blocks) num_loss_rows += block.num_loss_rows;
   budget -= num_loss_rows * costs.row_bytes();
   for (auto& planned : plan.trees)
-    choose_kept(planned.blocks, costs, budget - planned.stack_capacity * costs.stack_row_bytes(), rules);
+    choose_recompute_policies(planned.blocks, costs,
+                              budget - planned.stack_capacity * costs.stack_row_bytes(), rules);
 }
 
 PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences) {

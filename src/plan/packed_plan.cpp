@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "plan/kept.h"
+#include "plan/plan_strategies.h"
+#include "plan/recompute_policy.h"
 #include "plan/simulator.h"
-#include "plan/strategies.h"
 
 namespace bough {
 
@@ -52,7 +52,7 @@ Packing packing_of(const IndexedTree& whole, int64_t max_tokens_per_pass) {
 
 }  // namespace
 
-void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink, LayerRecompute layers) {
+void emit_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink, LayerRecompute layers) {
   const bool all_train = whole.request().trained.empty();
   const bool chooses = layers != LayerRecompute::kNever;
   const int64_t room = chooses ? room_for_passes(whole.request(), whole.num_rows(whole.all()), 0) : 0;
@@ -76,8 +76,8 @@ void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& si
     BOUGH_CHECK(block.num_tokens == bin.num_tokens, "bin ", b, " has ", block.num_tokens, " tokens, says ",
                 bin.num_tokens);
     if (chooses)
-      choose_kept({&block, 1}, *whole.request().costs, room,
-                  {.layers = layers, .offload = whole.request().offload});
+      choose_recompute_policies({&block, 1}, *whole.request().costs, room,
+                                {.layers = layers, .offload = whole.request().offload});
     sink.begin_tree(bin.sequences, 0);
     if (block.num_tokens > 0) sink.add_leaf(std::move(block));
   }
@@ -86,7 +86,7 @@ void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& si
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass, LayerRecompute layers) {
   const auto& all = whole.request().sequences;
   PlanWriter writer;
-  walk_packed(whole, packing_of(whole, max_tokens_per_pass), writer, layers);
+  emit_packed(whole, packing_of(whole, max_tokens_per_pass), writer, layers);
   Plan plan{"packed", max_tokens_per_pass, writer.finish()};
   for (auto& planned : plan.trees) {
     std::vector<TokenSpan> sequences;
@@ -99,7 +99,7 @@ Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass, LayerRec
 
 Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass, LayerRecompute layers) {
   Simulator simulator(whole.request().costs, whole.request().memory_bytes);
-  walk_packed(whole, packing_of(whole, max_tokens_per_pass), simulator, layers);
+  emit_packed(whole, packing_of(whole, max_tokens_per_pass), simulator, layers);
   return simulator.finish();
 }
 

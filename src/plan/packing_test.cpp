@@ -349,7 +349,7 @@ TEST(Packing, APathLongerThanTheCapacityIsNamed) {
   EXPECT_THROW(pack_exact(tree, 4), UserError);
 }
 
-TEST(Packing, HostileBatches) {
+TEST(Packing, AdversarialBatches) {
   // 1,100 and 10,000 nested prefixes form one path.
   const auto longest_path = repeated(10'000, 7);
   for (const size_t count : {1100u, 10'000u}) {

@@ -22,7 +22,7 @@ struct PassShape {
 
 // The checkpointed activations: the tensors that a block holds between its forward and its backward. The keys
 // and values of interior blocks are always held and not counted here.
-enum class Keep {
+enum class RecomputePolicy {
   kKeysValues,  // nothing: backward repeats the whole forward. Interior blocks only.
   kAttention,   // attention outputs and log-sum-exps: backward repeats the rest. Interior blocks only.
   // Each layer's input. A layer is recomputed just before its backward, so only one layer's activations are
@@ -32,13 +32,13 @@ enum class Keep {
   kLayerInputsOnHost,        // layer inputs in host memory, at most two at a time on the device
   kActivations,              // all activations: backward recomputes nothing
 };
-constexpr bool recomputes_layers(Keep keep) {
-  return keep == Keep::kLayerInputs || keep == Keep::kLayerInputsAndAttention ||
-         keep == Keep::kLayerInputsOnHost;
+constexpr bool recomputes_layers(RecomputePolicy keep) {
+  return keep == RecomputePolicy::kLayerInputs || keep == RecomputePolicy::kLayerInputsAndAttention ||
+         keep == RecomputePolicy::kLayerInputsOnHost;
 }
 // true: backward uses the graph of the block's first forward. false: a second forward records the graph.
-constexpr bool keeps_graph(Keep keep) {
-  return keep == Keep::kActivations || recomputes_layers(keep);
+constexpr bool keeps_graph(RecomputePolicy keep) {
+  return keep == RecomputePolicy::kActivations || recomputes_layers(keep);
 }
 
 class PassCosts {
@@ -55,22 +55,22 @@ class PassCosts {
   virtual double head_backward_seconds(const PassShape& pass) const = 0;
   // Time of the recomputation before backward, if the block holds `keep`. Includes the part of the copies to
   // and from host memory that computation does not hide. 0 for kActivations.
-  virtual double recompute_seconds(const PassShape& pass, Keep keep) const = 0;
+  virtual double recompute_seconds(const PassShape& pass, RecomputePolicy keep) const = 0;
 
   // Bytes, in addition to weights and gradients. The peak of a pass with a graph is
   // tokens * kept_bytes(keep) + temporary_bytes(pass, keep). For kKeysValues and kAttention, the graph's pass
   // counts as kActivations. The stack, boundary hidden states and loss rows come on top.
   virtual int64_t stack_row_bytes() const = 0;  // keys, values and their gradients of one token, all layers
   // One token, all layers. Host memory counts only if the device is the host.
-  virtual int64_t kept_bytes(Keep keep) const = 0;
-  virtual int64_t exit_bytes()
+  virtual int64_t kept_bytes(RecomputePolicy keep) const = 0;
+  virtual int64_t boundary_bytes()
       const = 0;  // one boundary hidden state: a final hidden state another block reads, and its gradient
   virtual int64_t row_bytes()
       const = 0;  // one row of the batch's loss: fields and values, held during the whole plan execution
   // Upper bound of the bytes of temporaries at the peak of backward. It is the maximum of: a chunk of the
   // lm_head, the last layer's MLP, the last layer's attention. A recomputed layer's activations are included.
   // May be negative: a wide MLP frees more kept activations than attention then allocates.
-  virtual int64_t temporary_bytes(const PassShape& pass, Keep keep) const = 0;
+  virtual int64_t temporary_bytes(const PassShape& pass, RecomputePolicy keep) const = 0;
 };
 
 }  // namespace bough

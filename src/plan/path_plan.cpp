@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "plan/plan_builder.h"
-#include "plan/strategies.h"
+#include "plan/plan_strategies.h"
 
 namespace bough {
 

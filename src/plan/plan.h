@@ -44,9 +44,10 @@ enum class ActivationOffload {
 
 struct Block {
   bool interior = false;
-  Keep keep = Keep::kActivations;  // an interior block starts with kKeysValues; choose_kept() may change it
-  int32_t above = -1;      // parent: the interior block whose stack rows end at `stack_rows`; -1: none
-  int64_t stack_rows = 0;  // P: rows of the stack below this block
+  RecomputePolicy keep = RecomputePolicy::
+      kActivations;    // an interior block starts with kKeysValues; choose_recompute_policies() may change it
+  int32_t above = -1;  // parent: the interior block whose stack rows end at `stack_rows`; -1: none
+  int64_t stack_rows = 0;          // P: rows of the stack below this block
   std::vector<TokenRange> ranges;  // its tokens in pre-order; an interior block has one range
   int64_t num_tokens = 0;
   int64_t num_pairs = 0;        // (query, key) pairs that attention visits: each token sees its whole path
@@ -54,8 +55,9 @@ struct Block {
   int64_t num_pieces = 0;       // runs of consecutive tokens, each the parent of the next
   int64_t num_head_rows = 0;    // tokens that at least one sequence trains
   int64_t num_loss_rows = 0;    // the same tokens, each once per sequence that trains it
-  int64_t num_exits = 0;        // boundary hidden states: tokens whose final hidden state other blocks read
-  bool needed = true;           // false: no token here or in a descendant is trained, so it never runs
+  int64_t num_boundary_tokens =
+      0;               // boundary hidden states: tokens whose final hidden state other blocks read
+  bool needed = true;  // false: no token here or in a descendant is trained, so it never runs
 
   PassShape shape() const {
     return {.tokens = num_tokens,
@@ -92,7 +94,7 @@ struct Plan {
   std::vector<PlannedTree> trees;
 };
 
-// How pipeline stages, each with some of the layers, execute a plan (plan/pipeline.h).
+// How pipeline stages, each with some of the layers, execute a plan (plan/pipeline_schedule.h).
 struct Pipeline {
   int64_t num_stages = 1;
   bool backward = true;          // false: forward only; a backward step then only closes its interior block

@@ -84,7 +84,7 @@ bool PlanBuilder::has_room_for(int64_t num_tokens) {
 Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const {
   Block block;
   block.interior = interior;
-  if (interior) block.keep = Keep::kKeysValues;
+  if (interior) block.keep = RecomputePolicy::kKeysValues;
   block.stack_rows = writer_.stack_rows();
   block.needed = false;
   for (const auto& range : ranges) {
@@ -113,7 +113,7 @@ Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const
       if (child < end) child = view_.subtree_end(child);  // skips the block's own continuation
       for (; child < view_.subtree_end(t) && !leaves; child = view_.subtree_end(child))
         leaves = view_.trains(child);
-      block.num_exits += leaves;
+      block.num_boundary_tokens += leaves;
     }
   }
   block.ranges = std::move(ranges);

@@ -7,7 +7,7 @@
 
 #include "plan/block_sink.h"
 #include "plan/indexed_tree.h"
-#include "plan/kept.h"
+#include "plan/recompute_policy.h"
 
 namespace bough {
 
@@ -20,7 +20,7 @@ class PlanBuilder {
 
   // Sets a memory bound. fits() becomes false once the stack and the smallest form of one pass exceed `room`
   // bytes. The check uses a lower bound of the plan's peak, so a plan is given up while it is made.
-  void bound_memory(const PassCosts& costs, int64_t room, const KeepRules& rules) {
+  void bound_memory(const PassCosts& costs, int64_t room, const RecomputeRules& rules) {
     costs_ = &costs;
     room_ = room;
     rules_ = rules;
@@ -50,7 +50,7 @@ class PlanBuilder {
   int64_t limit_;
   const PassCosts* costs_ = nullptr;
   int64_t room_ = 0;
-  KeepRules rules_;
+  RecomputeRules rules_;
   bool fits_ = true;
 };
 

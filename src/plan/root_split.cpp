@@ -1,4 +1,4 @@
-#include "plan/strategies.h"
+#include "plan/plan_strategies.h"
 
 #include <algorithm>
 #include <iterator>

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/kept.h"
+#include "plan/recompute_policy.h"
 
 namespace bough {
 
@@ -25,7 +25,7 @@ void Simulator::step(Step::Kind kind, const Block& block) {
   if (!block.needed) return;
   if (kind != Step::Kind::kForward) {
     num_loss_rows_ += block.num_loss_rows;
-    result_.num_on_host += block.keep == Keep::kLayerInputsOnHost;
+    result_.num_on_host += block.keep == RecomputePolicy::kLayerInputsOnHost;
   }
   ++result_.num_passes;
   result_.peak_pass_tokens = std::max(result_.peak_pass_tokens, block.num_tokens);
@@ -42,13 +42,13 @@ Simulation Simulator::finish() const {
 
 void Simulator::forward(const Block& block) {
   result_.tokens_forwarded += block.num_tokens;
-  const bool all = block.keep == Keep::kActivations;
+  const bool all = block.keep == RecomputePolicy::kActivations;
   if (all) kept_tokens_ += block.num_tokens;
   hold(0);
   if (!costs_) return;
   const auto shape = block.shape();
   kept_bytes_ += kept_of(block);
-  if (is_timed(costs_->temporary_bytes(shape, Keep::kActivations)))
+  if (is_timed(costs_->temporary_bytes(shape, RecomputePolicy::kActivations)))
     result_.seconds += costs_->forward_seconds(shape);
 }
 
@@ -63,7 +63,7 @@ void Simulator::leaf(const Block& block) {
 }
 
 void Simulator::backward(const Block& block) {
-  const bool all = block.keep == Keep::kActivations;
+  const bool all = block.keep == RecomputePolicy::kActivations;
   if (!all) result_.tokens_recomputed += block.num_tokens;
   hold(all || recomputes_layers(block.keep) ? 0 : block.num_tokens);
   if (all) kept_tokens_ -= block.num_tokens;
@@ -73,7 +73,8 @@ void Simulator::backward(const Block& block) {
 }
 
 int64_t Simulator::kept_of(const Block& block) const {
-  return block.num_exits * costs_->exit_bytes() + block.num_tokens * costs_->kept_bytes(block.keep);
+  return block.num_boundary_tokens * costs_->boundary_bytes() +
+         block.num_tokens * costs_->kept_bytes(block.keep);
 }
 
 void Simulator::hold(int64_t pass_tokens) {

@@ -32,31 +32,35 @@ class TestCosts final : public PassCosts {
   double head_backward_seconds(const PassShape& pass) const override {
     return 2 * kHeadRow * static_cast<double>(pass.head_rows);
   }
-  double recompute_seconds(const PassShape& pass, Keep keep) const override {
-    if (keep == Keep::kActivations) return 0;
-    const bool has_attention = keep == Keep::kAttention || keep == Keep::kLayerInputsAndAttention;
+  double recompute_seconds(const PassShape& pass, RecomputePolicy keep) const override {
+    if (keep == RecomputePolicy::kActivations) return 0;
+    const bool has_attention =
+        keep == RecomputePolicy::kAttention || keep == RecomputePolicy::kLayerInputsAndAttention;
     return forward_seconds(pass) - (has_attention ? attention_forward_seconds(pass) : 0) -
            (recomputes_layers(keep) ? 0.2 * kToken * static_cast<double>(pass.tokens) : 0) +
-           (keep == Keep::kLayerInputsOnHost ? 0.1 * kToken * static_cast<double>(pass.tokens) : 0);
+           (keep == RecomputePolicy::kLayerInputsOnHost ? 0.1 * kToken * static_cast<double>(pass.tokens)
+                                                        : 0);
   }
 
   int64_t stack_row_bytes() const override { return 1024; }
-  int64_t kept_bytes(Keep keep) const override {
+  int64_t kept_bytes(RecomputePolicy keep) const override {
     switch (keep) {
-      case Keep::kKeysValues: return 0;
-      case Keep::kAttention: return 544;
-      case Keep::kLayerInputs: return 900;
-      case Keep::kLayerInputsAndAttention: return 900 + 544;
-      case Keep::kLayerInputsOnHost: return has_host_ ? 300 : 900;
-      case Keep::kActivations: break;
+      case RecomputePolicy::kKeysValues: return 0;
+      case RecomputePolicy::kAttention: return 544;
+      case RecomputePolicy::kLayerInputs: return 900;
+      case RecomputePolicy::kLayerInputsAndAttention: return 900 + 544;
+      case RecomputePolicy::kLayerInputsOnHost: return has_host_ ? 300 : 900;
+      case RecomputePolicy::kActivations: break;
     }
     return 6004;
   }
-  int64_t exit_bytes() const override { return 512; }
+  int64_t boundary_bytes() const override { return 512; }
   int64_t row_bytes() const override { return 32; }
-  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+  int64_t temporary_bytes(const PassShape& pass, RecomputePolicy keep) const override {
     const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
-    const int64_t layer = !recomputes_layers(keep) ? 0 : keep == Keep::kLayerInputsAndAttention ? 1200 : 1300;
+    const int64_t layer = !recomputes_layers(keep)                            ? 0
+                          : keep == RecomputePolicy::kLayerInputsAndAttention ? 1200
+                                                                              : 1300;
     return std::max(1456 * pass.head_rows + 120 * loss_rows,
                     (1100 + layer) * pass.tokens + 288 * pass.stack_rows);
   }

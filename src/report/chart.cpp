@@ -100,11 +100,12 @@ std::string axes(const Scale& x, const Scale& y) {
 }
 
 // Data for the script, which finds the point under the pointer and shows its values.
-std::string hover_data(const Chart& chart, const std::vector<Points>& drawn, const Scale& x, const Scale& y) {
+std::string hover_data(const Chart& chart, const std::vector<Points>& sampled, const Scale& x,
+                       const Scale& y) {
   Json data = {{"unit", chart.unit}, {"series", Json::array()}};
-  for (size_t i = 0; i < drawn.size(); ++i) {
+  for (size_t i = 0; i < sampled.size(); ++i) {
     Json points = Json::array();
-    for (const auto& [step, value] : drawn[i])
+    for (const auto& [step, value] : sampled[i])
       points.push_back({std::round(x(step) * 10) / 10, std::round(y(value) * 10) / 10, std::round(step),
                         format_significant(value, 4)});
     data["series"].push_back({{"name", chart.series[i].name}, {"points", points}});
@@ -146,28 +147,28 @@ std::string chart_figure(const Chart& chart) {
                                       [](const ChartSeries& series) { return !series.points.empty(); });
   if (!has_points) return "";
   const Scale x = step_scale(chart), y = value_scale(chart);
-  std::vector<Points> drawn;
-  for (const ChartSeries& series : chart.series) drawn.push_back(thinned(series.points, kMostPoints));
+  std::vector<Points> sampled;
+  for (const ChartSeries& series : chart.series) sampled.push_back(thinned(series.points, kMostPoints));
 
   std::string legend, lines, means;
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    const bool smoothed = drawn[i].size() >= kSmoothedFrom;
-    if (drawn.size() > 1)
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    const bool smoothed = sampled[i].size() >= kSmoothedFrom;
+    if (sampled.size() > 1)
       legend += str("<span><i class=\"key c", i, "\"></i>", html_escape(chart.series[i].name), "</span>");
     else if (smoothed)
       legend =
           "<span><i class=\"key c0 pale\"></i>each step</span><span><i class=\"key c0\"></i>running "
           "mean</span>";
     lines +=
-        str("<path class=\"line c", i, smoothed ? " pale" : "", "\" d=\"", path_of(drawn[i], x, y), "\"/>");
+        str("<path class=\"line c", i, smoothed ? " pale" : "", "\" d=\"", path_of(sampled[i], x, y), "\"/>");
     if (smoothed)
-      means += str("<path class=\"line c", i, "\" d=\"", path_of(running_mean(drawn[i]), x, y), "\"/>");
-    if (drawn[i].size() == 1)
-      lines += str("<circle class=\"dot c", i, "\" cx=\"", number(x(drawn[i][0].first)), "\" cy=\"",
-                   number(y(drawn[i][0].second)), "\" r=\"4\"/>");
+      means += str("<path class=\"line c", i, "\" d=\"", path_of(running_mean(sampled[i]), x, y), "\"/>");
+    if (sampled[i].size() == 1)
+      lines += str("<circle class=\"dot c", i, "\" cx=\"", number(x(sampled[i][0].first)), "\" cy=\"",
+                   number(y(sampled[i][0].second)), "\" r=\"4\"/>");
   }
   const std::string title = html_escape(chart.title);
-  return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, drawn, x, y), "\"><figcaption>",
+  return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, sampled, x, y), "\"><figcaption>",
              title, chart.unit.empty() ? "" : str(" <small>", html_escape(chart.unit), "</small>"),
              "<span class=\"legend\">", legend, "</span></figcaption><svg viewBox=\"0 0 ", kWidth, " ",
              kHeight, "\" role=\"img\" aria-label=\"", title, " over steps\">", axes(x, y), lines, means,

@@ -10,7 +10,7 @@ namespace bough {
 
 namespace {
 
-constexpr size_t kMostTalks = 8;          // per group
+constexpr size_t kMostConversations = 8;  // per group
 constexpr size_t kMostMessages = 64;      // per conversation: its beginning and its end
 constexpr size_t kMostTextBytes = 4000;   // per message
 constexpr size_t kMostBytes = 3'000'000;  // for the section
@@ -21,9 +21,9 @@ std::string plural(int64_t count, const char* what) {
 
 // A conversation's tokens as a bar that separates tokens the model wrote from tokens it was shown. Tokens
 // shared with the conversation it forks from are pale.
-std::string bar(const Talk& talk) {
+std::string bar(const ConversationView& view) {
   int64_t total = 0;
-  for (const Talk::Run& run : talk.runs) total += run.tokens;
+  for (const ConversationView::Run& run : view.runs) total += run.tokens;
   if (total == 0) return "";
   std::string out = "<span class=\"bar\">";
   int64_t at = 0;
@@ -32,8 +32,8 @@ std::string bar(const Talk& talk) {
       out += str("<i class=\"", is_model ? "model" : "shown", is_common ? " common" : "",
                  "\" style=\"flex:", tokens, "\"></i>");
   };
-  for (const Talk::Run& run : talk.runs) {
-    const int64_t common = std::clamp<int64_t>(talk.common_tokens - at, 0, run.tokens);
+  for (const ConversationView::Run& run : view.runs) {
+    const int64_t common = std::clamp<int64_t>(view.common_tokens - at, 0, run.tokens);
     add(common, run.is_model, true);
     add(run.tokens - common, run.is_model, false);
     at += run.tokens;
@@ -45,36 +45,36 @@ std::string number(double value) {
   return format_significant(value, 3);
 }
 
-std::string head(const Talk& talk) {
-  std::string out = str("<summary><b>", html_escape(talk.name), "</b> ");
-  if (talk.reward)
-    out += str("<span class=\"", *talk.reward > 0 ? "good" : "bad", "\">reward ", number(*talk.reward),
+std::string head(const ConversationView& view) {
+  std::string out = str("<summary><b>", html_escape(view.name), "</b> ");
+  if (view.reward)
+    out += str("<span class=\"", *view.reward > 0 ? "good" : "bad", "\">reward ", number(*view.reward),
                "</span> ");
-  out += str(html_escape(talk.reason), ", ", plural(talk.turns, "turn"), ", ", plural(talk.tokens, "token"));
+  out += str(html_escape(view.reason), ", ", plural(view.turns, "turn"), ", ", plural(view.tokens, "token"));
   double engine = 0, environment = 0;
-  for (const TalkMessage& message : talk.messages) {
+  for (const MessageView& message : view.messages) {
     engine += message.engine_seconds;
     environment += message.environment_seconds;
   }
   if (engine + environment > 0)
     out += str(", ", number(engine), " s engine, ", number(environment), " s environment");
-  if (talk.invalid_calls > 0)
-    out += str(", <span class=\"bad\">", plural(talk.invalid_calls, "invalid call"), "</span>");
-  if (talk.rows > 1) out += str(", ", talk.rows, " rows");
-  for (const auto& [name, value] : talk.rewards) out += str(", ", html_escape(name), " ", number(value));
+  if (view.invalid_calls > 0)
+    out += str(", <span class=\"bad\">", plural(view.invalid_calls, "invalid call"), "</span>");
+  if (view.rows > 1) out += str(", ", view.rows, " rows");
+  for (const auto& [name, value] : view.rewards) out += str(", ", html_escape(name), " ", number(value));
   int64_t total = 0;
-  for (const Talk::Run& run : talk.runs) total += run.tokens;
-  if (!talk.forks_from.empty()) {
-    const std::string other = html_escape(talk.forks_from);
-    out += talk.common_tokens == total ? str("<small>the tokens of ", other, "</small>")
-           : talk.fork_turn < 0        ? str("<small>parts from ", other, " before the first turn</small>")
-                                       : str("<small>forks from ", other, " in turn ", talk.fork_turn, ", ",
-                                             plural(talk.common_tokens, "token"), " in common</small>");
+  for (const ConversationView::Run& run : view.runs) total += run.tokens;
+  if (!view.forks_from.empty()) {
+    const std::string other = html_escape(view.forks_from);
+    out += view.common_tokens == total ? str("<small>the tokens of ", other, "</small>")
+           : view.fork_turn < 0        ? str("<small>parts from ", other, " before the first turn</small>")
+                                       : str("<small>forks from ", other, " in turn ", view.fork_turn, ", ",
+                                             plural(view.common_tokens, "token"), " in common</small>");
   }
-  return out + bar(talk) + "</summary>\n";
+  return out + bar(view) + "</summary>\n";
 }
 
-std::string body_of(const TalkMessage& message) {
+std::string body_of(const MessageView& message) {
   const bool is_model = message.turn.has_value();
   std::string out = str("<div class=\"message ", is_model ? "model" : "shown", "\"><div class=\"who\">",
                         html_escape(message.role));
@@ -101,25 +101,25 @@ std::string body_of(const TalkMessage& message) {
   return out + "</div>\n";
 }
 
-std::string talk_html(const Talk& talk) {
-  std::string out = "<details class=\"talk\">" + head(talk);
-  const size_t count = talk.messages.size();
+std::string conversation_html(const ConversationView& view) {
+  std::string out = "<details class=\"talk\">" + head(view);
+  const size_t count = view.messages.size();
   for (size_t i = 0; i < count; ++i) {
     if (count > kMostMessages && i == kMostMessages / 2) {
       i = count - kMostMessages / 2;
       out += str("<p class=\"hint\">", count - kMostMessages, " messages are not shown.</p>\n");
     }
-    out += body_of(talk.messages[i]);
+    out += body_of(view.messages[i]);
   }
-  if (!talk.failure.empty())
+  if (!view.failure.empty())
     out += str("<div class=\"message\"><pre class=\"bad\">",
-               html_escape(cut_text(talk.failure, kMostTextBytes)), "</pre></div>\n");
+               html_escape(cut_text(view.failure, kMostTextBytes)), "</pre></div>\n");
   return out + "</details>\n";
 }
 
 }  // namespace
 
-std::string conversations_section(const std::vector<TalkGroup>& groups) {
+std::string conversations_section(const std::vector<ConversationGroup>& groups) {
   if (groups.empty()) return "";
   std::string out =
       "<h2>Conversations</h2>\n<p class=\"hint\">Groups of some steps. A bar is a conversation's last row: "
@@ -128,12 +128,14 @@ std::string conversations_section(const std::vector<TalkGroup>& groups) {
       "with "
       "the conversation that it forks from.</p>\n";
   size_t num_left_out = 0;
-  for (const TalkGroup& group : groups) {
+  for (const ConversationGroup& group : groups) {
     std::string text = str("<section class=\"panel talks\"><h3>step ", group.step, ", group ",
                            html_escape(cut_text(group.name, 200)), "</h3>\n");
-    for (size_t i = 0; i < std::min(group.talks.size(), kMostTalks); ++i) text += talk_html(group.talks[i]);
-    if (group.talks.size() > kMostTalks)
-      text += str("<p class=\"hint\">", kMostTalks, " of ", group.talks.size(), " conversations.</p>\n");
+    for (size_t i = 0; i < std::min(group.views.size(), kMostConversations); ++i)
+      text += conversation_html(group.views[i]);
+    if (group.views.size() > kMostConversations)
+      text +=
+          str("<p class=\"hint\">", kMostConversations, " of ", group.views.size(), " conversations.</p>\n");
     text += "</section>\n";
     if (out.size() + text.size() > kMostBytes) ++num_left_out;
     else out += text;

@@ -12,7 +12,7 @@
 
 namespace bough {
 
-struct TalkMessage {
+struct MessageView {
   std::string role, name;  // name: the tool that answers
   std::string reasoning, content;
   std::vector<std::pair<std::string, std::string>> calls;  // name and arguments
@@ -25,13 +25,13 @@ struct TalkMessage {
   bool retokenized = false;  // tokenizing its text gives other tokens than those sampled
 };
 
-struct Talk {
+struct ConversationView {
   std::string name;  // "#0"
   std::string reason, failure;
   std::optional<double> reward;
   std::map<std::string, double> rewards;
   int64_t turns = 0, tokens = 0, invalid_calls = 0, rows = 1;
-  std::vector<TalkMessage> messages;
+  std::vector<MessageView> messages;
   // The tokens of its last row, in order, as runs that the model wrote (is_model) or was shown.
   struct Run {
     int64_t tokens = 0;
@@ -44,12 +44,12 @@ struct Talk {
   int64_t fork_turn = -1;  // the turn in which the two differ first; -1: before the first turn
 };
 
-struct TalkGroup {
+struct ConversationGroup {
   int64_t step = 0;
   std::string name;
-  std::vector<Talk> talks;
+  std::vector<ConversationView> views;
 };
 
-std::string conversations_section(const std::vector<TalkGroup>& groups);  // empty without groups
+std::string conversations_section(const std::vector<ConversationGroup>& groups);  // empty without groups
 
 }  // namespace bough

@@ -130,7 +130,7 @@ const std::vector<ChartPlan>& main_charts() {
 // Charts the metrics of one kind that end in a number: "oversampling/reward_8", "_12", "_16". If there are
 // too many for one chart, the smallest numbers are taken.
 Chart chart_by_number(const std::vector<MetricRecord>& metrics, const std::string& title,
-                      const std::string& prefix, std::set<std::string>& drawn) {
+                      const std::string& prefix, std::set<std::string>& sampled) {
   std::map<int64_t, std::string> names;
   for (const MetricRecord& record : metrics)
     for (const auto& [name, value] : record.values)
@@ -140,31 +140,31 @@ Chart chart_by_number(const std::vector<MetricRecord>& metrics, const std::strin
   for (const auto& [number, name] : names) {
     if (chart.series.size() == 4) break;
     chart.series.push_back(series_of(metrics, name, str("N = ", number)));
-    drawn.insert(name);
+    sampled.insert(name);
   }
   return chart;
 }
 
 std::string charts_section(const std::vector<MetricRecord>& metrics) {
-  std::set<std::string> drawn;
+  std::set<std::string> sampled;
   std::string out = "<h2>Curves</h2>\n<div class=\"charts\">\n";
   for (const ChartPlan& plan : main_charts()) {
     Chart chart{plan.title, plan.unit, {}, plan.from_zero};
     for (const auto& [metric, name] : plan.metrics) {
       ChartSeries series = series_of(metrics, metric, name);
       if (!series.points.empty()) chart.series.push_back(std::move(series));
-      drawn.insert(metric);
+      sampled.insert(metric);
     }
     out += chart_figure(chart);
   }
   for (const auto& [title, prefix] :
        {std::pair{"Reward of the samples kept of the first N", "oversampling/reward_"},
         std::pair{"Acceptance of the samples kept of the first N", "oversampling/acceptance_"}})
-    out += chart_figure(chart_by_number(metrics, title, prefix, drawn));
+    out += chart_figure(chart_by_number(metrics, title, prefix, sampled));
   std::set<std::string> others;
   for (const MetricRecord& record : metrics)
     for (const auto& [name, value] : record.values)
-      if (!drawn.contains(name)) others.insert(name);
+      if (!sampled.contains(name)) others.insert(name);
   out += "</div>\n";
   if (others.empty()) return out;
   out += str("<details><summary>", others.size(), " more curves</summary><div class=\"charts\">\n");
@@ -302,7 +302,7 @@ std::string html_report(const ReportInput& input) {
 
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples,
-                                        std::vector<TalkGroup> conversations) {
+                                        std::vector<ConversationGroup> conversations) {
   namespace fs = std::filesystem;
   if (!fs::is_directory(folder))
     throw UserError(

@@ -31,7 +31,7 @@ struct ReportInput {
   std::vector<TimelineSpan> timeline;  // spans of the run's threads
   std::vector<TreePicture> trees;      // usually those of the first and of the last batch
   std::vector<ReportSample> samples;
-  std::vector<TalkGroup> conversations;
+  std::vector<ConversationGroup> conversations;
 };
 
 std::string html_report(const ReportInput& input);
@@ -46,6 +46,6 @@ ReportSample sample_of_rollout(const Json& line, int64_t step);
 // UserError if `folder` is no folder, and IoError if the disk is full.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples,
-                                        std::vector<TalkGroup> conversations = {});
+                                        std::vector<ConversationGroup> conversations = {});
 
 }  // namespace bough

@@ -256,27 +256,27 @@ TEST(TreePicture, RefusesWhatIsNoPreorderForest) {
 }
 
 TEST(ConversationPage, IsReadByPeopleAndBelievesNothing) {
-  const std::string hostile = "</pre><script>alert(1)</script>\"'&<b>\x01\xff";
-  Talk talk{.name = hostile, .reason = hostile, .failure = hostile, .reward = 0.5};
-  talk.rewards = {{hostile, 1}};
-  talk.turns = 1;
-  talk.invalid_calls = 2;
-  talk.forks_from = hostile;
-  talk.fork_turn = 0;
-  talk.common_tokens = 3;
-  talk.runs = {{2, false}, {4, true}};
-  talk.messages.push_back({.role = hostile, .name = hostile, .content = hostile});
-  talk.messages.push_back({.role = "assistant",
-                           .reasoning = hostile,
-                           .content = hostile,
-                           .calls = {{hostile, hostile}},
+  const std::string adversarial = "</pre><script>alert(1)</script>\"'&<b>\x01\xff";
+  ConversationView view{.name = adversarial, .reason = adversarial, .failure = adversarial, .reward = 0.5};
+  view.rewards = {{adversarial, 1}};
+  view.turns = 1;
+  view.invalid_calls = 2;
+  view.forks_from = adversarial;
+  view.fork_turn = 0;
+  view.common_tokens = 3;
+  view.runs = {{2, false}, {4, true}};
+  view.messages.push_back({.role = adversarial, .name = adversarial, .content = adversarial});
+  view.messages.push_back({.role = "assistant",
+                           .reasoning = adversarial,
+                           .content = adversarial,
+                           .calls = {{adversarial, adversarial}},
                            .turn = 0,
                            .tokens = 4,
                            .engine_seconds = 1.25,
                            .environment_seconds = 0.5,
                            .reward = 0.5,
                            .retokenized = true});
-  const std::string page = html_report({.conversations = {{3, hostile, {talk}}}});
+  const std::string page = html_report({.conversations = {{3, adversarial, {view}}}});
   EXPECT_EQ(unbalanced(page), "");
   EXPECT_EQ(count(page, "<script>"), 1u) << "the page's own";
   EXPECT_NE(page.find("turn 0, 4 tokens, 1.25 s; answered after 0.5 s; reward 0.5"), std::string::npos);
@@ -288,10 +288,10 @@ TEST(ConversationPage, IsReadByPeopleAndBelievesNothing) {
 }
 
 TEST(ConversationPage, IsBounded) {
-  Talk talk{.name = "#0"};
-  for (int i = 0; i < 100; ++i) talk.messages.push_back({.role = "user", .content = std::string(8000, 'x')});
-  std::vector<TalkGroup> groups;
-  for (int g = 0; g < 4; ++g) groups.push_back({g, str("g", g), std::vector<Talk>(10, talk)});
+  ConversationView view{.name = "#0"};
+  for (int i = 0; i < 100; ++i) view.messages.push_back({.role = "user", .content = std::string(8000, 'x')});
+  std::vector<ConversationGroup> groups;
+  for (int g = 0; g < 4; ++g) groups.push_back({g, str("g", g), std::vector<ConversationView>(10, view)});
   const std::string section = conversations_section(groups);
   EXPECT_LT(section.size(), 3'100'000u);
   EXPECT_EQ(unbalanced(section), "");

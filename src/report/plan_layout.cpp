@@ -28,7 +28,7 @@ struct Cell {
 struct Look {
   int64_t band;
   bool interior;
-  PlanPictureBlock::Keep keep;
+  PlanPictureBlock::RecomputePolicy keep;
   bool operator==(const Look&) const = default;
 };
 
@@ -92,8 +92,8 @@ class Layout {
     result_.num_sequences_drawn = count;
     std::vector<size_t> tree_of;
     for (int64_t c = 0; c < count; ++c) {
-      drawn_.push_back((2 * c + 1) * result_.num_sequences / (2 * count));
-      tree_of.push_back(std::upper_bound(first_of_tree_.begin(), first_of_tree_.end(), drawn_.back()) -
+      sampled_.push_back((2 * c + 1) * result_.num_sequences / (2 * count));
+      tree_of.push_back(std::upper_bound(first_of_tree_.begin(), first_of_tree_.end(), sampled_.back()) -
                         first_of_tree_.begin() - 1);
     }
     double num_drawn_gaps = 0;
@@ -121,7 +121,7 @@ class Layout {
   }
 
   int64_t column_of(int64_t sequence) const {  // the first column at or right of the sequence
-    return std::lower_bound(drawn_.begin(), drawn_.end(), sequence) - drawn_.begin();
+    return std::lower_bound(sampled_.begin(), sampled_.end(), sequence) - sampled_.begin();
   }
 
   void place_nodes() {
@@ -182,20 +182,20 @@ class Layout {
       }
       ++number;
       const PlanBox& own = boxes[b];
-      const bool drawn = own.width() > 0;
+      const bool sampled = own.width() > 0;
       const bool seen =
           own.width() >= kSeenWidth && own.height() >= kSeenHeight && own.width() * own.height() >= kSeenArea;
       if (seen) {
         add_to_band(new_band(number, one.forward_pass), b, number);
         continue;
       }
-      if (open >= 0 && drawn && around.width() > 0 && !near(around, own)) open = -1;
+      if (open >= 0 && sampled && around.width() > 0 && !near(around, own)) open = -1;
       if (open < 0) {
         open = new_band(number, one.forward_pass);
         around = {};
       }
       add_to_band(open, b, number);
-      if (!drawn) continue;
+      if (!sampled) continue;
       if (around.width() == 0) around = own;
       around = {std::min(around.left, own.left), std::max(around.right, own.right),
                 std::min(around.top, own.top), std::max(around.bottom, own.bottom)};
@@ -225,7 +225,7 @@ class Layout {
     const auto& one = block(cell.block);
     const bool interior = one.interior && one.forward_pass > 0;
     return {band_of_[static_cast<size_t>(cell.block)], interior,
-            interior ? one.keep : PlanPictureBlock::Keep::kNothing};
+            interior ? one.keep : PlanPictureBlock::RecomputePolicy::kNothing};
   }
 
   // Joins consecutive cells of the same columns that look the same: small blocks of one band, and nodes with
@@ -251,7 +251,7 @@ class Layout {
   }
 
   void make_shapes() {
-    std::vector<std::vector<size_t>> small(drawn_.size());  // cells by column
+    std::vector<std::vector<size_t>> small(sampled_.size());  // cells by column
     for (size_t i = 0; i < cells_.size(); ++i) {
       const Cell& cell = cells_[i];
       const PlanBox own = box(cell);
@@ -404,7 +404,7 @@ class Layout {
   double width_, height_;
   PlanLayout result_;
   std::vector<int64_t> first_of_tree_;  // [trees + 1]: number of sequences left of each tree
-  std::vector<int64_t> drawn_;          // [columns]: the sequence that each column draws
+  std::vector<int64_t> sampled_;        // [columns]: the sequence that each column draws
   std::vector<double> left_;            // [columns]
   double column_ = 0, gap_ = 0;
   std::vector<Cell> cells_;

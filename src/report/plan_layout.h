@@ -33,7 +33,7 @@ struct PlanShape {
   std::vector<PlanBox> strips;  // from left to right; each touches the previous one
   int64_t band = 0;
   bool interior = false;
-  PlanPictureBlock::Keep keep = PlanPictureBlock::Keep::kNothing;  // if interior
+  PlanPictureBlock::RecomputePolicy keep = PlanPictureBlock::RecomputePolicy::kNothing;  // if interior
   int64_t num_tokens = -1;  // tokens of the drawn node; -1 if several nodes are drawn as one
   int64_t begin = 0, end = 0;
   int64_t first_sequence = 0, last_sequence = 0;  // numbered from left to right over all trees of the plan

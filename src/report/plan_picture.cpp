@@ -16,7 +16,7 @@
 namespace bough {
 namespace {
 
-using Keep = PlanPictureBlock::Keep;
+using RecomputePolicy = PlanPictureBlock::RecomputePolicy;
 
 constexpr double kWidth = 1280, kMargin = 24, kLeft = 78, kPlotHeight = 560;  // pixels
 constexpr double kBetween = 1;  // the white line between two outlines
@@ -44,7 +44,7 @@ constexpr std::array<KeepText, 4> kKeepTexts = {{
      "<path d=\"M0 4H8\" stroke=\"#fff\" stroke-opacity=\".45\"/>"},
     {"k", "interior, keeps activations: recomputes nothing", "keeps its activations", ""},
 }};
-const KeepText& text_of(Keep keep) {
+const KeepText& text_of(RecomputePolicy keep) {
   return kKeepTexts[static_cast<size_t>(keep)];
 }
 
@@ -226,7 +226,7 @@ std::string class_of(const PlanShape& shape, const PlanBand& band) {
   return str(text_of(shape.keep).name, band.interior_colour);
 }
 
-std::string interior_pattern(Keep keep, int colour) {
+std::string interior_pattern(RecomputePolicy keep, int colour) {
   const std::string back = kInteriorColours[static_cast<size_t>(colour)];
   const std::string name = str(text_of(keep).name, colour);
   return str("<pattern id=\"p", name, "\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\">",
@@ -243,7 +243,8 @@ Paint paint() {
     result.style += str(".l", i, "{fill:", kLeafColours[i], "}");
   for (int i = 0; i < kNumInteriorColours; ++i) {
     result.style += str(".k", i, "{fill:", kInteriorColours[static_cast<size_t>(i)], "}");
-    for (const Keep keep : {Keep::kNothing, Keep::kAttention, Keep::kLayerInputs}) {
+    for (const RecomputePolicy keep :
+         {RecomputePolicy::kNothing, RecomputePolicy::kAttention, RecomputePolicy::kLayerInputs}) {
       result.style += str(".", text_of(keep).name, i, "{fill:url(#p", text_of(keep).name, i, ")}");
       result.patterns += interior_pattern(keep, i);
     }
@@ -289,7 +290,7 @@ std::string tree_names(const PlanLayout& layout, double top) {
 // Draws the legend and moves y to its last row.
 std::string legend(const PlanLayout& layout, double& y) {
   bool leaf = false;
-  std::set<Keep> keeps;
+  std::set<RecomputePolicy> keeps;
   for (const auto& shape : layout.shapes) {
     if (shape.interior) keeps.insert(shape.keep);
     else leaf |= layout.bands[static_cast<size_t>(shape.band)].first_number > 0;
@@ -300,7 +301,7 @@ std::string legend(const PlanLayout& layout, double& y) {
   };
   std::vector<Entry> entries;
   if (leaf) entries.push_back({{"l0", "l1", "l2"}, "leaf: forward and backward in one pass"});
-  for (const Keep keep : keeps)
+  for (const RecomputePolicy keep : keeps)
     entries.push_back({{str(text_of(keep).name, 0), str(text_of(keep).name, 1)}, text_of(keep).legend});
   if (layout.num_never_run > 0) entries.push_back({{"z"}, "never run: nothing trains"});
   std::string out;

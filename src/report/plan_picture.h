@@ -25,9 +25,9 @@ struct PlanPictureTree {
 // An interior block has a forward pass and a backward pass. A leaf block has one pass that does both.
 struct PlanPictureBlock {
   // The activations of an interior block that stay in memory, in addition to keys and values.
-  enum class Keep { kNothing, kAttention, kLayerInputs, kActivations };
+  enum class RecomputePolicy { kNothing, kAttention, kLayerInputs, kActivations };
   bool interior = false;
-  Keep keep = Keep::kNothing;
+  RecomputePolicy keep = RecomputePolicy::kNothing;
   int64_t num_tokens = 0;
   int64_t forward_pass = 0, backward_pass = 0;  // counted from 1 in the order of execution; 0: never run
 };

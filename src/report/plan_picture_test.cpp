@@ -12,7 +12,7 @@
 namespace bough {
 namespace {
 
-using Keep = PlanPictureBlock::Keep;
+using RecomputePolicy = PlanPictureBlock::RecomputePolicy;
 
 size_t count(const std::string& text, const std::string& part) {
   size_t n = 0;
@@ -35,7 +35,7 @@ std::string unbalanced(const std::string& svg) {
 }
 
 // A prompt shared by all samples as one interior block, and `per_block` samples per leaf block.
-PlanPicture group(int64_t num_samples, int64_t per_block, Keep keep = Keep::kNothing) {
+PlanPicture group(int64_t num_samples, int64_t per_block, RecomputePolicy keep = RecomputePolicy::kNothing) {
   PlanPicture plan{.headline = "blocks", .trees = {{}}};
   auto& nodes = plan.trees[0].nodes;
   plan.blocks.push_back({.interior = true, .keep = keep, .num_tokens = 500, .forward_pass = 1});
@@ -77,7 +77,8 @@ PlanPicture random_plan(uint64_t seed, int64_t num_trees, int64_t num_sequences,
       const int64_t end = own.begin + 1 + below(length);
       if (plan.blocks.empty() || below(2) == 0) {
         const auto pass = below(9) == 0 ? 0 : static_cast<int64_t>(plan.blocks.size()) + 1;
-        plan.blocks.push_back({below(2) == 0, static_cast<Keep>(below(4)), 1 + below(100), pass, pass});
+        plan.blocks.push_back(
+            {below(2) == 0, static_cast<RecomputePolicy>(below(4)), 1 + below(100), pass, pass});
       }
       const auto block =
           static_cast<int64_t>(plan.blocks.size()) - 1 - (plan.blocks.size() > 1 ? below(2) : 0);
@@ -183,10 +184,10 @@ TEST(PlanLayout, BlocksTooSmallToBeSeenShareAColour) {
 }
 
 TEST(PlanPicture, AGroupOfSamplesIsLabelledAndExplained) {
-  for (const auto& [keep, text] : {std::pair(Keep::kNothing, "keeps nothing but keys and values"),
-                                   std::pair(Keep::kAttention, "keeps attention: "),
-                                   std::pair(Keep::kLayerInputs, "keeps inputs of layers: "),
-                                   std::pair(Keep::kActivations, "keeps activations: ")}) {
+  for (const auto& [keep, text] : {std::pair(RecomputePolicy::kNothing, "keeps nothing but keys and values"),
+                                   std::pair(RecomputePolicy::kAttention, "keeps attention: "),
+                                   std::pair(RecomputePolicy::kLayerInputs, "keeps inputs of layers: "),
+                                   std::pair(RecomputePolicy::kActivations, "keeps activations: ")}) {
     const std::string svg = plan_svg(group(10, 2, keep));
     EXPECT_EQ(unbalanced(svg), "");
     EXPECT_EQ(count(svg, "<title>"), 11u);  // the prompt and each sample

@@ -117,10 +117,11 @@ std::string tree_figure(const TreePicture& tree) {
   const auto sequences = [&](const Placed& p) { return tree.nodes[p.node].num_sequences; };
   std::stable_sort(placed.begin(), placed.end(),
                    [&](const Placed& a, const Placed& b) { return sequences(a) > sequences(b); });
-  size_t num_drawn = std::min(placed.size(), kMostNodes);
-  while (num_drawn > 0 && static_cast<double>(sequences(placed[num_drawn - 1])) * per_sequence < kNarrowest)
-    --num_drawn;
-  placed.resize(num_drawn);
+  size_t num_sampled = std::min(placed.size(), kMostNodes);
+  while (num_sampled > 0 &&
+         static_cast<double>(sequences(placed[num_sampled - 1])) * per_sequence < kNarrowest)
+    --num_sampled;
+  placed.resize(num_sampled);
 
   std::string nodes;
   for (const Placed& p : placed) nodes += node_group(tree.nodes[p.node], p.first, per_sequence, per_token);
@@ -131,8 +132,8 @@ std::string tree_figure(const TreePicture& tree) {
         str(" for ", format_thousands(tree.num_tokens), " in the batch: ",
             format_significant(static_cast<double>(tree.num_tokens) / static_cast<double>(unique_tokens), 3),
             "x compression");
-  if (num_drawn < tree.nodes.size())
-    summary += str("; ", format_thousands(static_cast<int64_t>(tree.nodes.size() - num_drawn)),
+  if (num_sampled < tree.nodes.size())
+    summary += str("; ", format_thousands(static_cast<int64_t>(tree.nodes.size() - num_sampled)),
                    " nodes too narrow to draw");
   return str("<figure class=\"tree\"><figcaption>", html_escape(tree.title), " <small>", summary, "</small>",
              legend(),

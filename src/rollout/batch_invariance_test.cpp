@@ -7,7 +7,7 @@ namespace bough {
 namespace {
 
 // Returns the tokens of all samples and the bits of their log-probabilities.
-std::vector<std::pair<int32_t, double>> drawn(const std::vector<GenerationResult>& results) {
+std::vector<std::pair<int32_t, double>> sampled(const std::vector<GenerationResult>& results) {
   std::vector<std::pair<int32_t, double>> tokens;
   for (const GenerationResult& result : results)
     for (const GeneratedSample& sample : result.samples)
@@ -24,7 +24,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
     const auto generate = [&](EmbeddedEngineOptions options, std::vector<GenerationRequest> requests) {
       options.settings.batch_invariant = true;
       EmbeddedEngine engine(*model, options);
-      return drawn(engine.generate(std::move(requests)));
+      return sampled(engine.generate(std::move(requests)));
     };
     const auto together = generate(engine_options(), mixed_requests());
     ASSERT_GT(together.size(), 300u);
@@ -42,7 +42,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
     options.settings.kv_memory.count = 26 * KvStorage::bytes_per_page(model->config(), dtype);
     options.settings.batch_invariant = true;
     EmbeddedEngine small_engine(*model, options);
-    EXPECT_EQ(drawn(small_engine.generate(mixed_requests())), together) << "little memory";
+    EXPECT_EQ(sampled(small_engine.generate(mixed_requests())), together) << "little memory";
     EXPECT_GT(small_engine.statistics().preemptions, 0);
 
     // Samples that are interrupted many times under the same weights have the same bits.
@@ -55,7 +55,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
     }
     std::vector<GenerationResult> in_order;
     for (auto& [id, result] : results) in_order.push_back(std::move(result));
-    EXPECT_EQ(drawn(in_order), together) << "interrupted, " << dtype;
+    EXPECT_EQ(sampled(in_order), together) << "interrupted, " << dtype;
     EXPECT_GT(interrupted.version(), 20);
   }
 }

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "kernels/common/device.h"
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 #include "models/checkpoint.h"
 
 namespace bough {
@@ -155,7 +155,7 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
     if (options_.on_pass && !pass.entries.empty()) options_.on_pass(work_of(pass));
     scheduler_.commit(pass);
     std::vector<std::pair<int32_t, int32_t>> page_copies;
-    const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
+    const std::vector<ActiveSample*> started = scheduler_.start_samples(page_copies);
     storage_.copy_pages(page_copies);
     BOUGH_CHECK(!pass.entries.empty() || !started.empty(),
                 "requests are in flight and nothing can be computed");
@@ -171,20 +171,20 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
 at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   std::vector<int64_t> tokens, positions;
   std::vector<PagedSegment> segments;
-  std::vector<uint8_t> is_drawn;
+  std::vector<uint8_t> is_sampled;
   for (const PassEntry& entry : pass.entries) {
     const auto& all = entry.tokens();
     for (int64_t i = entry.begin; i < entry.begin + entry.count; ++i) {
       tokens.push_back(all[static_cast<size_t>(i)]);
       positions.push_back(i);
-      is_drawn.push_back(entry.is_drawn(i));
+      is_sampled.push_back(entry.is_sampled(i));
     }
     segments.push_back({entry.table().pages, entry.begin, entry.count});
     const bool is_decode = entry.sample && entry.count == 1;
     if (!is_decode) statistics_.prefill_tokens += entry.count;
     if (!is_decode && entry.sample) statistics_.recomputed_tokens += entry.count;
   }
-  return forward_pass_.run(tokens, positions, segments, is_drawn);
+  return forward_pass_.run(tokens, positions, segments, is_sampled);
 }
 
 PassWork EmbeddedEngine::work_of(const Pass& pass) const {
@@ -220,7 +220,7 @@ std::vector<ActiveSample*> EmbeddedEngine::draw_from_prompts(const std::vector<A
       continue;
     }
     const at::Tensor logits_1V = request.logits_1V;
-    if (request.num_fresh == 0) request.logits_1V = at::Tensor();
+    if (request.num_not_started == 0) request.logits_1V = at::Tensor();
     draw(logits_1V, draws);
   }
   return waiting;
@@ -239,7 +239,7 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
   for (const PassEntry& entry : pass.entries) {
     token += entry.count;
     const bool is_needed =
-        entry.sample || entry.request->num_fresh > 0 || waiting_of.count(entry.request) > 0;
+        entry.sample || entry.request->num_not_started > 0 || waiting_of.count(entry.request) > 0;
     if (entry.reaches_end() && is_needed) rows.push_back({token - 1, &entry});
   }
 
@@ -261,7 +261,7 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
         continue;
       }
       for (ActiveSample* sample : waiting_of[entry.request]) draws.emplace_back(sample, row);
-      if (entry.request->num_fresh > 0) entry.request->logits_1V = logits_RV.narrow(0, row, 1).clone();
+      if (entry.request->num_not_started > 0) entry.request->logits_1V = logits_RV.narrow(0, row, 1).clone();
     }
     draw(logits_RV, draws);
   }
@@ -269,12 +269,12 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
 
 void EmbeddedEngine::draw(const at::Tensor& logits_RV,
                           const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows) {
-  std::vector<DrawRequest> requests;
+  std::vector<SamplingTask> requests;
   for (const auto& [sample, row] : samples_and_rows) {
     const GenerationRequest& request = sample->request->request;
-    DrawRequest& draw = requests.emplace_back();
+    SamplingTask& draw = requests.emplace_back();
     draw.row = row;
-    static_cast<DrawParameters&>(draw) = request.sampling;
+    static_cast<SamplingOptions&>(draw) = request.sampling;
     draw.prompt = request.prompt_ids;
     draw.response = sample->result.token_ids;
     if (static_cast<int64_t>(sample->result.token_ids.size()) < request.sampling.min_new_tokens) {
@@ -284,24 +284,24 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
         (request.sequence.value_or(request.id) << kSampleBits) | static_cast<uint64_t>(sample->index);
     draw.uniform = CounterRandom(request.seed, Purpose::sample).uniform(sequence, sample->tokens.size());
   }
-  std::vector<Draw> draws(requests.size());
+  std::vector<SampledToken> draws(requests.size());
   draw_tokens(logits_RV, requests, draws);
   for (size_t i = 0; i < draws.size(); ++i) {
     append(*samples_and_rows[i].first, draws[i]);
   }
 }
 
-void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
+void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& draw) {
   const int32_t token = draw.token;
   ActiveRequest& active = *sample.request;
   const GenerationRequest& request = active.request;
   GeneratedSample& result = sample.result;
-  sample.owes_token = false;
+  sample.must_make_progress = false;
   sample.tokens.push_back(token);
   result.token_ids.push_back(token);
   result.logprobs.push_back(draw.log_prob);
   result.raw_logprobs.push_back(draw.raw_log_prob);
-  result.truncated_logprobs.push_back(draw.truncated_log_prob);
+  result.sampling_logprobs.push_back(draw.sampling_log_prob);
   result.versions.push_back(version_);
   if (request.sampling.top_logprobs > 0) {
     result.top_ids.push_back(draw.top_ids);
@@ -318,15 +318,8 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_length();
   const bool ends = is_stop || ends_stop_string || num_new >= request.sampling.max_new_tokens || is_full;
   if (request.on_token) {
-    StreamedToken streamed{request.id,
-                           sample.index,
-                           num_new - 1,
-                           token,
-                           draw.log_prob,
-                           draw.raw_log_prob,
-                           draw.truncated_log_prob,
-                           version_,
-                           ends};
+    StreamedToken streamed{request.id,        sample.index,           num_new - 1, token, draw.log_prob,
+                           draw.raw_log_prob, draw.sampling_log_prob, version_,    ends};
     if (request.sampling.top_logprobs > 0) {
       streamed.top_ids = result.top_ids.back();
       streamed.top_logprobs = result.top_logprobs.back();
@@ -337,7 +330,7 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   if (sparse_.keeps_choices) {
     const PassEntry entry{.sample = &sample, .request = &active};
     result.page_choices = storage_.kept_choices(sample.table.pages, sample.num_computed,
-                                                [&](int64_t i) { return entry.is_drawn(i); });
+                                                [&](int64_t i) { return entry.is_sampled(i); });
   }
   scheduler_.finish(sample, is_stop            ? FinishReason::kStop
                             : ends_stop_string ? FinishReason::kStopString
@@ -356,7 +349,7 @@ void EmbeddedEngine::update_weights(const WeightUpdate& update) {
               " is of another");
   version_ = update.version;
   if (quantized_) quantized_->update();
-  scheduler_.set_all_back();
+  scheduler_.preempt_all();
 }
 
 void EmbeddedEngine::park() {

@@ -99,7 +99,7 @@ class EmbeddedEngine : public Engine {
   void unpark() override;
   // Notes that the weights of the shared model have changed. `update` must name that model.
   void update_weights(const WeightUpdate& update) override;
-  bool ready_for_weights() const override { return !scheduler_.owes_work(); }
+  bool ready_for_weights() const override { return !scheduler_.must_work(); }
   std::vector<RunningRequest> running() const override { return scheduler_.running_requests(); }
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
@@ -116,7 +116,7 @@ class EmbeddedEngine : public Engine {
   std::vector<ActiveSample*> draw_from_prompts(const std::vector<ActiveSample*>& started);
   void draw(const at::Tensor& logits_RV,
             const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
-  void append(ActiveSample& sample, const Draw& draw);
+  void append(ActiveSample& sample, const SampledToken& draw);
 
   const Model& model_;
   EmbeddedEngineOptions options_;

@@ -313,13 +313,13 @@ TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
     std::map<uint64_t, GenerationResult> results;
     for (int64_t i = 0; i < passes; ++i)
       for (GenerationResult& result : first.step()) results[result.id] = std::move(result);
-    std::map<uint64_t, std::vector<BegunSample>> begun;
-    for (RunningRequest& running : first.running()) begun[running.id] = std::move(running.samples);
+    std::map<uint64_t, std::vector<PartialRollout>> partial;
+    for (RunningRequest& running : first.running()) partial[running.id] = std::move(running.samples);
     for (GenerationRequest& request : mixed_requests()) {
       if (results.contains(request.id)) continue;
-      ASSERT_TRUE(begun.contains(request.id));
-      request.begun = begun[request.id];
-      for (const BegunSample& sample : request.begun) {
+      ASSERT_TRUE(partial.contains(request.id));
+      request.partial = partial[request.id];
+      for (const PartialRollout& sample : request.partial) {
         ++num_begun;
         num_ended += sample.has_ended;
       }
@@ -340,7 +340,7 @@ TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
   EXPECT_GT(num_ended, 0);
 
   GenerationRequest damaged = request_of(1, {3, 4}, 2, 5);
-  damaged.begun.push_back({{.token_ids = {7}}, false});
+  damaged.partial.push_back({{.token_ids = {7}}, false});
   EXPECT_THROW(whole.submit(damaged), UserError) << "without log-probabilities";
 }
 
@@ -404,7 +404,7 @@ TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreDrawn) {
         EXPECT_EQ(tokens[i].token, sample.token_ids[i]);
         EXPECT_EQ(tokens[i].logprob, sample.logprobs[i]);
         EXPECT_EQ(tokens[i].raw_logprob, sample.raw_logprobs[i]);
-        EXPECT_EQ(tokens[i].truncated_logprob, sample.truncated_logprobs[i]);
+        EXPECT_EQ(tokens[i].sampling_logprob, sample.sampling_logprobs[i]);
         EXPECT_EQ(tokens[i].version, sample.versions[i]);
         EXPECT_EQ(tokens[i].is_last, i + 1 == tokens.size());
       }

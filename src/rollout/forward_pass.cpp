@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 #include "kernels/page_choice/top_keys.h"
 
 namespace bough {
@@ -62,13 +62,13 @@ static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_h
 }
 
 SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
-                             std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn)
+                             std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled)
     : storage_(storage),
       shape_(shape),
       path_(path),
       scale_(scale),
       all_(segments, shape, nullptr, path),
-      chooser_(segments, is_drawn, storage.sparse(), shape.num_kv_heads),
+      chooser_(segments, is_sampled, storage.sparse(), shape.num_kv_heads),
       complete_(completed_pages(segments)) {
   // Within a page the tokens are listed in slot order, because a page's tokens belong to one sequence.
   int64_t token = 0;
@@ -132,14 +132,14 @@ bool ForwardPass::suits_graph(std::span<const PagedSegment> segments) const {
 }
 
 at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                            std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn) {
+                            std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled) {
   const at::Device device = model_.device();
   const auto num_tokens = static_cast<int64_t>(tokens.size());
   std::vector<int64_t> inputs(tokens.begin(), tokens.end());
   inputs.insert(inputs.end(), positions.begin(), positions.end());
   const at::Tensor inputs_2T = upload(inputs, device).view({2, num_tokens});
   const at::Tensor tokens_T = inputs_2T[0], positions_T = inputs_2T[1];
-  if (storage_.sparse().is_sparse()) return run_sparse(tokens_T, positions_T, segments, is_drawn);
+  if (storage_.sparse().is_sparse()) return run_sparse(tokens_T, positions_T, segments, is_sampled);
   if (suits_graph(segments)) {
     const PagedWork work = plan_paged_work(segments, shape_.num_heads, shape_.num_kv_heads);
     const int64_t size = rounded_decode_size(num_tokens);
@@ -157,8 +157,8 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
 
 at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                                    std::span<const PagedSegment> segments,
-                                   std::span<const uint8_t> is_drawn) {
-  SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_drawn);
+                                   std::span<const uint8_t> is_sampled) {
+  SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_sampled);
   pages_read_.pages += attention.chooser().pages_read();
   pages_read_.of += attention.chooser().pages_in_context();
   return model_.forward(tokens_T, positions_T, attention);

@@ -48,10 +48,10 @@ class PagedContext : public AttentionContext {
 // queries are known.
 class SparseContext : public AttentionContext {
  public:
-  // The storage and the data of the segments must outlive this object. is_drawn: one flag per token, 1 if the
-  // policy sampled it.
+  // The storage and the data of the segments must outlive this object. is_sampled: one flag per token, 1 if
+  // the policy sampled it.
   SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
-                std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn);
+                std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled);
 
   const PageChooser& chooser() const { return chooser_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -79,9 +79,9 @@ class ForwardPass {
   ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode);
 
   // Returns the final hidden states [T, D] of the segments' tokens, in order; valid until the next pass.
-  // is_drawn: one flag per token, read only if the storage's policy is sparse: tokens with 1 choose pages.
+  // is_sampled: one flag per token, read only if the storage's policy is sparse: tokens with 1 choose pages.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn = {});
+                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled = {});
   const PagesRead& pages_read() const { return pages_read_; }  // sum over all passes
 
  private:
@@ -93,7 +93,7 @@ class ForwardPass {
   using Key = std::tuple<int64_t, bool, bool>;  // size, has large items, has merges
 
   at::Tensor run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
-                        std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn);
+                        std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled);
   bool suits_graph(std::span<const PagedSegment> segments) const;
   Captured* captured(const Key& key, const PagedWork& work);
 

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/large_pages.h"
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 #include "kernels/paged_attention/paged_attention.h"
 
 namespace bough {
@@ -78,13 +78,13 @@ void KvStorage::keep_choices(int64_t layer, const PageChooser& chooser, const Pa
 }
 
 PageChoices KvStorage::kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
-                                    const std::function<bool(int64_t)>& is_drawn) const {
+                                    const std::function<bool(int64_t)>& is_sampled) const {
   PageChoices kept;
   if (!choices_.defined()) return kept;
   const auto* const all = static_cast<const uint16_t*>(choices_.const_data_ptr());
   for (int64_t i = 0; i < num_tokens; ++i) {
     const int64_t budget = sparse_.budget_of(i + 1);
-    if (!is_drawn(i) || pages_for(i + 1) <= budget) continue;
+    if (!is_sampled(i) || pages_for(i + 1) <= budget) continue;
     kept.positions.push_back(static_cast<int32_t>(i));
     kept.begin.push_back(kept.pages.size());
     const uint16_t* list = all + pages[static_cast<size_t>(i / kPageTokens)] * choices_.stride(0) +

@@ -43,7 +43,7 @@ class KvStorage {
   // Returns the pages that the first tokens of a sequence chose. Only sampled tokens with more context than
   // their budget have chosen.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
-                           const std::function<bool(int64_t)>& is_drawn) const;
+                           const std::function<bool(int64_t)>& is_sampled) const;
 
   // Copies whole pages (from, to) in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);

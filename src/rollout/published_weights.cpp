@@ -133,7 +133,7 @@ PublicationRanks::PublicationRanks(std::unique_ptr<Communicator> group, const st
     : all(std::move(group)) {
   const std::vector<std::string> hosts = all->all_gather(host);
   leader = std::ranges::find(hosts, host) - hosts.begin();
-  leaders = all->split(leads() ? 0 : 1);
+  leaders = all->split(is_leader() ? 0 : 1);
 }
 
 // ---- Rank 0
@@ -229,15 +229,15 @@ void PublishedWeights::end() {
 void PublishedWeights::run() {
   Communicator& all = *ranks_.all;
   try {
-    const auto watch = [this] {
+    const auto abort_check = [this] {
       if (gives_up_.load()) throw IoError("a publication of weights is given up: the run has ended");
     };
-    for (Communicator* group : {ranks_.all.get(), ranks_.leaders.get()}) group->set_watch(watch);
+    for (Communicator* group : {ranks_.all.get(), ranks_.leaders.get()}) group->set_abort_check(abort_check);
     all.all_gather(Json(buffers_.paths()).dump());
     MutexLock lock(mutex_);
     while (true) {
       while (!is_ending_ && sending_ < 0) changed_.wait(mutex_);
-      watch();
+      abort_check();
       if (sending_ < 0) break;
       const std::string header = str(sending_, " ", taken_);
       lock.unlock();
@@ -271,7 +271,7 @@ void PublishedWeights::send(const at::Tensor& bytes) {
   Communicator& hosts = *ranks_.leaders;
   const auto await_copied = [&](int64_t end) {
     while (copied_.load() < end) {
-      hosts.look();
+      hosts.check_abort();
       std::this_thread::sleep_for(kPoll);
     }
   };
@@ -297,7 +297,7 @@ void PublishedWeights::send(const at::Tensor& bytes) {
 // ---- Engine ranks
 
 ReceivedWeights::ReceivedWeights(PublicationRanks& ranks, int64_t bytes)
-    : ranks_(ranks), buffers_(ranks.leads() ? std::make_unique<HostBuffers>(bytes) : nullptr) {
+    : ranks_(ranks), buffers_(ranks.is_leader() ? std::make_unique<HostBuffers>(bytes) : nullptr) {
   BOUGH_CHECK(ranks.all->rank() > 0, "rank 0 publishes");
 }
 
@@ -344,7 +344,7 @@ void ReceivedWeights::receive() {
           break;
         }
       }
-      all.look();
+      all.check_abort();
       std::this_thread::sleep_for(kPoll);
     }
     all.barrier();

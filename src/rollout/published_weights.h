@@ -93,7 +93,7 @@ std::string host_identity();
 struct PublicationRanks {
   // Takes over the group. Collective call of all its ranks.
   explicit PublicationRanks(std::unique_ptr<Communicator> group, const std::string& host = host_identity());
-  bool leads() const { return leader == all->rank(); }
+  bool is_leader() const { return leader == all->rank(); }
 
   const std::unique_ptr<Communicator> all;
   int64_t leader = 0;                     // rank in `all` of this host's leader

@@ -31,7 +31,7 @@ class RowSampler {
   explicit RowSampler(int64_t vocabulary)
       : size_(vocabulary), maxima_(num_blocks()), sums_(num_blocks()), weights_(kSoftmaxBlock) {}
 
-  Draw draw(const T* row, const DrawRequest& request) {
+  SampledToken draw(const T* row, const SamplingTask& request) {
     row_ = row;
     request_ = &request;
     const double temperature = request.temperature > 0 ? request.temperature : 1.0;
@@ -45,8 +45,8 @@ class RowSampler {
       softmax_sums(row, size_, maximum_, inverse_temperature_, sums_.data(), nullptr);
       log_sum_at_temperature = log_sum();
     }
-    Draw draw;
-    Draw top;  // draw_penalised makes a Draw of its own
+    SampledToken draw;
+    SampledToken top;  // draw_penalised makes a Draw of its own
     if (request.top_logprobs > 0) find_top(top, temperature, log_sum_at_temperature);
     if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0)
       draw = draw_penalised();
@@ -85,7 +85,7 @@ class RowSampler {
   }
 
   // Uses the whole distribution, before tokens are excluded.
-  void find_top(Draw& draw, double temperature, double log_sum_at_temperature) {
+  void find_top(SampledToken& draw, double temperature, double log_sum_at_temperature) {
     const auto count = static_cast<size_t>(std::min(request_->top_logprobs, size_));
     const Acc bound = largest_block_bound(count);
     std::vector<Candidate> candidates;
@@ -105,10 +105,10 @@ class RowSampler {
     }
   }
 
-  void draw_truncated(Draw& draw) {
+  void draw_truncated(SampledToken& draw) {
     if (request_->greedy || request_->temperature == 0) {
       draw.token = most_likely();
-      draw.truncated_log_prob = 0;
+      draw.sampling_log_prob = 0;
       return;
     }
     exclude();
@@ -118,12 +118,12 @@ class RowSampler {
     else draw.token = draw_from_all();
     const double below_maximum =
         static_cast<double>(simd::widen(row_[draw.token])) - static_cast<double>(draw_maximum_);
-    draw.truncated_log_prob =
+    draw.sampling_log_prob =
         std::min(0.0, below_maximum * static_cast<double>(inverse_temperature_) - std::log(kept_mass_));
   }
 
   // Samples from a copy of the row in the accumulator type.
-  Draw draw_penalised() {
+  SampledToken draw_penalised() {
     if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
     auto& logits = penalised_row_;
     logits.resize(static_cast<size_t>(size_));
@@ -146,7 +146,7 @@ class RowSampler {
       logits[static_cast<size_t>(token)] -= static_cast<Acc>(request_->presence_penalty);
     for (const int32_t token : request_->response)
       logits[static_cast<size_t>(token)] -= static_cast<Acc>(request_->frequency_penalty);
-    DrawRequest request = *request_;
+    SamplingTask request = *request_;
     request.repetition_penalty = 1;
     request.presence_penalty = request.frequency_penalty = 0;
     request.top_logprobs = 0;  // they use the distribution before penalties, and are already found
@@ -369,7 +369,7 @@ class RowSampler {
   std::vector<Weighted> candidates_;
   std::vector<double> masses_;  // mass per bucket of logits, largest logits first
   const T* row_ = nullptr;
-  const DrawRequest* request_ = nullptr;
+  const SamplingTask* request_ = nullptr;
   Acc inverse_temperature_ = 1, maximum_ = 0, draw_maximum_ = 0;
   double kept_mass_ = 0;  // total weight of the tokens sampled from
   std::unique_ptr<RowSampler<Acc>> penalised_;
@@ -377,14 +377,15 @@ class RowSampler {
 };
 
 template <class T>
-void draw_rows(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
+void draw_rows(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+               std::span<SampledToken> draws) {
   const int64_t V = logits_RV.size(1);
   const T* logits = static_cast<const T*>(logits_RV.const_data_ptr());
   const int64_t grain = std::max<int64_t>(1, 16384 / V);
   at::parallel_for(0, static_cast<int64_t>(requests.size()), grain, [&](int64_t begin, int64_t end) {
     RowSampler<T> sampler(V);
     for (int64_t i = begin; i < end; ++i) {
-      const DrawRequest& request = requests[static_cast<size_t>(i)];
+      const SamplingTask& request = requests[static_cast<size_t>(i)];
       draws[static_cast<size_t>(i)] = sampler.draw(logits + request.row * V, request);
     }
   });
@@ -392,7 +393,8 @@ void draw_rows(const at::Tensor& logits_RV, std::span<const DrawRequest> request
 
 }  // namespace
 
-void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
+void draw_on_cpu(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                 std::span<SampledToken> draws) {
   switch (logits_RV.scalar_type()) {
     case at::kFloat: return draw_rows<float>(logits_RV, requests, draws);
     case at::kDouble: return draw_rows<double>(logits_RV, requests, draws);
@@ -401,11 +403,12 @@ void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> reque
   }
 }
 
-void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
+void draw_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                 std::span<SampledToken> draws) {
   BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(),
               ", expected [R, V]");
   BOUGH_CHECK(draws.size() == requests.size(), draws.size(), " draws for ", requests.size(), " requests");
-  for (const DrawRequest& request : requests) {
+  for (const SamplingTask& request : requests) {
     BOUGH_CHECK(request.row >= 0 && request.row < logits_RV.size(0), "row ", request.row, " of ",
                 logits_RV.size(0));
     BOUGH_CHECK(request.uniform > 0 && request.uniform < 1, "uniform=", request.uniform);

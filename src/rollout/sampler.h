@@ -32,18 +32,18 @@
 
 namespace bough {
 
-struct DrawRequest : DrawParameters {
+struct SamplingTask : SamplingOptions {
   int64_t row = 0;                            // row of the logits
   std::span<const int32_t> prompt, response;  // ids inside the vocabulary, for penalties
   std::span<const int32_t> excluded;          // sorted ids inside the vocabulary; not all of it
   double uniform = 0.5;                       // in (0, 1)
 };
 
-struct Draw {
+struct SampledToken {
   int32_t token = 0;
-  double log_prob = 0;            // log softmax(logits / temperature); temperature 0 counts as 1
-  double raw_log_prob = 0;        // log softmax(logits)
-  double truncated_log_prob = 0;  // of the sampling distribution; 0 if the most likely token is taken
+  double log_prob = 0;           // log softmax(logits / temperature); temperature 0 counts as 1
+  double raw_log_prob = 0;       // log softmax(logits)
+  double sampling_log_prob = 0;  // of the sampling distribution; 0 if the most likely token is taken
   // The request's top_logprobs most likely tokens (at most the vocabulary), most likely first, and their
   // log_prob.
   std::vector<int32_t> top_ids;
@@ -54,6 +54,7 @@ struct Draw {
 // orders, so their log-probabilities agree up to rounding. There is one Draw for each request, and several
 // requests may share a row. Throws UserError if a row has NaN or +infinity, or only -infinity: the weights
 // have diverged. Throws UserError if exclusion leaves no token with a probability above 0.
-void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
+void draw_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                 std::span<SampledToken> draws);
 
 }  // namespace bough

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/parameter.h"
 
@@ -28,23 +28,23 @@ double log_of_sum(double largest, double sum) {
 
 namespace {
 
-bool is_greedy(const DrawRequest& request) {
+bool is_greedy(const SamplingTask& request) {
   return request.greedy || request.temperature == 0;
 }
-double temperature_of(const DrawRequest& request) {
+double temperature_of(const SamplingTask& request) {
   return request.temperature > 0 ? request.temperature : 1.0;
 }
-bool cuts_to_top_k(const DrawRequest& request, int64_t vocabulary) {
+bool cuts_to_top_k(const SamplingTask& request, int64_t vocabulary) {
   return !is_greedy(request) && request.top_k > 0 && request.top_k < vocabulary;
 }
-bool cuts(const DrawRequest& request, int64_t vocabulary) {
+bool cuts(const SamplingTask& request, int64_t vocabulary) {
   return cuts_to_top_k(request, vocabulary) ||
          (!is_greedy(request) && (request.top_p < 1 || request.min_p > 0));
 }
-bool penalises(const DrawRequest& request) {
+bool penalises(const SamplingTask& request) {
   return request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0;
 }
-bool changes(const DrawRequest& request) {
+bool changes(const SamplingTask& request) {
   return penalises(request) || !request.excluded.empty();
 }
 
@@ -52,22 +52,22 @@ bool changes(const DrawRequest& request) {
 // are copied to [S, V].
 class DeviceDraws {
  public:
-  DeviceDraws(const at::Tensor& logits_RV, std::span<const DrawRequest> requests)
+  DeviceDraws(const at::Tensor& logits_RV, std::span<const SamplingTask> requests)
       : logits_RV_(logits_RV), requests_(requests), vocabulary_(logits_RV.size(1)) {
-    for (const DrawRequest& request : requests) {
+    for (const SamplingTask& request : requests) {
       cuts_ |= cuts(request, vocabulary_);
       changes_ |= changes(request);
       num_top_ = std::max(num_top_, std::min(request.top_logprobs, vocabulary_));
     }
   }
 
-  void run(std::span<Draw> draws) {
+  void run(std::span<SampledToken> draws) {
     at::Tensor whole = draw_token(logits_RV_.contiguous(), numbers(/*own_rows=*/false));
     std::vector<at::Tensor> results = {whole, whole};
     at::Tensor tokens_S1 = column(whole, kDrawnToken).to(at::kLong);
     if (cuts_ || changes_ || num_top_ > 0) {
       rows_SV_ =
-          logits_RV_.index_select(0, upload_numbers([](const DrawRequest& r) { return r.row; }).view(-1))
+          logits_RV_.index_select(0, upload_numbers([](const SamplingTask& r) { return r.row; }).view(-1))
               .to(accumulator_type(logits_RV_.scalar_type()));
       if (num_top_ > 0) std::tie(values_SV_, ids_SV_) = sorted(rows_SV_);
       if (cuts_ || changes_) {
@@ -89,7 +89,9 @@ class DeviceDraws {
   }
 
  private:
-  static at::Tensor column(const at::Tensor& drawn, DrawnNumber which) { return drawn.narrow(1, which, 1); }
+  static at::Tensor column(const at::Tensor& sampled, DrawnNumber which) {
+    return sampled.narrow(1, which, 1);
+  }
 
   // Sorted by descending logit. Among equal logits, the lower id comes first.
   static std::tuple<at::Tensor, at::Tensor> sorted(const at::Tensor& x_SV) {
@@ -100,7 +102,7 @@ class DeviceDraws {
   template <class Number>
   at::Tensor upload_numbers(Number&& number) const {
     std::vector<decltype(number(requests_[0]))> values;
-    for (const DrawRequest& request : requests_) values.push_back(number(request));
+    for (const SamplingTask& request : requests_) values.push_back(number(request));
     return upload(values, logits_RV_.device()).unsqueeze(1);
   }
 
@@ -108,7 +110,7 @@ class DeviceDraws {
   at::Tensor numbers(bool own_rows) const {
     std::vector<double> values;
     for (size_t i = 0; i < requests_.size(); ++i) {
-      const DrawRequest& request = requests_[i];
+      const SamplingTask& request = requests_[i];
       values.insert(values.end(), {static_cast<double>(own_rows ? static_cast<int64_t>(i) : request.row),
                                    temperature_of(request), request.uniform, is_greedy(request) ? 1.0 : 0.0});
     }
@@ -120,7 +122,7 @@ class DeviceDraws {
     std::vector<int64_t> penalised, excluded;
     std::vector<double> factors, terms;
     for (size_t i = 0; i < requests_.size(); ++i) {
-      const DrawRequest& request = requests_[i];
+      const SamplingTask& request = requests_[i];
       const int64_t row = static_cast<int64_t>(i) * vocabulary_;
       for (const int32_t token : request.excluded) excluded.push_back(row + token);
       if (!penalises(request)) continue;
@@ -155,13 +157,13 @@ class DeviceDraws {
     std::tie(values_SV, order_SV_) =
         values_SV_.defined() && x_SV.is_same(rows_SV_) ? std::tuple(values_SV_, ids_SV_) : sorted(x_SV);
     const double infinity = std::numeric_limits<double>::infinity();
-    const at::Tensor temperature_S1 = upload_numbers([](const DrawRequest& r) { return temperature_of(r); });
+    const at::Tensor temperature_S1 = upload_numbers([](const SamplingTask& r) { return temperature_of(r); });
     const at::Tensor top_k_S1 = upload_numbers(
-        [&](const DrawRequest& r) { return cuts_to_top_k(r, vocabulary_) ? r.top_k : vocabulary_; });
+        [&](const SamplingTask& r) { return cuts_to_top_k(r, vocabulary_) ? r.top_k : vocabulary_; });
     const at::Tensor top_p_S1 = upload_numbers(
-        [&](const DrawRequest& r) { return is_greedy(r) || r.top_p >= 1 ? infinity : r.top_p; });
+        [&](const SamplingTask& r) { return is_greedy(r) || r.top_p >= 1 ? infinity : r.top_p; });
     const at::Tensor min_p_S1 =
-        upload_numbers([](const DrawRequest& r) { return is_greedy(r) ? 0.0 : r.min_p; });
+        upload_numbers([](const SamplingTask& r) { return is_greedy(r) ? 0.0 : r.min_p; });
     by_rank_S1_ = top_k_S1.lt(vocabulary_);
     const at::Tensor rank_V = at::arange(vocabulary_, top_k_S1.options());
     const at::Tensor weights_SV =  // the most likely token has weight 1
@@ -181,7 +183,7 @@ class DeviceDraws {
   }
 
   // Reads `results` in fp64 on the CPU: one row per request, the columns that run() concatenated.
-  void read(const at::Tensor& results, std::span<Draw> draws) const {
+  void read(const at::Tensor& results, std::span<SampledToken> draws) const {
     for (size_t i = 0; i < requests_.size(); ++i) {
       const double* whole =
           static_cast<const double*>(results.const_data_ptr()) + static_cast<int64_t>(i) * results.size(1);
@@ -194,13 +196,13 @@ class DeviceDraws {
       const auto log_prob = [&](double logit) {
         return (logit - whole[kDrawnLargest]) / temperature - log_sum;
       };
-      Draw& draw = draws[i];
+      SampledToken& draw = draws[i];
       draw = {};
       draw.token = static_cast<int32_t>(token[1]);
       draw.log_prob = log_prob(token[0]);
       draw.raw_log_prob = token[0] - whole[kDrawnLargest] - raw_log_sum;
       const double below = (own[kDrawnLogit] - own[kDrawnLargest]) / temperature;
-      draw.truncated_log_prob = is_greedy(requests_[i]) ? 0 : std::min(0.0, below - std::log(own[kDrawnSum]));
+      draw.sampling_log_prob = is_greedy(requests_[i]) ? 0 : std::min(0.0, below - std::log(own[kDrawnSum]));
       for (int64_t k = 0; k < std::min(requests_[i].top_logprobs, num_top_); ++k) {
         draw.top_ids.push_back(static_cast<int32_t>(top[num_top_ + k]));
         draw.top_log_probs.push_back(log_prob(top[k]));
@@ -209,7 +211,7 @@ class DeviceDraws {
   }
 
   const at::Tensor& logits_RV_;
-  std::span<const DrawRequest> requests_;
+  std::span<const SamplingTask> requests_;
   const int64_t vocabulary_;
   bool cuts_ = false, changes_ = false;
   int64_t num_top_ = 0;               // maximum top_logprobs of the requests
@@ -221,21 +223,21 @@ class DeviceDraws {
 }  // namespace
 
 // Requests that leave the logits unchanged run separately, so that their logits are not copied.
-void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
-                      std::span<Draw> draws) {
+void draw_from_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                      std::span<SampledToken> draws) {
   std::vector<size_t> plain, others;
   for (size_t i = 0; i < requests.size(); ++i) {
-    const DrawRequest& request = requests[i];
+    const SamplingTask& request = requests[i];
     const bool leaves = !cuts(request, logits_RV.size(1)) && !changes(request) && request.top_logprobs == 0;
     (leaves ? plain : others).push_back(i);
   }
   const auto draw = [&](std::span<const size_t> which) {
     if (which.empty()) return;
-    std::vector<DrawRequest> own;
+    std::vector<SamplingTask> own;
     for (const size_t i : which) own.push_back(requests[i]);
-    std::vector<Draw> drawn(own.size());
-    DeviceDraws(logits_RV, own).run(drawn);
-    for (size_t i = 0; i < which.size(); ++i) draws[which[i]] = std::move(drawn[i]);
+    std::vector<SampledToken> sampled(own.size());
+    DeviceDraws(logits_RV, own).run(sampled);
+    for (size_t i = 0; i < which.size(); ++i) draws[which[i]] = std::move(sampled[i]);
   };
   draw(plain);
   for (size_t begin = 0; begin < others.size(); begin += kDrawnTogether)

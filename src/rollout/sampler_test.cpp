@@ -15,14 +15,14 @@ at::Tensor random_logits(int64_t rows, int64_t vocabulary, uint64_t seed, double
   return at::randn({rows, vocabulary}, generator, at::TensorOptions().dtype(at::kDouble)).mul_(scale);
 }
 
-Draw draw_one(const at::Tensor& logits, const DrawRequest& request) {
-  Draw draw;
+SampledToken draw_one(const at::Tensor& logits, const SamplingTask& request) {
+  SampledToken draw;
   draw_tokens(logits, {&request, 1}, {&draw, 1});
   return draw;
 }
 
 // The expected distribution by the definition in sampler.h, found by sorting all tokens.
-std::vector<double> expected_distribution(const at::Tensor& logits_V, const DrawRequest& request) {
+std::vector<double> expected_distribution(const at::Tensor& logits_V, const SamplingTask& request) {
   const auto V = static_cast<size_t>(logits_V.size(0));
   const double temperature = request.temperature;
   std::vector<double> weights(V);
@@ -58,21 +58,21 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Draw
 }
 
 // Tests Pearson's statistic over 100,000 sampled tokens. Tokens expected fewer than 5 times are pooled.
-void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char* what) {
+void expect_follows(const at::Tensor& logits_1V, SamplingTask request, const char* what) {
   const int kDraws = 100000;
   const CounterRandom random(17, Purpose::test);
-  std::vector<DrawRequest> requests(kDraws, request);
+  std::vector<SamplingTask> requests(kDraws, request);
   for (int i = 0; i < kDraws; ++i)
     requests[static_cast<size_t>(i)].uniform = random.uniform(0, static_cast<uint64_t>(i));
-  std::vector<Draw> draws(kDraws);
+  std::vector<SampledToken> draws(kDraws);
   draw_tokens(logits_1V, requests, draws);
   const auto expected = expected_distribution(logits_1V[0], request);
   for (int i = 0; i < 100; ++i) {
-    const Draw& draw = draws[static_cast<size_t>(i)];
-    EXPECT_NEAR(draw.truncated_log_prob, std::log(expected[static_cast<size_t>(draw.token)]), 2e-5) << what;
+    const SampledToken& draw = draws[static_cast<size_t>(i)];
+    EXPECT_NEAR(draw.sampling_log_prob, std::log(expected[static_cast<size_t>(draw.token)]), 2e-5) << what;
   }
   std::vector<double> counts(expected.size());
-  for (const Draw& draw : draws) ++counts[static_cast<size_t>(draw.token)];
+  for (const SampledToken& draw : draws) ++counts[static_cast<size_t>(draw.token)];
   double statistic = 0, pooled_count = 0, pooled_expected = 0;
   int cells = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -101,7 +101,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   const std::vector<int32_t> excluded = {0, 3, 299};
   for (const int64_t vocabulary : {11, 300, 1000}) {
     const auto logits = random_logits(1, vocabulary, 3).to(at::kFloat);
-    DrawRequest request;
+    SamplingTask request;
     expect_follows(logits, request, "plain");
     request.temperature = 0.7;
     expect_follows(logits.to(at::kDouble), request, "temperature 0.7");
@@ -127,7 +127,7 @@ TEST(Sampler, MostLikelyTokensComeInOrderWithTheirLogProbabilities) {
     for (const int64_t vocabulary : {5, 300, 5000}) {
       const auto logits = random_logits(2, vocabulary, 21).to(dtype);
       for (const int64_t count : {1, 4, 20}) {
-        std::vector<DrawRequest> requests(4);
+        std::vector<SamplingTask> requests(4);
         for (size_t i = 0; i < requests.size(); ++i) {
           requests[i].row = static_cast<int64_t>(i % 2);
           requests[i].top_logprobs = count;
@@ -137,7 +137,7 @@ TEST(Sampler, MostLikelyTokensComeInOrderWithTheirLogProbabilities) {
         requests[2].frequency_penalty = 3;
         requests[2].response = vocabulary > 9 ? std::span(response) : std::span(response).first(1);
         requests[3].excluded = excluded;
-        std::vector<Draw> draws(requests.size());
+        std::vector<SampledToken> draws(requests.size());
         draw_tokens(logits, requests, draws);
         for (size_t i = 0; i < requests.size(); ++i) {
           const auto row = logits[requests[i].row].to(at::kDouble);
@@ -153,8 +153,8 @@ TEST(Sampler, MostLikelyTokensComeInOrderWithTheirLogProbabilities) {
           }
         }
       }
-      DrawRequest request;
-      std::vector<Draw> draws(1);
+      SamplingTask request;
+      std::vector<SampledToken> draws(1);
       draw_tokens(logits, std::span(&request, 1), draws);
       EXPECT_TRUE(draws[0].top_ids.empty());
     }
@@ -164,7 +164,7 @@ TEST(Sampler, MinPAndPenaltiesShapeTheDistributionButNotItsLogProbabilities) {
   const std::vector<int32_t> prompt = {1, 2, 2, 7}, response = {2, 5, 9, 9, 9}, excluded = {0, 299};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const auto logits = random_logits(1, 300, 13).to(dtype);
-    DrawRequest request;
+    SamplingTask request;
     request.temperature = 0.8;
     request.min_p = 0.1;
     expect_follows(logits, request, "min_p");
@@ -189,11 +189,11 @@ TEST(Sampler, MinPAndPenaltiesShapeTheDistributionButNotItsLogProbabilities) {
     request.min_p = 0.05;
     request.top_p = 0.9;
     expect_follows(logits, request, "all penalties, top_p, min_p");
-    const Draw draw = draw_one(logits, request);
+    const SampledToken draw = draw_one(logits, request);
     EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(logits[0].to(at::kDouble), 0)[draw.token].item<double>(),
                 2e-6);
     request.greedy = true;
-    EXPECT_EQ(draw_one(logits, request).truncated_log_prob, 0);
+    EXPECT_EQ(draw_one(logits, request).sampling_log_prob, 0);
   }
 }
 
@@ -211,14 +211,14 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
     const auto logits = random_logits(6, 1234, 5).to(dtype);
     for (const double temperature : {0.7, 1.0, 1.3}) {
       for (int variant = 0; variant < 4; ++variant) {
-        DrawRequest request;
+        SamplingTask request;
         request.row = variant;
         request.temperature = temperature;
         request.uniform = 0.37;
         if (variant == 1) request.top_k = 3;
         if (variant == 2) request.top_p = 0.5;
         if (variant == 3) request.excluded = excluded;
-        const Draw draw = draw_one(logits, request);
+        const SampledToken draw = draw_one(logits, request);
         const auto row = logits[variant].to(at::kDouble);
         const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-6;  // a sum of 1,234 fp32 exponentials
         EXPECT_NEAR(draw.log_prob, at::log_softmax(row / temperature, 0)[draw.token].item<double>(),
@@ -244,7 +244,7 @@ TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
         SCOPED_TRACE(testing::Message()
                      << vocabulary << " tokens, " << dtype << (way == draw_tokens ? "" : ", as on a GPU"));
         const auto logits = random_logits(7, vocabulary, 31).to(dtype);
-        std::vector<DrawRequest> requests(60);
+        std::vector<SamplingTask> requests(60);
         for (size_t i = 0; i < requests.size(); ++i) {
           requests[i].row = static_cast<int64_t>(i % 7);
           requests[i].temperature = i % 3 == 0 ? 1.0 : 0.2 + 0.02 * static_cast<double>(i);
@@ -264,7 +264,7 @@ TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
           }
           if (i % 4 == 3) requests[i].top_logprobs = 1 + static_cast<int64_t>(i % 12);
         }
-        std::vector<Draw> got(requests.size()), again(requests.size()), expected(requests.size());
+        std::vector<SampledToken> got(requests.size()), again(requests.size()), expected(requests.size());
         const auto there = logits.to(device());
         way(there, requests, got);
         way(there, requests, again);
@@ -279,8 +279,7 @@ TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
               dtype == at::kDouble ? 1e-11 : 2e-5;  // sums of up to 50,001 fp32 exponentials
           EXPECT_NEAR(got[i].log_prob, expected[i].log_prob, tolerance) << "request " << i;
           EXPECT_NEAR(got[i].raw_log_prob, expected[i].raw_log_prob, tolerance) << "request " << i;
-          EXPECT_NEAR(got[i].truncated_log_prob, expected[i].truncated_log_prob, tolerance)
-              << "request " << i;
+          EXPECT_NEAR(got[i].sampling_log_prob, expected[i].sampling_log_prob, tolerance) << "request " << i;
           ASSERT_EQ(got[i].top_ids, expected[i].top_ids) << "request " << i;
           for (size_t k = 0; k < got[i].top_ids.size(); ++k)
             EXPECT_NEAR(got[i].top_log_probs[k], expected[i].top_log_probs[k], tolerance) << "request " << i;
@@ -293,25 +292,25 @@ TEST_P(SamplerOn, OfEqualLogitsTheFirstIsTheMostLikelyAndWhatIsNotANumberIsRefus
   auto logits = random_logits(1, 3000, 7).to(device());
   logits[0][2900] = 50;
   logits[0][611] = 50;
-  DrawRequest request;
+  SamplingTask request;
   request.temperature = 0;
   EXPECT_EQ(draw_one(logits, request).token, 611);
   for (const double wrong : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     auto broken = logits.clone();
     broken[0][1234] = wrong;
-    EXPECT_NE(message_of<UserError>([&] { draw_one(broken, DrawRequest{}); }).find("not finite"),
+    EXPECT_NE(message_of<UserError>([&] { draw_one(broken, SamplingTask{}); }).find("not finite"),
               std::string::npos);
   }
 }
 
 TEST(Sampler, GreedyTakesTheLargestAndOfEqualOnesTheFirst) {
   auto logits = random_logits(1, 3000, 7);
-  DrawRequest request;
+  SamplingTask request;
   request.temperature = 0;
   EXPECT_EQ(draw_one(logits, request).token, logits[0].argmax().item<int64_t>());
   logits[0][2900] = 50;
   logits[0][611] = 50;
-  const Draw draw = draw_one(logits, request);
+  const SampledToken draw = draw_one(logits, request);
   EXPECT_EQ(draw.token, 611);
   EXPECT_EQ(draw.log_prob, draw.raw_log_prob) << "temperature 0 counts as 1";
   const std::vector<int32_t> excluded = {611};
@@ -319,14 +318,14 @@ TEST(Sampler, GreedyTakesTheLargestAndOfEqualOnesTheFirst) {
   EXPECT_EQ(draw_one(logits, request).token, 2900);
   request.temperature = 2;
   request.greedy = true;
-  const Draw warm = draw_one(logits, request);
+  const SampledToken warm = draw_one(logits, request);
   EXPECT_EQ(warm.token, 2900);
   EXPECT_NEAR(warm.log_prob, at::log_softmax(logits[0] / 2, 0)[2900].item<double>(), 1e-12);
 }
 
 TEST(Sampler, ACutKeepsTheMostLikely) {
   const auto logits = at::log(at::tensor({0.1, 0.4, 0.1, 0.25, 0.15}, at::kDouble)).unsqueeze(0);
-  const auto reachable = [&](DrawRequest request) {
+  const auto reachable = [&](SamplingTask request) {
     std::map<int32_t, int> tokens;
     for (int i = 0; i < 1000; ++i) {
       request.uniform = (i + 0.5) / 1000;
@@ -336,7 +335,7 @@ TEST(Sampler, ACutKeepsTheMostLikely) {
     for (const auto& [token, count] : tokens) ids.push_back(token);
     return ids;
   };
-  DrawRequest request;
+  SamplingTask request;
   request.top_k = 2;
   EXPECT_EQ(reachable(request), (std::vector<int32_t>{1, 3}));
   request.top_k = 4;
@@ -359,7 +358,7 @@ TEST(Sampler, TopPCutsAmongNearlyEqualLogits) {
   const auto logits = at::arange(64, at::TensorOptions().dtype(at::kDouble)).mul_(1e-6).unsqueeze(0);
   std::map<int32_t, int> tokens;
   for (int i = 0; i < 1000; ++i) {
-    DrawRequest request;
+    SamplingTask request;
     request.top_p = 0.51;
     request.uniform = (i + 0.5) / 1000;
     ++tokens[draw_one(logits, request).token];
@@ -374,10 +373,10 @@ TEST(Sampler, WhatIsLeftAfterExclusionMayBeFarBelow) {
   logits[0][599] = -900.0;
   const std::vector<int32_t> excluded = {2};
   for (const double top_p : {1.0, 0.9}) {
-    DrawRequest request;
+    SamplingTask request;
     request.excluded = excluded;
     request.top_p = top_p;
-    const Draw draw = draw_one(logits, request);
+    const SampledToken draw = draw_one(logits, request);
     EXPECT_EQ(draw.token, 599);
     EXPECT_NEAR(draw.log_prob, -900, 1e-3);
   }
@@ -402,10 +401,10 @@ TEST(Sampler, TheExtremesOfTheUniformNumberAreTokensOfTheSet) {
   const auto logits = random_logits(1, 5000, 11, 8.0).to(at::kFloat);
   for (const double uniform : {5e-324, 1e-300, 1.0 - 1.2e-16}) {
     for (const double top_p : {1.0, 0.9}) {
-      DrawRequest request;
+      SamplingTask request;
       request.uniform = uniform;
       request.top_p = top_p;
-      const Draw draw = draw_one(logits, request);
+      const SampledToken draw = draw_one(logits, request);
       EXPECT_GE(draw.token, 0);
       EXPECT_LT(draw.token, 5000);
       EXPECT_TRUE(std::isfinite(draw.log_prob));

@@ -23,12 +23,12 @@ Scheduler::Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t 
 
 TokenPath Scheduler::path(const ActiveRequest& request) const {
   if (!is_sparse_) return request.request.prompt_ids;
-  return {request.request.prompt_ids, request.request.drawn, INT64_MAX};
+  return {request.request.prompt_ids, request.request.sampled, INT64_MAX};
 }
 
 TokenPath Scheduler::path(const ActiveSample& sample) const {
   if (!is_sparse_) return sample.tokens;
-  return {sample.tokens, sample.request->request.drawn, sample.request->prompt_length()};
+  return {sample.tokens, sample.request->request.sampled, sample.request->prompt_length()};
 }
 
 void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens) {
@@ -37,8 +37,8 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
   auto active = std::make_unique<ActiveRequest>();
   active->request = std::move(request);
   active->stop_tokens = std::move(stop_tokens);
-  std::vector<BegunSample> begun = std::exchange(active->request.begun, {});
-  active->num_fresh = active->request.sampling.n_samples - static_cast<int64_t>(begun.size());
+  std::vector<PartialRollout> partial = std::exchange(active->request.partial, {});
+  active->num_not_started = active->request.sampling.n_samples - static_cast<int64_t>(partial.size());
   for (int64_t i = 0; i < active->request.sampling.n_samples; ++i) {
     ActiveSample& sample = active->samples.emplace_back();
     sample.request = active.get();
@@ -46,16 +46,16 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
     if (!active->request.sampling.stop.empty()) {
       sample.stop_matcher = std::make_unique<StopMatcher>(&active->request.sampling.stop);
     }
-    if (i >= static_cast<int64_t>(begun.size())) continue;
-    auto& [result, has_ended] = begun[static_cast<size_t>(i)];
+    if (i >= static_cast<int64_t>(partial.size())) continue;
+    auto& [result, has_ended] = partial[static_cast<size_t>(i)];
     sample.result = std::move(result);
     sample.tokens = active->request.prompt_ids;
     sample.tokens.insert(sample.tokens.end(), sample.result.token_ids.begin(), sample.result.token_ids.end());
-    sample.state = has_ended ? ActiveSample::State::kDone : ActiveSample::State::kSetBack;
+    sample.state = has_ended ? ActiveSample::State::kDone : ActiveSample::State::kPreempted;
     if (has_ended) ++active->num_done;
-    else set_back_.push_back(&sample);
+    else preempted_.push_back(&sample);
   }
-  if (active->num_fresh > 0) waiting_.push_back(active.get());
+  if (active->num_not_started > 0) waiting_.push_back(active.get());
   requests_.emplace(id, std::move(active));
 }
 
@@ -80,11 +80,11 @@ bool Scheduler::ensure_pages(PageTable& table, int64_t num_tokens) {
 void Scheduler::drop_prompt(ActiveRequest& request) {
   pool_.release(request.prompt_table);
   request.num_computed = 0;
-  request.owes_prompt = false;
+  request.must_finish_prompt = false;
   request.logits_1V = at::Tensor();
   if (request.prompt_state == ActiveRequest::PromptState::kPrefilling) erase_value(prefilling_, &request);
   if (request.prompt_state == ActiveRequest::PromptState::kReady) erase_value(starting_, &request);
-  if (request.prompt_state != ActiveRequest::PromptState::kWaiting && request.num_fresh > 0) {
+  if (request.prompt_state != ActiveRequest::PromptState::kWaiting && request.num_not_started > 0) {
     waiting_.push_front(&request);
   }
   request.prompt_state = ActiveRequest::PromptState::kWaiting;
@@ -101,7 +101,7 @@ bool Scheduler::reclaim_prompt(const ActiveRequest* except) {
     drop_prompt(**it);
     return true;
   }
-  for (const ActiveSample* sample : set_back_) {
+  for (const ActiveSample* sample : preempted_) {
     ActiveRequest& request = *sample->request;
     if (&request == except || request.num_running > 0 || request.prompt_table.pages.empty()) continue;
     drop_prompt(request);
@@ -110,14 +110,14 @@ bool Scheduler::reclaim_prompt(const ActiveRequest* except) {
   return false;
 }
 
-void Scheduler::set_back(ActiveSample& sample) {
+void Scheduler::preempt(ActiveSample& sample) {
   erase_value(running_, &sample);
   --sample.request->num_running;
   pool_.release(sample.table);
   sample.num_computed = 0;
-  sample.owes_token = false;
-  sample.state = ActiveSample::State::kSetBack;
-  set_back_.push_front(&sample);
+  sample.must_make_progress = false;
+  sample.state = ActiveSample::State::kPreempted;
+  preempted_.push_front(&sample);
 }
 
 // Gives the sample the prompt's pages. If the index knows a longer prefix of the sample, it gives those
@@ -125,7 +125,7 @@ void Scheduler::set_back(ActiveSample& sample) {
 bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies) {
   ActiveRequest& request = *sample.request;
   const int64_t prompt_length = request.prompt_length();
-  if (sample.state == ActiveSample::State::kFresh) sample.tokens = request.request.prompt_ids;
+  if (sample.state == ActiveSample::State::kNotStarted) sample.tokens = request.request.prompt_ids;
   const auto size = static_cast<int64_t>(sample.tokens.size());
   if (size > prompt_length && pool_.match_length(path(sample), size - 1) > prompt_length) {
     sample.num_computed = pool_.match(path(sample), size - 1, sample.table);
@@ -140,7 +140,7 @@ bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_
     }
     sample.num_computed = prompt_length;
   }
-  if (sample.state == ActiveSample::State::kFresh) --request.num_fresh;
+  if (sample.state == ActiveSample::State::kNotStarted) --request.num_not_started;
   ++request.num_running;
   sample.state = ActiveSample::State::kRunning;
   running_.push_back(&sample);
@@ -176,7 +176,7 @@ void Scheduler::plan_running(Pass& pass, int64_t& budget) {
       present = &last != &sample;
       BOUGH_CHECK(present || running_.size() > 1, "one sample alone does not fit into ", pool_.max_pages(),
                   " pages");
-      set_back(last);
+      preempt(last);
       ++preemptions_;
     }
     if (present) pass.entries.push_back({&sample, sample.request, sample.num_computed, count});
@@ -219,8 +219,8 @@ bool Scheduler::admit_prompt(ActiveRequest& request) {
   return true;
 }
 
-void Scheduler::admit_set_back(Pass& pass, int64_t& budget) {
-  const std::vector<ActiveSample*> samples(set_back_.begin(), set_back_.end());
+void Scheduler::admit_preempted(Pass& pass, int64_t& budget) {
+  const std::vector<ActiveSample*> samples(preempted_.begin(), preempted_.end());
   for (ActiveSample* sample : samples) {
     if (budget == 0) return;
     ActiveRequest& request = *sample->request;
@@ -238,12 +238,12 @@ void Scheduler::admit_set_back(Pass& pass, int64_t& budget) {
     while (!fork(*sample, pass.page_copies)) {
       if (!alone || !reclaim_prompt(&request)) return;
     }
-    erase_value(set_back_, sample);
+    erase_value(preempted_, sample);
     const int64_t count = std::min(size - sample->num_computed, budget);
     while (!ensure_pages(sample->table, sample->num_computed + count)) {
       if (alone && reclaim_prompt(&request)) continue;
       pass.page_copies.resize(num_copies);
-      set_back(*sample);
+      preempt(*sample);
       return;
     }
     budget -= count;
@@ -269,7 +269,7 @@ Pass Scheduler::plan() {
   int64_t budget = prefill_chunk_tokens_;
   plan_running(pass, budget);
   plan_prefill(pass, budget);
-  admit_set_back(pass, budget);
+  admit_preempted(pass, budget);
   // Samples of ready prompts start before more prompts are computed, because those prompts would only hold
   // pages.
   if (starting_.empty()) admit_prompts(pass, budget);
@@ -289,24 +289,24 @@ void Scheduler::commit(const Pass& pass) {
     pool_.publish(path(request), end, request.prompt_table);
     if (!entry.reaches_end()) continue;
     request.prompt_state = ActiveRequest::PromptState::kReady;
-    request.owes_prompt = false;
+    request.must_finish_prompt = false;
     erase_value(prefilling_, &request);
-    if (request.num_fresh > 0) starting_.push_back(&request);
+    if (request.num_not_started > 0) starting_.push_back(&request);
   }
 }
 
-std::vector<ActiveSample*> Scheduler::start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies) {
+std::vector<ActiveSample*> Scheduler::start_samples(std::vector<std::pair<int32_t, int32_t>>& page_copies) {
   std::vector<ActiveSample*> started;
   while (!starting_.empty() && has_slot()) {
     ActiveRequest& request = *starting_.front();
-    ActiveSample& sample = request.first_fresh();
+    ActiveSample& sample = request.first_not_started();
     if (!fork(sample, page_copies)) {
       if (running_.empty() && reclaim_prompt(&request)) continue;
       BOUGH_CHECK(!running_.empty(), "one sample alone does not fit into ", pool_.max_pages(), " pages");
       break;
     }
     started.push_back(&sample);
-    if (request.num_fresh == 0) starting_.pop_front();
+    if (request.num_not_started == 0) starting_.pop_front();
   }
   return started;
 }
@@ -319,8 +319,8 @@ void Scheduler::finish(ActiveSample& sample, FinishReason reason) {
     --request.num_running;
     pool_.release(sample.table);
   }
-  if (sample.state == ActiveSample::State::kSetBack) erase_value(set_back_, &sample);
-  if (sample.state == ActiveSample::State::kFresh) --request.num_fresh;
+  if (sample.state == ActiveSample::State::kPreempted) erase_value(preempted_, &sample);
+  if (sample.state == ActiveSample::State::kNotStarted) --request.num_not_started;
   sample.state = ActiveSample::State::kDone;
   sample.result.finish_reason = reason;
   ++request.num_done;
@@ -352,27 +352,27 @@ bool Scheduler::cancel(uint64_t id) {
 
 void Scheduler::release_everything() {
   // reverse order, so that the first started sample is first in the queue
-  while (!running_.empty()) set_back(*running_.back());
+  while (!running_.empty()) preempt(*running_.back());
   while (!starting_.empty()) drop_prompt(*starting_.back());
   while (!prefilling_.empty()) drop_prompt(*prefilling_.back());
   for (auto& [id, request] : requests_) drop_prompt(*request);
 }
 
-void Scheduler::set_all_back() {
+void Scheduler::preempt_all() {
   const std::vector<ActiveSample*> interrupted(running_.begin(), running_.end());
   const std::vector<ActiveRequest*> prompts(prefilling_.begin(), prefilling_.end());
   release_everything();
-  for (ActiveSample* sample : interrupted) sample->owes_token = true;
-  for (ActiveRequest* request : prompts) request->owes_prompt = true;
+  for (ActiveSample* sample : interrupted) sample->must_make_progress = true;
+  for (ActiveRequest* request : prompts) request->must_finish_prompt = true;
   pool_.forget_prefixes();
 }
 
-bool Scheduler::owes_work() const {
+bool Scheduler::must_work() const {
   return std::any_of(requests_.begin(), requests_.end(), [](const auto& entry) {
     const ActiveRequest& request = *entry.second;
-    return request.owes_prompt ||
+    return request.must_finish_prompt ||
            std::any_of(request.samples.begin(), request.samples.end(), [](const ActiveSample& sample) {
-             return sample.owes_token && sample.state != ActiveSample::State::kDone;
+             return sample.must_make_progress && sample.state != ActiveSample::State::kDone;
            });
   });
 }
@@ -382,7 +382,7 @@ std::vector<RunningRequest> Scheduler::running_requests() const {
   for (const auto& [id, request] : requests_) {
     RunningRequest& saved = running.emplace_back(RunningRequest{.id = id, .samples = {}});
     // Samples start in order, so the samples that have not started come last.
-    for (int64_t i = 0; i < request->request.sampling.n_samples - request->num_fresh; ++i) {
+    for (int64_t i = 0; i < request->request.sampling.n_samples - request->num_not_started; ++i) {
       const ActiveSample& sample = request->samples[static_cast<size_t>(i)];
       // it has its pages, and gets its first token in the next pass
       if (sample.result.token_ids.empty()) break;
@@ -395,40 +395,41 @@ std::vector<RunningRequest> Scheduler::running_requests() const {
 void Scheduler::park() {
   BOUGH_CHECK(!parked_, "parked twice");
   release_everything();
-  parked_.emplace(std::exchange(requests_, {}), std::exchange(waiting_, {}), std::exchange(set_back_, {}));
+  parked_.emplace(std::exchange(requests_, {}), std::exchange(waiting_, {}), std::exchange(preempted_, {}));
 }
 
 void Scheduler::unpark() {
   BOUGH_CHECK(parked_ && idle(), "nothing is parked, or something is in flight");
   requests_ = std::move(parked_->requests);
   waiting_ = std::move(parked_->waiting);
-  set_back_ = std::move(parked_->set_back);
+  preempted_ = std::move(parked_->preempt);
   parked_.reset();
 }
 
 void Scheduler::check_integrity() const {
   std::vector<const PageTable*> tables;
-  size_t num_running = 0, num_set_back = 0;
+  size_t num_running = 0, num_preempted = 0;
   for (const auto& [id, request] : requests_) {
     tables.push_back(&request->prompt_table);
-    int64_t fresh = 0, running = 0, done = 0;
+    int64_t not_started = 0, running = 0, done = 0;
     for (const ActiveSample& sample : request->samples) {
       tables.push_back(&sample.table);
-      fresh += sample.state == ActiveSample::State::kFresh;
+      not_started += sample.state == ActiveSample::State::kNotStarted;
       running += sample.state == ActiveSample::State::kRunning;
       done += sample.state == ActiveSample::State::kDone;
-      num_set_back += sample.state == ActiveSample::State::kSetBack;
+      num_preempted += sample.state == ActiveSample::State::kPreempted;
       BOUGH_CHECK(sample.state == ActiveSample::State::kRunning || sample.table.pages.empty(), "request ", id,
                   ": sample ", sample.index, " holds pages and does not run");
     }
     num_running += static_cast<size_t>(running);
-    BOUGH_CHECK(fresh == request->num_fresh && running == request->num_running && done == request->num_done,
+    BOUGH_CHECK(not_started == request->num_not_started && running == request->num_running &&
+                    done == request->num_done,
                 "request ", id, ": counts of samples are wrong");
     BOUGH_CHECK(
         request->prompt_state != ActiveRequest::PromptState::kWaiting || request->prompt_table.pages.empty(),
         "request ", id, ": a waiting prompt holds pages");
   }
-  BOUGH_CHECK(num_running == running_.size() && num_set_back == set_back_.size(), "samples are lost");
+  BOUGH_CHECK(num_running == running_.size() && num_preempted == preempted_.size(), "samples are lost");
   BOUGH_CHECK(static_cast<int64_t>(running_.size()) <= max_running_, running_.size(), " samples run, ",
               max_running_, " may");
   pool_.check_integrity(tables);

@@ -33,14 +33,14 @@ namespace bough {
 struct ActiveRequest;
 
 struct ActiveSample {
-  enum class State { kFresh, kRunning, kSetBack, kDone };
+  enum class State { kNotStarted, kRunning, kPreempted, kDone };
   ActiveRequest* request = nullptr;
   int64_t index = 0;
-  State state = State::kFresh;
+  State state = State::kNotStarted;
   std::vector<int32_t> tokens;  // prompt and response, once started
   PageTable table;
-  int64_t num_computed = 0;  // leading tokens whose keys and values are stored
-  bool owes_token = false;   // preempted by new weights, and no token sampled since
+  int64_t num_computed = 0;         // leading tokens whose keys and values are stored
+  bool must_make_progress = false;  // preempted by new weights, and no token sampled since
   GeneratedSample result;
   std::unique_ptr<StopMatcher> stop_matcher;  // if the request has stop strings
 };
@@ -52,13 +52,13 @@ struct ActiveRequest {
   PromptState prompt_state = PromptState::kWaiting;
   PageTable prompt_table;
   int64_t num_computed = 0;          // prompt tokens whose keys and values are stored
-  bool owes_prompt = false;          // new weights interrupted its computation, and it is not complete since
+  bool must_finish_prompt = false;   // new weights interrupted its computation, and it is not complete since
   at::Tensor logits_1V;              // of the prompt's end, while samples have not started
   std::deque<ActiveSample> samples;  // a deque keeps their addresses
-  int64_t num_fresh = 0, num_running = 0, num_done = 0;
+  int64_t num_not_started = 0, num_running = 0, num_done = 0;
 
   int64_t prompt_length() const { return static_cast<int64_t>(request.prompt_ids.size()); }
-  ActiveSample& first_fresh() { return samples[samples.size() - static_cast<size_t>(num_fresh)]; }
+  ActiveSample& first_not_started() { return samples[samples.size() - static_cast<size_t>(num_not_started)]; }
 };
 
 // The tokens begin ... begin + count - 1 of a sample, or of a request's prompt, in a pass.
@@ -71,9 +71,9 @@ struct PassEntry {
   const std::vector<int32_t>& tokens() const { return sample ? sample->tokens : request->request.prompt_ids; }
   bool reaches_end() const { return begin + count == static_cast<int64_t>(tokens().size()); }
   // Whether the policy sampled token i.
-  bool is_drawn(int64_t i) const {
+  bool is_sampled(int64_t i) const {
     return (sample && i >= request->prompt_length()) ||
-           TokenPath({}, request->request.drawn, INT64_MAX).is_sparse(i);
+           TokenPath({}, request->request.sampled, INT64_MAX).is_sparse(i);
   }
 };
 
@@ -99,7 +99,7 @@ class Scheduler {
   void commit(const Pass& pass);
   // Starts samples of ready prompts. Their first token is sampled from the prompt's logits. Appends the page
   // copies that must be made before the next pass.
-  std::vector<ActiveSample*> start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies);
+  std::vector<ActiveSample*> start_samples(std::vector<std::pair<int32_t, int32_t>>& page_copies);
   // Frees the pages and the slot of a sample that has ended.
   void finish(ActiveSample& sample, FinishReason reason);
   // Removes a request whose samples are all done, and returns its result.
@@ -107,7 +107,7 @@ class Scheduler {
   // Ends a request's unfinished samples. Returns false if there is no such request.
   bool cancel(uint64_t id);
   // Preempts every sample because the weights changed: no computed keys and values are valid any more.
-  void set_all_back();
+  void preempt_all();
   // Sets everything in flight aside without pages and slots, until unpark(), which needs an idle scheduler.
   // The prefix index still knows the computed pages.
   void park();
@@ -116,7 +116,7 @@ class Scheduler {
   bool idle() const { return requests_.empty(); }
   // Whether a sample that the last weight update interrupted has no new token yet, or a prompt is not
   // complete again. Samples and prompts that were preempted once more do not count.
-  bool owes_work() const;
+  bool must_work() const;
   std::vector<RunningRequest> running_requests() const;
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t cached_tokens() const { return cached_tokens_; }
@@ -131,7 +131,7 @@ class Scheduler {
   bool ensure_pages(PageTable& table, int64_t num_tokens);
   bool reclaim_prompt(const ActiveRequest* except);
   void drop_prompt(ActiveRequest& request);
-  void set_back(ActiveSample& sample);
+  void preempt(ActiveSample& sample);
   void release_everything();
   bool fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies);
   TokenPath path(const ActiveRequest& request) const;  // of the prompt
@@ -139,7 +139,7 @@ class Scheduler {
   bool should_wait_for_prefix(const ActiveRequest& request) const;
   void plan_running(Pass& pass, int64_t& budget);
   void plan_prefill(Pass& pass, int64_t& budget);
-  void admit_set_back(Pass& pass, int64_t& budget);
+  void admit_preempted(Pass& pass, int64_t& budget);
   void admit_prompts(Pass& pass, int64_t& budget);
   bool admit_prompt(ActiveRequest& request);
   bool add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& budget);
@@ -152,11 +152,11 @@ class Scheduler {
   std::deque<ActiveRequest*> prefilling_;  // in order of admission
   std::deque<ActiveRequest*> starting_;    // prompt ready, samples not started
   std::deque<ActiveSample*> running_;      // in order of start
-  std::deque<ActiveSample*> set_back_;
+  std::deque<ActiveSample*> preempted_;
   struct Parked {
     std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests;
     std::deque<ActiveRequest*> waiting;
-    std::deque<ActiveSample*> set_back;
+    std::deque<ActiveSample*> preempt;
   };
   std::optional<Parked> parked_;
   int64_t cached_tokens_ = 0, preemptions_ = 0;

@@ -50,7 +50,7 @@ class Machine {
       if (::testing::Test::HasFatalFailure()) return;
       if (below(120) == 0) {
         ++version_;
-        scheduler_.set_all_back();
+        scheduler_.preempt_all();
         ++counts_.updates, ++counts_.operations;
       }
       if (below(200) == 0) {
@@ -81,16 +81,16 @@ class Machine {
     GenerationRequest request = request_of(next_id_++, {}, 1 + below(3), 20 + below(90));
     auto& prompt = request.prompt_ids;
     if (!finished_.empty() && below(3) == 0) {
-      const auto& [tokens, drawn] = finished_[static_cast<size_t>(below(finished_.size()))];
+      const auto& [tokens, sampled] = finished_[static_cast<size_t>(below(finished_.size()))];
       prompt = tokens;
-      if (below(4) != 0) request.drawn = drawn;
+      if (below(4) != 0) request.sampled = sampled;
       request.sampling.max_new_tokens = 20 + below(30);
     } else {
       const int64_t header = 10 + below(2) * 30;
       for (int64_t i = 0; i < header; ++i) prompt.push_back(static_cast<int32_t>(i % 5));
     }
     for (int64_t i = 1 + below(40); i > 0; --i) prompt.push_back(static_cast<int32_t>(below(3)));
-    in_flight_[request.id] = request.drawn;
+    in_flight_[request.id] = request.sampled;
     scheduler_.add(std::move(request), {});
   }
 
@@ -100,7 +100,7 @@ class Machine {
     if (!pass.entries.empty()) compute(pass);
     scheduler_.commit(pass);
     std::vector<std::pair<int32_t, int32_t>> page_copies;
-    const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
+    const std::vector<ActiveSample*> started = scheduler_.start_samples(page_copies);
     copy(page_copies);
     ASSERT_TRUE(!pass.entries.empty() || !started.empty());
     counts_.forks += std::ssize(started);
@@ -117,16 +117,16 @@ class Machine {
   }
 
   void draw(ActiveSample& sample) {
-    sample.owes_token = false;
+    sample.must_make_progress = false;
     sample.tokens.push_back(static_cast<int32_t>(below(3)));
     sample.result.token_ids.push_back(sample.tokens.back());
     ActiveRequest& request = *sample.request;
     if (std::ssize(sample.result.token_ids) < request.request.sampling.max_new_tokens) return;
     if (sample.tokens.size() < 110) {
-      std::vector<uint8_t> drawn = in_flight_.at(request.request.id);
-      drawn.resize(request.request.prompt_ids.size(), 0);
-      drawn.resize(sample.tokens.size(), 1);
-      finished_.emplace_back(sample.tokens, drawn);
+      std::vector<uint8_t> sampled = in_flight_.at(request.request.id);
+      sampled.resize(request.request.prompt_ids.size(), 0);
+      sampled.resize(sample.tokens.size(), 1);
+      finished_.emplace_back(sample.tokens, sampled);
       if (finished_.size() > 8) finished_.erase(finished_.begin());
     }
     check_kept({.sample = &sample, .request = &request});
@@ -138,11 +138,11 @@ class Machine {
   void check_kept(const PassEntry& entry) {
     const int64_t computed = entry.sample->num_computed;
     const PageChoices kept =
-        storage_.kept_choices(entry.table().pages, computed, [&](int64_t i) { return entry.is_drawn(i); });
+        storage_.kept_choices(entry.table().pages, computed, [&](int64_t i) { return entry.is_sampled(i); });
     const std::vector<uint64_t> hashes = path_hashes(entry, computed);
     size_t next = 0;
     for (int64_t i = 0; i < computed; ++i) {
-      if (!entry.is_drawn(i) || pages_for(i + 1) <= kBudgetPages) continue;
+      if (!entry.is_sampled(i) || pages_for(i + 1) <= kBudgetPages) continue;
       ASSERT_EQ(kept.positions.at(next), i);
       const std::span<const uint16_t> pages = kept.of(next++);
       ASSERT_EQ(pages.size(), static_cast<size_t>(kGroups * (kBudgetPages - 3)));
@@ -168,7 +168,8 @@ class Machine {
     std::vector<uint64_t> hashes;
     uint64_t hash = static_cast<uint64_t>(version_);
     for (int64_t i = 0; i < end; ++i) {
-      hash = mix(hash, static_cast<uint64_t>(entry.tokens()[static_cast<size_t>(i)]) * 2 + entry.is_drawn(i));
+      hash =
+          mix(hash, static_cast<uint64_t>(entry.tokens()[static_cast<size_t>(i)]) * 2 + entry.is_sampled(i));
       hashes.push_back(hash);
     }
     return hashes;
@@ -208,7 +209,7 @@ class Machine {
 
   void compute(const Pass& pass) {
     std::vector<PagedSegment> segments;
-    std::vector<uint8_t> is_drawn;
+    std::vector<uint8_t> is_sampled;
     std::vector<float> k, v, q;
     std::vector<std::vector<uint64_t>> hashes;
     for (const PassEntry& entry : pass.entries) {
@@ -217,7 +218,7 @@ class Machine {
       segments.push_back({entry.table().pages, entry.begin, entry.count});
       counts_.appended += entry.count;
       for (int64_t i = entry.begin; i < end; ++i) {
-        is_drawn.push_back(entry.is_drawn(i));
+        is_sampled.push_back(entry.is_sampled(i));
         for (int64_t g = 0; g < kGroups; ++g)
           for (int64_t h = 0; h < kHeadDim; ++h)
             k.push_back(key(hashes.back()[static_cast<size_t>(i)], g, h));
@@ -225,13 +226,13 @@ class Machine {
         q.insert(q.end(), own_q.begin(), own_q.end());
       }
     }
-    const auto T = static_cast<int64_t>(is_drawn.size());
+    const auto T = static_cast<int64_t>(is_sampled.size());
     const auto tensor = [&](const std::vector<float>& values, int64_t heads) {
       return at::tensor(values).view({T, heads, kHeadDim}).to(case_.dtype);
     };
     const at::Tensor q_TNH = tensor(q, kHeads), k_TGH = tensor(k, kGroups);
     const PagedShape shape{kHeads, kGroups, kHeadDim, case_.dtype, at::kCPU};
-    SparseContext attention(storage_, shape, AttentionPath::kFastest, 1.0, segments, is_drawn);
+    SparseContext attention(storage_, shape, AttentionPath::kFastest, 1.0, segments, is_sampled);
     attention.attend(0, q_TNH, k_TGH, k_TGH);
 
     const at::Tensor summaries = storage_.summaries(0).to(at::kFloat);
@@ -243,7 +244,7 @@ class Machine {
     for (size_t e = 0; e < pass.entries.size(); ++e)
       for (int64_t i = pass.entries[e].begin; i < pass.entries[e].begin + pass.entries[e].count;
            ++i, ++token) {
-        if (is_drawn[static_cast<size_t>(token)] == 0 || pages_for(i + 1) <= kBudgetPages) continue;
+        if (is_sampled[static_cast<size_t>(token)] == 0 || pages_for(i + 1) <= kBudgetPages) continue;
         for (int64_t g = 0; g < kGroups; ++g)
           ASSERT_EQ(chosen.at(next++), expected_choice(hashes[e], i, g, q.data() + token * kHeads * kHeadDim))
               << "position " << i << ", head " << g << ", after " << counts_.operations << " operations";

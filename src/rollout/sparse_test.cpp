@@ -45,8 +45,8 @@ std::vector<GenerationRequest> long_requests() {
 // Attention of one sequence by the definition in page_choice.h, token by token, in tensor ops.
 class ChosenAttention : public AttentionContext {
  public:
-  ChosenAttention(std::vector<uint8_t> is_drawn, const SparseSettings& settings)
-      : is_drawn_(std::move(is_drawn)), settings_(settings) {}
+  ChosenAttention(std::vector<uint8_t> is_sampled, const SparseSettings& settings)
+      : is_sampled_(std::move(is_sampled)), settings_(settings) {}
 
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override {
@@ -58,11 +58,11 @@ class ChosenAttention : public AttentionContext {
         const at::Tensor k_JH = k_TGH.narrow(0, 0, t + 1).select(1, g);
         const at::Tensor v_JH = v_TGH.narrow(0, 0, t + 1).select(1, g);
         at::Tensor scores_PJ = at::matmul(q_PH, k_JH.t()) / std::sqrt(static_cast<double>(q_TNH.size(2)));
-        if (layer >= settings_.dense_layers && is_drawn_[static_cast<size_t>(t)] != 0 &&
+        if (layer >= settings_.dense_layers && is_sampled_[static_cast<size_t>(t)] != 0 &&
             settings_.summary == "exact" && t >= 16 * kBudget) {
           const at::Tensor least_P1 = std::get<0>(scores_PJ.topk(16 * kBudget, -1)).amin(-1, true);
           scores_PJ = scores_PJ.masked_fill(scores_PJ < least_P1, -INFINITY);
-        } else if (layer >= settings_.dense_layers && is_drawn_[static_cast<size_t>(t)] != 0 &&
+        } else if (layer >= settings_.dense_layers && is_sampled_[static_cast<size_t>(t)] != 0 &&
                    settings_.summary != "exact")
           scores_PJ = scores_PJ.masked_fill(hidden_keys(q_PH.mean(0), k_JH), -INFINITY);
         o_TNH[t].narrow(0, g * heads, heads).copy_(at::matmul(at::softmax(scores_PJ, -1), v_JH));
@@ -93,7 +93,7 @@ class ChosenAttention : public AttentionContext {
     return hidden_J;
   }
 
-  std::vector<uint8_t> is_drawn_;
+  std::vector<uint8_t> is_sampled_;
   const SparseSettings& settings_;
 };
 
@@ -105,10 +105,10 @@ std::vector<double> log_prob_errors(const Model& model, const GenerationResult& 
   for (const GeneratedSample& sample : result.samples) {
     std::vector<int64_t> tokens(result.prompt_ids.begin(), result.prompt_ids.end());
     tokens.insert(tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
-    std::vector<uint8_t> is_drawn = drawn_before;
-    is_drawn.resize(result.prompt_ids.size(), 0);
-    is_drawn.resize(tokens.size(), 1);
-    ChosenAttention attention(is_drawn, settings);
+    std::vector<uint8_t> is_sampled = drawn_before;
+    is_sampled.resize(result.prompt_ids.size(), 0);
+    is_sampled.resize(tokens.size(), 1);
+    ChosenAttention attention(is_sampled, settings);
     const at::Tensor tokens_T = at::tensor(tokens, at::kLong);
     const at::Tensor hidden_TD =
         model.forward(tokens_T, at::arange(tokens_T.size(0), tokens_T.options()), attention);
@@ -228,18 +228,18 @@ TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
   first.sampling.ignore_eos = true;
   const auto turn = [&](EmbeddedEngine& engine, const GenerationResult& before, bool marked) {
     GenerationRequest request = request_of(2, before.prompt_ids, 2, 40);
-    request.drawn.resize(before.prompt_ids.size(), 0);
+    request.sampled.resize(before.prompt_ids.size(), 0);
     const auto& response = before.samples[0].token_ids;
     request.prompt_ids.insert(request.prompt_ids.end(), response.begin(), response.end());
-    request.drawn.resize(request.prompt_ids.size(), 1);
+    request.sampled.resize(request.prompt_ids.size(), 1);
     const auto observation = random_tokens(4, 30, 97);
     request.prompt_ids.insert(request.prompt_ids.end(), observation.begin(), observation.end());
-    if (!marked) request.drawn.clear();
+    if (!marked) request.sampled.clear();
     request.sampling.ignore_eos = true;
-    const std::vector<uint8_t> drawn = request.drawn;
+    const std::vector<uint8_t> sampled = request.sampled;
     const int64_t cached = engine.statistics().cached_tokens;
     const auto results = run(engine, {request});
-    EXPECT_LT(largest_error(*model, results.at(2), drawn, options.settings.sparse), 1e-9)
+    EXPECT_LT(largest_error(*model, results.at(2), sampled, options.settings.sparse), 1e-9)
         << (marked ? "marked" : "not marked");
     return engine.statistics().cached_tokens - cached;
   };
@@ -248,8 +248,8 @@ TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
   EXPECT_GE(turn(engine, before, /*marked=*/true), 144) << "earlier pages are found";
   // Text that is not marked as sampled is computed densely, and shares only the prompt's pages.
   EXPECT_LE(turn(engine, before, /*marked=*/false), 64);
-  EmbeddedEngine fresh(*model, options);
-  EXPECT_EQ(turn(fresh, before, /*marked=*/true), 0);
+  EmbeddedEngine not_started(*model, options);
+  EXPECT_EQ(turn(not_started, before, /*marked=*/true), 0);
 }
 
 TEST(SparseEngine, ABudgetThatMeansNothingIsRefused) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 
 namespace bough {
 
@@ -75,7 +75,7 @@ double ClusterRates::longest_path() const {
 double ClusterRates::training_bytes(int64_t replicas, const ClusterLayout::Replica& replica) const {
   const DecoderBytes bytes(shape_, device_.kernels);
   const auto devices = static_cast<double>(replica.devices());
-  const double pass = static_cast<double>(bytes.of_kept(Keep::kActivations) * kLeastPass);
+  const double pass = static_cast<double>(bytes.of_kept(RecomputePolicy::kActivations) * kLeastPass);
   const double stack = static_cast<double>(bytes.of_stack_row()) * longest_path();
   return (static_cast<double>(shape_.parameter_bytes()) + stack) / devices +
          pass / static_cast<double>(replica.tensor) +
@@ -91,7 +91,7 @@ double ClusterRates::pipeline_efficiency(int64_t replicas, int64_t stages) const
   // Times in units of a forward pass of kLeastPass tokens. A prompt is computed once, and again before its
   // backward.
   const double prompt = static_cast<double>(one_.prompt_tokens) / kLeastPass;
-  std::vector<WalkStep> steps;
+  std::vector<ExecutionStep> steps;
   std::vector<double> forward, backward;
   const auto add = [&](Step::Kind kind, int64_t prompt_of, int64_t block, double there, double back) {
     steps.push_back({kind, static_cast<int32_t>(prompt_of), static_cast<int32_t>(block), prompt_of});

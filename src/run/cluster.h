@@ -11,7 +11,7 @@
 //                     over the replicas: within nodes first, then between them, a part on each device's link
 //   tensor parallel   two sums of the hidden states per layer, in forward and in backward; ring all-reduce
 //   a pipeline        hidden states to the next stage and gradients back, not overlapped; and the time that
-//                     stages wait in the schedule of the step's passes (plan/pipeline.h)
+//                     stages wait in the schedule of the step's passes (plan/pipeline_schedule.h)
 //   new weights       to every engine, over links between nodes if there are several nodes
 // Not counted: contention, stragglers, and everything that a run does besides generation and training.
 #pragma once

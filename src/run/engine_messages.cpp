@@ -22,16 +22,16 @@ Json unpacked(const std::string& bytes) {
 }
 
 Json to_json(const GenerationRequest& request) {
-  Json begun = Json::array();
-  for (const BegunSample& sample : request.begun) begun.push_back(begun_to_json(sample));
+  Json partial = Json::array();
+  for (const PartialRollout& sample : request.partial) partial.push_back(partial_rollout_to_json(sample));
   return {{"do", "submit"},
           {"id", request.id},
           {"prompt", request.prompt_ids},
-          {"drawn", request.drawn},
+          {"drawn", request.sampled},
           {"sampling", settings_yaml(request.sampling)},
           {"seed", request.seed},
           {"sequence", request.sequence ? Json(*request.sequence) : Json()},
-          {"begun", std::move(begun)}};
+          {"begun", std::move(partial)}};
 }
 
 namespace {
@@ -39,11 +39,11 @@ GenerationRequest request_from_json(const Json& json) {
   GenerationRequest request;
   json.at("id").get_to(request.id);
   json.at("prompt").get_to(request.prompt_ids);
-  json.at("drawn").get_to(request.drawn);
+  json.at("drawn").get_to(request.sampled);
   request.sampling = parse_settings<SamplingParameters>(json.at("sampling").get<std::string>(), "rank 0");
   json.at("seed").get_to(request.seed);
   if (!json.at("sequence").is_null()) request.sequence = json.at("sequence").get<uint64_t>();
-  for (const Json& sample : json.at("begun")) request.begun.push_back(begun_from_json(sample));
+  for (const Json& sample : json.at("begun")) request.partial.push_back(partial_rollout_from_json(sample));
   return request;
 }
 }  // namespace
@@ -51,7 +51,7 @@ GenerationRequest request_from_json(const Json& json) {
 Json to_json(const GenerationResult& result) {
   Json samples = Json::array();
   for (const GeneratedSample& sample : result.samples) {
-    samples.push_back(begun_to_json({sample, true}));
+    samples.push_back(partial_rollout_to_json({sample, true}));
     if (!sample.page_choices.positions.empty()) samples.back()["pages"] = to_json(sample.page_choices);
   }
   return {{"id", result.id},
@@ -67,7 +67,7 @@ GenerationResult result_from_json(const Json& json) {
                           .samples = {},
                           .metadata = {}};
   for (const Json& sample : json.at("samples")) {
-    result.samples.push_back(begun_from_json(sample).sample);
+    result.samples.push_back(partial_rollout_from_json(sample).sample);
     if (sample.contains("pages"))
       result.samples.back().page_choices = page_choices_from_json(sample.at("pages"));
   }
@@ -116,7 +116,7 @@ Json answer(const Json& message, Engine& engine,
   if (message.at("running").get<bool>()) {
     for (const RunningRequest& request : engine.running()) {
       Json samples = Json::array();
-      for (const BegunSample& sample : request.samples) samples.push_back(begun_to_json(sample));
+      for (const PartialRollout& sample : request.samples) samples.push_back(partial_rollout_to_json(sample));
       running.push_back({{"id", request.id}, {"samples", std::move(samples)}});
     }
   } else {
@@ -132,7 +132,7 @@ Json answer(const Json& message, Engine& engine,
 void await_weights(const std::function<bool()>& are_there, int32_t version, const Communicator& ranks) {
   const auto start = std::chrono::steady_clock::now();
   while (!are_there()) {
-    ranks.look();
+    ranks.check_abort();
     if (seconds_since(start) > ranks.deadline())
       throw IoError(
           str("rank ", ranks.rank(), " waited ", ranks.deadline(), " s for weights of version ", version));

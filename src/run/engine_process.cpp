@@ -19,7 +19,7 @@ namespace bough {
 
 namespace {
 
-constexpr int kLookMilliseconds = 100;
+constexpr int kAbortCheckMilliseconds = 100;
 // How long a process that closed its connection may take to exit. Its exit status then says why it ended.
 constexpr auto kGrace = std::chrono::seconds(2);
 
@@ -157,8 +157,8 @@ Json EngineProcess::exchange(const Json& message, double within) {
   const auto start = std::chrono::steady_clock::now();
   const auto wait = [&](short event) {
     pollfd of_process = {.fd = process_->descriptor(), .events = event, .revents = 0};
-    poll(&of_process, 1, kLookMilliseconds);
-    ranks_.look();
+    poll(&of_process, 1, kAbortCheckMilliseconds);
+    ranks_.check_abort();
     if (seconds_since(start) > within)
       fail(std::chrono::milliseconds(0), str("did not answer for ", within, " s, and was ended"));
   };

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kPasses = 8;
 
 // Rank 0's engine if rank 0 generates nothing. No request ever enters it.
-class NoEngine final : public Engine {
+class NullEngine final : public Engine {
  public:
   void submit(GenerationRequest request) override {
     BOUGH_CHECK(false, "request ", request.id, " is for rank 0, which does not generate");
@@ -55,7 +55,7 @@ void stream(const GenerationResult& result, const std::function<void(const Strea
           .token = sample.token_ids[t],
           .logprob = sample.logprobs[t],
           .raw_logprob = sample.raw_logprobs[t],
-          .truncated_logprob = sample.truncated_logprobs[t],
+          .sampling_logprob = sample.sampling_logprobs[t],
           .version = sample.versions[t],
           .is_last = t + 1 == sample.token_ids.size() && sample.finish_reason != FinishReason::kCancelled,
           .top_ids = {},
@@ -70,7 +70,7 @@ void stream(const GenerationResult& result, const std::function<void(const Strea
 }  // namespace
 
 RanksEngine::RanksEngine(Engine* own, const ModelConfig& config, Communicator& ranks)
-    : none_(own ? nullptr : std::make_unique<NoEngine>()),
+    : none_(own ? nullptr : std::make_unique<NullEngine>()),
       own_(own ? *own : *none_),
       limits_(model_limits(config)),
       ranks_(ranks),
@@ -97,7 +97,7 @@ void RanksEngine::submit(GenerationRequest request) {
   BOUGH_CHECK(!in_flight_.contains(request.id), "request ", request.id, " is in flight");
   BOUGH_CHECK(request.metadata.is_null(), "metadata do not travel");
   const uint64_t id = request.id;
-  Place at{.rank = place(request), .samples = request.sampling.n_samples, .on_token = {}};
+  RequestPlace at{.rank = place(request), .samples = request.sampling.n_samples, .on_token = {}};
   rank_of_request_[id] = at.rank;
   samples_[at.rank] += at.samples;
   if (at.rank == 0) {
@@ -140,7 +140,8 @@ RanksEngine::Round RanksEngine::round(int64_t passes, bool asks_running) {
     for (const Json& request : reply.at("running")) {
       RunningRequest& running = round.running.emplace_back();
       running.id = request.at("id").get<uint64_t>();
-      for (const Json& sample : request.at("samples")) running.samples.push_back(begun_from_json(sample));
+      for (const Json& sample : request.at("samples"))
+        running.samples.push_back(partial_rollout_from_json(sample));
     }
   }
   return round;
@@ -153,7 +154,7 @@ std::vector<GenerationResult> RanksEngine::step() {
   for (const GenerationResult& result : results) {
     const auto found = in_flight_.find(result.id);
     BOUGH_CHECK(found != in_flight_.end(), "a result of request ", result.id);
-    const Place at = std::move(found->second);
+    const RequestPlace at = std::move(found->second);
     in_flight_.erase(found);
     samples_[at.rank] -= at.samples;
     if (at.on_token) stream(result, at.on_token);

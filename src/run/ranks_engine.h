@@ -65,7 +65,7 @@ class RanksEngine final : public Engine {
   int64_t num_restarts() const { return num_restarts_.load(); }
 
  private:
-  struct Place {
+  struct RequestPlace {
     size_t rank = 0;
     int64_t samples = 0;
     std::function<void(const StreamedToken&)> on_token;  // for another rank's tokens: gets all at the end
@@ -91,7 +91,7 @@ class RanksEngine final : public Engine {
   const ModelLimits limits_;
   Communicator& ranks_;
   std::vector<Json> commands_;  // by rank: commands since the last round
-  std::unordered_map<uint64_t, Place> in_flight_, parked_;
+  std::unordered_map<uint64_t, RequestPlace> in_flight_, parked_;
   std::unordered_map<uint64_t, size_t> rank_of_request_;    // since the last update of the weights
   std::unordered_map<std::string, size_t> rank_of_prompt_;  // the same
   std::vector<int64_t> samples_;                            // in flight, by rank

@@ -48,12 +48,12 @@ std::vector<int64_t> on_ranks(int64_t num_ranks, const std::function<void(RanksE
     engine.end();
   }
   for (std::thread& thread : threads) thread.join();
-  std::vector<int64_t> drawn;
+  std::vector<int64_t> sampled;
   for (const RankOfEngine& part : parts) {
     dynamic_cast<const EmbeddedEngine&>(*part.engine).check_integrity();
-    drawn.push_back(part.engine->statistics().new_tokens);
+    sampled.push_back(part.engine->statistics().new_tokens);
   }
-  return drawn;
+  return sampled;
 }
 
 std::vector<GenerationResult> alone() {
@@ -80,14 +80,14 @@ void expect_same(const std::vector<GenerationResult>& expected, const std::vecto
 TEST(RanksEngine, DrawsWhatOneEngineDrawsEachRankAShare) {
   const auto expected = alone();
   for (const int64_t num_ranks : {1, 2, 3}) {
-    const auto drawn = on_ranks(num_ranks, [&](RanksEngine& engine) {
+    const auto sampled = on_ranks(num_ranks, [&](RanksEngine& engine) {
       expect_same(expected, engine.generate(mixed_requests()));
       int64_t tokens = 0;
       for (const GenerationResult& result : expected)
         for (const GeneratedSample& sample : result.samples) tokens += std::ssize(sample.token_ids);
       EXPECT_EQ(engine.statistics().new_tokens, tokens);
     });
-    for (const int64_t tokens : drawn) EXPECT_GT(tokens, 0) << "a rank of " << num_ranks << " drew nothing";
+    for (const int64_t tokens : sampled) EXPECT_GT(tokens, 0) << "a rank of " << num_ranks << " drew nothing";
   }
 }
 
@@ -107,7 +107,7 @@ TEST(RanksEngine, WhatRunsCanBeSavedCancelledAndPutAside) {
     other.engine->update_weights({.version = 1, .model = other.model.get()});
     for (GenerationRequest& request : mixed_requests()) {
       const auto saved = std::ranges::find(running, request.id, &RunningRequest::id);
-      if (saved != running.end()) request.begun = saved->samples;
+      if (saved != running.end()) request.partial = saved->samples;
       if (!finished.contains(request.id)) other.engine->submit(std::move(request));
     }
     std::map<uint64_t, GenerationResult> elsewhere = finished;
@@ -210,7 +210,7 @@ void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine
         serve_engine(engine, *ranks[rank]);
       } catch (...) {
         error = std::current_exception();
-        ranks[0]->set_watch([] { throw IoError("an engine rank has ended"); });
+        ranks[0]->set_abort_check([] { throw IoError("an engine rank has ended"); });
       }
       receiving.join();
     });

@@ -20,7 +20,7 @@
 #include "rollout/published_weights.h"
 #include "run/engine_process.h"
 #include "run/ranks_engine.h"
-#include "run/run_parts.h"
+#include "run/run_components.h"
 #include "run/train_batch.h"
 #include "train/make_batch.h"
 
@@ -107,7 +107,7 @@ void run_both(const std::function<void()>& beside, const std::vector<Communicato
               const std::function<void()>& here, const std::vector<Communicator*>& of_here) {
   Mutex mutex;
   std::exception_ptr failure;
-  const auto watch = [&] {
+  const auto abort_check = [&] {
     const MutexLock lock(mutex);
     if (failure) std::rethrow_exception(failure);
   };
@@ -119,16 +119,16 @@ void run_both(const std::function<void()>& beside, const std::vector<Communicato
       if (!failure) failure = std::current_exception();
     }
   };
-  const auto set_watches = [&](const std::function<void()>& to) {
+  const auto set_abort_checks = [&](const std::function<void()>& to) {
     for (const auto& groups : {of_beside, of_here})
-      for (Communicator* group : groups) group->set_watch(to);
+      for (Communicator* group : groups) group->set_abort_check(to);
   };
-  set_watches(watch);
+  set_abort_checks(abort_check);
   std::thread thread([&] { guarded(beside); });
   guarded(here);
   thread.join();
-  set_watches({});
-  watch();
+  set_abort_checks({});
+  abort_check();
 }
 
 // Weights that rank 0 publishes. Every rank's engine takes them from its own trainer.
@@ -148,11 +148,11 @@ class RanksWeights final : public WeightChannel {
 };
 
 // Weights of layers that ranks share. Rank 0's unsharded model is updated before each publication.
-class WholeWeights final : public WeightChannel {
+class UnshardedWeights final : public WeightChannel {
  public:
-  WholeWeights(WeightChannel& published, Trainer& trainer) : published_(published), trainer_(trainer) {}
+  UnshardedWeights(WeightChannel& published, Trainer& trainer) : published_(published), trainer_(trainer) {}
   void publish(int32_t version) override {
-    trainer_.whole_model();
+    trainer_.unsharded_model();
     published_.publish(version);
   }
   std::optional<WeightUpdate> take() override { return published_.take(); }
@@ -176,7 +176,7 @@ void follow_generation(const RunSettings& settings, const std::vector<std::strin
 // rank 0's engine, unless other ranks generate.
 void follow_training(const RunSettings& settings, RankGroups& groups) {
   Communicator& ranks = *groups.trainers;
-  RunParts parts(
+  RunComponents parts(
       settings, [] { return false; }, &ranks);
   if (const auto checkpoint = receive_checkpoint(ranks)) parts.trainer.load(*checkpoint);
   if (!parts.engine) return parts.trainer.follow();
@@ -211,7 +211,7 @@ class Run {
     return *parts_.engine;
   }
   WeightChannel& weights() {
-    if (whole_weights_) return *whole_weights_;
+    if (unsharded_weights_) return *unsharded_weights_;
     if (published_weights_) return *published_weights_;
     if (ranks_weights_) return *ranks_weights_;
     return *parts_.weights;
@@ -245,7 +245,7 @@ class Run {
 
   const RunOptions options_;
   const std::unique_ptr<RankGroups> groups_;
-  RunParts parts_;
+  RunComponents parts_;
   const RunSettings& settings_;
   Trainer& trainer_;
   RunFolder& folder_;
@@ -266,11 +266,11 @@ class Run {
   std::unique_ptr<RanksEngine> ranks_engine_;            // nullptr: one rank, or servers generate
   std::unique_ptr<RanksWeights> ranks_weights_;          // if every rank has an engine
   std::unique_ptr<PublishedWeights> published_weights_;  // if some ranks only generate
-  std::unique_ptr<WholeWeights> whole_weights_;          // if ranks share the trained model's layers
+  std::unique_ptr<UnshardedWeights> unsharded_weights_;  // if ranks share the trained model's layers
   EventQueue events_;
   Timeline timeline_;
-  std::unique_ptr<OutsideGroups> outside_;  // nullptr: the run itself holds the conversations
-  RunWorkers workers_;                      // its threads use the members above
+  std::unique_ptr<ExternalRollouts> external_;  // nullptr: the run itself holds the conversations
+  RunWorkers workers_;                          // its threads use the members above
   Controller controller_;
 };
 
@@ -296,13 +296,14 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
                                                     parts_.published(), *groups_->publication,
                                                     /*waits=*/!is_asynchronous(), what_changes(settings_))
                                               : nullptr),
-      whole_weights_(parts_.whole ? std::make_unique<WholeWeights>(
-                                        published_weights_ ? static_cast<WeightChannel&>(*published_weights_)
-                                                           : *parts_.weights,
-                                        trainer_)
-                                  : nullptr),
+      unsharded_weights_(
+          parts_.whole
+              ? std::make_unique<UnshardedWeights>(
+                    published_weights_ ? static_cast<WeightChannel&>(*published_weights_) : *parts_.weights,
+                    trainer_)
+              : nullptr),
       timeline_(parts_.clock.now()),
-      outside_(options.outside ? options.outside(settings_, engine()) : nullptr),
+      external_(options.external ? options.external(settings_, engine()) : nullptr),
       workers_(worker_parts(), worker_options()),
       controller_(workers_, parts_.clock, controller_options(), observer()) {
   if (groups_->trainers) send_checkpoint(folder_.checkpoint(), *groups_->trainers);
@@ -394,7 +395,7 @@ WorkerParts Run::worker_parts() {
           .evaluate = [this](const std::function<bool()>& stop) { return evaluate_now(stop); },
           .environment = parts_.environment.get(),
           .conversations = parts_.conversations ? &*parts_.conversations : nullptr,
-          .outside = outside_.get()};
+          .external = external_.get()};
 }
 
 WorkerOptions Run::worker_options() {

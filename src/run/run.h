@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "comm/communicator.h"
-#include "control/outside.h"
+#include "control/external_rollouts.h"
 #include "report/display.h"
 #include "run/run_settings.h"
 
@@ -20,7 +20,7 @@ struct RunOptions {
   std::function<bool()> stop;  // returns true to stop: a checkpoint is written, then Interrupted is thrown
   // Makes the object that lets external agents hold the conversations. Called once, before the first step.
   // Empty: the run holds them.
-  std::function<std::unique_ptr<OutsideGroups>(const RunSettings&, Engine&)> outside;
+  std::function<std::unique_ptr<ExternalRollouts>(const RunSettings&, Engine&)> external;
   // Processes that train together. All call run_training() with the same settings. Rank 0 is the run. The
   // others compute what rank 0 asks for, and return an empty summary when the run is over. nullptr: one
   // process. Not owned.

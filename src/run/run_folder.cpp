@@ -174,16 +174,16 @@ fs::path RunFolder::write_report(const fs::path& folder) {
       samples.push_back(sample_of_rollout(rollout_to_json(rollouts[i]), step));
   }
   // The first step, the last, and two between.
-  std::vector<TalkGroup> conversations;
+  std::vector<ConversationGroup> conversations;
   for (size_t i = 0; i < kStepsOfConversations && !steps.empty(); ++i) {
     const int64_t step = steps[(steps.size() - 1) * i / (kStepsOfConversations - 1)];
     if (!conversations.empty() && conversations.back().step == step) continue;
     RolloutReadOptions any;
     any.require_reward_or_advantage = false;
     const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
-    std::vector<TalkGroup> groups = conversation_groups(rollouts, step, kGroupsOfAStep);
+    std::vector<ConversationGroup> groups = conversation_groups(rollouts, step, kGroupsOfAStep);
     if (groups.empty()) break;  // a run without conversations
-    for (TalkGroup& group : groups) conversations.push_back(std::move(group));
+    for (ConversationGroup& group : groups) conversations.push_back(std::move(group));
   }
   return write_html_report(folder, std::move(trees), std::move(samples), std::move(conversations));
 }

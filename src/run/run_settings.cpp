@@ -76,55 +76,55 @@ void RunSettings::check() const {
         "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
         "policy's "
         "adapter; expected a critic with a backbone of its own (share_backbone: false)");
-  const bool needs_budget = sparse_training.arm != "sparse" && !sparse_training.is_weak();
+  const bool needs_budget = sparse_training.mode != "sparse" && !sparse_training.is_draft();
   if (needs_budget && !rollout.sparse.is_sparse())
     throw UserError(
-        str("sparse_training.arm: ", sparse_training.arm,
+        str("sparse_training.mode: ", sparse_training.mode,
             " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
-  if (sparse_training.arm == "exact_top_k" && rollout.sparse.summary != "exact")
+  if (sparse_training.mode == "exact_top_k" && rollout.sparse.summary != "exact")
     throw UserError(
-        str("sparse_training.arm: exact_top_k attends to single keys by their own scores, and "
+        str("sparse_training.mode: exact_top_k attends to single keys by their own scores, and "
             "rollout.sparse.summary is ",
             rollout.sparse.summary, "; expected exact"));
-  if (rollout.sparse.replay && !sparse_training.has_student() && !sparse_training.trains_sparse())
-    throw UserError(str("rollout.sparse.replay: under sparse_training.arm ", sparse_training.arm,
+  if (rollout.sparse.replay && !sparse_training.has_sparse_policy() && !sparse_training.trains_sparse())
+    throw UserError(str("rollout.sparse.replay: under sparse_training.mode ", sparse_training.mode,
                         " nothing is trained by the pages that generation chose; expected false, or the arm "
-                        "distill, weak or sparse_to_sparse"));
-  if (sparse_training.is_weak() == sparse_training.weak_path.empty())
-    throw UserError(str("sparse_training.weak_path: got ", quoted(sparse_training.weak_path), " with arm ",
-                        sparse_training.arm,
-                        "; expected the directory of the model that generates with arm weak, and none "
+                        "distill, draft or sparse_to_sparse"));
+  if (sparse_training.is_draft() == sparse_training.draft_path.empty())
+    throw UserError(str("sparse_training.draft_path: got ", quoted(sparse_training.draft_path), " with mode ",
+                        sparse_training.mode,
+                        "; expected the directory of the model that generates with mode draft, and none "
                         "with the others"));
-  if (sparse_training.has_student() && (actor.lora.enabled() || actor.advantages.needs_values()))
+  if (sparse_training.has_sparse_policy() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
-        str("sparse_training.arm: ", sparse_training.arm,
+        str("sparse_training.mode: ", sparse_training.mode,
             " trains what generates beside weights that are all trained, and no critic; expected no lora, "
             "and another actor.adv_estimator than gae"));
-  if (sparse_training.has_student() && rollout.quantization != "none")
-    throw UserError(str("rollout.quantization: got ", rollout.quantization, ", but sparse_training.arm ",
-                        sparse_training.arm,
+  if (sparse_training.has_sparse_policy() && rollout.quantization != "none")
+    throw UserError(str("rollout.quantization: got ", rollout.quantization, ", but sparse_training.mode ",
+                        sparse_training.mode,
                         sparse_training.distills() ? " changes the weights below its adapters every step"
                                                    : " has no quantized copy of the model that generates",
                         "; expected none"));
   if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
     throw UserError(
-        "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "
+        "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.mode "
         "sparse_to_sparse trains the one that generates; expected reward");
   if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
     throw UserError(
-        "sparse_training.arm: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "
+        "sparse_training.mode: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "
         "expected no teacher.path");
   if (sparse_training.trains_sparse() && actor.advantages.needs_values())
     throw UserError(
-        "sparse_training.arm: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");
-  if (rollout.has_servers() && sparse_training.has_student())
-    throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.arm ",
-                        sparse_training.arm, " has a policy of its own generate; expected embedded"));
+        "sparse_training.mode: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");
+  if (rollout.has_servers() && sparse_training.has_sparse_policy())
+    throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.mode ",
+                        sparse_training.mode, " has a policy of its own generate; expected embedded"));
   const auto sizes = sizes_of_backend(actor.backend);
   if (sizes && sizes->all() > sizes->data &&
-      (sparse_training.has_student() || sparse_training.trains_sparse()))
-    throw UserError(str("actor.backend: got ", actor.backend, ", but sparse_training.arm ",
-                        sparse_training.arm,
+      (sparse_training.has_sparse_policy() || sparse_training.trains_sparse()))
+    throw UserError(str("actor.backend: got ", actor.backend, ", but sparse_training.mode ",
+                        sparse_training.mode,
                         " trains by choice of pages, for which a rank needs all heads of a group and all "
                         "tokens of a pass; expected ranks that share the batch (fsdp:dN)"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
@@ -153,10 +153,6 @@ SamplingParameters RunSettings::evaluation_sampling() const {
   return sampling;
 }
 
-c10::ScalarType scalar_type_of(const std::string& dtype) {
-  return dtype == "bf16" ? c10::kBFloat16 : dtype == "fp64" ? c10::kDouble : c10::kFloat;
-}
-
 SettingAliases RunSettings::aliases() {
   return {
       {"actor.path", "model.path"},
@@ -176,6 +172,8 @@ SettingAliases RunSettings::aliases() {
       {"actor.lora_alpha", "lora.alpha"},
       {"actor.target_modules", "lora.targets"},
       {"lora.r", "lora.rank"},
+      {"sparse_training.arm", "sparse_training.mode"},
+      {"sparse_training.weak_path", "sparse_training.draft_path"},
       {"lora.lora_alpha", "lora.alpha"},
       {"lora.target_modules", "lora.targets"},
       {"lora.lora_dropout", "lora.dropout"},

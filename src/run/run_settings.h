@@ -2,8 +2,6 @@
 // own spellings are accepted as aliases.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
 #include <string>
 #include <vector>
 
@@ -13,7 +11,6 @@
 #include "env/environment.h"
 #include "env/reward.h"
 #include "train/settings.h"
-#include "train/sparse_student.h"
 
 namespace bough {
 
@@ -64,8 +61,8 @@ struct SaverSettings {
   }
 };
 
-// External agents that hold the run's conversations (control/outside.h, docs/serve.md).
-struct OutsideSettings {
+// External agents that hold the run's conversations (control/external_rollouts.h, docs/serve.md).
+struct ExternalRolloutSettings {
   std::optional<int64_t> port;
   std::string host = "127.0.0.1";
   std::string api_key_file;
@@ -107,7 +104,7 @@ struct RunSettings {
   RewardEntries reward;
   RewardSettings reward_service;
   EnvironmentSettings environment;
-  OutsideSettings serve;
+  ExternalRolloutSettings serve;
   std::string filter;
   ModelSettings model;
   ModelSettings ref;
@@ -187,10 +184,6 @@ struct RunSettings {
 
 // Compiled once, in run_settings.cpp, because it takes seconds.
 extern template SettingField describe_settings(RunSettings& settings);
-
-// Returns the element type that a setting `dtype` names. The settings must have been checked: fp32, bf16 or
-// fp64.
-c10::ScalarType scalar_type_of(const std::string& dtype);
 
 // Whether a key may change when a run is resumed. Such keys affect how long the run is, what is written and
 // shown, where files are, or how long and how often rewards are tried. They do not affect what a step

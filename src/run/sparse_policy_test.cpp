@@ -12,9 +12,9 @@
 #include "kernels/parameter.h"
 #include "rollout/rollout_test_util.h"
 #include "train/acceptance.h"
-#include "train/exactness.h"
 #include "train/executor.h"
-#include "train/sparse_student.h"
+#include "train/reference_comparison.h"
+#include "train/sparse_policy_trainer.h"
 
 namespace bough {
 namespace {
@@ -71,21 +71,21 @@ void expect_log_probs_of_generation(at::ScalarType dtype, const std::string& sum
   policy.summary = page_summary(summary);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
   const TrainBatch dense_batch = make_batch(samples, {}, at::kDouble);
-  mark_drawn(batch, pointers(samples));
+  mark_sampled(batch, pointers(samples));
   Executor executor(*model, {.sparse = policy});
   Executor dense(*model);
   // The last two samples are made up. No engine sampled them.
-  const int64_t drawn = batch.row_offset[samples.size() - 2];
-  const at::Tensor engines = batch.fields.behaviour_log_probs_R.narrow(0, 0, drawn);
+  const int64_t sampled = batch.row_offset[samples.size() - 2];
+  const at::Tensor engines = batch.fields.behaviour_log_probs_R.narrow(0, 0, sampled);
   for (const std::string strategy : {"dense", "path", "blocks"}) {
     const auto plan = make_plan(strategy, plan_request(batch, 128));
-    const at::Tensor log_probs = executor.forward(plan, batch).log_probs_R.narrow(0, 0, drawn);
+    const at::Tensor log_probs = executor.forward(plan, batch).log_probs_R.narrow(0, 0, sampled);
     const double error = (log_probs.to(at::kDouble) - engines).abs().max().item<double>();
     EXPECT_LT(error, dtype == at::kDouble ? 1e-6 : 1e-5)
         << strategy << " " << dtype << " " << summary;  // the engine's log-probabilities are floats
   }
   const auto plan = make_plan("blocks", plan_request(dense_batch, 128));
-  const at::Tensor densely = dense.forward(plan, dense_batch).log_probs_R.narrow(0, 0, drawn);
+  const at::Tensor densely = dense.forward(plan, dense_batch).log_probs_R.narrow(0, 0, sampled);
   EXPECT_GT((densely.to(at::kDouble) - engines).abs().max().item<double>(), 1e-4) << "nothing was left out";
 }
 
@@ -99,7 +99,7 @@ TEST(SparsePolicy, EveryPlanHasTheSameGradient) {
   std::vector<Trajectory> samples = sparse_samples(*model);
   for (size_t i = 0; i < samples.size(); ++i) samples[i].advantage = {static_cast<float>(i % 3) - 1.1f};
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  mark_drawn(batch, pointers(samples));
+  mark_sampled(batch, pointers(samples));
   batch.fields.proximal_is_current = true;
   LossSettings settings;
   const auto loss = make_loss(settings);
@@ -130,7 +130,7 @@ TEST(SparsePolicy, TheGradientIsTheDerivativeWhereTheChoiceStays) {
   const auto model = small_model(at::kDouble, 6, deep_config());
   std::vector<Trajectory> samples = sparse_samples(*model);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  mark_drawn(batch, pointers(samples));
+  mark_sampled(batch, pointers(samples));
   const auto plan = make_plan("blocks", plan_request(batch, 96));
   Executor executor(*model, {.sparse = kPolicy});
   LossSettings settings;
@@ -185,7 +185,7 @@ std::vector<Trajectory> kept_samples(Model& model) {
   EXPECT_GT(engine.statistics().preemptions, 0);
   EXPECT_GT(engine.statistics().recomputed_tokens, 100);
   GenerationRequest request = request_of(9, samples[0].input_ids, 2, 40);
-  request.drawn = samples[0].loss_mask;
+  request.sampled = samples[0].loss_mask;
   const auto observation = random_tokens(7, 20, 97);
   request.prompt_ids.insert(request.prompt_ids.end(), observation.begin(), observation.end());
   request.sampling.ignore_eos = true;
@@ -203,9 +203,9 @@ SparsePolicy growing_policy() {
   return {.budget_pages = 5, .dense_layers = 1, .larger_budgets = {{120, 6}}};
 }
 
-WalkResult walked(Model& model, const std::vector<Trajectory>& samples) {
+ExecutionResult executed(Model& model, const std::vector<Trajectory>& samples) {
   TrainBatch batch = make_batch(samples, {}, at::kFloat);
-  mark_drawn(batch, pointers(samples));
+  mark_sampled(batch, pointers(samples));
   LossSettings settings;
   settings.loss = "sft";
   Executor executor(model, {.verify_recompute = true, .sparse = growing_policy()});
@@ -218,11 +218,11 @@ TEST(SparseReplay, TrainingAttendsToWhatGenerationKept) {
   const TrainBatch batch = make_batch(samples, {}, at::kDouble);
   const at::Tensor is_current = batch.fields.versions_R.eq(1);
   EXPECT_GT(is_current.sum().item<int64_t>(), 300);
-  const auto error = [&](const WalkResult& result) {
+  const auto error = [&](const ExecutionResult& result) {
     const at::Tensor distance = (result.values.log_probs_R - batch.fields.behaviour_log_probs_R).abs();
     return distance.masked_select(is_current).max().item<double>();
   };
-  const WalkResult replayed = walked(*model, samples);
+  const ExecutionResult replayed = executed(*model, samples);
   EXPECT_LT(error(replayed), 1e-5);
   EXPECT_GT(replayed.metrics.at("sparse/replayed").value(), 0.95);
   EXPECT_LT(replayed.metrics.at("sparse/choices_differ").value(), 0.02);
@@ -235,7 +235,7 @@ TEST(SparseReplay, TrainingAttendsToWhatGenerationKept) {
       for (size_t at = 0; at < choices.of(i).size(); ++at)
         choices.pages[choices.begin[i] + at] = static_cast<uint16_t>(1 + at % length);
     }
-  const WalkResult others = walked(*model, samples);
+  const ExecutionResult others = executed(*model, samples);
   EXPECT_GT(error(others), 1e-3) << "what was kept is not attended to";
   EXPECT_GT(others.metrics.at("sparse/choices_differ").value(), 0.2);
 }
@@ -261,9 +261,9 @@ void expect_replay_at(int64_t length) {
   GenerationRequest request = request_of(1, random_tokens(3, length - 60, 97), 3, 60);
   request.sampling.ignore_eos = true;
   // Most of the context is an earlier response.
-  request.drawn.assign(static_cast<size_t>(length - 60), 1);
-  std::fill_n(request.drawn.begin(), 50, 0);
-  const std::vector<uint8_t> drawn = request.drawn;
+  request.sampled.assign(static_cast<size_t>(length - 60), 1);
+  std::fill_n(request.sampled.begin(), 50, 0);
+  const std::vector<uint8_t> sampled = request.sampled;
   engine.submit(std::move(request));
   std::vector<Trajectory> samples;
   for (int step = 1; !engine.idle(); ++step) {
@@ -272,14 +272,14 @@ void expect_replay_at(int64_t length) {
     for (const GenerationResult& result : engine.step())
       for (size_t i = 0; i < result.samples.size(); ++i) {
         Trajectory& row = samples.emplace_back(to_rollout(result, i, ""));
-        std::copy(drawn.begin(), drawn.end(), row.loss_mask.begin());
-        std::fill_n(row.versions.begin(), drawn.size(), 0);
+        std::copy(sampled.begin(), sampled.end(), row.loss_mask.begin());
+        std::fill_n(row.versions.begin(), sampled.size(), 0);
       }
   }
   EXPECT_GT(engine.statistics().preemptions, 0);
   EXPECT_GT(engine.statistics().recomputed_tokens, 0);
   const TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  const WalkResult result = walked(*model, samples);
+  const ExecutionResult result = executed(*model, samples);
   const at::Tensor distance = (result.values.log_probs_R - batch.fields.behaviour_log_probs_R).abs();
   EXPECT_LT(distance.masked_select(batch.fields.versions_R.eq(1)).max().item<double>(), 1e-5) << length;
   EXPECT_GT(result.metrics.at("sparse/replayed").value(), 0.99);
@@ -302,7 +302,7 @@ TEST(SparseReplay, SequencesPartWhereTheirChoicesDo) {
   std::vector<Trajectory> rows = {row, row};
   rows[1].page_choices.pages[3] = 6;
   TrainBatch batch = make_batch(rows, {}, at::kDouble);
-  mark_drawn(batch, pointers(rows));
+  mark_sampled(batch, pointers(rows));
   const auto &a = batch.sequences[0], &b = batch.sequences[1];
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_EQ(a[i] == b[i], i != 3) << i;
@@ -314,7 +314,7 @@ TEST(SparseReplay, SequencesPartWhereTheirChoicesDo) {
   EXPECT_EQ(batch.replay_of(b[3])->pages[1], 6);
 }
 
-ActorSettings student_actor() {
+ActorSettings sparse_policy_actor() {
   ActorSettings actor;
   actor.optimizer.lr = 1e-3;
   actor.optimizer.warmup_steps_proportion = 0;
@@ -334,26 +334,26 @@ at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples)
 
 // The step of the sparse policy (phi): its gradient is the surrogate's derivative by the adapters. The policy
 // (theta) gets no gradient and does not change.
-TEST(SparseStudent, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays) {
+TEST(SparsePolicyTrainer, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays) {
   for (const std::string kl : {"k2", "k3"}) {
-    const auto theta = small_model(at::kDouble, 5, deep_config());
-    const std::vector<Trajectory> samples = scored_samples(*theta);
-    const at::Tensor dense_R = dense_log_probs(*theta, samples);
+    const auto trained_model = small_model(at::kDouble, 5, deep_config());
+    const std::vector<Trajectory> samples = scored_samples(*trained_model);
+    const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
     const double weight = 0.3;
-    SparseTrainingSettings settings{.arm = "distill", .kl_loss_coef = weight, .kl_loss_type = kl};
+    SparseTrainingSettings settings{.mode = "distill", .kl_loss_coef = weight, .kl_loss_type = kl};
     settings.lora.rank = 4;
-    ActorSettings actor = student_actor();
+    ActorSettings actor = sparse_policy_actor();
     actor.optimizer.lr = 0.0;
-    SparseStudent student(*theta, settings, actor, kPolicy, 10, 3);
+    SparsePolicyTrainer sparse_trainer(*trained_model, settings, actor, kPolicy, 10, 3);
     // B = 0 is a special point: A would have no gradient.
     at::manual_seed(4);
-    for (Parameter* parameter : student.model().trained_parameters())
+    for (Parameter* parameter : sparse_trainer.model().trained_parameters())
       parameter->value.copy_(at::randn_like(parameter->value) * 0.05);
 
     TrainBatch batch = make_batch(samples, {}, at::kDouble);
-    mark_drawn(batch, pointers(samples));
+    mark_sampled(batch, pointers(samples));
     const auto plan = make_plan("blocks", plan_request(batch, 96));
-    Executor executor(student.model(), {.sparse = kPolicy});
+    Executor executor(sparse_trainer.model(), {.sparse = kPolicy});
     const at::Tensor at_R = executor.forward(plan, batch).log_probs_R.clone();
     const auto surrogate = [&] {
       const at::Tensor log_probs_R = executor.forward(plan, batch).log_probs_R;
@@ -363,23 +363,23 @@ TEST(SparseStudent, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays) {
       return ((policy_R + weight * kl_R) * batch.fields.weights_R).sum().item<double>();
     };
     std::vector<at::Tensor> before, direction;
-    for (Parameter* parameter : theta->parameters()) before.push_back(parameter->value.clone());
-    GradientStep gradient(student.model(), FrozenModels(&student.model()), student.actor(), nullptr, nullptr,
-                          kPolicy);
+    for (Parameter* parameter : trained_model->parameters()) before.push_back(parameter->value.clone());
+    GradientStep gradient(sparse_trainer.model(), FrozenModels(&sparse_trainer.model()),
+                          sparse_trainer.actor(), nullptr, nullptr, kPolicy);
     TrainBatch own = gradient.rows_of(pointers(samples));
     own.fields.proximal_is_current = true;
     own.fields.reference_log_probs_R = dense_R;
-    student.model().zero_gradients();
+    sparse_trainer.model().zero_gradients();
     gradient.accumulate(gradient.plan(own, "path"), own);
     double slope = 0;
-    for (Parameter* parameter : student.model().trained_parameters()) {
+    for (Parameter* parameter : sparse_trainer.model().trained_parameters()) {
       direction.push_back(at::randn_like(parameter->value));
       slope += (direction.back() * parameter->main_grad).sum().item<double>();
     }
     EXPECT_GT(std::abs(slope), 1e-3);
     const auto move = [&](double distance) {
       size_t i = 0;
-      for (Parameter* parameter : student.model().trained_parameters())
+      for (Parameter* parameter : sparse_trainer.model().trained_parameters())
         parameter->value.add_(direction[i++], distance);
     };
     const double distance = 1e-7;
@@ -390,68 +390,68 @@ TEST(SparseStudent, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays) {
     move(distance);
     EXPECT_NEAR((above - below) / (2 * distance), slope, 1e-5 * std::max(1.0, std::abs(slope))) << kl;
 
-    student.train(pointers(samples), dense_R, "blocks");
+    sparse_trainer.train(pointers(samples), dense_R, "blocks");
     size_t i = 0;
-    for (Parameter* parameter : theta->parameters()) {
+    for (Parameter* parameter : trained_model->parameters()) {
       EXPECT_FALSE(parameter->main_grad.defined());
       EXPECT_TRUE(parameter->value.equal(before[i++])) << i;
     }
-    for (Parameter* parameter : student.model().parameters())
+    for (Parameter* parameter : sparse_trainer.model().parameters())
       EXPECT_FALSE(parameter->main_grad.defined()) << "theta's gradient is not computed";
   }
 }
 
-TEST(SparseStudent, TakesTheKlDown) {
-  const auto theta = small_model(at::kDouble, 5, deep_config());
-  std::vector<Trajectory> samples = scored_samples(*theta);
+TEST(SparsePolicyTrainer, TakesTheKlDown) {
+  const auto trained_model = small_model(at::kDouble, 5, deep_config());
+  std::vector<Trajectory> samples = scored_samples(*trained_model);
   for (Trajectory& sample : samples) sample.advantage = {0};
-  const at::Tensor dense_R = dense_log_probs(*theta, samples);
-  SparseTrainingSettings settings{.arm = "distill", .kl_loss_coef = 1, .lr_ratio = 5};
+  const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
+  SparseTrainingSettings settings{.mode = "distill", .kl_loss_coef = 1, .lr_ratio = 5};
   settings.lora.rank = 8;
-  SparseStudent student(*theta, settings, student_actor(), kPolicy, 60, 3);
-  const double first = student.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+  SparsePolicyTrainer sparse_trainer(*trained_model, settings, sparse_policy_actor(), kPolicy, 60, 3);
+  const double first = sparse_trainer.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
   double last = first;
   for (int step = 0; step < 15; ++step)
-    last = student.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+    last = sparse_trainer.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
   EXPECT_LT(last, 0.7 * first);
 }
 
 // A separate draft model in place of the adapters: all of it is trained towards the policy, which does not
 // change. A run resumed from a snapshot continues bit for bit.
-TEST(SparseStudent, AWeakModelTakesItsKlDownAndGoesOn) {
+TEST(SparsePolicyTrainer, AWeakModelTakesItsKlDownAndGoesOn) {
   const auto strong = small_model(at::kDouble, 5, deep_config());
   for (Parameter* parameter : strong->parameters()) parameter->value.mul_(1.5);
   std::vector<Trajectory> samples = scored_samples(*strong);
   for (Trajectory& sample : samples) sample.advantage = {0};
   const at::Tensor dense_R = dense_log_probs(*strong, samples);
-  const SparseTrainingSettings settings{.arm = "weak", .weak_path = "weak", .kl_loss_coef = 1};
+  const SparseTrainingSettings settings{.mode = "draft", .draft_path = "draft", .kl_loss_coef = 1};
   const auto make = [&] {
-    return SparseStudent(small_model(at::kDouble, 9), settings, student_actor(), {}, 60);
+    return SparsePolicyTrainer(small_model(at::kDouble, 9), settings, sparse_policy_actor(), {}, 60);
   };
-  SparseStudent student = make();
-  EXPECT_EQ(student.actor().optimizer.lr, student_actor().optimizer.lr);
-  const auto step = [&](SparseStudent& of) {
+  SparsePolicyTrainer sparse_trainer = make();
+  EXPECT_EQ(sparse_trainer.actor().optimizer.lr, sparse_policy_actor().optimizer.lr);
+  const auto step = [&](SparsePolicyTrainer& of) {
     return of.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
   };
-  const double first = step(student);
+  const double first = step(sparse_trainer);
   double last = first;
-  for (int i = 0; i < 15; ++i) last = step(student);
+  for (int i = 0; i < 15; ++i) last = step(sparse_trainer);
   EXPECT_LT(last, 0.7 * first);
   const auto directory = std::filesystem::path(testing::TempDir()) / str("bough_weak_", getpid());
-  student.snapshot(/*copies=*/true).save(directory, "");
-  SparseStudent resumed = make();
+  sparse_trainer.snapshot(/*copies=*/true).save(directory, "");
+  SparsePolicyTrainer resumed = make();
   resumed.load(directory);
   std::filesystem::remove_all(directory);
-  EXPECT_EQ(step(resumed), step(student));
-  const auto own = student.model().parameters(), other = resumed.model().parameters();
+  EXPECT_EQ(step(resumed), step(sparse_trainer));
+  const auto own = sparse_trainer.model().parameters(), other = resumed.model().parameters();
   for (size_t i = 0; i < own.size(); ++i) EXPECT_TRUE(own[i]->value.equal(other[i]->value)) << i;
 }
 
-TEST(SparseStudent, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {
-  const auto theta = small_model(at::kDouble, 5, deep_config());
-  std::vector<Trajectory> samples = scored_samples(*theta);
+TEST(SparsePolicyTrainer, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {
+  const auto trained_model = small_model(at::kDouble, 5, deep_config());
+  std::vector<Trajectory> samples = scored_samples(*trained_model);
   samples.resize(samples.size() - 2);  // without those that no engine sampled
-  const at::Tensor dense_R = dense_log_probs(*theta, samples);
+  const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
   // The log-probabilities of an engine without a budget.
   const TrainBatch rows = make_batch(samples, {}, at::kDouble);
   for (size_t s = 0; s < samples.size(); ++s)
@@ -460,9 +460,9 @@ TEST(SparseStudent, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {
           dense_R[rows.row_offset[s] + static_cast<int64_t>(i)].item<float>();
   SparsePolicy wide = kPolicy;
   wide.budget_pages = 1000;
-  SparseTrainingSettings settings{.arm = "distill"};
-  SparseStudent student(*theta, settings, student_actor(), wide, 10, 3);
-  EXPECT_NEAR(student.train(pointers(samples), dense_R, "blocks").at("sparse/kl"), 0, 1e-20);
+  SparseTrainingSettings settings{.mode = "distill"};
+  SparsePolicyTrainer sparse_trainer(*trained_model, settings, sparse_policy_actor(), wide, 10, 3);
+  EXPECT_NEAR(sparse_trainer.train(pointers(samples), dense_R, "blocks").at("sparse/kl"), 0, 1e-20);
   const MetricValues metrics =
       acceptance_metrics(pointers(samples), make_batch(samples, {}, at::kDouble), {dense_R});
   EXPECT_NEAR(metrics.at("sparse/acceptance"), 1, 1e-6);

@@ -88,11 +88,11 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
   MetricValues& metrics = record.metrics;
   add_reward_metrics(order, metrics);
-  std::map<std::string, int64_t> drawn;
+  std::map<std::string, int64_t> sampled;
   double total_length = 0, num_samples = 0;
   for (const GroupPointer& group : order.groups) {
     if (group->samples.empty()) continue;
-    const int64_t times = ++drawn[group->samples.front().group];
+    const int64_t times = ++sampled[group->samples.front().group];
     for (const Trajectory& sample : group->samples) {
       if (!sample.baseline) {
         total_length += static_cast<double>(sample.num_generated());

@@ -1,23 +1,23 @@
-// Serves a training run's groups to external agents over HTTP: a Server with an AgentDesk, behind the
+// Serves a training run's groups to external agents over HTTP: a Server with an AgentSessions, behind the
 // interface that the controller knows.
 #pragma once
 
 #include <string>
 
-#include "control/outside.h"
+#include "control/external_rollouts.h"
 #include "serve/server.h"
 
 namespace bough {
 
-class AgentServer final : public OutsideGroups {
+class AgentServer final : public ExternalRollouts {
  public:
   // The server listens when the constructor returns. Throws like Server's constructor.
-  AgentServer(Engine& engine, ServedModel model, std::string api_key, const AgentDeskOptions& options)
+  AgentServer(Engine& engine, ServedModel model, std::string api_key, const AgentSessionsOptions& options)
       : server_(engine, std::move(model), std::move(api_key), options) {}
 
   std::string url() const { return server_.url(); }
 
-  void start(OutsideSink sink) override {
+  void start(ExternalRolloutSink sink) override {
     server_.on_commands(sink.wake);
     server_.desk().start(std::move(sink));
   }
@@ -30,7 +30,7 @@ class AgentServer final : public OutsideGroups {
   }
   std::string waits_for() const override { return desk().waits_for(); }
   MetricValues metrics() const override {
-    const AgentDesk::Counts counts = desk().counts();
+    const AgentSessions::Counts counts = desk().counts();
     return {{"agents/sessions_open", static_cast<double>(counts.sessions_open)},
             {"agents/groups_open", static_cast<double>(counts.leased)},
             {"agents/sessions_started", static_cast<double>(counts.started)},
@@ -42,7 +42,7 @@ class AgentServer final : public OutsideGroups {
   }
 
  private:
-  const AgentDesk& desk() const { return server_.desk(); }
+  const AgentSessions& desk() const { return server_.desk(); }
   Server server_;
 };
 

@@ -21,7 +21,7 @@ struct Answer {
 
 class AgentServerTest : public ::testing::Test {
  protected:
-  void start(const AgentDeskOptions& options, const std::string& key = "") {
+  void start(const AgentSessionsOptions& options, const std::string& key = "") {
     server_ = std::make_unique<AgentServer>(engine_, testing::byte_model(), key, options);
     const std::string url = server_->url();
     port_ = std::stoi(url.substr(url.rfind(':') + 1));
@@ -121,8 +121,9 @@ TEST_F(AgentServerTest, AnEpisodeBecomesRows) {
   EXPECT_EQ(row.turn_rewards, (std::vector<double>{0.5, 2}));
   EXPECT_EQ(row.reward, 2.5);
   EXPECT_EQ(row.num_generated(), 12);
-  std::vector<int32_t> all = second.body["prompt_token_ids"], drawn = second.body["choices"][0]["token_ids"];
-  all.insert(all.end(), drawn.begin(), drawn.end());
+  std::vector<int32_t> all = second.body["prompt_token_ids"],
+                       sampled = second.body["choices"][0]["token_ids"];
+  all.insert(all.end(), sampled.begin(), sampled.end());
   EXPECT_EQ(row.input_ids, all) << "what is trained is what was asked and answered";
   for (const char* path : {"/rl/end_session", "/rl/set_reward", "/v1/chat/completions"})
     EXPECT_EQ(ask(path, kChat, key).status, 410) << path;

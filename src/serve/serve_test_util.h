@@ -76,7 +76,7 @@ class ScriptedEngine final : public BareEngine {
       GeneratedSample& sample = running.result.samples[i];
       const int32_t token = stops ? kStop : static_cast<unsigned char>(text[n]);
       sample.token_ids.push_back(token);
-      for (auto* values : {&sample.logprobs, &sample.raw_logprobs, &sample.truncated_logprobs})
+      for (auto* values : {&sample.logprobs, &sample.raw_logprobs, &sample.sampling_logprobs})
         values->push_back(-0.5);
       sample.versions.push_back(3);
       sample.finish_reason = stops ? FinishReason::kStop : FinishReason::kLength;

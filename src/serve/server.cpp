@@ -76,12 +76,12 @@ bool names_this_machine(std::string name) {
 // log p_T(a) - log p_T(b) = (logit a - logit b) / T. The sampled token's log-probability is known at T and at
 // 1.
 AnswerToken answer_token(const ServedModel& model, const SamplingParameters& sampling,
-                         const StreamedToken& drawn) {
-  AnswerToken token{drawn.token, model.logprob_of(drawn.raw_logprob, drawn.truncated_logprob), {}};
+                         const StreamedToken& sampled) {
+  AnswerToken token{sampled.token, model.logprob_of(sampled.raw_logprob, sampled.sampling_logprob), {}};
   const double temperature = sampling.temperature > 0 ? sampling.temperature : 1.0;
-  for (size_t i = 0; i < drawn.top_ids.size(); ++i)
-    token.top.emplace_back(drawn.top_ids[i],
-                           drawn.raw_logprob + temperature * (drawn.top_logprobs[i] - drawn.logprob));
+  for (size_t i = 0; i < sampled.top_ids.size(); ++i)
+    token.top.emplace_back(sampled.top_ids[i],
+                           sampled.raw_logprob + temperature * (sampled.top_logprobs[i] - sampled.logprob));
   return token;
 }
 
@@ -90,7 +90,7 @@ StreamedToken token_at(const GeneratedSample& sample, size_t at) {
   StreamedToken token{.token = sample.token_ids[at],
                       .logprob = sample.logprobs[at],
                       .raw_logprob = sample.raw_logprobs[at],
-                      .truncated_logprob = sample.truncated_logprobs[at],
+                      .sampling_logprob = sample.sampling_logprobs[at],
                       .is_last = at + 1 == sample.token_ids.size()};
   if (!sample.top_ids.empty()) token.top_ids = sample.top_ids[at];
   if (!sample.top_ids.empty()) token.top_logprobs = sample.top_logprobs[at];
@@ -148,7 +148,7 @@ class ServedCodec final : public ChatCodec {
 
 // Sessions of trained agents.
 struct Agents {
-  Agents(const ServedModel& model, const AgentDeskOptions& options)
+  Agents(const ServedModel& model, const AgentSessionsOptions& options)
       : codec(model), format(codec, environment_of(model), model.max_length), desk(format, options) {}
   static EnvironmentSettings environment_of(const ServedModel& model) {
     EnvironmentSettings settings;
@@ -158,11 +158,12 @@ struct Agents {
   }
   const ServedCodec codec;
   const ConversationFormat format;
-  AgentDesk desk;
+  AgentSessions desk;
 };
 
 struct Server::State {
-  State(Engine& engine, ServedModel served, std::string key, const std::optional<AgentDeskOptions>& options);
+  State(Engine& engine, ServedModel served, std::string key,
+        const std::optional<AgentSessionsOptions>& options);
   ~State() {
     http.close();
     jobs.clear();  // the jobs' sockets belong to the server
@@ -182,7 +183,7 @@ struct Server::State {
   void take(std::vector<EngineEvent> events);
   void take(const JobPointer& job, size_t prompt, EngineEvent event);
   void begin(Job& job);
-  void take_token(Job& job, size_t choice, const StreamedToken& drawn);
+  void take_token(Job& job, size_t choice, const StreamedToken& sampled);
   void finish_prompt(Job& job, size_t prompt, const GenerationResult& result);
   void add(Job& job, size_t choice, ChoiceDelta delta);
   void send(Job& job);
@@ -219,7 +220,7 @@ struct Server::State {
 };
 
 Server::State::State(Engine& engine, ServedModel served, std::string key,
-                     const std::optional<AgentDeskOptions>& options)
+                     const std::optional<AgentSessionsOptions>& options)
     : model(std::move(served)),
       agents(options ? std::make_unique<Agents>(model, *options) : nullptr),
       api_key(std::move(key)),
@@ -274,7 +275,7 @@ SessionPointer Server::State::check_access(const HttpRequest& request) const {
                      "without a key this server answers programs of its own machine only (headers Host and "
                      "Origin); start it with a key: BOUGH_API_KEY or api_key_file");
   }
-  if (agents && AgentDesk::is_session_key(given)) return agents->desk.find(given);
+  if (agents && AgentSessions::is_session_key(given)) return agents->desk.find(given);
   if (!api_key.empty() && !same_key(given, api_key))
     throw ApiError(401, "the key is missing or wrong: send Authorization: Bearer KEY", "", "invalid_api_key");
   return nullptr;
@@ -337,15 +338,15 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
   Fields fields(body);
   std::string key = request.header("authorization");
   key = key.size() > 7 ? key.substr(7) : request.header("x-api-key");
-  AgentDesk& desk = agents->desk;
+  AgentSessions& desk = agents->desk;
   if (request.path == "/rl/start_session") {
     if (!api_key.empty() && !same_key(key, api_key))
       throw ApiError(401, "a session's key starts no other: send the server's", "", "invalid_api_key");
     const std::string task_id = fields.text("task_id").value_or("");
     const std::string old_key = fields.text("api_key").value_or("");
     fields.done();
-    const AgentDesk::Started started = desk.start_session(task_id, old_key, request.header("idempotency-key"),
-                                                          std::chrono::steady_clock::now());
+    const AgentSessions::Started started = desk.start_session(
+        task_id, old_key, request.header("idempotency-key"), std::chrono::steady_clock::now());
     OrderedJson answer = {{"session_id", started.session->id()},
                           {"api_key", started.key},
                           {"group_id", std::to_string(started.session->group())},
@@ -575,9 +576,9 @@ void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event
 }
 
 // The meaning of a sample's last token is known only when the sample has ended.
-void Server::State::take_token(Job& job, size_t choice, const StreamedToken& drawn) {
-  AnswerToken token = answer_token(model, job.request().sampling, drawn);
-  if (drawn.is_last) {
+void Server::State::take_token(Job& job, size_t choice, const StreamedToken& sampled) {
+  AnswerToken token = answer_token(model, job.request().sampling, sampled);
+  if (sampled.is_last) {
     job.last[choice] = std::move(token);
     return;
   }
@@ -591,18 +592,18 @@ void Server::State::take_token(Job& job, size_t choice, const StreamedToken& dra
 void Server::State::finish_prompt(Job& job, size_t prompt, const GenerationResult& result) {
   const auto n_samples = static_cast<size_t>(job.request().sampling.n_samples);
   for (size_t sample = 0; sample < result.samples.size() && sample < n_samples; ++sample) {
-    const GeneratedSample& drawn = result.samples[sample];
+    const GeneratedSample& sampled = result.samples[sample];
     const size_t choice = prompt * n_samples + sample;
     // If the engine does not stream tokens, they are taken here.
-    for (size_t& seen = job.seen[choice]; seen < drawn.token_ids.size(); ++seen)
-      take_token(job, choice, token_at(drawn, seen));
+    for (size_t& seen = job.seen[choice]; seen < sampled.token_ids.size(); ++seen)
+      take_token(job, choice, token_at(sampled, seen));
     ChoiceDelta delta;
     std::optional<int32_t> last;
     if (job.last[choice]) {
       last = job.last[choice]->id;
       delta.tokens.push_back(*job.last[choice]);
     }
-    delta.parts = job.texts[choice].finish(last, drawn.finish_reason);
+    delta.parts = job.texts[choice].finish(last, sampled.finish_reason);
     delta.end = job.texts[choice].end();
     counters.malformed_calls += job.texts[choice].malformed_calls();
     add(job, choice, std::move(delta));
@@ -736,7 +737,7 @@ std::string Server::State::metrics() const {
   add("engine_seconds_total", "counter", "Seconds inside passes.", engine.seconds);
   add("weights_version", "gauge", "Version of the weights.", loop.version());
   if (agents) {
-    const AgentDesk::Counts agent = agents->desk.counts();
+    const AgentSessions::Counts agent = agents->desk.counts();
     add("groups_free", "gauge", "Groups that agents may begin.", agent.waiting);
     add("groups_begun", "gauge", "Groups that agents have begun and not ended.", agent.leased);
     add("sessions_open", "gauge", "Sessions started and not ended.", agent.sessions_open);
@@ -763,7 +764,7 @@ void check_serving(const ServeSettings& settings, const std::string& api_key) {
 }
 
 Server::Server(Engine& engine, ServedModel model, std::string api_key,
-               std::optional<AgentDeskOptions> agents) {
+               std::optional<AgentSessionsOptions> agents) {
   check_serving(model.settings, api_key);
   BOUGH_CHECK(!model.names.empty(), "a model without a name");
   state_ = std::make_unique<State>(engine, std::move(model), std::move(api_key), agents);
@@ -781,7 +782,7 @@ void Server::on_commands(std::function<void()> wake) {
   state_->loop.on_commands(std::move(wake));
 }
 
-AgentDesk& Server::desk() const {
+AgentSessions& Server::desk() const {
   BOUGH_CHECK(state_->agents, "a server without agents");
   return state_->agents->desk;
 }

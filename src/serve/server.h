@@ -7,8 +7,8 @@
 // The I/O thread handles a request, except its preparation and the JSON of an unstreamed answer. If a client
 // goes away or does not read, its request is cancelled in the engine, which frees the request's pages.
 //
-// With AgentDeskOptions the server belongs to a training run (agent_server.h). Routes under /rl/ start and
-// end sessions and set rewards. A session's key is the API key of its requests. Their answers become the
+// With AgentSessionsOptions the server belongs to a training run (agent_server.h). Routes under /rl/ start
+// and end sessions and set rewards. A session's key is the API key of its requests. Their answers become the
 // session's rows.
 #pragma once
 
@@ -18,7 +18,7 @@
 #include <string>
 
 #include "engine/engine.h"
-#include "serve/agent_desk.h"
+#include "serve/agent_sessions.h"
 #include "serve/api.h"
 
 namespace bough {
@@ -31,7 +31,8 @@ class Server {
   // The server listens when the constructor returns. Requests wait until run() or pass(). `api_key` is the
   // bearer token of all requests. If empty, only programs on this machine may send requests. `engine` must
   // outlive the server. Throws UserError like check_serving(), or if the address cannot be used.
-  Server(Engine& engine, ServedModel model, std::string api_key, std::optional<AgentDeskOptions> agents = {});
+  Server(Engine& engine, ServedModel model, std::string api_key,
+         std::optional<AgentSessionsOptions> agents = {});
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -46,7 +47,7 @@ class Server {
   bool pass();
   int64_t num_running() const;                   // requests in the engine; engine's thread only
   void on_commands(std::function<void()> wake);  // call it before the desk's start()
-  AgentDesk& desk() const;                       // InternalError if the server has no agents
+  AgentSessions& desk() const;                   // InternalError if the server has no agents
   // Accepts no more connections, and answers requests in flight with an error.
   void close();
   int64_t num_untrained() const;  // requests without a session, in a server with agents

@@ -77,10 +77,10 @@ at::Tensor sampled_acceptance(const at::Tensor& behaviour_log_probs_R, const at:
   return log_probs_R.to(at::kDouble).sub(behaviour_log_probs_R.to(at::kDouble)).clamp_max(0).exp();
 }
 
-at::Tensor overlap_of(const at::Tensor& behaviour_given_RK, const at::Tensor& given_log_probs_RK) {
-  const at::Tensor mu_RK = behaviour_given_RK.to(at::kDouble).exp();
+at::Tensor overlap_of(const at::Tensor& behaviour_top_k_RK, const at::Tensor& top_k_log_probs_RK) {
+  const at::Tensor mu_RK = behaviour_top_k_RK.to(at::kDouble).exp();
   const at::Tensor pi_RK =
-      at::where(mu_RK.gt(0), given_log_probs_RK.to(at::kDouble).exp(), at::zeros_like(mu_RK));
+      at::where(mu_RK.gt(0), top_k_log_probs_RK.to(at::kDouble).exp(), at::zeros_like(mu_RK));
   const at::Tensor rest_R = at::minimum(mu_RK.sum(1).neg().add(1), pi_RK.sum(1).neg().add(1))
                                 .clamp_min(0);  // against rounding errors
   return at::minimum(mu_RK, pi_RK).sum(1).add(rest_R);
@@ -132,7 +132,7 @@ MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, cons
         str(dense.overlap_R.defined() ? "sparse/overlap" : "sparse/acceptance", " is ", acceptance,
             ", below ", kLeastAcceptance,
             ": the samples are those of another policy than the one that is trained; expected a larger "
-            "rollout.sparse.budget, or sparse_training.arm: distill with a larger kl_loss_coef"));
+            "rollout.sparse.budget, or sparse_training.mode: distill with a larger kl_loss_coef"));
   return metrics;
 }
 

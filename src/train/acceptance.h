@@ -25,7 +25,7 @@ at::Tensor sampled_acceptance(const at::Tensor& behaviour_log_probs_R, const at:
 
 // [R], double: sum of min(mu, pi) over K tokens and the rest. Both arguments, [R, K], are log-probabilities
 // of the same tokens. Padding has -infinity under mu.
-at::Tensor overlap_of(const at::Tensor& behaviour_given_RK, const at::Tensor& given_log_probs_RK);
+at::Tensor overlap_of(const at::Tensor& behaviour_top_k_RK, const at::Tensor& top_k_log_probs_RK);
 
 // Values of a batch's rows under the dense policy, before any update.
 struct DenseValues {

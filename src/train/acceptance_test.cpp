@@ -64,10 +64,10 @@ TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
   double gap_before = 1;
   for (const int64_t k : {2, 8, 20}) {
     const auto [top_RK, ids_RK] = mu_RV.topk(k, 1);
-    const at::Tensor given_RK = pi_RV.gather(1, ids_RK);
-    const at::Tensor gap_R = overlap_of(top_RK, given_RK) - whole_R;
+    const at::Tensor top_k_RK = pi_RV.gather(1, ids_RK);
+    const at::Tensor gap_R = overlap_of(top_RK, top_k_RK) - whole_R;
     const at::Tensor rest_R =
-        at::minimum(top_RK.exp().sum(1).neg().add(1), given_RK.exp().sum(1).neg().add(1));
+        at::minimum(top_RK.exp().sum(1).neg().add(1), top_k_RK.exp().sum(1).neg().add(1));
     EXPECT_GE(gap_R.min().item<double>(), -1e-12);
     EXPECT_LE((gap_R - rest_R).max().item<double>(), 1e-12);
     EXPECT_LT(gap_R.mean().item<double>(), gap_before);
@@ -76,9 +76,9 @@ TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
   // A padded column (log-probability -inf) adds nothing, whatever the policy's value for its token id.
   const auto [top_RK, ids_RK] = mu_RV.topk(3, 1);
   const at::Tensor filled = at::cat({top_RK, at::full({50, 1}, -INFINITY, at::kDouble)}, 1);
-  const at::Tensor given_RK = pi_RV.gather(1, ids_RK);
-  EXPECT_TRUE(overlap_of(filled, at::cat({given_RK, at::zeros({50, 1}, at::kDouble)}, 1))
-                  .equal(overlap_of(top_RK, given_RK)));
+  const at::Tensor top_k_RK = pi_RV.gather(1, ids_RK);
+  EXPECT_TRUE(overlap_of(filled, at::cat({top_k_RK, at::zeros({50, 1}, at::kDouble)}, 1))
+                  .equal(overlap_of(top_RK, top_k_RK)));
 }
 
 TEST(Acceptance, OverlapHasMeanAndFifthPercentileByPlace) {

@@ -22,7 +22,7 @@ std::vector<TokenRun> context_runs(int64_t num_tokens, int64_t rank, int64_t siz
 }
 
 ContextPass::ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
-                         int64_t least_run, Upload& upload)
+                         int64_t least_run, HostToDeviceBatch& upload)
     : ranks_(ranks), stack_rows_(stack_rows), num_tokens_(std::ssize(end_local) - stack_rows) {
   std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(ranks.size()));
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
@@ -72,7 +72,7 @@ at::Tensor ContextPass::own_of(const at::Tensor& whole) const {
   return has_tokens() ? own : at::zeros_like(own);
 }
 
-TreeAttentionInput ContextPass::input_of(const Piece& piece, const KvStack& stack, int64_t layer,
+TreeAttentionInput ContextPass::input_of(const Piece& piece, const PrefixKvStack& stack, int64_t layer,
                                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          double scale) const {
   const int64_t length = piece.run.end - piece.run.begin, below = stack_rows_ + piece.run.begin;
@@ -87,7 +87,7 @@ TreeAttentionInput ContextPass::input_of(const Piece& piece, const KvStack& stac
           piece.ends.spans};
 }
 
-TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, const at::Tensor& q,
+TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                                          const at::Tensor& k, const at::Tensor& v, double scale,
                                          bool verify_rows) {
   const at::Tensor all = gather(at::stack({k, v}, 1));
@@ -118,7 +118,7 @@ TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, co
   return {at::cat(outputs), at::cat(lses)};
 }
 
-TreeAttentionGradient ContextPass::backward(const KvStack& stack, int64_t layer, const at::Tensor& q,
+TreeAttentionGradient ContextPass::backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                                             const at::Tensor& k, const at::Tensor& v,
                                             const TreeAttentionOutput& out, const at::Tensor& d_o,
                                             double scale, bool same_bits) const {
@@ -176,18 +176,18 @@ class ContextCosts final : public PassCosts {
   double head_backward_seconds(const PassShape& pass) const override {
     return whole_->head_backward_seconds(own(pass));
   }
-  double recompute_seconds(const PassShape& pass, Keep keep) const override {
+  double recompute_seconds(const PassShape& pass, RecomputePolicy keep) const override {
     return whole_->recompute_seconds(own(pass), keep);
   }
 
   int64_t stack_row_bytes() const override { return whole_->stack_row_bytes(); }
-  int64_t kept_bytes(Keep keep) const override {
+  int64_t kept_bytes(RecomputePolicy keep) const override {
     const int64_t bytes = whole_->kept_bytes(keep);
     return bytes == 0 ? 0 : part(bytes) + stack_row_bytes();
   }
-  int64_t exit_bytes() const override { return whole_->exit_bytes(); }
+  int64_t boundary_bytes() const override { return whole_->boundary_bytes(); }
   int64_t row_bytes() const override { return whole_->row_bytes(); }
-  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+  int64_t temporary_bytes(const PassShape& pass, RecomputePolicy keep) const override {
     return whole_->temporary_bytes(own(pass), keep);
   }
 

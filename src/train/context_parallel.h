@@ -21,7 +21,7 @@
 
 namespace bough {
 
-class KvStack;
+class PrefixKvStack;
 
 // The tokens of a pass of `num_tokens` that belong to `rank`: at most two runs, none empty.
 struct TokenRun {
@@ -35,7 +35,7 @@ class ContextPass {
   // least_run: for cut_into_segments(); 0: no segments.
   // The object may be used only after `upload` is sent.
   ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
-              int64_t least_run, Upload& upload);
+              int64_t least_run, HostToDeviceBatch& upload);
   ContextPass(const ContextPass&) = delete;
   ContextPass& operator=(const ContextPass&) = delete;
 
@@ -49,15 +49,15 @@ class ContextPass {
 
   // Attention of this rank's queries. Writes all ranks' keys and values to the stack, from stack_rows on.
   // verify_rows: throws InternalError if they differ from the first forward's rows.
-  TreeAttentionOutput forward(const KvStack& stack, int64_t layer, const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, double scale, bool verify_rows);
+  TreeAttentionOutput forward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
+                              const at::Tensor& k, const at::Tensor& v, double scale, bool verify_rows);
   // Keeps a copy of the pass's rows and writes them to the stack again before backward. Needed if other
   // passes may overwrite the rows between forward and backward.
   void keep_rows() { keeps_rows_ = true; }
   // Adds to the stack's gradients of the rows below and of the pass. Sums the latter over the ranks. Returns
   // d_q, d_k and d_v of this rank's tokens. An undefined d_o means that no rank's queries have a gradient;
   // d_q is then undefined too.
-  TreeAttentionGradient backward(const KvStack& stack, int64_t layer, const at::Tensor& q,
+  TreeAttentionGradient backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
                                  const at::Tensor& d_o, double scale, bool same_bits) const;
 
@@ -68,8 +68,9 @@ class ContextPass {
     KeyEnds ends;                        // of the keys up to its last token, for its queries
     std::vector<QuerySegment> segments;  // or empty
   };
-  TreeAttentionInput input_of(const Piece& piece, const KvStack& stack, int64_t layer, const at::Tensor& q,
-                              const at::Tensor& k, const at::Tensor& v, double scale) const;
+  TreeAttentionInput input_of(const Piece& piece, const PrefixKvStack& stack, int64_t layer,
+                              const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              double scale) const;
   bool has_tokens() const { return !pieces_.empty(); }
 
   Communicator& ranks_;

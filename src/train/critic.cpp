@@ -84,7 +84,7 @@ at::Tensor ValueBlockHead::gradient(const RowIndices& indices, const at::Tensor&
   return d_values;
 }
 
-ValueWalk ValueBlockHead::finish() {
+ValueExecution ValueBlockHead::finish() {
   sums_.finish();
   return {rows_.values_R.cpu(), sums_.loss(), sums_.metrics()};
 }
@@ -105,7 +105,7 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
             ranks_ ? ranks_->sizes().tensor : 1),
       executor_(backbone, {.context_ranks = ranks_ ? ranks_->context() : nullptr}),
       optimizer_(trained_parameters(), settings.optimizer, total_updates,
-                 ranks_ ? ranks_->sharing() : nullptr, /*fixed_shares=*/false,
+                 ranks_ ? ranks_->data_parallel_group() : nullptr, /*fixed_shards=*/false,
                  ranks_ ? ranks_->tensor() : nullptr, backbone.ranks().stages,
                  shares_backbone() ? nullptr : backbone.trained_at_both_ends()),
       resident_bytes_(largest_resident_bytes()) {
@@ -124,32 +124,32 @@ Plan Critic::plan(const TrainBatch& batch) const {
   PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
   if (ranks_) request.pipeline = ranks_->pipeline();
   if (ranks_ && ranks_->num_replicas() > 1)
-    return plan_share(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
+    return plan_shard(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
   return make_plan(actor_.tree.strategy(), request);
 }
 
 at::Tensor Critic::values(const TrainBatch& batch) {
   ValueBlockHead head(head_, batch, {});
-  executor_.walk(plan(batch), batch, head, /*backward=*/false);
+  executor_.execution(plan(batch), batch, head, /*backward=*/false);
   return result_of(head).values_R;
 }
 
-ValueWalk Critic::result_of(ValueBlockHead& head) {
-  ValueWalk walk = head.finish();
-  if (Communicator* const ranks = ranks_ ? ranks_->walking() : nullptr) {
-    sum_values(walk.values_R, *ranks);
-    sum_losses(walk.loss, walk.metrics, *ranks);
+ValueExecution Critic::result_of(ValueBlockHead& head) {
+  ValueExecution execution = head.finish();
+  if (Communicator* const ranks = ranks_ ? ranks_->loss_group() : nullptr) {
+    sum_values(execution.values_R, *ranks);
+    sum_losses(execution.loss, execution.metrics, *ranks);
   }
-  return walk;
+  return execution;
 }
 
 ValueBlockHead::Options Critic::with_loss(bool reaches_backbone) const {
   return {true, reaches_backbone, settings_.loss_coef, settings_.eps_clip};
 }
 
-ValueWalk Critic::accumulate(const Plan& plan, const TrainBatch& batch) {
+ValueExecution Critic::accumulate(const Plan& plan, const TrainBatch& batch) {
   ValueBlockHead head(head_, batch, with_loss(!shares_backbone()));
-  executor_.walk(plan, batch, head, /*backward=*/!shares_backbone());
+  executor_.execution(plan, batch, head, /*backward=*/!shares_backbone());
   return result_of(head);
 }
 

@@ -7,7 +7,7 @@
 // the critic's optimizer updates only the head.
 //
 // The head has the accumulator type and starts at zero: before the first update every value is 0, and an
-// advantage equals a return. In a pipeline (models/pipeline.h) the last stage has the head.
+// advantage equals a return. In a pipeline (models/pipeline_stage.h) the last stage has the head.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@
 #include "train/executor.h"
 #include "train/head.h"
 #include "train/optimizer.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 
 namespace bough {
 
@@ -33,7 +33,7 @@ struct ValueHead {
   std::vector<Parameter*> parameters() { return {&weight, &bias}; }
 };
 
-struct ValueWalk {
+struct ValueExecution {
   at::Tensor values_R;  // CPU, accumulator type: one per loss row of the batch
   double loss = 0;
   WeightedSums metrics;
@@ -54,7 +54,7 @@ class ValueBlockHead final : public BlockHead {
 
   at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
   // Call after the last block. Waits for the GPU; run() does not.
-  ValueWalk finish();
+  ValueExecution finish();
 
  private:
   at::Tensor gradient(const RowIndices& indices, const at::Tensor& values);
@@ -100,12 +100,12 @@ class Critic {
 
   // The value loss over the batch's old values and returns. A backbone of the critic's own gets gradients.
   // If the backbone is the actor's, only the head gets a gradient.
-  ValueWalk accumulate(const Plan& plan, const TrainBatch& batch);
+  ValueExecution accumulate(const Plan& plan, const TrainBatch& batch);
   // The value head to pass to the policy's plan execution over a shared backbone. Throws InternalError if the
   // critic has a backbone of its own.
   ValueBlockHead beside_policy(const TrainBatch& batch);
   // Finishes `head` and returns its values, loss and metrics, for the rows of all ranks.
-  ValueWalk result_of(ValueBlockHead& head);
+  ValueExecution result_of(ValueBlockHead& head);
 
   Optimizer& optimizer() { return optimizer_; }
   ValueHead& head() { return head_; }  // unused on pipeline stages other than the last

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/checkpoint.h"
-#include "train/exactness.h"
+#include "train/reference_comparison.h"
 #include "train/sequence_steps.h"
 #include "train/small_model.h"
 #include "train/trainer.h"
@@ -77,7 +77,7 @@ TEST(Critic, ValuesAndGradientsAreThoseOfTheFlatBatchInEveryPlan) {
   for (uint64_t seed = 0; seed < 16; ++seed) {
     const auto r = random_batch(seed, seed == 0 ? 200 : 100);
     const auto model = random_model(seed, at::kDouble);
-    std::optional<ValueWalk> flat;
+    std::optional<ValueExecution> flat;
     std::map<std::string, at::Tensor> expected;
     for (const char* strategy : kStrategies)
       for (const int64_t limit : {int64_t{4096}, 7 + static_cast<int64_t>(seed)}) {
@@ -87,16 +87,16 @@ TEST(Critic, ValuesAndGradientsAreThoseOfTheFlatBatchInEveryPlan) {
         zero_gradients(critic);
         const at::Tensor values_R = critic.values(r->batch);
         if (!flat) add_targets(r->batch, values_R, seed);
-        const ValueWalk walk = critic.accumulate(critic.plan(r->batch), r->batch);
+        const ValueExecution execution = critic.accumulate(critic.plan(r->batch), r->batch);
         const std::string what = str(strategy, " seed ", seed, " B ", limit);
-        EXPECT_TRUE(at::allclose(walk.values_R, values_R, 0, 1e-10)) << what;
+        EXPECT_TRUE(at::allclose(execution.values_R, values_R, 0, 1e-10)) << what;
         if (!flat) {
-          flat = walk;
+          flat = execution;
           expected = gradients_of(critic);
           continue;
         }
-        EXPECT_NEAR(walk.loss, flat->loss, 1e-10 * std::max(1.0, flat->loss)) << what;
-        ASSERT_TRUE(at::allclose(walk.values_R, flat->values_R, 0, 1e-10)) << what;
+        EXPECT_NEAR(execution.loss, flat->loss, 1e-10 * std::max(1.0, flat->loss)) << what;
+        ASSERT_TRUE(at::allclose(execution.values_R, flat->values_R, 0, 1e-10)) << what;
         double largest = 0;
         for (const auto& [name, gradient] : expected)
           largest = std::max(largest, gradient.norm().item<double>());
@@ -161,7 +161,7 @@ TEST(Critic, AValueOfASharedTokenIsComputedOnce) {
     }
     for (const char* strategy : {"path", "blocks"}) {
       CountingHead head;
-      Executor(*model).walk(make_plan(strategy, plan_request(r->batch, 30)), r->batch, head, false);
+      Executor(*model).execution(make_plan(strategy, plan_request(r->batch, 30)), r->batch, head, false);
       EXPECT_EQ(head.num_rows, std::count(trained.begin(), trained.end(), true)) << strategy << seed;
       EXPECT_EQ(head.num_loss_rows, r->batch.num_rows());
     }
@@ -184,7 +184,7 @@ TEST(Critic, InThePolicysWalkTheGradientsOfBothAdd) {
   Executor executor(*model);
   zero_gradients(alone);
   executor.forward_backward(plan, r->batch, *loss);
-  const ValueWalk by_itself = alone.accumulate(plan, r->batch);
+  const ValueExecution by_itself = alone.accumulate(plan, r->batch);
   const auto expected = gradients_of(alone);
 
   zero_gradients(shared);

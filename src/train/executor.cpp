@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "base/error.h"
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 #include "models/tensor_parallel.h"
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 #include "train/head.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 #include "train/stage_links.h"
 #include "train/tree_context.h"
 
@@ -24,7 +24,7 @@ namespace {
 struct PassInput {
   at::Tensor tokens_T, positions_T;  // int64
   KeyEnds ends;
-  std::vector<uint8_t> is_drawn;                   // [T]
+  std::vector<uint8_t> is_sampled;                 // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
   std::vector<QuerySegment> segments;              // runs for the vendor's attention; or empty
   // With context parallelism: how the ranks split the pass; `shared` has its own ends and segments. tokens_T
@@ -34,10 +34,10 @@ struct PassInput {
 
 // The index tensors of `input` are defined after `upload` is sent.
 void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch& batch, const Block& block,
-                     const std::vector<int32_t>& stack_tokens, Upload& upload, int64_t least_run,
+                     const std::vector<int32_t>& stack_tokens, HostToDeviceBatch& upload, int64_t least_run,
                      Communicator* context_ranks) {
   std::vector<int64_t> tokens, positions, numbers;
-  std::vector<uint8_t> is_drawn;
+  std::vector<uint8_t> is_sampled;
   std::vector<std::span<const uint16_t>> replays;
   tokens.reserve(block.num_tokens);
   positions.reserve(block.num_tokens);
@@ -46,7 +46,7 @@ void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch&
     for (int32_t t = range.begin; t < range.end; ++t) {
       const ReplayedToken* replay = batch.replay_of(tree.tokens[t]);
       tokens.push_back(batch.token_of(tree.tokens[t]));
-      is_drawn.push_back((tree.tokens[t] & kDrawnMark) != 0);
+      is_sampled.push_back((tree.tokens[t] & kDrawnMark) != 0);
       if (batch.replayed) replays.push_back(replay ? replay->pages : std::span<const uint16_t>());
       positions.push_back(tree.depth[t]);
       numbers.push_back(t);
@@ -62,7 +62,7 @@ void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch&
     end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
-  input.is_drawn = std::move(is_drawn);
+  input.is_sampled = std::move(is_sampled);
   input.replays = std::move(replays);
   upload.add(tokens, &input.tokens_T);
   upload.add(positions, &input.positions_T);
@@ -133,17 +133,17 @@ class Walk {
   int64_t num_uploads() const { return num_uploads_; }
 
   void run() {
-    const std::vector<WalkStep> steps = walk_steps(plan_);
-    const std::vector<StageStep> order = stage_steps(steps, pipeline_, model_.stage().index);
+    const std::vector<ExecutionStep> steps = execution_steps(plan_);
+    const std::vector<ScheduleSlot> order = schedule_slots(steps, pipeline_, model_.stage().index);
     std::vector<int64_t> num_left(trees_.size());
-    for (const StageStep& next : order) ++num_left[static_cast<size_t>(steps[next.step].tree)];
-    for (const StageStep& next : order) {
-      const WalkStep& step = steps[next.step];
+    for (const ScheduleSlot& next : order) ++num_left[static_cast<size_t>(steps[next.step].tree)];
+    for (const ScheduleSlot& next : order) {
+      const ExecutionStep& step = steps[next.step];
       auto& tree = trees_[static_cast<size_t>(step.tree)];
       if (!tree) tree = std::make_unique<Tree>(plan_.trees[static_cast<size_t>(step.tree)], batch_);
       if (tree->rows.needed[step.block]) {
-        Place place{*tree, step.block, tree->planned.blocks[step.block], stack_of(step, *tree),
-                    tree->open[static_cast<size_t>(step.block)]};
+        BlockVisit place{*tree, step.block, tree->planned.blocks[step.block], stack_of(step, *tree),
+                         tree->open[static_cast<size_t>(step.block)]};
         if (next.backward) backward(place);
         else forward(place);
       }
@@ -162,9 +162,9 @@ class Walk {
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one per layer
     std::vector<PageChooser::Lists> choices;             // of a forward without a graph, by layer
-    at::Tensor exits_E;                                  // the rows of exits_ED in this pass, int64
-    at::Tensor exits_ED;                                 // boundary hidden states: other heads read them
-    at::Tensor d_exits_ED;                               // gradients of exits_ED, accumulator type
+    at::Tensor boundary_rows_E;                          // the rows of boundary_ED in this pass, int64
+    at::Tensor boundary_ED;                              // boundary hidden states: other heads read them
+    at::Tensor d_boundary_ED;                            // gradients of boundary_ED, accumulator type
   };
   struct Tree {
     Tree(const PlannedTree& of_plan, const TrainBatch& batch)
@@ -173,40 +173,40 @@ class Walk {
     RowMap rows;
     std::vector<Open> open;  // by block
   };
-  struct Stack {
+  struct StackSlot {
     int32_t tree = -1;  // index in the plan; the tree whose deepest chain the stack holds
-    std::unique_ptr<KvStack> rows;
+    std::unique_ptr<PrefixKvStack> rows;
   };
   // The block that is executed, with its tree, prefix KV stack and state.
-  struct Place {
+  struct BlockVisit {
     Tree& tree;
     const int32_t index;
     const Block& block;
-    KvStack& stack;
+    PrefixKvStack& stack;
     Open& open;
   };
 
   // The chains of blocks use the prefix KV stacks in turn. An empty stack is assigned to the tree that asks
   // for it.
-  KvStack& stack_of(const WalkStep& step, const Tree& tree) {
-    Stack& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
+  PrefixKvStack& stack_of(const ExecutionStep& step, const Tree& tree) {
+    StackSlot& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
     if (!stack.rows || (stack.tree != step.tree && stack.rows->num_rows() == 0)) {
       stack.rows.reset();
-      stack.rows = std::make_unique<KvStack>(model_.config(), stack_capacity(tree.planned, ranks_),
-                                             model_.dtype(), model_.device(), backward_);
+      stack.rows = std::make_unique<PrefixKvStack>(model_.config(), stack_capacity(tree.planned, ranks_),
+                                                   model_.dtype(), model_.device(), backward_);
       stack.tree = step.tree;
     }
     return *stack.rows;
   }
 
-  void forward(const Place& place) {
+  void forward(const BlockVisit& place) {
     const Block& block = place.block;
     Open& open = place.open;
     const bool with_graph = backward_ && (!block.interior || keeps_graph(block.keep));
     at::AutoGradMode mode(with_graph);
     if (block.interior) place.stack.push(block.ranges[0].begin, block.ranges[0].end);
     auto pass = make_pass(place, false, /*reads_rows=*/!backward_ || !block.interior);
-    if (backward_ && block.interior && block.keep == Keep::kAttention)
+    if (backward_ && block.interior && block.keep == RecomputePolicy::kAttention)
       pass.keep_outputs = &open.attention_outputs;
     if (pass.shared && !block.interior && stacks_.size() > 1) pass.shared->keep_rows();
     auto context = std::make_unique<TreeContext>(std::move(pass));
@@ -230,18 +230,18 @@ class Walk {
 
   // Called on the last stage only. Stores the boundary hidden states that other blocks' heads read. Runs the
   // head if the plan is executed without backward.
-  void leave(const Place& place, const at::Tensor& hidden_TD) {
+  void leave(const BlockVisit& place, const at::Tensor& hidden_TD) {
     Open& open = place.open;
-    if (open.exits_E.defined()) {
-      open.exits_ED = of_all(open, hidden_TD).index_select(0, open.exits_E);
+    if (open.boundary_rows_E.defined()) {
+      open.boundary_ED = of_all(open, hidden_TD).index_select(0, open.boundary_rows_E);
       if (backward_)
-        open.d_exits_ED =
-            at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
+        open.d_boundary_ED = at::zeros(open.boundary_ED.sizes(),
+                                       open.boundary_ED.options().dtype(accumulator_type(model_.dtype())));
     }
     if (!backward_) run_head(place, hidden_TD);
   }
 
-  void backward(const Place& place) {
+  void backward(const BlockVisit& place) {
     const Block& block = place.block;
     Open& open = place.open;
     if (backward_) {
@@ -264,75 +264,78 @@ class Walk {
   }
 
   // Gradient of the final hidden states of this rank's tokens, model dtype. Undefined if nothing reads them.
-  at::Tensor head_gradient(const Place& place) {
+  at::Tensor head_gradient(const BlockVisit& place) {
     Open& open = place.open;
     auto d_hidden_TD = run_head(place, open.hidden_TD);
-    if (open.d_exits_ED.defined()) {
+    if (open.d_boundary_ED.defined()) {
       if (!d_hidden_TD.defined())
-        d_hidden_TD = at::zeros({place.block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
-      d_hidden_TD.index_add_(0, open.exits_E, open.d_exits_ED);
+        d_hidden_TD =
+            at::zeros({place.block.num_tokens, open.hidden_TD.size(1)}, open.d_boundary_ED.options());
+      d_hidden_TD.index_add_(0, open.boundary_rows_E, open.d_boundary_ED);
     }
     if (!d_hidden_TD.defined()) return {};
     return (open.shared ? open.shared->own_of(d_hidden_TD) : d_hidden_TD).to(open.hidden_TD.scalar_type());
   }
 
-  void recompute(const Place& place) {
+  void recompute(const BlockVisit& place) {
     Open& open = place.open;
     auto pass = make_pass(place, options_.verify_recompute, /*reads_rows=*/true);
     if (pass.choice) {
       pass.choice->counts = nullptr;  // the first forward was counted
       pass.choice->chosen = std::move(open.choices);
     }
-    if (place.block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
+    if (place.block.keep == RecomputePolicy::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
     open.hidden_TD = run_model(open, *open.context);
     open.shared = input_.shared;
   }
 
   // Adds the head rows of the block that this rank computes. Called on the last stage only.
-  void add_rows_of(const Place& place, Upload& upload) {
+  void add_rows_of(const BlockVisit& place, HostToDeviceBatch& upload) {
     rows_of_ = &place.block;
     const BlockRows& all = place.tree.rows.blocks[place.index];
     if (ranks_) own_rows_ = rows_of_rank(all, ranks_->rank(), ranks_->size());
     if (all.num_rows() > 0) add_rows(upload, head_rows(place), row_indices_);
   }
-  const BlockRows& head_rows(const Place& place) const {
+  const BlockRows& head_rows(const BlockVisit& place) const {
     return ranks_ ? own_rows_ : place.tree.rows.blocks[place.index];
   }
 
-  void upload_rows(const Place& place) {
+  void upload_rows(const BlockVisit& place) {
     if (!model_.stage().is_last()) return;
     row_indices_ = {};
-    Upload upload(model_.device());
+    HostToDeviceBatch upload(model_.device());
     add_rows_of(place, upload);
     send(upload);
   }
 
-  void send(Upload& upload) {
+  void send(HostToDeviceBatch& upload) {
     upload.send();
     ++num_uploads_;
   }
 
   // reads_rows: the block's head runs with this pass.
-  TreeContext::Pass make_pass(const Place& place, bool verify_recompute, bool reads_rows) {
+  TreeContext::Pass make_pass(const BlockVisit& place, bool verify_recompute, bool reads_rows) {
     const Block& block = place.block;
-    KvStack& stack = place.stack;
+    PrefixKvStack& stack = place.stack;
     const int64_t rows = stack.num_rows();
     BOUGH_CHECK(block.interior ? rows == block.stack_rows + block.num_tokens : rows >= block.stack_rows,
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", rows);
     const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
     input_ = {};
     row_indices_ = {};
-    Upload upload(model_.device());
+    HostToDeviceBatch upload(model_.device());
     make_pass_input(input_, *place.tree.planned.tree, batch_, block, stack.tokens(), upload,
                     by_pages ? 0 : least_run(), ranks_);
     const bool is_last = model_.stage().is_last();
     const std::vector<int64_t>& exits = place.tree.rows.exits[place.index];
-    at::Tensor exits_E;
-    if (is_last && !exits.empty() && !place.open.exits_E.defined()) upload.add(exits, &exits_E);
+    at::Tensor boundary_rows_E;
+    if (is_last && !exits.empty() && !place.open.boundary_rows_E.defined())
+      upload.add(exits, &boundary_rows_E);
     if (is_last && reads_rows) add_rows_of(place, upload);
     send(upload);
-    if (exits_E.defined()) place.open.exits_E = exits_E.clone();  // a copy, to free the rest of the upload
+    if (boundary_rows_E.defined())
+      place.open.boundary_rows_E = boundary_rows_E.clone();  // a copy, to free the rest of the upload
     if (input_.shared) {
       input_.tokens_T = input_.tokens_T.index_select(0, input_.shared->own_tokens());
       input_.positions_T = input_.positions_T.index_select(0, input_.shared->own_tokens());
@@ -344,14 +347,14 @@ class Walk {
     pass.shared = input_.shared;
     if (backward_ && recomputes_layers(block.keep)) {
       pass.recomputes_layers = true;
-      pass.layers_keep_attention = block.keep == Keep::kLayerInputsAndAttention;
-      pass.layers_on_host = block.keep == Keep::kLayerInputsOnHost;
+      pass.layers_keep_attention = block.keep == RecomputePolicy::kLayerInputsAndAttention;
+      pass.layers_on_host = block.keep == RecomputePolicy::kLayerInputsOnHost;
       pass.verify_layers = options_.verify_recompute;
     }
     if (!by_pages) return pass;
     TreePages pages(input_.ends.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
-      PageChooser chooser(pages.segments(), input_.is_drawn, options_.sparse, model_.config().num_kv_heads);
+      PageChooser chooser(pages.segments(), input_.is_sampled, options_.sparse, model_.config().num_kv_heads);
       if (chooser.chooses())
         pass.choice = {std::move(chooser),
                        std::vector<PageChooser::Lists>(static_cast<size_t>(model_.config().num_layers)),
@@ -386,7 +389,7 @@ class Walk {
   // Gradient of the block's hidden states from its head rows; undefined if the block has none. Gradients of
   // other blocks' boundary hidden states are added to those blocks. With context parallelism each rank
   // computes some of the rows.
-  at::Tensor run_head(const Place& place, const at::Tensor& own_hidden_TD) {
+  at::Tensor run_head(const BlockVisit& place, const at::Tensor& own_hidden_TD) {
     std::vector<Open>& opened = place.tree.open;
     if (place.tree.rows.blocks[place.index].num_rows() == 0) return {};
     BOUGH_CHECK(rows_of_ == &place.block, "a head runs without its rows");
@@ -394,7 +397,7 @@ class Walk {
     const BlockRows& rows = head_rows(place);
     std::vector<at::Tensor> sources = {hidden_TD};
     for (const auto& outside : rows.outside)
-      sources.push_back(opened[outside.block].exits_ED.narrow(0, outside.exit, 1));
+      sources.push_back(opened[outside.block].boundary_ED.narrow(0, outside.exit, 1));
     const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
     at::Tensor d_source_SD;
     for (BlockHead* head : heads_) {
@@ -406,7 +409,7 @@ class Walk {
     if (ranks_) all_reduce_(d_source_SD, *ranks_);
     const int64_t num_tokens = hidden_TD.size(0);
     for (size_t i = 0; i < rows.outside.size(); ++i)
-      opened[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(
+      opened[rows.outside[i].block].d_boundary_ED[rows.outside[i].exit].add_(
           d_source_SD[num_tokens + static_cast<int64_t>(i)]);
     return d_source_SD.narrow(0, 0, num_tokens);
   }
@@ -434,7 +437,7 @@ class Walk {
   Communicator* const ranks_;  // the context-parallel group, or nullptr
   const Pipeline pipeline_;
   StageLinks links_;
-  std::vector<Stack> stacks_;
+  std::vector<StackSlot> stacks_;
   std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
   PassInput input_;                           // of the current pass
   const Block* rows_of_ = nullptr;            // the block of row_indices_
@@ -443,9 +446,9 @@ class Walk {
   int64_t num_uploads_ = 0;
 };
 
-WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
-                       const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t top_k = 0,
-                       BlockHead* beside = nullptr) {
+ExecutionResult execute_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
+                               const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
+                               int64_t top_k = 0, BlockHead* beside = nullptr) {
   BOUGH_CHECK(options.sparse.is_sparse() ? batch.marked && model.device().is_cpu() : !batch.marked,
               "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
   check_lengths(model.config(), batch);
@@ -454,14 +457,14 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
                 "context parallelism is for dense attention");
   if (model.stage().size > 1)
     BOUGH_CHECK(!options.sparse.is_sparse(), "a pipeline of layers is for dense attention");
-  WalkResult result;
+  ExecutionResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
   const int64_t num_rows = batch.num_rows();
   RowValues& values = result.values;
   values.log_probs_R = at::zeros({num_rows}, type);
   values.entropies_R = at::zeros({num_rows}, type);
-  if (batch.given_ids_RK.defined())
-    values.given_log_probs_RK = at::zeros({num_rows, batch.given_ids_RK.size(1)}, type);
+  if (batch.top_k_ids_RK.defined())
+    values.top_k_log_probs_RK = at::zeros({num_rows, batch.top_k_ids_RK.size(1)}, type);
   top_k = std::min(top_k, model.config().vocab_size);
   if (top_k > 0) {
     values.top_ids_RK = at::zeros({num_rows, top_k}, type.dtype(at::kLong));
@@ -472,12 +475,12 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   if (model.stage().is_last())
     heads.push_back(&head.emplace(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result));
   if (beside) heads.push_back(beside);
-  Walk walk(model, options, plan, batch, heads, loss || seeds);
-  walk.run();
-  const ReplayCounts& counts = walk.replay_counts();
-  result.num_uploads = walk.num_uploads();
+  Walk execution(model, options, plan, batch, heads, loss || seeds);
+  execution.run();
+  const ReplayCounts& counts = execution.replay_counts();
+  result.num_uploads = execution.num_uploads();
   if (head) head->finish();
-  for (at::Tensor* each : {&values.log_probs_R, &values.entropies_R, &values.given_log_probs_RK,
+  for (at::Tensor* each : {&values.log_probs_R, &values.entropies_R, &values.top_k_log_probs_RK,
                            &values.top_ids_RK, &values.top_log_probs_RK})
     if (each->defined()) *each = each->cpu();
   if (batch.replayed && !batch.replayed->empty()) {
@@ -505,39 +508,39 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
     for (const Block& block : planned.blocks)
       if (block.interior || block.above >= 0) return true;
   }
-  return loss.couples() == Couples::kBatch && num_blocks > 1;
+  return loss.coupling() == CouplingScope::kBatch && num_blocks > 1;
 }
 
 Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
 
 RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
-  return walk_policy(model_, options_, plan, batch, nullptr, nullptr, top_k).values;
+  return execute_policy(model_, options_, plan, batch, nullptr, nullptr, top_k).values;
 }
 
-void Executor::walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
+void Executor::execution(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
   check_lengths(model_.config(), batch);
   if (backward) model_.allocate_gradients();
   Walk(model_, options_, plan, batch, {&head}, backward).run();
 }
 
-WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
-                                      BlockHead* beside) {
+ExecutionResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
+                                           BlockHead* beside) {
   model_.allocate_gradients();
   bool values_first = needs_values_first(plan, loss);
   if (options_.context_ranks && options_.context_ranks->size() > 1 && !loss.token_separable()) {
     values_first = true;  // no rank has all rows of a block
   } else if (options_.ranks &&
              !loss.token_separable()) {  // the ranks must run the same passes, whatever their own plans need
-    double wanted = values_first || (options_.ranks->size() > 1 && loss.couples() == Couples::kBatch);
+    double wanted = values_first || (options_.ranks->size() > 1 && loss.coupling() == CouplingScope::kBatch);
     options_.ranks->all_reduce(std::span<double>(&wanted, 1));
     values_first = wanted > 0;
   }
-  if (!values_first) return walk_policy(model_, options_, plan, batch, &loss, nullptr, 0, beside);
+  if (!values_first) return execute_policy(model_, options_, plan, batch, &loss, nullptr, 0, beside);
   const RowValues values = forward(plan, batch);
   auto [out, seeds] =
-      evaluate_loss(loss, batch.fields, values.log_probs_R, values.entropies_R, values.given_log_probs_RK);
+      evaluate_loss(loss, batch.fields, values.log_probs_R, values.entropies_R, values.top_k_log_probs_RK);
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
-  auto result = walk_policy(model_, options_, plan, batch, nullptr, &seeds, 0, beside);
+  auto result = execute_policy(model_, options_, plan, batch, nullptr, &seeds, 0, beside);
   result.loss = out.loss.item<double>();
   merge(result.metrics, out.metrics);
   return result;

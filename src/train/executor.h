@@ -11,9 +11,9 @@
 // which may lie in a block below. Only trained tokens are computed, in chunks of rows, so that the logits
 // [rows, vocabulary] never exist as a whole.
 //
-// Pipeline stages (models/pipeline.h). Each stage executes the same plan on its own layers, in the order of
-// plan/pipeline.h. It receives hidden states from the previous stage and gradients from the next one. Only
-// the last stage has heads, losses and boundary hidden states.
+// Pipeline stages (models/pipeline_stage.h). Each stage executes the same plan on its own layers, in the
+// order of plan/pipeline_schedule.h. It receives hidden states from the previous stage and gradients from the
+// next one. Only the last stage has heads, losses and boundary hidden states.
 //
 // Accumulates (+=): parameters' main_grad. Writes nothing else of the model.
 #pragma once
@@ -37,8 +37,8 @@ struct ExecutorOptions {
   // them, otherwise no run does.
   int64_t least_run = 0;
   bool same_bits = false;  // gradients are deterministic, those of the vendor's kernel too
-  // Page selection of tokens that are marked as sampled (mark_drawn), as in generation under this policy. CPU
-  // only.
+  // Page selection of tokens that are marked as sampled (mark_sampled), as in generation under this policy.
+  // CPU only.
   SparsePolicy sparse = {};
   // The ranks that compute the batch together (TrainingRanks::walking()), each with a shard of the batch or
   // of the layers. All ranks get values, loss and metrics of the whole batch. main_grad gets this rank's part
@@ -51,11 +51,11 @@ struct ExecutorOptions {
 // CPU, accumulator type. One value per loss row of the batch.
 struct RowValues {
   at::Tensor log_probs_R, entropies_R;
-  at::Tensor given_log_probs_RK;            // of batch.given_ids_RK; undefined if the batch has none
+  at::Tensor top_k_log_probs_RK;            // of batch.top_k_ids_RK; undefined if the batch has none
   at::Tensor top_ids_RK, top_log_probs_RK;  // the policy's top-k tokens (int64); undefined unless requested
 };
 
-struct WalkResult {
+struct ExecutionResult {
   double loss = 0;          // summed over blocks; the batch's weights contain the denominators
   WeightedSums metrics;     // the loss's
   RowValues values;         // of every row
@@ -77,8 +77,8 @@ class Executor {
   // loss and gradients are 0. The plan must be made for batch.sequences.
   // beside: a second head (head.h) that runs where gradients are computed, or nullptr.
   // Throws UserError if a sequence exceeds the model's max_exact_length; forward() and walk() do too.
-  WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
-                              BlockHead* beside = nullptr);
+  ExecutionResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
+                                   BlockHead* beside = nullptr);
 
   // Executes the plan without backward. Computes log-probabilities, entropies and, if top_k > 0, the top-k
   // tokens.
@@ -86,7 +86,7 @@ class Executor {
 
   // Executes the plan with `head` in place of the policy's. backward: backpropagates the gradient that the
   // head returns into main_grad. Otherwise each block is computed once, forward only.
-  void walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
+  void execution(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
 
  private:
   Model& model_;

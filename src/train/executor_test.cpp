@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "models/lora.h"
-#include "train/exactness.h"
 #include "train/optimizer.h"
+#include "train/reference_comparison.h"
 
 namespace bough {
 namespace {
@@ -151,7 +151,7 @@ TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
       for (const char* strategy : kStrategies) {
         Plan plan = make_plan(strategy, plan_request(r->batch, 24));
         for (auto& planned : plan.trees)
-          for (auto& block : planned.blocks) block.keep = Keep::kActivations;
+          for (auto& block : planned.blocks) block.keep = RecomputePolicy::kActivations;
         const std::vector<at::Tensor> kept = gradients_with(plan),
                                       some_kept = gradients_with(with_random_keeps(plan, seed));
         for (size_t i = 0; i < kept.size(); ++i)
@@ -235,8 +235,8 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
 // A loss with coupling scope `sequence` or `batch`: the square of each sequence's summed log-probabilities.
 class SquaredSequenceLoss : public Loss {
  public:
-  explicit SquaredSequenceLoss(Couples couples) : couples_(couples) {}
-  Couples couples() const override { return couples_; }
+  explicit SquaredSequenceLoss(CouplingScope coupling) : coupling_(coupling) {}
+  CouplingScope coupling() const override { return coupling_; }
   bool needs_advantages() const override { return false; }
   bool needs_behaviour() const override { return false; }
   bool needs_proximal() const override { return false; }
@@ -250,12 +250,12 @@ class SquaredSequenceLoss : public Loss {
   }
 
  private:
-  const Couples couples_;
+  const CouplingScope coupling_;
 };
 
 TEST(Executor, LossesThatCoupleTokensAreExact) {
-  for (const Couples couples : {Couples::kSequence, Couples::kBatch}) {
-    const SquaredSequenceLoss loss(couples);
+  for (const CouplingScope coupling : {CouplingScope::kSequence, CouplingScope::kBatch}) {
+    const SquaredSequenceLoss loss(coupling);
     for (uint64_t seed = 0; seed < 5; ++seed) {
       const auto r = random_batch(seed, 200);
       auto model = random_model(seed, at::kDouble);
@@ -274,18 +274,18 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
 TEST(Executor, WalksAheadOnlyWhereAPassDoesNotHoldWhatTheLossCouples) {
   const auto r = random_batch(5, 200);
   auto model = random_model(5, at::kDouble);
-  const auto walks_ahead = [&](const char* strategy, int64_t limit, const char* loss) {
+  const auto executes_ahead = [&](const char* strategy, int64_t limit, const char* loss) {
     LossSettings settings;
     settings.loss = loss;
     return needs_values_first(make_plan(strategy, plan_request(r->batch, limit)), *make_loss(settings));
   };
-  EXPECT_FALSE(walks_ahead("blocks", 16, "ppo"));
-  EXPECT_TRUE(walks_ahead("blocks", 16, "gspo"));
-  EXPECT_TRUE(walks_ahead("path", 16, "gspo"));
-  EXPECT_FALSE(walks_ahead("dense", 64, "gspo"));
-  EXPECT_TRUE(walks_ahead("dense", 64, "clip_cov")) << "it couples the batch";
-  EXPECT_FALSE(walks_ahead("dense", 1 << 20, "clip_cov")) << "one pass";
-  EXPECT_FALSE(walks_ahead("blocks", 1 << 20, "gspo"));
+  EXPECT_FALSE(executes_ahead("blocks", 16, "ppo"));
+  EXPECT_TRUE(executes_ahead("blocks", 16, "gspo"));
+  EXPECT_TRUE(executes_ahead("path", 16, "gspo"));
+  EXPECT_FALSE(executes_ahead("dense", 64, "gspo"));
+  EXPECT_TRUE(executes_ahead("dense", 64, "clip_cov")) << "it couples the batch";
+  EXPECT_FALSE(executes_ahead("dense", 1 << 20, "clip_cov")) << "one pass";
+  EXPECT_FALSE(executes_ahead("blocks", 1 << 20, "gspo"));
 }
 
 // Every loss with its default correction, and PPO with every other correction.
@@ -329,7 +329,7 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
   const std::vector<LossSettings> all = every_loss();
   for (uint64_t seed = 0; seed < 3; ++seed) {
     const auto r = random_batch(seed, 120);
-    add_given_tokens(*r, seed);
+    add_top_k_tokens(*r, seed);
     auto model = random_model(seed, at::kDouble);
     for (const LossSettings& settings : all) {
       const auto loss = make_loss(settings);
@@ -344,12 +344,12 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
 }
 
 // Batches as a run records them: the log-probabilities are near those of the initial model.
-std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t count, bool with_given) {
+std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t count, bool with_top_k) {
   std::vector<std::unique_ptr<RandomBatch>> batches;
   for (uint64_t seed = 0; std::ssize(batches) < count; ++seed) {
     auto r = random_batch(seed, 40);
     if (r->batch.num_rows() == 0) continue;
-    if (with_given) add_given_tokens(*r, seed);
+    if (with_top_k) add_top_k_tokens(*r, seed);
     const at::Tensor now_R =
         Executor(model).forward(make_plan("dense", plan_request(r->batch, 64)), r->batch).log_probs_R;
     auto generator = at::detail::createCPUGenerator(seed);
@@ -442,7 +442,7 @@ TEST(Executor, TopAndGivenLogProbabilitiesAreTheFlatBatchs) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const auto r = random_batch(seed, 150);
     if (r->batch.num_rows() == 0) continue;
-    add_given_tokens(*r, seed);
+    add_top_k_tokens(*r, seed);
     auto model = random_model(seed, at::kDouble);
     const FlatReference flat(*model);
     for (const char* strategy : kStrategies) {
@@ -459,8 +459,8 @@ TEST(Executor, TopAndGivenLogProbabilitiesAreTheFlatBatchs) {
           const auto [top, ids] = log_p.topk(4);
           EXPECT_TRUE(at::equal(values.top_ids_RK[row], ids)) << strategy << " seed " << seed;
           EXPECT_LE((values.top_log_probs_RK[row] - top).abs().max().item<double>(), 1e-10);
-          const auto given = log_p.index_select(0, r->batch.given_ids_RK[row]);
-          EXPECT_LE((values.given_log_probs_RK[row] - given).abs().max().item<double>(), 1e-10);
+          const auto given = log_p.index_select(0, r->batch.top_k_ids_RK[row]);
+          EXPECT_LE((values.top_k_log_probs_RK[row] - given).abs().max().item<double>(), 1e-10);
           ++checked;
         }
       }

@@ -27,9 +27,9 @@ class FlatReference {
  public:
   // Returns the keys that queries of a layer do not attend to, in addition to the causal mask: bool [N, n, n]
   // (heads, queries, keys), or undefined if there are none. q [N, n, H] and k [G, n, H]: after norm and
-  // rotation. is_drawn: tokens that are marked as sampled (mark_drawn).
+  // rotation. is_sampled: tokens that are marked as sampled (mark_sampled).
   using HiddenKeys = std::function<at::Tensor(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
-                                              const std::vector<uint8_t>& is_drawn)>;
+                                              const std::vector<uint8_t>& is_sampled)>;
 
   explicit FlatReference(Model& model, HiddenKeys hidden_keys = {})
       : config_(model.config()), hidden_keys_(std::move(hidden_keys)) {
@@ -53,10 +53,10 @@ class FlatReference {
   SequenceValues sequence(const std::vector<int64_t>& marked_ids, double temperature) const {
     const int64_t n = static_cast<int64_t>(marked_ids.size());
     std::vector<int64_t> ids;
-    std::vector<uint8_t> is_drawn;
+    std::vector<uint8_t> is_sampled;
     for (const int64_t id : marked_ids) {
       ids.push_back(token_id(static_cast<int32_t>(id)));
-      is_drawn.push_back(ids.back() != id);
+      is_sampled.push_back(ids.back() != id);
     }
     const auto tokens = at::tensor(ids, at::kLong);
     auto x = weight("model.embed_tokens.weight").index_select(0, tokens);
@@ -82,7 +82,7 @@ class FlatReference {
       const auto scores = at::matmul(q, k.transpose(1, 2)) * config_.attention_scale();
       auto hidden = causal.logical_not();
       if (hidden_keys_)
-        if (const auto more = hidden_keys_(layer, q.detach(), k_GTH.detach(), is_drawn); more.defined())
+        if (const auto more = hidden_keys_(layer, q.detach(), k_GTH.detach(), is_sampled); more.defined())
           hidden = hidden.logical_or(more);
       const auto p = scores.masked_fill(hidden, -INFINITY).softmax(-1);
       const auto o = at::matmul(p, v).transpose(0, 1).reshape({n, -1});
@@ -116,9 +116,9 @@ class FlatReference {
       auto rows = slice(batch.fields, begin, count);
       rows.log_probs_R = log_probs.index_select(0, index);
       rows.entropies_R = entropies.index_select(0, index);
-      if (batch.given_ids_RK.defined())
-        rows.given_log_probs_RK =
-            all_log_probs.index_select(0, index).gather(1, batch.given_ids_RK.narrow(0, begin, count));
+      if (batch.top_k_ids_RK.defined())
+        rows.top_k_log_probs_RK =
+            all_log_probs.index_select(0, index).gather(1, batch.top_k_ids_RK.narrow(0, begin, count));
       log_probs_R.push_back(rows.log_probs_R.detach());
       entropies_R.push_back(rows.entropies_R.detach());
       at::Tensor own;
@@ -128,8 +128,8 @@ class FlatReference {
       } else {
         own = rows.log_probs_R.mul(coupled.log_probs_R.narrow(0, begin, count)).sum() +
               rows.entropies_R.mul(coupled.entropies_R.narrow(0, begin, count)).sum();
-        if (rows.given_log_probs_RK.defined())
-          own = own + rows.given_log_probs_RK.mul(coupled.given_log_probs_RK.narrow(0, begin, count)).sum();
+        if (rows.top_k_log_probs_RK.defined())
+          own = own + rows.top_k_log_probs_RK.mul(coupled.top_k_log_probs_RK.narrow(0, begin, count)).sum();
       }
       for (auto& [name, w] : weights_) w.mutable_grad() = at::Tensor();
       own.backward();
@@ -146,7 +146,7 @@ class FlatReference {
 
  private:
   // Sets `total` to the loss of all rows. Returns its gradients as log_probs_R, entropies_R and
-  // given_log_probs_RK.
+  // top_k_log_probs_RK.
   LossRows coupled_seeds(const TrainBatch& batch, const Loss& loss, double& total) const {
     std::vector<at::Tensor> log_probs_R = {at::zeros({0}, at::kDouble)}, entropies_R = log_probs_R, given;
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
@@ -157,17 +157,17 @@ class FlatReference {
       const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
       log_probs_R.push_back(log_probs.index_select(0, index).detach());
       entropies_R.push_back(entropies.index_select(0, index).detach());
-      if (batch.given_ids_RK.defined())
+      if (batch.top_k_ids_RK.defined())
         given.push_back(all_log_probs.index_select(0, index)
-                            .gather(1, batch.given_ids_RK.narrow(0, batch.row_offset[s], index.numel()))
+                            .gather(1, batch.top_k_ids_RK.narrow(0, batch.row_offset[s], index.numel()))
                             .detach());
     }
     LossRows rows = slice(batch.fields, 0, batch.num_rows());
     rows.log_probs_R = at::cat(log_probs_R).requires_grad_(true);
     rows.entropies_R = at::cat(entropies_R).requires_grad_(true);
-    if (batch.given_ids_RK.defined())
-      rows.given_log_probs_RK =
-          (given.empty() ? at::zeros({0, batch.given_ids_RK.size(1)}, at::kDouble) : at::cat(given))
+    if (batch.top_k_ids_RK.defined())
+      rows.top_k_log_probs_RK =
+          (given.empty() ? at::zeros({0, batch.top_k_ids_RK.size(1)}, at::kDouble) : at::cat(given))
               .requires_grad_(true);
     const auto out = loss(rows);
     total = out.loss.item<double>();
@@ -178,7 +178,7 @@ class FlatReference {
     };
     seeds.log_probs_R = gradient(rows.log_probs_R);
     seeds.entropies_R = gradient(rows.entropies_R);
-    if (rows.given_log_probs_RK.defined()) seeds.given_log_probs_RK = gradient(rows.given_log_probs_RK);
+    if (rows.top_k_log_probs_RK.defined()) seeds.top_k_log_probs_RK = gradient(rows.top_k_log_probs_RK);
     return seeds;
   }
 

@@ -18,7 +18,7 @@
 #include "kernels/common/device.h"
 #include "plan/load_balance.h"
 #include "train/context_parallel.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
@@ -86,7 +86,7 @@ TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajector
   AggregationSettings aggregation = settings_.aggregation;
   if (aggregation.loss_aggregation == "auto") aggregation.loss_aggregation = loss_->aggregation();
   TrainBatch batch = make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
-  if (sparse_.is_sparse()) mark_drawn(batch, trajectories);
+  if (sparse_.is_sparse()) mark_sampled(batch, trajectories);
   return batch;
 }
 
@@ -119,32 +119,32 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   if (is_policy_loss && settings.uses_reference())
     fields.reference_log_probs_R =
         executor_of(*frozen_.reference).forward(plan(batch, strategy), batch).log_probs_R;
-  const GivenTokens given = loss_->given_tokens();
+  const TopKTokens given = loss_->top_k_tokens();
   const bool is_asked =
-      asks_for_engine_top_ && given != GivenTokens::kPolicyTop && has_engine_top(trajectories);
-  if (given == GivenTokens::kEngineTop || is_asked) set_given_tokens(trajectories, batch);
+      asks_for_engine_top_ && given != TopKTokens::kPolicyTop && has_engine_top(trajectories);
+  if (given == TopKTokens::kEngineTop || is_asked) set_top_k_tokens(trajectories, batch);
 
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
   const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0;
-  if (keeps_old || in_reward || given == GivenTokens::kPolicyTop) {
+  if (keeps_old || in_reward || given == TopKTokens::kPolicyTop) {
     const RowValues old = executor_.forward(plan(batch, strategy), batch,
-                                            given == GivenTokens::kPolicyTop ? settings.teacher.topk : 0);
+                                            given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0);
     if (keeps_old) fields.proximal_log_probs_R = old.log_probs_R;
-    if (keeps_old) fields.proximal_given_RK = old.given_log_probs_RK;
+    if (keeps_old) fields.proximal_top_k_RK = old.top_k_log_probs_RK;
     if (in_reward) penalise_kl(batch, old.log_probs_R);
-    if (given == GivenTokens::kPolicyTop) batch.given_ids_RK = old.top_ids_RK;
+    if (given == TopKTokens::kPolicyTop) batch.top_k_ids_RK = old.top_ids_RK;
   }
   if (loss_->needs_teacher()) {
     const RowValues teacher = executor_of(*frozen_.teacher).forward(plan(batch, strategy), batch);
     fields.teacher_log_probs_R = teacher.log_probs_R;
-    if (given == GivenTokens::kPolicyTop) fields.teacher_given_RK = teacher.given_log_probs_RK;
+    if (given == TopKTokens::kPolicyTop) fields.teacher_top_k_RK = teacher.top_k_log_probs_RK;
   }
   return batch;
 }
 
 // Sets the inference engine's top-k tokens of each row. Rows with fewer are padded with a token of
 // probability 0.
-void GradientStep::set_given_tokens(const std::vector<const Trajectory*>& trajectories,
+void GradientStep::set_top_k_tokens(const std::vector<const Trajectory*>& trajectories,
                                     TrainBatch& batch) const {
   size_t width = 0;
   std::vector<const Trajectory*> rows;
@@ -175,8 +175,8 @@ void GradientStep::set_given_tokens(const std::vector<const Trajectory*>& trajec
     if (id < 0 || id >= vocabulary)
       throw UserError(str("a rollout's top_ids has token ", id, ", outside the vocabulary of ", vocabulary));
   const auto shape = {batch.num_rows(), static_cast<int64_t>(width)};
-  batch.given_ids_RK = at::tensor(ids, at::kLong).view(shape);
-  batch.fields.behaviour_given_RK =
+  batch.top_k_ids_RK = at::tensor(ids, at::kLong).view(shape);
+  batch.fields.behaviour_top_k_RK =
       at::tensor(log_probs, at::kDouble).to(accumulator_type(model_.dtype())).view(shape);
 }
 
@@ -242,9 +242,9 @@ Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) co
   PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree, costs_);
   if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
   if (ranks_) request.pipeline = ranks_->pipeline();
-  if (settings_.deterministic) return plan_shares(request, strategy);
+  if (settings_.deterministic) return plan_shards(request, strategy);
   return ranks_ && ranks_->num_replicas() > 1
-             ? plan_share(strategy, request, ranks_->replica(), ranks_->num_replicas())
+             ? plan_shard(strategy, request, ranks_->replica(), ranks_->num_replicas())
              : make_plan(strategy, request);
 }
 
@@ -260,12 +260,12 @@ std::optional<int64_t> GradientStep::device_bytes() const {
 }
 
 // The plans of this rank's fixed shares, one after another.
-Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& strategy) const {
+Plan GradientStep::plan_shards(const PlanRequest& request, const std::string& strategy) const {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
   Plan all;
   for (int64_t share = rank * own; share < (rank + 1) * own; ++share) {
-    Plan plan = plan_share(strategy, request, share, kFixedShares);
+    Plan plan = plan_shard(strategy, request, share, kFixedShares);
     all.strategy = plan.strategy;
     all.max_tokens_per_pass = std::max(all.max_tokens_per_pass, plan.max_tokens_per_pass);
     std::ranges::move(plan.trees, std::back_inserter(all.trees));
@@ -275,7 +275,7 @@ Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& st
 
 // Each share's gradient starts from zero. Two partial sums of equally many shares are added as soon as both
 // exist. At most log2(number of shares) sums are held besides the current gradient.
-WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& batch) {
+ExecutionResult GradientStep::accumulate_shards(const Plan& plan, const TrainBatch& batch) {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
   const PrefixTree tree = build_prefix_tree(batch.sequences);
@@ -293,7 +293,7 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
   model_.allocate_gradients();
   const std::vector<Parameter*> parameters = model_.trained_parameters();
   Executor executor(model_, {.same_bits = settings_.deterministic, .sparse = sparse_});
-  std::vector<WalkResult> results;
+  std::vector<ExecutionResult> results;
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, gradient sum
   for (const Plan& share : plans) {
     results.push_back(executor.forward_backward(share, batch, *loss_));
@@ -310,13 +310,13 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
     }
     partial.emplace_back(count, std::move(gradient));
   }
-  return sum_shares(std::move(results), sharing());
+  return sum_shards(std::move(results), data_parallel_group());
 }
 
-WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
-  WalkResult result = settings_.deterministic ? accumulate_shares(plan, batch)
-                                              : executor_.forward_backward(plan, batch, *loss_, beside);
-  if (sums_gradients_) sum_gradients(model_, sharing());
+ExecutionResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
+  ExecutionResult result = settings_.deterministic ? accumulate_shards(plan, batch)
+                                                   : executor_.forward_backward(plan, batch, *loss_, beside);
+  if (sums_gradients_) sum_gradients(model_, data_parallel_group());
   synchronize(model_.device());
   return result;
 }
@@ -341,7 +341,7 @@ void StepTimer::run(bool counted) {
   model_.zero_gradients();
   const TrainBatch batch = step_.prepare(batch_, /*is_one_update=*/true, asked_strategy_);
   const Plan plan = step_.plan(batch, asked_strategy_);
-  const WalkResult result = step_.accumulate(plan, batch);
+  const ExecutionResult result = step_.accumulate(plan, batch);
   synchronize(model_.device());
   if (counted) seconds_.push_back(seconds_since(start));
   peak_bytes_ = std::max(peak_bytes_, peak.bytes());

@@ -12,7 +12,7 @@
 #include "report/metrics.h"
 #include "train/executor.h"
 #include "train/make_batch.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 
 namespace bough {
 
@@ -63,7 +63,7 @@ class GradientStep {
   void ask_for_engine_top() { asks_for_engine_top_ = true; }
   // Adds the gradient to the parameters' main_grad, which must be 0 if there are several ranks. Waits for the
   // GPU. `beside`: a second head in the same plan execution, or nullptr; it sees only this rank's rows.
-  WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
+  ExecutionResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
   // From now on accumulate() does not sum gradients over ranks. The optimizer sums them.
   void leave_sums_over_ranks() { sums_gradients_ = false; }
@@ -84,19 +84,19 @@ class GradientStep {
   void use_costs(const PassCosts* costs) { costs_ = costs; }
 
  private:
-  WalkResult accumulate_shares(const Plan& plan, const TrainBatch& batch);
-  Plan plan_shares(const PlanRequest& request, const std::string& strategy) const;
-  void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
+  ExecutionResult accumulate_shards(const Plan& plan, const TrainBatch& batch);
+  Plan plan_shards(const PlanRequest& request, const std::string& strategy) const;
+  void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
   std::optional<int64_t> device_bytes() const;
   Executor executor_of(Model& model) const {
     return Executor(model, {.same_bits = settings_.deterministic,
                             .sparse = sparse_,
-                            .ranks = ranks_ ? ranks_->walking() : nullptr,
+                            .ranks = ranks_ ? ranks_->loss_group() : nullptr,
                             .context_ranks = ranks_ ? ranks_->context() : nullptr});
   }
   // The ranks with the same shard of the model, or nullptr.
-  Communicator* sharing() const { return ranks_ ? ranks_->sharing() : nullptr; }
+  Communicator* data_parallel_group() const { return ranks_ ? ranks_->data_parallel_group() : nullptr; }
 
   Model& model_;
   const FrozenModels frozen_;

@@ -109,13 +109,13 @@ std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& batch)
 
 // The gradients of all parameters, concatenated.
 at::Tensor flat_gradient(Model& model, FrozenModels frozen, const ActorSettings& settings,
-                         const std::vector<Trajectory>& batch, WalkResult* result = nullptr) {
+                         const std::vector<Trajectory>& batch, ExecutionResult* result = nullptr) {
   model.allocate_gradients();
   model.zero_gradients();
   GradientStep step(model, frozen, settings, nullptr);
   const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
-  const WalkResult walk = step.accumulate(step.plan(prepared, "path"), prepared);
-  if (result) *result = walk;
+  const ExecutionResult execution = step.accumulate(step.plan(prepared, "path"), prepared);
+  if (result) *result = execution;
   std::vector<at::Tensor> all;
   for (Parameter* parameter : model.parameters())
     all.push_back(parameter->main_grad.flatten().to(at::kDouble));
@@ -133,7 +133,7 @@ TEST(GradientStep, ATeacherThatIsThePolicyAddsNothing) {
   settings.loss.teacher.topk = 6;
   for (const char* mode : {"k1", "k2", "k3", "topk"}) {
     settings.loss.teacher.loss_mode = mode;
-    WalkResult result;
+    ExecutionResult result;
     const at::Tensor with = flat_gradient(*model, {nullptr, same.get()}, settings, batch, &result);
     EXPECT_LE((with - without).abs().max().item<double>(), 1e-9 * without.abs().max().item<double>()) << mode;
     EXPECT_NEAR(result.metrics.at("teacher/kl_k3").value(), 0, 1e-12);
@@ -219,9 +219,9 @@ TEST(GradientStep, ObrsNeedsTheEnginesMostLikelyTokens) {
   batch[0].top_ids[3].pop_back();
   batch[0].top_logprobs[3].pop_back();
   const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
-  EXPECT_EQ(prepared.given_ids_RK.sizes(), (std::vector<int64_t>{prepared.num_rows(), 2}));
-  EXPECT_EQ(list(prepared.fields.behaviour_given_RK[1]), (std::vector<double>{-0.5, -1.5}));
-  EXPECT_EQ(list(prepared.fields.behaviour_given_RK[0])[1], -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(prepared.top_k_ids_RK.sizes(), (std::vector<int64_t>{prepared.num_rows(), 2}));
+  EXPECT_EQ(list(prepared.fields.behaviour_top_k_RK[1]), (std::vector<double>{-0.5, -1.5}));
+  EXPECT_EQ(list(prepared.fields.behaviour_top_k_RK[0])[1], -std::numeric_limits<double>::infinity());
   batch[1].top_ids[4][1] = 40;
   EXPECT_THROW(step.prepare(pointers_to(batch), true, "path"), UserError);
 }

@@ -69,12 +69,12 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
   // A needed block also needs the stack rows of the block above it.
   for (size_t b = num_blocks; b-- > 0;)
     if (map.needed[b] && planned.blocks[b].above >= 0) map.needed[planned.blocks[b].above] = true;
-  std::vector<int32_t> exit_of(tree.num_tokens(), -1);
+  std::vector<int32_t> boundary_row_of(tree.num_tokens(), -1);
   for (int32_t t = 0; t < tree.num_tokens(); ++t) {
     const int32_t p = tree.parent[t];
-    if (p < 0 || !has_rows(t) || block_of[p] == block_of[t] || exit_of[p] >= 0) continue;
+    if (p < 0 || !has_rows(t) || block_of[p] == block_of[t] || boundary_row_of[p] >= 0) continue;
     auto& exits = map.exits[block_of[p]];
-    exit_of[p] = static_cast<int32_t>(exits.size());
+    boundary_row_of[p] = static_cast<int32_t>(exits.size());
     exits.push_back(local[p]);
   }
   for (size_t b = 0; b < num_blocks; ++b) {
@@ -89,7 +89,7 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
         if (block_of[p] == static_cast<int32_t>(b)) {
           rows.sources.push_back(local[p]);
         } else {
-          if (last_outside != p) rows.outside.push_back({block_of[p], exit_of[p]});
+          if (last_outside != p) rows.outside.push_back({block_of[p], boundary_row_of[p]});
           last_outside = p;
           rows.sources.push_back(planned.blocks[b].num_tokens + static_cast<int64_t>(rows.outside.size()) -
                                  1);
@@ -108,7 +108,7 @@ void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& v
   else at::index_put_(const_cast<at::Tensor&>(to), {rows}, values, /*accumulate=*/true);
 }
 
-void add_rows(Upload& upload, const BlockRows& rows, RowIndices& indices) {
+void add_rows(HostToDeviceBatch& upload, const BlockRows& rows, RowIndices& indices) {
   std::vector<int64_t> row_of;
   row_of.reserve(rows.loss_rows.size());
   for (int64_t r = 0; r < rows.num_rows(); ++r)
@@ -120,24 +120,24 @@ void add_rows(Upload& upload, const BlockRows& rows, RowIndices& indices) {
 }
 
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
-           int64_t chunk_rows, int64_t top_k, WalkResult* result)
+           int64_t chunk_rows, int64_t top_k, ExecutionResult* result)
     : model_(model), batch_(batch), loss_(loss), chunk_rows_(chunk_rows), top_k_(top_k), result_(result) {
   if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size, model.device().is_cuda());
   const auto here = [&](const at::Tensor& x) { return x.defined() ? x.to(model.device()) : x; };
   if (loss_) fields_ = batch.fields.mapped(here);
-  given_ids_RK_ = here(batch.given_ids_RK);
-  if (seeds) seeds_ = {here(seeds->d_log_probs_R), here(seeds->d_entropies_R), here(seeds->d_given_RK)};
+  top_k_ids_RK_ = here(batch.top_k_ids_RK);
+  if (seeds) seeds_ = {here(seeds->d_log_probs_R), here(seeds->d_entropies_R), here(seeds->d_top_k_RK)};
 }
 
 EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,
-                            const at::Tensor& entropies_R, const at::Tensor& given_log_probs_RK) {
+                            const at::Tensor& entropies_R, const at::Tensor& top_k_log_probs_RK) {
   at::AutoGradMode with_grad(true);
   fields.log_probs_R = log_probs_R.detach().requires_grad_(true);
   fields.entropies_R = entropies_R.detach().requires_grad_(true);
   torch::autograd::variable_list leaves = {fields.log_probs_R, fields.entropies_R};
-  if (given_log_probs_RK.defined()) {
-    fields.given_log_probs_RK = given_log_probs_RK.detach().requires_grad_(true);
-    leaves.push_back(fields.given_log_probs_RK);
+  if (top_k_log_probs_RK.defined()) {
+    fields.top_k_log_probs_RK = top_k_log_probs_RK.detach().requires_grad_(true);
+    leaves.push_back(fields.top_k_log_probs_RK);
   }
   EvaluatedLoss result{loss(fields), {}};
   const auto gradients = torch::autograd::grad({result.output.loss}, leaves, {}, std::nullopt, false,
@@ -165,14 +165,14 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   };
   const RowValues& values = result_->values;
   auto evaluated = evaluate_loss(*loss_, fields_.mapped(own), own(values.log_probs_R),
-                                 own(values.entropies_R), own(values.given_log_probs_RK));
+                                 own(values.entropies_R), own(values.top_k_log_probs_RK));
   sums_.add(std::move(evaluated.output));
   const auto to_batch = [&](const at::Tensor& d, const at::Tensor& like) {
     return d.defined() ? at::zeros_like(like).index_copy_(0, rows_L, d) : at::Tensor();
   };
   Seeds seeds{to_batch(evaluated.seeds.d_log_probs_R, values.log_probs_R),
               to_batch(evaluated.seeds.d_entropies_R, values.entropies_R),
-              to_batch(evaluated.seeds.d_given_RK, values.given_log_probs_RK)};
+              to_batch(evaluated.seeds.d_top_k_RK, values.top_k_log_probs_RK)};
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
   return seeds;
 }
@@ -266,13 +266,13 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, co
                 begin == 0 ? head_rows : head_rows.sub(begin),
                 indices.loss_rows.narrow(0, loss_begin, num_loss_rows),
                 {}};
-    at::Tensor given_ids_LK;
-    if (given_ids_RK_.defined()) {
-      given_ids_LK = own_tokens(given_ids_RK_.index_select(0, chunk.loss_rows), model_);
-      chunk.given_LK =
-          given_log_probs(logits_RV, out.lse_R, chunk.head_rows, given_ids_LK, batch_.temperature);
-      if (ranks) all_reduce_(chunk.given_LK, *ranks);
-      result_->values.given_log_probs_RK.index_copy_(0, chunk.loss_rows, chunk.given_LK);
+    at::Tensor top_k_ids_LK;
+    if (top_k_ids_RK_.defined()) {
+      top_k_ids_LK = own_tokens(top_k_ids_RK_.index_select(0, chunk.loss_rows), model_);
+      chunk.top_k_LK =
+          top_k_log_probs(logits_RV, out.lse_R, chunk.head_rows, top_k_ids_LK, batch_.temperature);
+      if (ranks) all_reduce_(chunk.top_k_LK, *ranks);
+      result_->values.top_k_log_probs_RK.index_copy_(0, chunk.loss_rows, chunk.top_k_LK);
     }
     if (top_k_ > 0) {
       const auto top = top_of_all_columns(logits_RV, out.lse_R, top_k_, batch_.temperature, model_);
@@ -288,8 +288,8 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, co
     const auto gradients = chunk_gradients(chunk);
     log_prob_backward_(logits_RV, labels, out, gradients.d_log_probs_R, gradients.d_entropies_R,
                        batch_.temperature);
-    if (gradients.d_given_LK.defined())
-      add_given_gradient_(logits_RV, labels, chunk.head_rows, given_ids_LK, gradients.d_given_LK,
+    if (gradients.d_top_k_LK.defined())
+      add_top_k_gradient_(logits_RV, labels, chunk.head_rows, top_k_ids_LK, gradients.d_top_k_LK,
                           batch_.temperature);
     if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     add_rows_(d_source_SD, sources, matrix_product(logits_RV, weight.value).to(acc));
@@ -305,11 +305,11 @@ Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
   };
   Seeds seeds;
   if (seeds_) {
-    seeds = {own(seeds_->d_log_probs_R), own(seeds_->d_entropies_R), own(seeds_->d_given_RK)};
+    seeds = {own(seeds_->d_log_probs_R), own(seeds_->d_entropies_R), own(seeds_->d_top_k_RK)};
   } else {
     auto evaluated =
         evaluate_loss(*loss_, fields_.mapped(own), chunk.log_probs.index_select(0, chunk.head_rows),
-                      chunk.entropies.index_select(0, chunk.head_rows), chunk.given_LK);
+                      chunk.entropies.index_select(0, chunk.head_rows), chunk.top_k_LK);
     sums_.add(std::move(evaluated.output));
     seeds = evaluated.seeds;
   }
@@ -318,9 +318,9 @@ Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
     if (d.defined()) add_rows_(sum, chunk.head_rows, d);
     return sum;
   };
-  ChunkGradients result{add(seeds.d_log_probs_R), add(seeds.d_entropies_R), seeds.d_given_RK};
-  // The part of add_given_gradient_ that is the same for every token of the vocabulary.
-  if (seeds.d_given_RK.defined()) add_rows_(result.d_log_probs_R, chunk.head_rows, seeds.d_given_RK.sum(1));
+  ChunkGradients result{add(seeds.d_log_probs_R), add(seeds.d_entropies_R), seeds.d_top_k_RK};
+  // The part of add_top_k_gradient_ that is the same for every token of the vocabulary.
+  if (seeds.d_top_k_RK.defined()) add_rows_(result.d_log_probs_R, chunk.head_rows, seeds.d_top_k_RK.sum(1));
   return result;
 }
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 #include "models/model.h"
 #include "plan/plan.h"
 #include "train/executor.h"
@@ -34,7 +34,7 @@ struct RowIndices {
   at::Tensor labels, sources;
   at::Tensor head_rows, loss_rows;  // per loss row of the block: its head row, and its row in the batch
 };
-void add_rows(Upload& upload, const BlockRows& rows, RowIndices& indices);
+void add_rows(HostToDeviceBatch& upload, const BlockRows& rows, RowIndices& indices);
 
 struct RowMap {
   std::vector<BlockRows> blocks;
@@ -51,7 +51,7 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch);
 // to log-probabilities, entropies and the top-k tokens' log-probabilities. Accumulator type. The last two may
 // be undefined.
 struct Seeds {
-  at::Tensor d_log_probs_R, d_entropies_R, d_given_RK;
+  at::Tensor d_log_probs_R, d_entropies_R, d_top_k_RK;
 };
 
 // The loss of some rows and its gradients, indexed by these rows. `fields`: of these rows, without the leaves
@@ -61,7 +61,7 @@ struct EvaluatedLoss {
   Seeds seeds;
 };
 EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,
-                            const at::Tensor& entropies_R, const at::Tensor& given_log_probs_RK);
+                            const at::Tensor& entropies_R, const at::Tensor& top_k_log_probs_RK);
 
 // A head runs one block at a time. Plan execution may have several heads; their gradients are added.
 class BlockHead {
@@ -104,7 +104,7 @@ class Head final : public BlockHead {
   // result: must outlive the head. run() stores the values of the rows, on the model's device. finish() adds
   // the loss and metrics; call it after the last block. Only finish() waits for the GPU.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
-       int64_t top_k, WalkResult* result);
+       int64_t top_k, ExecutionResult* result);
 
   // Returns an undefined tensor in a forward-only plan execution.
   at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
@@ -115,11 +115,11 @@ class Head final : public BlockHead {
   struct Chunk {
     at::Tensor log_probs, entropies;  // per head row
     at::Tensor head_rows, loss_rows;  // per loss row: its head row in the chunk, and its row in the batch
-    at::Tensor given_LK;              // per loss row; undefined if the batch has no top-k tokens
+    at::Tensor top_k_LK;              // per loss row; undefined if the batch has no top-k tokens
   };
-  // Per head row; d_given_LK per loss row, and it may be undefined.
+  // Per head row; d_top_k_LK per loss row, and it may be undefined.
   struct ChunkGradients {
-    at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
+    at::Tensor d_log_probs_R, d_entropies_R, d_top_k_LK;
   };
   at::Tensor run_chunks(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD,
                         bool backward);
@@ -130,12 +130,12 @@ class Head final : public BlockHead {
   const Model& model_;
   const TrainBatch& batch_;
   LossRows fields_;          // the batch's, on the model's device
-  at::Tensor given_ids_RK_;  // on the model's device
+  at::Tensor top_k_ids_RK_;  // on the model's device
   const Loss* loss_;
   std::optional<Seeds> seeds_;  // on the model's device
   int64_t chunk_rows_;
   int64_t top_k_;
-  WalkResult* result_;
+  ExecutionResult* result_;
   LossSums sums_;
 };
 

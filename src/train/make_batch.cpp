@@ -348,7 +348,7 @@ std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, con
   return filtered.zero_std_groups > 0 && settings.filters.dynamic_sampling ? "equal rewards" : "nothing left";
 }
 
-void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories) {
+void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories) {
   auto marked = std::make_shared<std::vector<std::vector<int32_t>>>();
   auto replayed = std::make_shared<std::vector<ReplayedToken>>();
   std::unordered_multimap<size_t, int32_t> numbers;  // by hash

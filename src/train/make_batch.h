@@ -43,13 +43,13 @@ struct TrainBatch {
   std::vector<std::vector<int32_t>> trained_positions;  // of each sequence, ascending, all > 0: its loss rows
   std::vector<int64_t> row_offset;  // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
   double temperature = 1;           // the head divides logits by it
-  // Set by mark_drawn(): the marked token ids, and the tokens that kReplayMark indices refer to.
+  // Set by mark_sampled(): the marked token ids, and the tokens that kReplayMark indices refer to.
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   std::shared_ptr<const std::vector<ReplayedToken>> replayed;
   // Fields of all rows on the CPU, accumulator type. The executor sets log_probs_R and entropies_R.
   LossRows fields;
   // int64 [R, K]: top-k tokens whose log-probabilities plan execution also returns. Undefined: none.
-  at::Tensor given_ids_RK;
+  at::Tensor top_k_ids_RK;
   // [R], CPU, accumulator type: for a critic, the trajectories' columns `values` and `returns`. Each is
   // undefined unless every trained token has one.
   at::Tensor old_values_R, returns_R;
@@ -79,7 +79,7 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
                       at::ScalarType dtype);
 
 // Marks the batch's sampled tokens. `trajectories`: those that the batch was made from.
-void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
+void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
 
 // Sets advantages from rewards, which are shaped, filtered and compared inside each group.
 // - A sequence that already has an advantage keeps it, but its reward counts in the group's mean.

@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
-#include "models/pipeline.h"
+#include "models/pipeline_stage.h"
 #include "models/tensor_parallel.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 
 namespace bough {
 
@@ -85,12 +85,12 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 }
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
-                     Communicator* ranks, bool fixed_shares)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares, model.tensor_ranks(),
+                     Communicator* ranks, bool fixed_shards)
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shards, model.tensor_ranks(),
                 model.ranks().stages, model.trained_at_both_ends()) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-                     int64_t total_steps, Communicator* ranks, bool fixed_shares, Communicator* tensor_ranks,
+                     int64_t total_steps, Communicator* ranks, bool fixed_shards, Communicator* tensor_ranks,
                      Communicator* stages, const Parameter* tied)
     : settings_(settings),
       schedule_(make_schedule(settings, total_steps)),
@@ -98,7 +98,7 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
       tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr),
       stages_(stages && stages->size() > 1 ? stages : nullptr),
       tied_(tied),
-      fixed_(fixed_shares) {
+      fixed_(fixed_shards) {
   BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, ranks_->size(), " ranks");
   BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
   for (Parameter* parameter : parameters) {
@@ -295,7 +295,7 @@ void Optimizer::load(const fs::path& directory) {
                         " steps; expected no more than all: the file is damaged, use another checkpoint"));
   const std::vector<Saved> all = saved();
   for (const Saved& each : all)
-    check_tensor(file, each.name, whole_sizes(*each.state->parameter, *each.part),
+    check_tensor(file, each.name, unsharded_sizes(*each.state->parameter, *each.part),
                  (each.state->*each.tensor).scalar_type());
   std::set<std::string> names;
   for (const Saved& each : all) names.insert(each.name);

@@ -74,15 +74,15 @@ class Optimizer {
   // copied from the model's values, so load weights first.
   // total_steps: optimizer steps of the whole run, >= 0.
   // ranks: the ranks with the same parameters, which step together; nullptr: this process alone. Not owned.
-  // fixed_shares: makes results independent of the number of ranks, bit for bit (ranks.h).
+  // fixed_shards: makes results independent of the number of ranks, bit for bit (ranks.h).
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr, bool fixed_shares = false);
+            Communicator* ranks = nullptr, bool fixed_shards = false);
   // As above for a list of parameters, which must outlive the optimizer.
   // tensor_ranks: the tensor-parallel group (models/tensor_parallel.h), or nullptr.
-  // stages: the pipeline stages (models/pipeline.h), or nullptr.
+  // stages: the pipeline stages (models/pipeline_stage.h), or nullptr.
   // tied: the tied embedding, which the first and the last stage both have, or nullptr.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr, bool fixed_shares = false, Communicator* tensor_ranks = nullptr,
+            Communicator* ranks = nullptr, bool fixed_shards = false, Communicator* tensor_ranks = nullptr,
             Communicator* stages = nullptr, const Parameter* tied = nullptr);
 
   struct Report {

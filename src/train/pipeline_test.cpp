@@ -1,5 +1,5 @@
 // Tests of pipeline parallelism: layers, checkpoints, adapters, traffic. ranks_test.cpp tests the gradients.
-#include "models/pipeline.h"
+#include "models/pipeline_stage.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 #include "plan/test_costs.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
@@ -76,29 +76,29 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
       expect_same_weights(weights, named_weights(*one));
     };
     on_rank_groups({.data = 2, .pipeline = 3}, *start, [&](TrainingRanks& groups, Model& model) {
-      Optimizer shared(model, settings, 20, groups.sharing());
+      Optimizer shared(model, settings, 20, groups.data_parallel_group());
       steps(model, shared, &groups, 0, 10);
       const OptimizerSnapshot snapshot = shared.snapshot(true);
       const NamedTensors weights = named_weights(model);
-      if (groups.leads()) {
+      if (groups.is_rank_zero()) {
         std::filesystem::create_directories(folder / "model");
         snapshot.save(folder);
         write_safetensors(folder / "model" / "model.safetensors", weights);
       }
       EXPECT_NEAR(steps(model, shared, &groups, 10, 20), norm, 1e-9 * norm);
       const NamedTensors last = named_weights(model);
-      if (groups.leads()) expect_same(last);
+      if (groups.is_rank_zero()) expect_same(last);
     });
     for (const ParallelSizes sizes :
          {ParallelSizes{}, ParallelSizes{.pipeline = 2}, ParallelSizes{.tensor = 2},
           ParallelSizes{.tensor = 2, .pipeline = 2}}) {
       on_rank_groups(sizes, *start, [&](TrainingRanks& groups, Model& model) {
         load_weights(folder / "model", model);
-        Optimizer shared(model, settings, 20, groups.sharing());
+        Optimizer shared(model, settings, 20, groups.data_parallel_group());
         shared.load(folder);
         steps(model, shared, groups.all() ? &groups : nullptr, 10, 20);
         const NamedTensors last = named_weights(model);
-        if (!groups.all() || groups.leads()) expect_same(last);
+        if (!groups.all() || groups.is_rank_zero()) expect_same(last);
       });
     }
     std::filesystem::remove_all(folder);
@@ -117,11 +117,11 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
     const auto whole = random_model(config, seed, at::kDouble);
     const auto one = random_model(config, seed, at::kDouble);
     add_adapter(*one, lora, seed);
-    std::map<std::string, at::Tensor> drawn;
-    for (const auto& [name, value] : adapter_tensors(*one)) drawn[name] = value.clone();
+    std::map<std::string, at::Tensor> sampled;
+    for (const auto& [name, value] : adapter_tensors(*one)) sampled[name] = value.clone();
     fill_trained(*one);
     one->allocate_gradients();
-    const Plan plan = plan_share("blocks", plan_request(r->batch, 24), 0, 1);
+    const Plan plan = plan_shard("blocks", plan_request(r->batch, 24), 0, 1);
     Executor(*one).forward_backward(plan, r->batch, *loss);
     std::map<std::string, at::Tensor> expected;
     for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
@@ -139,15 +139,15 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
       add_adapter(model, lora, seed);
       if (!model.tensor_ranks()) {
         for (const auto& [name, value] : adapter_tensors(model))
-          EXPECT_TRUE(value.equal(drawn.at(name))) << name;
+          EXPECT_TRUE(value.equal(sampled.at(name))) << name;
       }
       fill_trained(model);
       model.allocate_gradients();
-      const Plan own = plan_share("blocks", plan_request(r->batch, 24), groups.replica(), sizes.data);
-      Executor(model, {.ranks = groups.walking()}).forward_backward(own, r->batch, *loss);
-      sum_gradients(model, groups.sharing());
+      const Plan own = plan_shard("blocks", plan_request(r->batch, 24), groups.replica(), sizes.data);
+      Executor(model, {.ranks = groups.loss_group()}).forward_backward(own, r->batch, *loss);
+      sum_gradients(model, groups.data_parallel_group());
       const NamedTensors gradients = named_gradients(model);
-      Model* const gathered = groups.leads() ? copy.get() : nullptr;
+      Model* const gathered = groups.is_rank_zero() ? copy.get() : nullptr;
       if (groups.replica() == 0) gather_weights(model, gathered);
       if (gathered) {
         expect_same_gradients(gradients, expected, seed);
@@ -156,7 +156,7 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
           EXPECT_TRUE(tensors[i].second.equal(whole_tensors[i].second)) << tensors[i].first;
       }
       model.zero_gradients();
-      Optimizer shared(model, settings, 2, groups.sharing());
+      Optimizer shared(model, settings, 2, groups.data_parallel_group());
       EXPECT_NEAR(take_steps(model, shared, &groups, r->batch, *loss, 0, 2), norm, 1e-9 * norm) << seed;
       const OptimizerSnapshot snapshot = shared.snapshot(/*copies=*/true);
       if (groups.replica() == 0) gather_weights(model, gathered);
@@ -171,20 +171,20 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
 TEST(Pipeline, WalksForValuesAreTheWholeModels) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
-    add_given_tokens(*r, seed);
+    add_top_k_tokens(*r, seed);
     if (r->batch.num_rows() == 0) continue;
     const auto whole = random_model(deep_config(seed), seed, at::kDouble);
-    const Plan plan = plan_share(seed % 2 == 0 ? "blocks" : "path", plan_request(r->batch, 24), 0, 1);
+    const Plan plan = plan_shard(seed % 2 == 0 ? "blocks" : "path", plan_request(r->batch, 24), 0, 1);
     const RowValues one = Executor(*whole).forward(plan, r->batch, 9);
     on_rank_groups(
         {.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole, [&](TrainingRanks& groups, Model& model) {
-          const RowValues values = Executor(model, {.ranks = groups.walking()}).forward(plan, r->batch, 9);
+          const RowValues values = Executor(model, {.ranks = groups.loss_group()}).forward(plan, r->batch, 9);
           const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
             return (a - b).abs().max().item<double>() <= 1e-12;
           };
           EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
           EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
-          EXPECT_TRUE(is_close(values.given_log_probs_RK, one.given_log_probs_RK)) << seed;
+          EXPECT_TRUE(is_close(values.top_k_log_probs_RK, one.top_k_log_probs_RK)) << seed;
           EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
         });
   }
@@ -238,15 +238,15 @@ TEST(Pipeline, SendsWhatIsSaid) {
     model.allocate_gradients();
     Communicator &on = *groups.model().stages, &back = *groups.model().stages_back;
     const double before = on.bytes_sent(), before_back = back.bytes_sent();
-    Executor(model).forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    Executor(model).forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     const double pass = 4.0 * 40 * static_cast<double>(config.hidden_size);
     EXPECT_EQ(on.bytes_sent() - before, model.stage().is_last() ? 0 : pass);
     EXPECT_EQ(back.bytes_sent() - before_back, model.stage().is_first() ? 0 : pass);
-    const double walked = on.bytes_sent();
-    sum_gradients(model, groups.sharing());
+    const double executed = on.bytes_sent();
+    sum_gradients(model, groups.data_parallel_group());
     const double embedding = 4.0 * static_cast<double>(config.vocab_size * config.hidden_size);
     const bool is_end = model.stage().is_first() || model.stage().is_last();
-    EXPECT_EQ(on.bytes_sent() - walked, is_end ? embedding : 0);
+    EXPECT_EQ(on.bytes_sent() - executed, is_end ? embedding : 0);
   });
 }
 

@@ -14,9 +14,9 @@
 
 #include "models/checkpoint.h"
 #include "models/tensor_parallel.h"
-#include "train/exactness.h"
 #include "train/optimizer.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
+#include "train/reference_comparison.h"
 
 namespace bough {
 
@@ -62,9 +62,9 @@ inline double take_steps(Model& model, Optimizer& optimizer, const TrainingRanks
                          const TrainBatch& batch, const Loss& loss, int64_t from, int64_t to) {
   double norm = 0;
   for (int64_t step = from; step < to; ++step) {
-    const Plan plan = plan_share("blocks", plan_request(batch, 24), groups ? groups->replica() : 0,
+    const Plan plan = plan_shard("blocks", plan_request(batch, 24), groups ? groups->replica() : 0,
                                  groups ? groups->num_replicas() : 1);
-    Executor(model, {.ranks = groups ? groups->walking() : nullptr}).forward_backward(plan, batch, loss);
+    Executor(model, {.ranks = groups ? groups->loss_group() : nullptr}).forward_backward(plan, batch, loss);
     norm = optimizer.step().grad_norm;
   }
   optimizer.check_integrity();
@@ -86,7 +86,7 @@ inline void fill_trained(Model& model) {
     for (const auto& part : parameter->parts) {
       auto generator = at::detail::createCPUGenerator(std::hash<std::string>()(part.name));
       const at::Tensor whole =
-          at::randn(whole_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
+          at::randn(unsharded_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
       parameter->part_value(part).copy_(own_piece(whole, *parameter, part)).mul_(0.3);
     }
 }

@@ -8,7 +8,7 @@
 #include "models/lora.h"
 #include "train/critic.h"
 #include "train/ranks_test_util.h"
-#include "train/sparse_student.h"
+#include "train/sparse_policy_trainer.h"
 
 namespace bough {
 namespace {
@@ -62,7 +62,7 @@ const std::vector<ParallelSizes> kKinds = [] {
 // The results of one critic step.
 struct CriticStep {
   at::Tensor values_R;
-  ValueWalk walk;
+  ValueExecution execution;
   std::map<std::string, at::Tensor> moments;             // of the parameters that its optimizer updates
   std::map<std::string, at::Tensor> backbone_gradients;  // if it shares the actor's
   std::map<std::string, at::Tensor> head, backbone;      // as saved after the step
@@ -86,23 +86,23 @@ CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, Ran
   if (shares_backbone) {
     const auto loss = full_loss();
     ValueBlockHead beside = critic.beside_policy(batch);
-    Executor(model, {.ranks = groups ? groups->walking() : nullptr,
+    Executor(model, {.ranks = groups ? groups->loss_group() : nullptr,
                      .context_ranks = groups ? groups->context() : nullptr})
         .forward_backward(critic.plan(batch), batch, *loss, &beside);
-    step.walk = critic.result_of(beside);
-    sum_gradients(model, groups ? groups->sharing() : nullptr);
+    step.execution = critic.result_of(beside);
+    sum_gradients(model, groups ? groups->data_parallel_group() : nullptr);
     for (const auto& [name, gradient] : named_gradients(model))
       step.backbone_gradients[name] = gradient.clone();
   } else {
-    step.walk = critic.accumulate(critic.plan(batch), batch);
+    step.execution = critic.accumulate(critic.plan(batch), batch);
   }
   critic.optimizer().step();
   critic.optimizer().check_integrity();
   const CriticSnapshot snapshot = critic.snapshot(/*copies=*/true);
-  const bool is_whole_here =
-      !groups || (groups->shares_with_leader() && (groups->has_whole_model() || groups->leads()));
-  EXPECT_EQ(snapshot.backbone != nullptr, !shares_backbone && is_whole_here);
-  if (!groups || groups->leads()) {
+  const bool is_unsharded_here =
+      !groups || (groups->shares_with_leader() && (groups->has_unsharded_model() || groups->is_rank_zero()));
+  EXPECT_EQ(snapshot.backbone != nullptr, !shares_backbone && is_unsharded_here);
+  if (!groups || groups->is_rank_zero()) {
     EXPECT_EQ(snapshot.head.size(), 2);
     for (const auto& [name, tensor] : snapshot.head) step.head[name] = tensor;
     if (snapshot.backbone)
@@ -128,17 +128,19 @@ TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
       const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor,
                                    " x ", sizes.pipeline, " rank ", groups.all()->rank());
       EXPECT_LE((own.values_R - expected.values_R).abs().max().item<double>(), 1e-10) << what;
-      EXPECT_LE((own.walk.values_R - expected.walk.values_R).abs().max().item<double>(), 1e-10) << what;
-      EXPECT_NEAR(own.walk.loss, expected.walk.loss, 1e-10 * std::max(1.0, expected.walk.loss)) << what;
-      EXPECT_EQ(own.walk.metrics.at("critic/clip_fraction").value(),
-                expected.walk.metrics.at("critic/clip_fraction").value())
+      EXPECT_LE((own.execution.values_R - expected.execution.values_R).abs().max().item<double>(), 1e-10)
+          << what;
+      EXPECT_NEAR(own.execution.loss, expected.execution.loss, 1e-10 * std::max(1.0, expected.execution.loss))
+          << what;
+      EXPECT_EQ(own.execution.metrics.at("critic/clip_fraction").value(),
+                expected.execution.metrics.at("critic/clip_fraction").value())
           << what;
       // The first stage of a pipeline collects the gradients of all layers.
       if (model.stage().is_first()) {
         EXPECT_LE(error_of(own.backbone_gradients, expected.backbone_gradients), 1e-10) << what;
       }
-      EXPECT_EQ(own.moments.empty(), !groups.leads());
-      if (!groups.leads()) return;
+      EXPECT_EQ(own.moments.empty(), !groups.is_rank_zero());
+      if (!groups.is_rank_zero()) return;
       EXPECT_LE(error_of(own.moments, expected.moments), 1e-10) << what;
       EXPECT_LE(error_of(own.head, expected.head), 1e-7) << what;
       EXPECT_LE(error_of(own.backbone, expected.backbone), 1e-7) << what;
@@ -159,51 +161,54 @@ std::vector<Trajectory> long_rows(uint64_t seed) {
   return rows;
 }
 
-struct StudentStep {
+struct SparsePolicyStep {
   MetricValues metrics;
   std::map<std::string, at::Tensor> moments;
 };
 
-StudentStep step_of_student(bool is_weak, Model& theta, uint64_t seed, const std::vector<Trajectory>& rows,
-                            const TrainingRanks* groups) {
+SparsePolicyStep step_of_sparse_policy(bool is_draft, Model& trained_model, uint64_t seed,
+                                       const std::vector<Trajectory>& rows, const TrainingRanks* groups) {
   SparseTrainingSettings settings{
-      .arm = is_weak ? "weak" : "distill", .kl_loss_coef = 0.2, .lora = {.rank = 3}};
+      .mode = is_draft ? "draft" : "distill", .kl_loss_coef = 0.2, .lora = {.rank = 3}};
   const SparsePolicy policy =
-      is_weak ? SparsePolicy() : SparsePolicy{.budget_pages = 4, .summary = PageSummary::kMean};
+      is_draft ? SparsePolicy() : SparsePolicy{.budget_pages = 4, .summary = PageSummary::kMean};
   const ActorSettings actor = settings_of(seed);
-  std::unique_ptr<SparseStudent> student;
-  if (is_weak) {
-    student = std::make_unique<SparseStudent>(random_model(seed + 1, at::kDouble), settings, actor, policy,
-                                              10, groups);
+  std::unique_ptr<SparsePolicyTrainer> sparse_trainer;
+  if (is_draft) {
+    sparse_trainer = std::make_unique<SparsePolicyTrainer>(random_model(seed + 1, at::kDouble), settings,
+                                                           actor, policy, 10, groups);
   } else {
-    student = std::make_unique<SparseStudent>(theta, settings, actor, policy, 10, seed, groups);
-    for (Parameter* parameter : student->model().trained_parameters())  // with B = 0, A has no gradient
+    sparse_trainer =
+        std::make_unique<SparsePolicyTrainer>(trained_model, settings, actor, policy, 10, seed, groups);
+    for (Parameter* parameter :
+         sparse_trainer->model().trained_parameters())  // with B = 0, A has no gradient
       parameter->value.copy_(noise(parameter->value.numel(), seed).view(parameter->value.sizes()) * 0.1);
   }
   std::vector<const Trajectory*> pointers;
   for (const Trajectory& row : rows) pointers.push_back(&row);
   const int64_t num_rows = make_batch(rows, {}, at::kDouble).num_rows();
-  StudentStep step;
-  step.metrics = student->train(pointers, -4 + 0.3 * noise(num_rows, seed), actor.tree.strategy());
-  step.moments = moments_of(student->snapshot(/*copies=*/true).optimizer);
+  SparsePolicyStep step;
+  step.metrics = sparse_trainer->train(pointers, -4 + 0.3 * noise(num_rows, seed), actor.tree.strategy());
+  step.moments = moments_of(sparse_trainer->snapshot(/*copies=*/true).optimizer);
   return step;
 }
 
 TEST(RanksTraining, TheGeneratingPolicysStepIsOneProcesss) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
-    const bool is_weak = seed % 3 == 2;
+    const bool is_draft = seed % 3 == 2;
     const std::vector<Trajectory> rows = long_rows(seed);
     if (make_batch(rows, {}, at::kDouble).num_rows() == 0) continue;
-    const auto theta = random_model(seed, at::kDouble);
-    const StudentStep expected = step_of_student(is_weak, *theta, seed, rows, nullptr);
+    const auto trained_model = random_model(seed, at::kDouble);
+    const SparsePolicyStep expected = step_of_sparse_policy(is_draft, *trained_model, seed, rows, nullptr);
     ASSERT_GT(expected.metrics.at("sparse/grad_norm"), 1e-6) << seed;
-    on_rank_groups({.data = 2 + static_cast<int64_t>(seed % 2)}, *theta,
+    on_rank_groups({.data = 2 + static_cast<int64_t>(seed % 2)}, *trained_model,
                    [&](TrainingRanks& groups, Model& model) {
-                     const StudentStep own = step_of_student(is_weak, model, seed, rows, &groups);
+                     const SparsePolicyStep own = step_of_sparse_policy(is_draft, model, seed, rows, &groups);
                      for (const auto& [name, value] : expected.metrics)
                        EXPECT_NEAR(own.metrics.at(name), value, 1e-10 * std::max(1.0, std::abs(value)))
                            << name << " seed " << seed;
-                     EXPECT_LE(groups.leads() ? error_of(own.moments, expected.moments) : 0, 1e-10) << seed;
+                     EXPECT_LE(groups.is_rank_zero() ? error_of(own.moments, expected.moments) : 0, 1e-10)
+                         << seed;
                    });
   }
 }

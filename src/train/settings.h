@@ -5,13 +5,12 @@
 #include <string>
 
 #include "algo/advantages.h"
-#include "algo/aggregation.h"
 #include "algo/filters.h"
 #include "algo/loss_settings.h"
 #include "algo/reward_shaping.h"
 #include "base/error.h"
 #include "base/settings.h"
-#include "models/lora.h"
+#include "models/lora_settings.h"
 #include "plan/packing.h"
 #include "plan/plan.h"
 
@@ -265,6 +264,42 @@ struct ActorSettings {
                           ": after the first of several updates the training pass is no longer of the policy "
                           "that the update began with; expected 1 of both, or recompute or "
                           "loglinear"));
+  }
+};
+
+// The generating policy, if it is not the trained one (sparse_policy_trainer.h).
+struct SparseTrainingSettings {
+  std::string mode = "sparse";
+  std::string draft_path;
+  double kl_loss_coef = 0.001;
+  std::string kl_loss_type = "k2";
+  std::optional<double> lr_ratio;
+  LoraSettings lora{.rank = 32};
+
+  bool distills() const { return mode == "distill"; }
+  bool is_draft() const { return mode == "draft"; }
+  bool has_sparse_policy() const { return distills() || is_draft(); }
+  bool trains_sparse() const { return mode == "sparse_to_sparse"; }
+
+  template <class V>
+  void visit(V& v) {
+    v("mode", mode,
+      "with rollout.sparse: sparse (only the dense policy is trained, on sparse samples), distill (like "
+      "sparse; adapters also keep the generating policy close to the dense one), sparse_to_sparse (the "
+      "sparse policy "
+      "itself is trained), exact_top_k (sparse with rollout.sparse.summary exact; a slow baseline). With or "
+      "without rollout.sparse: draft (another model generates and is kept close to the trained one)",
+      aliased({"sparse", "distill", "sparse_to_sparse", "exact_top_k", "draft"}, {{"weak", "draft"}}));
+    v("draft_path", draft_path,
+      "draft: the model that generates; it needs the tokenizer of the trained model");
+    v("kl_loss_coef", kl_loss_coef,
+      "distill, draft: weight of the KL from the generating policy to the trained one", at_least(0.0));
+    v("kl_loss_type", kl_loss_type, "distill, draft: estimator of that KL", one_of({"k1", "k2", "k3"}));
+    v("lr_ratio", lr_ratio,
+      "learning rate of the generating policy divided by actor.optimizer.lr; null: 5 for adapters, 1 for a "
+      "draft model",
+      above(0.0));
+    v("lora", lora, "distill: the adapters");
   }
 };
 

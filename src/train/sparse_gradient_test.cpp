@@ -9,8 +9,8 @@
 #include <numeric>
 
 #include "models/lora.h"
-#include "train/exactness.h"
-#include "train/sparse_student.h"
+#include "train/reference_comparison.h"
+#include "train/sparse_policy_trainer.h"
 
 namespace bough {
 namespace {
@@ -25,7 +25,7 @@ class MaskOfPages {
   explicit MaskOfPages(const SparsePolicy& policy) : policy_(policy) {}
 
   at::Tensor operator()(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
-                        const std::vector<uint8_t>& is_drawn) {
+                        const std::vector<uint8_t>& is_sampled) {
     if (layer < policy_.dense_layers) return {};
     const int64_t N = q_NTH.size(0), T = q_NTH.size(1), G = k_GTH.size(0), H = k_GTH.size(2), heads = N / G;
     const int64_t complete = T / kPage;
@@ -34,7 +34,7 @@ class MaskOfPages {
       const at::Tensor scores_NTT = at::matmul(q_NTH, k_GTH.repeat_interleave(heads, 0).transpose(1, 2));
       for (int64_t n = 0; n < N; ++n)
         for (int64_t t = policy_.budget_pages * kPage; t < T; ++t)
-          if (is_drawn[static_cast<size_t>(t)] != 0)
+          if (is_sampled[static_cast<size_t>(t)] != 0)
             hide_lowest(scores_NTT[n][t].narrow(0, 0, t + 1), hidden_NTT[n][t]);
       return hidden_NTT;
     }
@@ -52,7 +52,7 @@ class MaskOfPages {
         int64_t budget = policy_.budget_pages;
         for (const auto& [from, larger] : policy_.larger_budgets)
           if (t + 1 >= from) budget = larger;
-        if (is_drawn[static_cast<size_t>(t)] == 0 || pages <= budget) continue;
+        if (is_sampled[static_cast<size_t>(t)] == 0 || pages <= budget) continue;
         ++num_choices_;
         const double* scores = scores_TB.const_data_ptr<double>() + t * complete;
         std::vector<int64_t> ranked(static_cast<size_t>(pages - 3));
@@ -99,7 +99,7 @@ std::vector<const Trajectory*> pointers(const RandomBatch& r) {
 // outputs.
 std::unique_ptr<RandomBatch> long_batch(uint64_t seed) {
   auto r = random_batch(seed, 600);
-  mark_drawn(r->batch, pointers(*r));
+  mark_sampled(r->batch, pointers(*r));
   return r;
 }
 
@@ -115,7 +115,7 @@ void expect_gradient_of_masked(Model& model, const SparsePolicy& policy, const R
     Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true, .sparse = policy});
     const auto plan = with_random_keeps(
         make_plan(strategy, plan_request(r.batch, strategy == "packed" ? 1024 : 90)), r.batch.num_rows());
-    const WalkResult result = executor.forward_backward(plan, r.batch, *loss);
+    const ExecutionResult result = executor.forward_backward(plan, r.batch, *loss);
     ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
     ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)
         << what << " " << strategy;
@@ -168,25 +168,26 @@ TEST(SparseGradient, OfTheAdaptersIsThatOfMaskedSequencesAndThetaHasNone) {
   for (const uint64_t seed : kSeeds) {
     const auto r = long_batch(seed);
     if (r->batch.num_rows() == 0) continue;
-    const auto theta = random_model(seed, at::kDouble);
+    const auto trained_model = random_model(seed, at::kDouble);
     const SparsePolicy policy = policy_of(seed);
     SparseTrainingSettings settings{
-        .arm = "distill", .kl_loss_coef = 0.2, .kl_loss_type = seed % 2 == 0 ? "k2" : "k3"};
+        .mode = "distill", .kl_loss_coef = 0.2, .kl_loss_type = seed % 2 == 0 ? "k2" : "k3"};
     settings.lora.rank = 3;
-    SparseStudent student(*theta, settings, ActorSettings(), policy, 10, seed);
-    Model& phi = student.model();
+    SparsePolicyTrainer sparse_trainer(*trained_model, settings, ActorSettings(), policy, 10, seed);
+    Model& sparse_model = sparse_trainer.model();
     auto generator = at::detail::createCPUGenerator(seed);
-    for (Parameter* parameter : phi.trained_parameters())  // with B = 0, A would have no gradient
+    for (Parameter* parameter : sparse_model.trained_parameters())  // with B = 0, A would have no gradient
       parameter->value.copy_(0.1 *
                              at::randn(parameter->value.sizes(), generator, parameter->value.options()));
 
-    GradientStep step(phi, FrozenModels(&phi), student.actor(), nullptr, nullptr, policy);
+    GradientStep step(sparse_model, FrozenModels(&sparse_model), sparse_trainer.actor(), nullptr, nullptr,
+                      policy);
     TrainBatch batch = step.rows_of(pointers(*r));
     batch.fields.advantages_R = r->batch.fields.advantages_R;
     batch.fields.proximal_is_current = true;
-    const auto loss = make_loss(student.actor().loss);
+    const auto loss = make_loss(sparse_trainer.actor().loss);
     MaskOfPages mask(policy);
-    FlatReference reference(phi, std::ref(mask));
+    FlatReference reference(sparse_model, std::ref(mask));
     // The dense log-probabilities are near the sparse ones, as in a run. k3 grows exponentially with their
     // distance.
     batch.fields.reference_log_probs_R = at::zeros({batch.num_rows()}, at::kDouble);
@@ -195,11 +196,12 @@ TEST(SparseGradient, OfTheAdaptersIsThatOfMaskedSequencesAndThetaHasNone) {
     FlatResult flat = reference.run(batch, *loss);
     num_choices += mask.num_choices();
     for (const std::string strategy : {"path", "blocks"}) {
-      phi.zero_gradients();
-      const WalkResult result = step.accumulate(make_plan(strategy, plan_request(batch, 90)), batch);
+      sparse_model.zero_gradients();
+      const ExecutionResult result = step.accumulate(make_plan(strategy, plan_request(batch, 90)), batch);
       ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << "seed " << seed;
-      ASSERT_LE(gradient_error(phi.trained_parameters(), flat), 1e-10) << "seed " << seed << " " << strategy;
-      for (Parameter* parameter : phi.parameters()) ASSERT_FALSE(parameter->main_grad.defined());
+      ASSERT_LE(gradient_error(sparse_model.trained_parameters(), flat), 1e-10)
+          << "seed " << seed << " " << strategy;
+      for (Parameter* parameter : sparse_model.parameters()) ASSERT_FALSE(parameter->main_grad.defined());
     }
   }
   EXPECT_GT(num_choices, 2000);

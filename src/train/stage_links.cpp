@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "models/pipeline.h"
+#include "models/pipeline_stage.h"
 #include "models/tensor_parallel.h"
 
 namespace bough {

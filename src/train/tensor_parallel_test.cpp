@@ -24,7 +24,7 @@ const bool one_thread = (at::set_num_threads(1), true);
 // Losses that need other tokens than the sampled ones: the teacher's, and the policy's most likely.
 TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
   const auto r = random_batch(11, 80);
-  add_given_tokens(*r, 11);
+  add_top_k_tokens(*r, 11);
   LossSettings settings;
   settings.teacher.path = "t";
   settings.teacher.topk = 5;
@@ -34,10 +34,10 @@ TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
   const auto whole = random_model(shared_config(11), 11, at::kDouble);
   FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
   const RowValues one =
-      Executor(*whole).forward(plan_share("blocks", plan_request(r->batch, 24), 0, 1), r->batch, 9);
+      Executor(*whole).forward(plan_shard("blocks", plan_request(r->batch, 24), 0, 1), r->batch, 9);
   on_rank_groups({.tensor = 4}, *whole, [&](TrainingRanks& groups, Model& model) {
     model.allocate_gradients();
-    const Plan plan = plan_share("blocks", plan_request(r->batch, 24), 0, 1);
+    const Plan plan = plan_shard("blocks", plan_request(r->batch, 24), 0, 1);
     const RowValues values = Executor(model).forward(plan, r->batch, 9);
     Executor(model).forward_backward(plan, r->batch, *loss);
     sum_gradients(model, nullptr);
@@ -45,7 +45,7 @@ TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
     if (groups.all()->rank() != 2) return;
     EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK));
     EXPECT_LE((values.top_log_probs_RK - one.top_log_probs_RK).abs().max().item<double>(), 1e-10);
-    EXPECT_LE((values.given_log_probs_RK - one.given_log_probs_RK).abs().max().item<double>(), 1e-10);
+    EXPECT_LE((values.top_k_log_probs_RK - one.top_k_log_probs_RK).abs().max().item<double>(), 1e-10);
     EXPECT_LE(gradient_error(gradients, flat), 1e-10);
   });
 }
@@ -72,7 +72,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   };
   on_rank_groups({.data = 2, .tensor = 2}, *start, [&](TrainingRanks& groups, Model& model) {
     const bool is_first = groups.all()->rank() == 0;
-    Optimizer shared(model, settings, 20, groups.sharing());
+    Optimizer shared(model, settings, 20, groups.data_parallel_group());
     steps(model, shared, &groups, 0, 10);
     const OptimizerSnapshot snapshot = shared.snapshot(true);
     const NamedTensors weights = named_weights(model);
@@ -92,7 +92,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
       for (Parameter* parameter : model.parameters())
         for (const auto& part : parameter->parts)
           parameter->part_value(part).copy_(own_piece(saved.tensor(part.name), *parameter, part));
-      Optimizer shared(model, settings, 20, groups.sharing());
+      Optimizer shared(model, settings, 20, groups.data_parallel_group());
       shared.load(folder);
       steps(model, shared, nullptr, 10, 20);
       const NamedTensors last = named_weights(model);
@@ -114,21 +114,21 @@ TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
     fill_trained(*one);
     const auto request = plan_request(r->batch, 24);
     one->allocate_gradients();
-    Executor(*one).forward_backward(plan_share("blocks", request, 0, 1), r->batch, *loss);
+    Executor(*one).forward_backward(plan_shard("blocks", request, 0, 1), r->batch, *loss);
     std::map<std::string, at::Tensor> expected;
     for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
     const int64_t tensor = seed % 2 == 0 ? 2 : 4;
     on_rank_groups({.tensor = tensor}, *whole, [&](TrainingRanks& groups, Model& model) {
       add_adapter(model, lora, seed);
-      NamedTensors drawn;
+      NamedTensors sampled;
       for (const Parameter* parameter : model.trained_parameters())
         for (const auto& part : parameter->parts)
-          drawn.emplace_back(
+          sampled.emplace_back(
               part.name,
               gather_pieces(parameter->part_value(part), *parameter, part, *groups.tensor()).clone());
       fill_trained(model);
       model.allocate_gradients();
-      Executor(model).forward_backward(plan_share("blocks", request, 0, 1), r->batch, *loss);
+      Executor(model).forward_backward(plan_shard("blocks", request, 0, 1), r->batch, *loss);
       sum_gradients(model, nullptr);
       const NamedTensors gradients = named_gradients(model);
       if (groups.all()->rank() > 0) return;
@@ -137,7 +137,7 @@ TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
       add_adapter(*fresh, lora, seed);
       std::map<std::string, at::Tensor> of_one;
       for (const auto& [name, value] : adapter_tensors(*fresh)) of_one[name] = value;
-      for (const auto& [name, value] : drawn) EXPECT_TRUE(value.equal(of_one.at(name))) << name;
+      for (const auto& [name, value] : sampled) EXPECT_TRUE(value.equal(of_one.at(name))) << name;
     });
   }
 }
@@ -150,8 +150,8 @@ TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
   on_rank_groups({.tensor = 4}, *whole, [&](TrainingRanks& groups, Model& model) {
     const NamedTensors together = named_weights(model);
     const auto copy = make_model(config, at::kDouble);
-    gather_weights(model, groups.leads() ? copy.get() : nullptr);
-    if (!groups.leads()) return;
+    gather_weights(model, groups.is_rank_zero() ? copy.get() : nullptr);
+    if (!groups.is_rank_zero()) return;
     const NamedTensors expected = named_weights(*whole), gathered = named_weights(*copy);
     ASSERT_EQ(together.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -180,7 +180,7 @@ TEST(TensorParallel, SendsWhatIsSaid) {
   on_rank_groups({.tensor = 2}, *whole, [&](TrainingRanks& groups, Model& model) {
     model.allocate_gradients();
     const double before = groups.tensor()->bytes_sent();
-    Executor(model).forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    Executor(model).forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     // On two ranks, an all-reduce of B bytes sends B bytes from each rank. So does an all-gather.
     const double sums = 4 * (4 * layers * tokens * width + tokens * width + tokens * width);
     EXPECT_EQ(groups.tensor()->bytes_sent() - before, sums + 4 * 3 * rows);
@@ -189,7 +189,7 @@ TEST(TensorParallel, SendsWhatIsSaid) {
     model.allocate_gradients();
     const double before = groups.context()->bytes_sent();
     Executor(model, {.context_ranks = groups.context()})
-        .forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+        .forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     const double keys = 2 * static_cast<double>(config.key_width());
     // Per layer, the keys and values of this rank's half of the tokens are gathered, and their gradients are
     // summed over all tokens. Once per pass, hidden states are gathered, and the gradient of the head's

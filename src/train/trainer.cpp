@@ -11,7 +11,7 @@
 #include "models/checkpoint.h"
 #include "models/tensor_parallel.h"
 #include "train/context_parallel.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 #include "train/sequence_steps.h"
 
 namespace bough {
@@ -72,11 +72,11 @@ std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& rows) 
 }  // namespace
 
 Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
-                 const Clock& clock, Critic* critic, const SparsePolicy& sparse, SparseStudent* student,
-                 const TrainingRanks* ranks)
+                 const Clock& clock, Critic* critic, const SparsePolicy& sparse,
+                 SparsePolicyTrainer* sparse_trainer, const TrainingRanks* ranks)
     : settings_(beside_critic(settings, critic)),
       critic_(critic),
-      student_(student),
+      sparse_trainer_(sparse_trainer),
       reference_(frozen.reference),
       model_(model),
       ranks_(ranks && ranks->all() ? ranks : nullptr),
@@ -84,13 +84,13 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
                      settings.updates_per_batch(),
-                 ranks_ ? ranks_->sharing() : nullptr, settings.deterministic),
+                 ranks_ ? ranks_->data_parallel_group() : nullptr, settings.deterministic),
       clock_(clock) {
   gradient_.leave_sums_over_ranks();
 }
 
 void Trainer::follow(const std::function<void(int32_t version)>& publish) {
-  BOUGH_CHECK(ranks_ && !leads_ranks(), "rank 0 leads");
+  BOUGH_CHECK(ranks_ && !is_rank_zero(), "rank 0 leads");
   while (true) {
     const RankOrder order = receive_order(*ranks_->all());
     switch (order.kind) {
@@ -106,36 +106,36 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
         gradient_.values(gradient_.rows_of(pointers_to(order.batch)), settings_.tree.strategy());
         break;
       case RankOrder::Kind::kSnapshot: snapshot_together(/*copies=*/false); break;
-      case RankOrder::Kind::kWeights: gather_whole(); break;
+      case RankOrder::Kind::kWeights: gather_unsharded(); break;
       case RankOrder::Kind::kEnd: return;
     }
   }
 }
 
 void Trainer::publish_ranks(int32_t version) {
-  if (leads_ranks())
+  if (is_rank_zero())
     send_order({.kind = RankOrder::Kind::kPublish, .version = version, .batch = {}}, *ranks_->all());
 }
 
 void Trainer::end_ranks() {
-  if (leads_ranks()) send_order({}, *ranks_->all());
+  if (is_rank_zero()) send_order({}, *ranks_->all());
 }
 
 TrainingSnapshot Trainer::snapshot(bool copies) {
-  if (leads_ranks()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_->all());
+  if (is_rank_zero()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_->all());
   return snapshot_together(copies);
 }
 
 TrainingSnapshot Trainer::snapshot_together(bool copies) {
-  const Model* whole = gather_whole();
+  const Model* whole = gather_unsharded();
   TrainingSnapshot snapshot{.model = whole ? snapshot_of(*whole, copies) : nullptr,
                             .optimizer = optimizer_.snapshot(copies),
                             .critic = {},
-                            .student = {},
+                            .sparse_trainer = {},
                             .reference = nullptr,
                             .coefficients = gradient_.state()};
   if (critic_) snapshot.critic = critic_->snapshot(copies);
-  if (student_) snapshot.student = student_->snapshot(copies);
+  if (sparse_trainer_) snapshot.sparse_trainer = sparse_trainer_->snapshot(copies);
   if (const Model* reference = renewed_reference(); reference && (!ranks_ || ranks_->shares_with_leader()))
     snapshot.reference = snapshot_of(*reference, copies);
   return snapshot;
@@ -143,30 +143,30 @@ TrainingSnapshot Trainer::snapshot_together(bool copies) {
 
 void TrainingSnapshot::save_more(const std::filesystem::path& directory, const std::string& base) const {
   if (critic) critic->save(directory / "critic");
-  if (student) student->save(directory, base);
+  if (sparse_trainer) sparse_trainer->save(directory, base);
   if (reference) save_model(directory / "reference", *reference);
 }
 
 Json Trainer::load(const RunCheckpoint& checkpoint) {
   Json saved = load_run_checkpoint(checkpoint, model_, optimizer_, [&](const auto& directory) {
     if (critic_) critic_->load(directory / "critic");
-    if (student_) student_->load(directory);
+    if (sparse_trainer_) sparse_trainer_->load(directory);
     if (Model* reference = renewed_reference()) load_weights(directory / "reference", *reference);
   });
   gradient_.restore(saved.value("coefficients", Json()));
   return saved;
 }
 
-Model& Trainer::whole_model() {
-  if (model_.is_whole()) return model_;
-  BOUGH_CHECK(whole_ && leads_ranks(), "the whole model is rank 0's");
+Model& Trainer::unsharded_model() {
+  if (model_.is_unsharded()) return model_;
+  BOUGH_CHECK(whole_ && is_rank_zero(), "the whole model is rank 0's");
   send_order({.kind = RankOrder::Kind::kWeights, .batch = {}}, *ranks_->all());
-  return *gather_whole();
+  return *gather_unsharded();
 }
 
 // Returns nullptr on ranks other than the first if the ranks split the layers.
-Model* Trainer::gather_whole() {
-  if (model_.is_whole()) return &model_;
+Model* Trainer::gather_unsharded() {
+  if (model_.is_unsharded()) return &model_;
   if (ranks_->shares_with_leader()) gather_weights(model_, whole_);
   return whole_;
 }
@@ -178,12 +178,12 @@ void Trainer::use_costs(StepCosts costs, StepCosts critic) {
   for (StepCosts* own : {&costs_, &critic_costs_})
     own->passes = context_costs(own->passes, ranks_ ? ranks_->sizes().context : 1);
   gradient_.use_costs(costs_.passes.get());
-  if (student_) student_->use_costs(costs_.passes.get());
+  if (sparse_trainer_) sparse_trainer_->use_costs(costs_.passes.get());
   if (critic_) critic_->use_costs((critic_->shares_backbone() ? costs_ : critic_costs_).passes.get());
 }
 
-void Trainer::order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& rows) {
-  if (!leads_ranks()) return;
+void Trainer::order_execution(RankOrder::Kind kind, const std::vector<Trajectory*>& rows) {
+  if (!is_rank_zero()) return;
   RankOrder order{.kind = kind, .version = 0, .batch = {}};
   for (const Trajectory* row : rows) order.batch.push_back(*row);
   send_order(order, *ranks_->all());
@@ -196,7 +196,7 @@ void Trainer::set_values(std::vector<Trajectory>& batch) {
   for (Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
   if (kept.empty()) return;
-  order_walk(RankOrder::Kind::kValues, kept);
+  order_execution(RankOrder::Kind::kValues, kept);
   const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
   const at::Tensor values_R = critic_->values(rows).to(at::kDouble).contiguous();
   for (size_t s = 0; s < kept.size(); ++s)
@@ -210,7 +210,7 @@ void Trainer::set_acceptance(std::vector<Trajectory>& batch) {
   for (Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
   if (kept.empty()) return;
-  order_walk(RankOrder::Kind::kLogProbs, kept);
+  order_execution(RankOrder::Kind::kLogProbs, kept);
   const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
   const at::Tensor accepted_R =
       sampled_acceptance(rows.fields.behaviour_log_probs_R,
@@ -230,14 +230,14 @@ void Trainer::update_critic(MiniBatch& mini, Updates& updates) {
 
 void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
   ++updates.count;
-  const bool in_policys_walk = critic_ && critic_->shares_backbone() && trains_actor;
-  if (critic_ && !in_policys_walk) update_critic(mini, updates);
+  const bool in_policy_execution = critic_ && critic_->shares_backbone() && trains_actor;
+  if (critic_ && !in_policy_execution) update_critic(mini, updates);
   if (trains_actor) {
     if (!mini.plan) mini.plan = gradient_.plan(mini.batch, settings_.tree.strategy());
     const Clock::Time planned = clock_.now();
     std::optional<ValueBlockHead> values;
-    if (in_policys_walk) values.emplace(critic_->beside_policy(mini.batch));
-    const WalkResult result = gradient_.accumulate(*mini.plan, mini.batch, values ? &*values : nullptr);
+    if (in_policy_execution) values.emplace(critic_->beside_policy(mini.batch));
+    const ExecutionResult result = gradient_.accumulate(*mini.plan, mini.batch, values ? &*values : nullptr);
     updates.gradient_seconds += seconds_between(planned, clock_.now());
     merge(updates.sums, result.metrics);
     if (keeps_log_probs() && !mini.before.log_probs_R.defined()) mini.before = result.values;
@@ -253,7 +253,7 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
 MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   if (!ranks_) return train_together(batch);
   const double sent = ranks_->bytes_sent();
-  BOUGH_CHECK(leads_ranks(), "rank ", ranks_->all()->rank(), " follows");
+  BOUGH_CHECK(is_rank_zero(), "rank ", ranks_->all()->rank(), " follows");
   RankOrder order{.kind = RankOrder::Kind::kTrain, .version = num_batches_, .batch = {}};
   for (const Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) order.batch.push_back(trajectory);
@@ -302,7 +302,7 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
       if (!fields.proximal_log_probs_R.defined()) mini.before = gradient_.values(mini.batch, strategy);
       else {
         mini.before.log_probs_R = fields.proximal_log_probs_R;
-        mini.before.given_log_probs_RK = fields.proximal_given_RK;
+        mini.before.top_k_log_probs_RK = fields.proximal_top_k_RK;
       }
     }
 
@@ -383,8 +383,8 @@ MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
   for (size_t m = 0; m < minis.size(); ++m) {
     const RowValues& before = minis[m].before;
     at::Tensor overlap_R;
-    if (before.given_log_probs_RK.defined() && minis[m].batch.fields.behaviour_given_RK.defined())
-      overlap_R = overlap_of(minis[m].batch.fields.behaviour_given_RK, before.given_log_probs_RK);
+    if (before.top_k_log_probs_RK.defined() && minis[m].batch.fields.behaviour_top_k_RK.defined())
+      overlap_R = overlap_of(minis[m].batch.fields.behaviour_top_k_RK, before.top_k_log_probs_RK);
     const std::vector<int64_t>& offset = minis[m].batch.row_offset;
     for (size_t i = 0; i < members[m].size(); ++i) {
       const auto row = static_cast<size_t>(members[m][i]);
@@ -399,8 +399,8 @@ MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
   MetricValues values = acceptance_metrics(
       rows, gradient_.rows_of(rows),
       {log_probs_R, has_overlap ? at::cat(overlap_by_row) : at::Tensor(), num_batches_ - 1});
-  if (!student_) return values;
-  values.merge(student_->train(rows, log_probs_R, settings_.tree.strategy()));
+  if (!sparse_trainer_) return values;
+  values.merge(sparse_trainer_->train(rows, log_probs_R, settings_.tree.strategy()));
   values["time/sparse_train"] = seconds_between(start, clock_.now());
   return values;
 }
@@ -419,17 +419,17 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
     recomputed += simulation.tokens_recomputed;
   }
   MetricValues values;
-  if (Communicator* const sharing = ranks ? ranks->sharing() : nullptr) {
+  if (Communicator* const data_parallel_group = ranks ? ranks->data_parallel_group() : nullptr) {
     const std::vector<double> own = {static_cast<double>(planned), static_cast<double>(forwarded),
                                      static_cast<double>(recomputed), static_cast<double>(peak_bytes),
                                      predicted};
-    const auto size = static_cast<size_t>(sharing->size());
+    const auto size = static_cast<size_t>(data_parallel_group->size());
     std::vector<double> all(own.size() * size);
-    sharing->run({.kind = Collective::Kind::kAllGather,
-                  .send = own.data(),
-                  .receive = all.data(),
-                  .count = std::ssize(own),
-                  .element = Element::kDouble});
+    data_parallel_group->run({.kind = Collective::Kind::kAllGather,
+                              .send = own.data(),
+                              .receive = all.data(),
+                              .count = std::ssize(own),
+                              .element = Element::kDouble});
     planned = forwarded = recomputed = peak_bytes = 0;
     double slowest = 0, total = 0;
     for (size_t at = 0; at < all.size(); at += own.size()) {

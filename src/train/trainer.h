@@ -19,10 +19,10 @@
 #include "train/critic.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 #include "train/run_checkpoint.h"
 #include "train/settings.h"
-#include "train/sparse_student.h"
+#include "train/sparse_policy_trainer.h"
 
 namespace bough {
 
@@ -38,7 +38,7 @@ struct TrainingSnapshot {
   std::shared_ptr<Model> model;  // unsharded
   OptimizerSnapshot optimizer;
   std::optional<CriticSnapshot> critic;
-  std::optional<SparseStudentSnapshot> student;
+  std::optional<SparsePolicySnapshot> sparse_trainer;
   std::shared_ptr<Model> reference;  // nullptr unless ref_model_sync_steps > 0
   Json coefficients;                 // GradientStep::state()
 
@@ -77,7 +77,7 @@ class Trainer final : public BatchTrainer {
   // ranks: nullptr if this process trains alone.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
-          SparseStudent* student = nullptr, const TrainingRanks* ranks = nullptr);
+          SparsePolicyTrainer* sparse_trainer = nullptr, const TrainingRanks* ranks = nullptr);
 
   // With several ranks only rank 0 may call train(), set_values() and set_acceptance(). Its metrics cover all
   // ranks.
@@ -107,12 +107,12 @@ class Trainer final : public BatchTrainer {
   void publish_ranks(int32_t version);
   void end_ranks();
 
-  // Called by rank 0 if ranks shard the model: sets the unsharded model that whole_model() fills. It must
+  // Called by rank 0 if ranks shard the model: sets the unsharded model that unsharded_model() fills. It must
   // outlive the trainer.
-  void use_whole(Model& whole) { whole_ = &whole; }
+  void use_unsharded(Model& whole) { whole_ = &whole; }
   // Called by rank 0: gathers the current weights from all ranks and returns the unsharded model. Throws
-  // InternalError on other ranks and without use_whole(), if ranks shard the model.
-  Model& whole_model();
+  // InternalError on other ranks and without use_unsharded(), if ranks shard the model.
+  Model& unsharded_model();
 
   // Called by rank 0: gathers the state of all ranks. copies: copies the tensors, so that training may
   // continue while they are written.
@@ -141,21 +141,21 @@ class Trainer final : public BatchTrainer {
   };
   MetricValues train_together(const std::vector<Trajectory>& batch);
   TrainingSnapshot snapshot_together(bool copies);
-  Model* gather_whole();
+  Model* gather_unsharded();
   Model* renewed_reference() const { return settings_.loss.ref_model_sync_steps > 0 ? reference_ : nullptr; }
-  bool leads_ranks() const { return ranks_ && ranks_->leads(); }
+  bool is_rank_zero() const { return ranks_ && ranks_->is_rank_zero(); }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
   // On rank 0: commands the other ranks to compute `rows` together with it.
-  void order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
+  void order_execution(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
   void update_critic(MiniBatch& mini, Updates& updates);
-  bool keeps_log_probs() const { return student_ || measures_acceptance_; }
+  bool keeps_log_probs() const { return sparse_trainer_ || measures_acceptance_; }
   MetricValues follow_up(const std::vector<const Trajectory*>& rows,
                          const std::vector<std::vector<int64_t>>& members,
                          const std::vector<MiniBatch>& minis);
 
   const ActorSettings settings_;
   Critic* critic_;
-  SparseStudent* student_;
+  SparsePolicyTrainer* sparse_trainer_;
   Model* const reference_;
   Model& model_;
   Model* whole_ = nullptr;

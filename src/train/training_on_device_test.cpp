@@ -8,8 +8,8 @@
 #include "kernels/common/device.h"
 #include "kernels/common/device_test.h"
 #include "train/critic.h"
-#include "train/exactness.h"
 #include "train/optimizer.h"
+#include "train/reference_comparison.h"
 #include "train/small_model.h"
 #include "train/trainer.h"
 
@@ -30,7 +30,7 @@ std::vector<at::Tensor> gradients_of(Model& model) {
   return gradients;
 }
 
-WalkResult take_gradient(Model& model, const RandomBatch& r, const char* strategy, const Loss& loss) {
+ExecutionResult take_gradient(Model& model, const RandomBatch& r, const char* strategy, const Loss& loss) {
   model.allocate_gradients();
   model.zero_gradients();
   const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r.batch, 32)), 1);
@@ -49,7 +49,7 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
       FlatResult flat = FlatReference(*model).run(r->batch, *loss);
       r->batch.fields = to_type(r->batch.fields, type);
       for (const char* strategy : kStrategies) {
-        const WalkResult result = take_gradient(*model, *r, strategy, *loss);
+        const ExecutionResult result = take_gradient(*model, *r, strategy, *loss);
         EXPECT_LE(gradient_error(*model, flat), bound) << strategy << " seed " << seed << " " << type;
         EXPECT_NEAR(result.loss, flat.loss, bound * std::max(1.0, std::abs(flat.loss)));
         const std::vector<at::Tensor> first = gradients_of(*model);
@@ -146,7 +146,7 @@ TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
   r->batch.old_values_R = numbers(num_rows, 1);
   r->batch.returns_R = numbers(num_rows, 2);
   struct Step {
-    ValueWalk walk;
+    ValueExecution execution;
     at::Tensor values_R;
     std::vector<at::Tensor> gradients;
   };
@@ -168,9 +168,9 @@ TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
     if (share_backbone) {
       ValueBlockHead beside = critic.beside_policy(r->batch);
       Executor(*model).forward_backward(plan, r->batch, *policy_loss, &beside);
-      step.walk = critic.result_of(beside);
+      step.execution = critic.result_of(beside);
     } else {
-      step.walk = critic.accumulate(plan, r->batch);
+      step.execution = critic.accumulate(plan, r->batch);
     }
     step.gradients = gradients_of(*model);
     for (Parameter* parameter : critic.head().parameters())
@@ -180,13 +180,13 @@ TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
   for (const bool share_backbone : {false, true}) {
     const Step got = step_on(device(), share_backbone), again = step_on(device(), share_backbone),
                expected = step_on(at::kCPU, share_backbone);
-    EXPECT_TRUE(got.values_R.is_cpu() && got.walk.values_R.is_cpu());
+    EXPECT_TRUE(got.values_R.is_cpu() && got.execution.values_R.is_cpu());
     EXPECT_TRUE(at::allclose(got.values_R, expected.values_R, 1e-10, 1e-10));
-    EXPECT_TRUE(at::allclose(got.walk.values_R, expected.values_R, 1e-10, 1e-10));
-    EXPECT_NEAR(got.walk.loss, expected.walk.loss, 1e-10 * std::abs(expected.walk.loss));
-    ASSERT_EQ(got.walk.metrics.size(), expected.walk.metrics.size());
-    for (const auto& [name, sum] : expected.walk.metrics)
-      EXPECT_NEAR(got.walk.metrics.at(name).value(), sum.value(),
+    EXPECT_TRUE(at::allclose(got.execution.values_R, expected.values_R, 1e-10, 1e-10));
+    EXPECT_NEAR(got.execution.loss, expected.execution.loss, 1e-10 * std::abs(expected.execution.loss));
+    ASSERT_EQ(got.execution.metrics.size(), expected.execution.metrics.size());
+    for (const auto& [name, sum] : expected.execution.metrics)
+      EXPECT_NEAR(got.execution.metrics.at(name).value(), sum.value(),
                   1e-10 * std::max(1.0, std::abs(sum.value())))
           << name;
     ASSERT_EQ(got.gradients.size(), expected.gradients.size());

@@ -11,8 +11,8 @@
 
 namespace bough {
 
-KvStack::KvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
-                 bool with_gradients)
+PrefixKvStack::PrefixKvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype,
+                             at::Device device, bool with_gradients)
     : capacity_(capacity) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   const std::vector<int64_t> sizes = {capacity, config.num_kv_heads, config.head_dim};
@@ -25,7 +25,7 @@ KvStack::KvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dty
   }
 }
 
-void KvStack::push(int32_t first_token, int32_t end_token) {
+void PrefixKvStack::push(int32_t first_token, int32_t end_token) {
   const int64_t begin = num_rows();
   const int64_t count = end_token - first_token;
   BOUGH_CHECK(begin + count <= capacity_, "stack of ", begin, " rows, pushing ", count, ", capacity ",
@@ -35,14 +35,14 @@ void KvStack::push(int32_t first_token, int32_t end_token) {
   for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
-void KvStack::clear_above(int64_t begin, int64_t count) {
+void PrefixKvStack::clear_above(int64_t begin, int64_t count) {
   BOUGH_CHECK(num_rows() <= begin && begin + count <= capacity_, "stack of ", num_rows(), " rows, ", count,
               " from ", begin, ", capacity ", capacity_);
   for (auto& gradient : d_k_) gradient.narrow(0, begin, count).zero_();
   for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
-void KvStack::pop(int64_t count) {
+void PrefixKvStack::pop(int64_t count) {
   BOUGH_CHECK(count <= num_rows(), "popping ", count, " of ", num_rows(), " rows");
   tokens_.resize(tokens_.size() - count);
 }
@@ -282,7 +282,7 @@ at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at:
 at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids) {
   const at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(ids.size());
-  KvStack stack(model.config(), 0, model.dtype(), model.device(), false);
+  PrefixKvStack stack(model.config(), 0, model.dtype(), model.device(), false);
   // Plain causal attention: every token attends to all tokens before it.
   const std::vector<int32_t> end_local(ids.size(), static_cast<int32_t>(count));
   const KeyEnds ends = upload_key_ends(end_local, 0, model.device());

@@ -23,10 +23,10 @@ namespace bough {
 // idempotent; gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack, layer,
 // offset, length), never views across passes: a view would trip autograd's version check when a sibling
 // writes other rows.
-class KvStack {
+class PrefixKvStack {
  public:
-  KvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
-          bool with_gradients);
+  PrefixKvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
+                bool with_gradients);
 
   int64_t num_rows() const { return static_cast<int64_t>(tokens_.size()); }
   const std::vector<int32_t>& tokens() const {
@@ -73,7 +73,7 @@ struct ReplayCounts {
 class TreeContext : public AttentionContext {
  public:
   struct Pass {
-    KvStack* stack;
+    PrefixKvStack* stack;
     int64_t stack_rows;     // P: keys and values below the pass
     bool interior;          // writes its rows at [stack_rows, stack_rows + T)
     bool verify_recompute;  // throws InternalError if a recompute is not bit-identical to the first forward

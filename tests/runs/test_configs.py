@@ -39,8 +39,8 @@ def test_every_settings_file_runs(bough):
             settings += [f"{name}_dataset.few_shot.path=examples.jsonl" for name in ("train", "valid")]
         if "teacher:" in config.read_text():
             settings.append("teacher.path=teacher")
-        if "weak_path:" in config.read_text():
-            settings.append("sparse_training.weak_path=teacher")
+        if "draft_path:" in config.read_text():
+            settings.append("sparse_training.draft_path=teacher")
         if calibration:
             settings.append(f"calibration={calibration}")
         bough("train", config, *settings, ok=True, env=ENVIRONMENT)

@@ -56,8 +56,8 @@ def train(bough_program, folder, demo, config, name, *settings):
     if "\nteacher:" in config.read_text():
         [teacher] = (demo / "runs/demo/grpo/checkpoints").glob("step_300/model")
         job.append(f"teacher.path={teacher}")
-    if "weak_path:" in config.read_text():
-        job.append(f"sparse_training.weak_path={demo}/warm")
+    if "draft_path:" in config.read_text():
+        job.append(f"sparse_training.draft_path={demo}/warm")
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
         [bough_program, "train", config, *job, *settings],

@@ -21,7 +21,7 @@ SPARSE = {
 }
 DISTILL = {
     **SPARSE,
-    "sparse_training.arm": "distill",
+    "sparse_training.mode": "distill",
     "sparse_training.kl_loss_coef": 0.1,
     "sparse_training.lora.rank": 4,
 }
@@ -30,8 +30,8 @@ DISTILL = {
 # A draft policy generates with dense attention.
 WEAK = {
     **{key: value for key, value in SPARSE.items() if "sparse" not in key},
-    "sparse_training.arm": "weak",
-    "sparse_training.weak_path": "weak",
+    "sparse_training.mode": "draft",
+    "sparse_training.draft_path": "weak",
     "sparse_training.kl_loss_coef": 0.1,
     "gconfig.max_new_tokens": 24,
     "gconfig.top_logprobs": 20,
@@ -52,7 +52,7 @@ def test_arms_train_what_they_say(bough):
         "sparse_to_sparse": ["rollout.sparse.replay=true", "rollout.sparse.budget=[16x4, 100:16x5]"],
     }
     for arm in ("sparse", "exact_top_k", "distill", "sparse_to_sparse"):
-        arguments = [f"sparse_training.arm={arm}", f"trial_name={arm}", *more.get(arm, [])]
+        arguments = [f"sparse_training.mode={arm}", f"trial_name={arm}", *more.get(arm, [])]
         bough("train", config, *arguments, ok=True, env=ENVIRONMENT)
         records = read_metrics(runs / arm)
         assert len(records) == 3
@@ -85,7 +85,7 @@ def test_samples_are_chosen_by_what_the_dense_policy_accepts(bough):
         assert record["sparse/acceptance"] == pytest.approx(record["oversampling/acceptance_4"], abs=2e-3)
         assert abs(record["sparse/overlap"] - record["sparse/acceptance"]) < 0.1
         assert record["time/recompute"] > 0 and record["time/update"] > 0
-    refused = bough("train", config, *words, "sparse_training.arm=sparse_to_sparse", "trial_name=no")
+    refused = bough("train", config, *words, "sparse_training.mode=sparse_to_sparse", "trial_name=no")
     assert refused.returncode == 2 and "keep_samples_by" in refused.stderr
 
 
@@ -117,8 +117,8 @@ def test_what_a_weak_model_may_not_be(bough):
     config = write_experiment(bough, **WEAK)
     init_weak(bough)
     cases = [
-        (["sparse_training.weak_path="], "weak_path"),
-        (["sparse_training.arm=distill", "rollout.sparse.budget=16x4"], "weak_path"),
+        (["sparse_training.draft_path="], "draft_path"),
+        (["sparse_training.mode=distill", "rollout.sparse.budget=16x4"], "draft_path"),
         (["lora.rank=4"], "no lora"),
         (["rollout.quantization=int8"], "no quantized copy"),
         (
@@ -189,7 +189,7 @@ def test_an_asynchronous_run_publishes_both_policies(bough, arm):
         ("rollout.sparse.budget=none", "expected a budget"),
         ("lora.rank=4", "no lora"),
         ("rollout.quantization=int8", "below its adapters"),
-        ("sparse_training.arm=exact_top_k", "expected exact"),
+        ("sparse_training.mode=exact_top_k", "expected exact"),
         ("rollout.sparse.budget=[16x4, 100:16x4]", "larger budgets of longer contexts"),
     ],
 )

@@ -65,6 +65,12 @@ def test_a_tree_in_order_passes(check):
             "torch: move the code to kernels or below",
         ),
         (
+            "src/kernels/loss_settings.h",
+            '#include "kernels/op.h"\n',
+            "src/kernels/loss_settings.h:1: a settings header includes torch, by kernels/op.h > "
+            "ATen/core/Tensor.h: split the header",
+        ),
+        (
             "src/attic/old.h",
             "",
             "src/attic/old.h:1: attic is not a module: add it to MODULES of scripts/check_modules",

@@ -111,11 +111,11 @@ Json evaluate(const Json& request) {
   rows.proximal_log_probs_R = column(given, "proximal");
   rows.reference_log_probs_R = column(given, "reference");
   rows.teacher_log_probs_R = column(given, "teacher");
-  rows.given_log_probs_RK = matrix(given, "given");
-  if (rows.given_log_probs_RK.defined()) rows.given_log_probs_RK.requires_grad_(true);
-  rows.behaviour_given_RK = matrix(given, "behaviour_given");
-  rows.proximal_given_RK = matrix(given, "proximal_given");
-  rows.teacher_given_RK = matrix(given, "teacher_given");
+  rows.top_k_log_probs_RK = matrix(given, "given");
+  if (rows.top_k_log_probs_RK.defined()) rows.top_k_log_probs_RK.requires_grad_(true);
+  rows.behaviour_top_k_RK = matrix(given, "behaviour_given");
+  rows.proximal_top_k_RK = matrix(given, "proximal_given");
+  rows.teacher_top_k_RK = matrix(given, "teacher_given");
   if (request.contains("entropy_coef")) rows.entropy_coef = request.at("entropy_coef").get<double>();
   rows.weights_R = column(given, "weights");
   if (given.contains("versions")) rows.versions_R = column(given, "versions").to(at::kInt);
@@ -132,7 +132,7 @@ Json evaluate(const Json& request) {
   return {{"loss", out.loss.item<double>()},
           {"d_log_probs", gradient(rows.log_probs_R)},
           {"d_entropies", gradient(rows.entropies_R)},
-          {"d_given", gradient(rows.given_log_probs_RK)},
+          {"d_given", gradient(rows.top_k_log_probs_RK)},
           {"metrics", metrics},
           {"separable", loss->token_separable()},
           {"aggregation", loss->aggregation()}};

@@ -69,7 +69,7 @@ void run(const std::string& model_path, const std::string& rollouts, const std::
   for (const Trajectory& row : batch) rows.push_back(&row);
   const TrainBatch minis = make_batch(rows, settings.actor.aggregation, accumulator_type(model->dtype()));
   model->allocate_gradients();
-  const ValueWalk walk = critic.accumulate(critic.plan(minis), minis);
+  const ValueExecution walk = critic.accumulate(critic.plan(minis), minis);
   NamedTensors gradients = named_gradients(*model);
   for (Parameter* parameter : critic.head().parameters())
     gradients.emplace_back(parameter->parts[0].name, parameter->main_grad);

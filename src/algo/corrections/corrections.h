@@ -28,9 +28,10 @@ struct Corrected {
 };
 
 struct CorrectionKind {
-  Couples couples = Couples::kNothing;  // with kSequence or kBatch, CorrectionRows::sequences is set
-  WeightBounds bounds = {};             // unused if the correction has no bounds
-  bool reads_given = false;             // needs the engine's top-k tokens
+  CouplingScope coupling =
+      CouplingScope::kNothing;  // with kSequence or kBatch, CorrectionRows::sequences is set
+  WeightBounds bounds = {};     // unused if the correction has no bounds
+  bool reads_top_k = false;     // needs the engine's top-k tokens
   Corrected (*apply)(const CorrectionRows& rows) = nullptr;
 };
 

@@ -19,9 +19,9 @@ at::Tensor accepted(const CorrectionRows& rows, const at::Tensor& w_R) {
 }
 
 CorrectionKind kind(const LossSettings& settings, Corrected (*apply)(const CorrectionRows&)) {
-  return {.couples = settings.correction_level != "token" || settings.correction_veto > 0.0
-                         ? Couples::kSequence
-                         : Couples::kNothing,
+  return {.coupling = settings.correction_level != "token" || settings.correction_veto > 0.0
+                          ? CouplingScope::kSequence
+                          : CouplingScope::kNothing,
           .bounds = weight_bounds(settings, {0.5, 2.0}, {0.9999, 1.0001}),
           .apply = apply};
 }

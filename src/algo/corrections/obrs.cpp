@@ -30,7 +30,7 @@ namespace bough {
 namespace {
 
 // 1 if the row's uniform random number is below `probabilities_R`, otherwise 0.
-at::Tensor drawn(const at::Tensor& probabilities_R, int64_t version) {
+at::Tensor sampled(const at::Tensor& probabilities_R, int64_t version) {
   const CounterRandom random(0, Purpose::acceptance);
   std::vector<double> uniforms;
   for (int64_t row = 0; row < probabilities_R.numel(); ++row)
@@ -45,9 +45,9 @@ Corrected apply(const CorrectionRows& rows) {
   const at::Tensor w_R = rows.log_w_R.exp();
   if (w_R.numel() == 0) return {w_R, {}};
   const at::Tensor acceptance_R = w_R.div(lambda).clamp_max(1.0);
-  const at::Tensor kept_R = drawn(acceptance_R, rows.version);
+  const at::Tensor kept_R = sampled(acceptance_R, rows.version);
   const at::Tensor known_R =
-      at::minimum(rows.behaviour_given_RK.exp(), rows.old_given_RK.exp().div(lambda)).sum(1);
+      at::minimum(rows.behaviour_top_k_RK.exp(), rows.old_top_k_RK.exp().div(lambda)).sum(1);
   // If the top-k tokens of the batch have no mass, nothing is known about the other tokens. kappa is then 1.
   const at::Tensor mean = known_R.mean();
   const at::Tensor kappa = at::where(mean.gt(0.0), acceptance_R.mean().div(mean), at::ones_like(mean));
@@ -75,7 +75,7 @@ CorrectionKind obrs_correction(const LossSettings& settings) {
   if (bounds.upper < settings.obrs_lambda)
     throw UserError(str("setting correction_upper: obrs weighs what it keeps by at least obrs_lambda, ",
                         settings.obrs_lambda, ", got ", bounds.upper, "; expected no less than that"));
-  return {.couples = Couples::kBatch, .bounds = bounds, .reads_given = true, .apply = apply};
+  return {.coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = apply};
 }
 
 }  // namespace bough

@@ -50,7 +50,8 @@ Corrected apply(const CorrectionRows& rows) {
 }  // namespace
 
 CorrectionKind rejection_sampling_correction(const LossSettings& settings) {
-  return {.couples = settings.rejection_sampling.level == "sequence" ? Couples::kSequence : Couples::kNothing,
+  return {.coupling = settings.rejection_sampling.level == "sequence" ? CouplingScope::kSequence
+                                                                      : CouplingScope::kNothing,
           .apply = apply};
 }
 

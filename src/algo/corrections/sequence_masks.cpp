@@ -34,11 +34,11 @@ Corrected mask_second_moments(const CorrectionRows& rows) {
 }  // namespace
 
 CorrectionKind off_policy_mask_correction(const LossSettings&) {
-  return {.couples = Couples::kSequence, .apply = mask_off_policy};
+  return {.coupling = CouplingScope::kSequence, .apply = mask_off_policy};
 }
 
 CorrectionKind m2po_correction(const LossSettings&) {
-  return {.couples = Couples::kBatch, .apply = mask_second_moments};
+  return {.coupling = CouplingScope::kBatch, .apply = mask_second_moments};
 }
 
 }  // namespace bough

@@ -6,13 +6,14 @@
 namespace bough {
 
 CorrectionKind tis_correction(const LossSettings& settings) {
-  return {.couples = settings.correction_level != "token" ? Couples::kSequence : Couples::kNothing,
-          .bounds = weight_bounds(settings, {0.0, 2.0}, {0.0, 2.0}),
-          .apply = [](const CorrectionRows& rows) -> Corrected {
-            const auto [lower, upper] = rows.bounds;
-            const at::Tensor w_R = log_weight_at_level(rows).exp();
-            return {w_R.clamp(lower, upper), w_R.gt(upper).logical_or(w_R.lt(lower))};
-          }};
+  return {
+      .coupling = settings.correction_level != "token" ? CouplingScope::kSequence : CouplingScope::kNothing,
+      .bounds = weight_bounds(settings, {0.0, 2.0}, {0.0, 2.0}),
+      .apply = [](const CorrectionRows& rows) -> Corrected {
+        const auto [lower, upper] = rows.bounds;
+        const at::Tensor w_R = log_weight_at_level(rows).exp();
+        return {w_R.clamp(lower, upper), w_R.gt(upper).logical_or(w_R.lt(lower))};
+      }};
 }
 
 }  // namespace bough

@@ -75,11 +75,11 @@ PolicyTerm kl_cov(const PolicyRows& rows) {
 }  // namespace
 
 PolicyTermKind clip_cov_term() {
-  return {.couples = Couples::kBatch, .term = clip_cov};
+  return {.coupling = CouplingScope::kBatch, .term = clip_cov};
 }
 
 PolicyTermKind kl_cov_term() {
-  return {.couples = Couples::kBatch, .term = kl_cov};
+  return {.coupling = CouplingScope::kBatch, .term = kl_cov};
 }
 
 }  // namespace bough

@@ -8,7 +8,7 @@
 namespace bough {
 
 PolicyTermKind gmpo_term() {
-  return {.couples = Couples::kSequence,
+  return {.coupling = CouplingScope::kSequence,
           .aggregation = "sequence_mean",
           .eps_low = 0.4,
           .eps_high = 0.4,

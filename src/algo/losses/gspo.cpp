@@ -13,7 +13,7 @@ at::Tensor sequence_ratio(const PolicyRows& rows) {
 }
 
 PolicyTermKind kind(PolicyTerm (*term)(const PolicyRows&)) {
-  return {.couples = Couples::kSequence,
+  return {.coupling = CouplingScope::kSequence,
           .aggregation = "sequence_mean",
           .eps_low = 3e-4,
           .eps_high = 4e-4,

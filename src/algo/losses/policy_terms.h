@@ -18,10 +18,10 @@ enum class Against {
 
 struct PolicyTermKind {
   Against against = Against::kOld;
-  Couples couples = Couples::kNothing;     // with kSequence or kBatch, PolicyRows::sequences is set
-  const char* aggregation = "token_mean";  // used if loss_aggregation is auto
-  double eps_low = 0.2, eps_high = 0.2;    // used if eps_clip and eps_clip_higher are unset
-  bool has_dual_clip = false;              // reads c_clip
+  CouplingScope coupling = CouplingScope::kNothing;  // with kSequence or kBatch, PolicyRows::sequences is set
+  const char* aggregation = "token_mean";            // used if loss_aggregation is auto
+  double eps_low = 0.2, eps_high = 0.2;              // used if eps_clip and eps_clip_higher are unset
+  bool has_dual_clip = false;                        // reads c_clip
   PolicyTerm (*term)(const PolicyRows& rows) = nullptr;
 };
 

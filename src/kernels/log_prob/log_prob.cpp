@@ -64,7 +64,7 @@ TopLogProbs top_log_probs(T logits_RV, T lse_R, int64_t k, double temperature) {
   return {ids_RK, values_RK.to(lse_R.scalar_type()).div(temperature).sub(lse_R.unsqueeze(1))};
 }
 
-at::Tensor given_log_probs(T logits_RV, T lse_R, T rows_L, T ids_LK, double temperature) {
+at::Tensor top_k_log_probs(T logits_RV, T lse_R, T rows_L, T ids_LK, double temperature) {
   const auto z_LK = logits_RV.index({rows_L.unsqueeze(1), ids_LK.clamp_min(0)});
   return z_LK.to(lse_R.scalar_type())
       .div(temperature)
@@ -72,8 +72,8 @@ at::Tensor given_log_probs(T logits_RV, T lse_R, T rows_L, T ids_LK, double temp
       .masked_fill(ids_LK < 0, 0);
 }
 
-void add_given_gradient_(T d_logits_RV, T labels_R, T rows_L, T ids_LK, T d_given_LK, double temperature) {
-  const auto d_LK = d_given_LK.div(temperature);
+void add_top_k_gradient_(T d_logits_RV, T labels_R, T rows_L, T ids_LK, T d_top_k_LK, double temperature) {
+  const auto d_LK = d_top_k_LK.div(temperature);
   const auto ids = at::cat({ids_LK, labels_R.index_select(0, rows_L).unsqueeze(1)}, 1);
   const auto d = at::cat({d_LK, d_LK.sum(1, /*keepdim=*/true).neg()}, 1).masked_fill(ids < 0, 0);
   d_logits_RV.index_put_({rows_L.unsqueeze(1), ids.clamp_min(0)}, d.to(d_logits_RV.scalar_type()),

@@ -43,16 +43,16 @@ TopLogProbs top_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, 
 
 // Log-probabilities of the top-k tokens ids_LK (int64). rows_L: the row of the logits for each of the L
 // lists; several lists may share a row. 0 if an id is -1.
-at::Tensor given_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, const at::Tensor& rows_L,
+at::Tensor top_k_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, const at::Tensor& rows_L,
                            const at::Tensor& ids_LK, double temperature);
-// Backward of given_log_probs, in two steps:
-// 1. Before log_prob_backward_, the caller adds to d_log_probs_R the sum of d_given_LK over L and K of each
+// Backward of top_k_log_probs, in two steps:
+// 1. Before log_prob_backward_, the caller adds to d_log_probs_R the sum of d_top_k_LK over L and K of each
 //    row. This gives the terms with -p[v].
-// 2. After log_prob_backward_, add_given_gradient_ adds the remaining terms to its result:
+// 2. After log_prob_backward_, add_top_k_gradient_ adds the remaining terms to its result:
 //      d_logits[v] += (sum of d_given with id v - 1[v = label] · sum of all d_given of the row) / temperature
 // An id or label of -1 is not among these columns.
-void add_given_gradient_(const at::Tensor& d_logits_RV, const at::Tensor& labels_R, const at::Tensor& rows_L,
-                         const at::Tensor& ids_LK, const at::Tensor& d_given_LK, double temperature);
+void add_top_k_gradient_(const at::Tensor& d_logits_RV, const at::Tensor& labels_R, const at::Tensor& rows_L,
+                         const at::Tensor& ids_LK, const at::Tensor& d_top_k_LK, double temperature);
 
 // References of forward and backward, in tensor ops, on any device.
 LogProbOutput log_prob_forward_reference(const at::Tensor& logits_RV, const at::Tensor& labels_R,

@@ -329,7 +329,7 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
   });
 }
 
-PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
+PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
                          const SparsePolicy& policy, int64_t num_kv_heads)
     : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
   size_t token = 0;
@@ -340,13 +340,13 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
       if (open.count > 0) segments_.push_back(open);
     };
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
-      BOUGH_CHECK(token < is_drawn.size(), is_drawn.size(), " marks of drawn tokens are too few");
+      BOUGH_CHECK(token < is_sampled.size(), is_sampled.size(), " marks of drawn tokens are too few");
       const int64_t pages = pages_for(i + 1), budget = policy.budget_of(i + 1);
-      if (is_drawn[token] != 0) {
+      if (is_sampled[token] != 0) {
         pages_read_ += std::min(pages, budget);
         pages_in_context_ += pages;
       }
-      if (is_drawn[token] == 0 || pages <= budget) {
+      if (is_sampled[token] == 0 || pages <= budget) {
         ++open.count;
         continue;
       }

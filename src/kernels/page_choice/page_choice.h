@@ -84,9 +84,9 @@ class PageChooser {
   // Index: choosing query · G + key/value head. Contents as in choose_pages().
   using Lists = std::vector<std::vector<int32_t>>;
 
-  // segments: of the pass; the memory that they refer to must outlive this object. is_drawn: for each token,
-  // whether it was sampled. A sampled token chooses if it sees more pages than its budget.
-  PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
+  // segments: of the pass; the memory that they refer to must outlive this object. is_sampled: for each
+  // token, whether it was sampled. A sampled token chooses if it sees more pages than its budget.
+  PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
               const SparsePolicy& policy, int64_t num_kv_heads);
 
   bool chooses() const { return !queries_.empty(); }

@@ -77,14 +77,15 @@ std::vector<int32_t> key_spans(std::span<const int32_t> end_local, int64_t num_s
   return spans;
 }
 
-void add_key_ends(Upload& upload, std::span<const int32_t> end_local, int64_t num_stack, KeyEnds* to) {
+void add_key_ends(HostToDeviceBatch& upload, std::span<const int32_t> end_local, int64_t num_stack,
+                  KeyEnds* to) {
   upload.add(end_local, &to->end_local);
   if (!upload.device().is_cpu()) upload.add(key_spans(end_local, num_stack), &to->spans);
 }
 
 KeyEnds upload_key_ends(std::span<const int32_t> end_local, int64_t num_stack, at::Device device) {
   KeyEnds ends;
-  Upload upload(device);
+  HostToDeviceBatch upload(device);
   add_key_ends(upload, end_local, num_stack, &ends);
   upload.send();
   return ends;

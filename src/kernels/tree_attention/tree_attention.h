@@ -22,7 +22,7 @@
 #include <span>
 #include <tuple>
 
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 
 namespace bough {
 
@@ -41,7 +41,8 @@ struct KeyEnds {
 };
 // Adds end_local, and on a GPU its spans, to `upload`. upload.send() sets the tensors of `*to`, which must
 // live until then.
-void add_key_ends(Upload& upload, std::span<const int32_t> end_local, int64_t num_stack, KeyEnds* to);
+void add_key_ends(HostToDeviceBatch& upload, std::span<const int32_t> end_local, int64_t num_stack,
+                  KeyEnds* to);
 // The same with an upload of its own.
 KeyEnds upload_key_ends(std::span<const int32_t> end_local, int64_t num_stack, at::Device device);
 

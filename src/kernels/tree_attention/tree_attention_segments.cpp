@@ -169,7 +169,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
   return segments;
 }
 
-void add_segments(Upload& upload, std::vector<QuerySegment>& segments) {
+void add_segments(HostToDeviceBatch& upload, std::vector<QuerySegment>& segments) {
   for (QuerySegment& segment : segments) {
     if (segment.is_run && upload.device().is_cuda()) continue;  // the vendor's kernel takes no ends
     const int64_t num_own = segment.end - segment.begin;
@@ -178,7 +178,7 @@ void add_segments(Upload& upload, std::vector<QuerySegment>& segments) {
 }
 
 void upload_segments(std::vector<QuerySegment>& segments, at::Device device) {
-  Upload upload(device);
+  HostToDeviceBatch upload(device);
   add_segments(upload, segments);
   upload.send();
 }

@@ -44,7 +44,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
 
 // upload.send() sets `ends` of the segments, except for runs on CUDA, which need none. The vector must not
 // move until then.
-void add_segments(Upload& upload, std::vector<QuerySegment>& segments);
+void add_segments(HostToDeviceBatch& upload, std::vector<QuerySegment>& segments);
 // The same with an upload of its own.
 void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
 

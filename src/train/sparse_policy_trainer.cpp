@@ -1,4 +1,4 @@
-#include "train/sparse_student.h"
+#include "train/sparse_policy_trainer.h"
 
 #include <ATen/ATen.h>
 
@@ -12,7 +12,8 @@ namespace {
 
 // The settings of the sparse policy's step, from the run's. There is one update, whose ratio is 1, so
 // settings for several updates or for corrections are reset.
-ActorSettings student_settings(bool is_adapter, const SparseTrainingSettings& settings, ActorSettings actor) {
+ActorSettings sparse_policy_settings(bool is_adapter, const SparseTrainingSettings& settings,
+                                     ActorSettings actor) {
   LossSettings& loss = actor.loss;
   loss.loss = "ppo";
   loss.use_decoupled_loss = false;
@@ -40,19 +41,20 @@ const char* folder_of(bool is_adapter) {
   return is_adapter ? "sparse_adapter" : "weak";
 }
 
-std::unique_ptr<Model> adapted(const Model& theta, const LoraSettings& lora, uint64_t seed) {
-  auto model = theta.share();
+std::unique_ptr<Model> adapted(const Model& trained_model, const LoraSettings& lora, uint64_t seed) {
+  auto model = trained_model.share();
   add_adapter(*model, lora, seed);
-  model->set_batch_invariant(theta.batch_invariant());
+  model->set_batch_invariant(trained_model.batch_invariant());
   return model;
 }
 
 }  // namespace
 
-SparseStudent::SparseStudent(bool is_adapter, std::unique_ptr<Model> model,
-                             const SparseTrainingSettings& settings, const ActorSettings& actor,
-                             const SparsePolicy& policy, int64_t total_steps, const TrainingRanks* ranks)
-    : actor_(student_settings(is_adapter, settings, actor)),
+SparsePolicyTrainer::SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model> model,
+                                         const SparseTrainingSettings& settings, const ActorSettings& actor,
+                                         const SparsePolicy& policy, int64_t total_steps,
+                                         const TrainingRanks* ranks)
+    : actor_(sparse_policy_settings(is_adapter, settings, actor)),
       is_adapter_(is_adapter),
       model_(std::move(model)) {
   BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data, "ranks that share passes");
@@ -61,29 +63,31 @@ SparseStudent::SparseStudent(bool is_adapter, std::unique_ptr<Model> model,
   gradient_ =
       std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks, policy);
   gradient_->leave_sums_over_ranks();
-  optimizer_ = std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps,
-                                           ranks ? ranks->sharing() : nullptr, actor_.deterministic);
+  optimizer_ =
+      std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps,
+                                  ranks ? ranks->data_parallel_group() : nullptr, actor_.deterministic);
 }
 
-SparseStudent::SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
-                             const SparsePolicy& policy, int64_t total_steps, uint64_t seed,
-                             const TrainingRanks* ranks)
-    : SparseStudent(true, adapted(theta, settings.lora, seed), settings, actor, policy, total_steps, ranks) {}
+SparsePolicyTrainer::SparsePolicyTrainer(Model& trained_model, const SparseTrainingSettings& settings,
+                                         const ActorSettings& actor, const SparsePolicy& policy,
+                                         int64_t total_steps, uint64_t seed, const TrainingRanks* ranks)
+    : SparsePolicyTrainer(true, adapted(trained_model, settings.lora, seed), settings, actor, policy,
+                          total_steps, ranks) {}
 
-SparseStudent::SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
-                             const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
-                             const TrainingRanks* ranks)
-    : SparseStudent(false, std::move(weak), settings, actor, policy, total_steps, ranks) {}
+SparsePolicyTrainer::SparsePolicyTrainer(std::unique_ptr<Model> draft, const SparseTrainingSettings& settings,
+                                         const ActorSettings& actor, const SparsePolicy& policy,
+                                         int64_t total_steps, const TrainingRanks* ranks)
+    : SparsePolicyTrainer(false, std::move(draft), settings, actor, policy, total_steps, ranks) {}
 
-MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
-                                  const at::Tensor& dense_log_probs_R, const std::string& strategy) {
+MetricValues SparsePolicyTrainer::train(const std::vector<const Trajectory*>& rows,
+                                        const at::Tensor& dense_log_probs_R, const std::string& strategy) {
   TrainBatch batch = gradient_->rows_of(rows);
   BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "dense values of ", dense_log_probs_R.numel(),
               " tokens, a batch of ", batch.num_rows());
   MetricValues metrics;
   batch.fields.proximal_is_current = true;
   batch.fields.reference_log_probs_R = dense_log_probs_R;
-  const WalkResult result = gradient_->accumulate(gradient_->plan(batch, strategy), batch);
+  const ExecutionResult result = gradient_->accumulate(gradient_->plan(batch, strategy), batch);
   const Optimizer::Report report = optimizer_->step();
   metrics["sparse/loss"] = result.loss;
   metrics["sparse/grad_norm"] = report.grad_norm;
@@ -99,18 +103,18 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
   return metrics;
 }
 
-SparseStudentSnapshot SparseStudent::snapshot(bool copies) const {
+SparsePolicySnapshot SparsePolicyTrainer::snapshot(bool copies) const {
   return {snapshot_of(*model_, copies), is_adapter_, optimizer_->snapshot(copies)};
 }
 
-void SparseStudentSnapshot::save(const std::filesystem::path& checkpoint, const std::string& base) const {
+void SparsePolicySnapshot::save(const std::filesystem::path& checkpoint, const std::string& base) const {
   const std::filesystem::path directory = checkpoint / folder_of(is_adapter);
   if (is_adapter) save_adapter(directory, *model, base);
   else save_model(directory / "model", *model, {.copy_from = base});
   optimizer.save(directory);
 }
 
-void SparseStudent::load(const std::filesystem::path& checkpoint) {
+void SparsePolicyTrainer::load(const std::filesystem::path& checkpoint) {
   const std::filesystem::path directory = checkpoint / folder_of(is_adapter_);
   if (is_adapter_) load_adapter(directory, *model_);
   else load_weights(directory / "model", *model_);

@@ -27,9 +27,9 @@ at::Tensor upload(const std::vector<T>& values, at::Device device) {
 }
 
 // The integers of a pass, which are copied to the device together.
-class Upload {
+class HostToDeviceBatch {
  public:
-  explicit Upload(at::Device device) : device_(device) {}
+  explicit HostToDeviceBatch(at::Device device) : device_(device) {}
 
   at::Device device() const { return device_; }
 

@@ -1,5 +1,5 @@
 // Parallel training against one rank. Ranks are threads of this process, each with a copy of the model.
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -31,7 +31,7 @@ namespace {
 const bool one_thread = (at::set_num_threads(1), true);
 
 struct RankResult {
-  WalkResult walk;
+  ExecutionResult execution;
   std::unique_ptr<Model> model;
   int64_t num_tokens = 0;
 };
@@ -48,9 +48,9 @@ std::vector<RankResult> on_ranks(int64_t num_ranks, uint64_t seed, const RandomB
       result.model = random_model(seed, at::kDouble);
       result.model->allocate_gradients();
       const char* const strategy = (seed + static_cast<uint64_t>(rank)) % 2 == 0 ? "blocks" : "path";
-      const Plan plan = plan_share(strategy, plan_request(r.batch, 32), rank, num_ranks);
+      const Plan plan = plan_shard(strategy, plan_request(r.batch, 32), rank, num_ranks);
       result.num_tokens = num_planned_tokens(plan);
-      result.walk = Executor(*result.model, {.ranks = &group}).forward_backward(plan, r.batch, loss);
+      result.execution = Executor(*result.model, {.ranks = &group}).forward_backward(plan, r.batch, loss);
       sum_gradients(*result.model, &group);
     });
   for (std::thread& thread : threads) thread.join();
@@ -71,15 +71,15 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
     const int64_t num_ranks = int64_t{1} << (seed % 4);
     const auto results = on_ranks(num_ranks, seed, *r, *loss);
     for (const RankResult& rank : results) {
-      ASSERT_NEAR(rank.walk.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << seed;
+      ASSERT_NEAR(rank.execution.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << seed;
       ASSERT_LE(gradient_error(*rank.model, flat), 1e-10) << num_ranks << " ranks, seed " << seed;
       if (r->batch.num_rows() > 0) {
-        ASSERT_LE((rank.walk.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)
+        ASSERT_LE((rank.execution.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)
             << seed;
       }
-      ASSERT_EQ(rank.walk.metrics.size(), results[0].walk.metrics.size()) << seed;
-      for (const auto& [name, metric] : rank.walk.metrics)
-        ASSERT_EQ(metric.value(), results[0].walk.metrics.at(name).value()) << name;
+      ASSERT_EQ(rank.execution.metrics.size(), results[0].execution.metrics.size()) << seed;
+      for (const auto& [name, metric] : rank.execution.metrics)
+        ASSERT_EQ(metric.value(), results[0].execution.metrics.at(name).value()) << name;
     }
     // A cut between ranks repeats at most one path.
     int64_t tokens = 0, longest = 0;
@@ -111,23 +111,23 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
       const int64_t most = sizes.context > 1 && seed % 2 == 1 ? 5 : 24;
       // Ranks that share passes must choose the same plan.
       const char* const strategies[] = {"path", "blocks", "blocks", "dense"};
-      const Plan plan = with_random_keeps(plan_share(strategies[seed % 4], plan_request(r->batch, most),
+      const Plan plan = with_random_keeps(plan_shard(strategies[seed % 4], plan_request(r->batch, most),
                                                      groups.replica(), groups.num_replicas()),
                                           seed);
-      const WalkResult walk = Executor(model, {.head_chunk_rows = 7,
-                                               .verify_recompute = seed / kinds.size() % 2 == 0,
-                                               .ranks = groups.walking(),
-                                               .context_ranks = groups.context()})
-                                  .forward_backward(plan, r->batch, *loss);
-      sum_gradients(model, groups.sharing());
+      const ExecutionResult execution = Executor(model, {.head_chunk_rows = 7,
+                                                         .verify_recompute = seed / kinds.size() % 2 == 0,
+                                                         .ranks = groups.loss_group(),
+                                                         .context_ranks = groups.context()})
+                                            .forward_backward(plan, r->batch, *loss);
+      sum_gradients(model, groups.data_parallel_group());
       const NamedTensors gradients = named_gradients(model);
       // The first stage of a pipeline collects the gradients of all layers.
       if (groups.all()->rank() != (sizes.pipeline > 1 ? 0 : sizes.all() - 1)) return;
       worst = gradient_error(gradients, flat);
-      loss_error = std::abs(walk.loss - flat.loss);
+      loss_error = std::abs(execution.loss - flat.loss);
       if (r->batch.num_rows() > 0)
-        value_error = std::max((walk.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(),
-                               (walk.values.entropies_R - flat.entropies_R).abs().max().item<double>());
+        value_error = std::max((execution.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(),
+                               (execution.values.entropies_R - flat.entropies_R).abs().max().item<double>());
     });
     const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor,
                                  " x ", sizes.pipeline);
@@ -141,9 +141,9 @@ TEST(Ranks, MetricsAreThoseOfTheWholeBatch) {
   const auto r = random_batch(7, 100);
   const auto loss = full_loss();
   const auto one = on_ranks(1, 7, *r, *loss), four = on_ranks(4, 7, *r, *loss);
-  ASSERT_FALSE(one[0].walk.metrics.empty());
-  for (const auto& [name, metric] : one[0].walk.metrics)
-    EXPECT_NEAR(four[3].walk.metrics.at(name).value(), metric.value(),
+  ASSERT_FALSE(one[0].execution.metrics.empty());
+  for (const auto& [name, metric] : one[0].execution.metrics)
+    EXPECT_NEAR(four[3].execution.metrics.at(name).value(), metric.value(),
                 1e-9 * std::max(1.0, std::abs(metric.value())))
         << name;
 }
@@ -282,7 +282,8 @@ TEST(Ranks, FixedSharesHaveTheSameBitsWhateverTheirNumber) {
           models[rank] = random_model(seed, type);
           TrainingRanks all(&group, {.data = num_ranks});
           all.set_deadline(60);
-          Optimizer optimizer(*models[rank], {.lr = 0.01}, 10, all.sharing(), /*fixed_shares=*/true);
+          Optimizer optimizer(*models[rank], {.lr = 0.01}, 10, all.data_parallel_group(),
+                              /*fixed_shards=*/true);
           GradientStep step(*models[rank], {}, settings, nullptr, &all);
           step.leave_sums_over_ranks();
           for (int i = 0; i < 3; ++i) {
@@ -346,7 +347,7 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
       best = next;
       double slowest = 0;
       for (int64_t rank = 0; rank < num_ranks; ++rank)
-        slowest = std::max(slowest, simulate(plan_share("blocks", request, rank, num_ranks), &costs).seconds);
+        slowest = std::max(slowest, simulate(plan_shard("blocks", request, rank, num_ranks), &costs).seconds);
       worst = std::max(worst, slowest / best[size]);
       sum += slowest / best[size];
       ++count;
@@ -367,11 +368,11 @@ TEST(Ranks, ThatShareAPassesTokensPlanWithinWhatEachHolds) {
   const PassShape own{.tokens = 51, .stack_rows = 40, .pairs = 2500, .head_rows = 4};
   EXPECT_EQ(costs->forward_seconds(pass), whole->forward_seconds(own));
   EXPECT_EQ(costs->backward_seconds(pass), whole->backward_seconds(own));
-  EXPECT_EQ(costs->temporary_bytes(pass, Keep::kActivations),
-            whole->temporary_bytes(own, Keep::kActivations));
-  EXPECT_EQ(costs->kept_bytes(Keep::kActivations),
-            (whole->kept_bytes(Keep::kActivations) + 1) / 2 + whole->stack_row_bytes());
-  EXPECT_EQ(costs->kept_bytes(Keep::kKeysValues), 0);
+  EXPECT_EQ(costs->temporary_bytes(pass, RecomputePolicy::kActivations),
+            whole->temporary_bytes(own, RecomputePolicy::kActivations));
+  EXPECT_EQ(costs->kept_bytes(RecomputePolicy::kActivations),
+            (whole->kept_bytes(RecomputePolicy::kActivations) + 1) / 2 + whole->stack_row_bytes());
+  EXPECT_EQ(costs->kept_bytes(RecomputePolicy::kKeysValues), 0);
   const auto sequences = groups_of_samples(5);
   PlanRequest request{
       .sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 4096, .costs = whole.get()};

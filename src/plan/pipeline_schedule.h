@@ -1,7 +1,7 @@
-// The pipeline schedule: the order in which a pipeline stage (models/pipeline.h) runs the passes of a plan.
-// All stages execute the same plan. A pass's forward goes from the first stage to the last, and its backward
-// from the last to the first. These are pure functions of the plan. The executor follows this order, and
-// predictions use it.
+// The pipeline schedule: the order in which a pipeline stage (models/pipeline_stage.h) runs the passes of a
+// plan. All stages execute the same plan. A pass's forward goes from the first stage to the last, and its
+// backward from the last to the first. These are pure functions of the plan. The executor follows this order,
+// and predictions use it.
 //
 // The order is "one forward, one backward" (Narayanan et al. 2019, "PipeDream"; 2021, Megatron-LM, section
 // 2.2) on trees. On every stage, forwards are in plan order, and so are backwards. So messages between two
@@ -27,26 +27,27 @@
 namespace bough {
 
 // A step of the plan execution.
-struct WalkStep {
+struct ExecutionStep {
   Step::Kind kind;
   int32_t tree = 0, block = 0;
   int64_t chain = 0;  // number of the root block that the block is, or descends from
 };
-std::vector<WalkStep> walk_steps(const Plan& plan);
+std::vector<ExecutionStep> execution_steps(const Plan& plan);
 
 // The most leaf blocks that may be in flight on a stage. Also the number of its stacks.
 int64_t passes_under_way(const Pipeline& pipeline, int64_t stage);
 
-struct StageStep {
+struct ScheduleSlot {
   bool backward = false;
-  int64_t step = 0;  // index in walk_steps(); a leaf block's step occurs twice: forward and backward
+  int64_t step = 0;  // index in execution_steps(); a leaf block's step occurs twice: forward and backward
 };
 // The order of the stage.
-std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeline& pipeline, int64_t stage);
+std::vector<ScheduleSlot> schedule_slots(std::span<const ExecutionStep> steps, const Pipeline& pipeline,
+                                         int64_t stage);
 
 // Seconds until the last stage finishes. forward_seconds, backward_seconds: time of each step on each stage.
 // Messages take no time. Throws InternalError on a deadlock.
-double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double> forward_seconds,
+double pipeline_seconds(std::span<const ExecutionStep> steps, std::span<const double> forward_seconds,
                         std::span<const double> backward_seconds, const Pipeline& pipeline);
 // The same for a plan, if every stage takes an equal part of each pass.
 double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline& pipeline);

@@ -10,20 +10,20 @@ namespace bough {
 
 // Bytes of the block's pass that records a graph. Not included: the stack, and the bytes that open interior
 // blocks hold (this block too, if it is interior).
-int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep);
+int64_t pass_bytes(const PassCosts& costs, const Block& block, RecomputePolicy keep);
 
 // Seconds of the block's backward step: recomputation, lm_head forward and backward, layers backward.
 double backward_seconds(const PassCosts& costs, const Block& block);
 
 // The values of Keep that blocks may have.
-struct KeepRules {
+struct RecomputeRules {
   LayerRecompute layers = LayerRecompute::kNever;
   ActivationOffload offload = ActivationOffload::kWhereNeeded;
   bool interior_may_keep_more = false;  // true: kAttention and kActivations are allowed in interior blocks
 };
 
 // Lower bound of the bytes of a pass of this shape, with the activations it keeps, under these rules.
-int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const KeepRules& rules);
+int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const RecomputeRules& rules);
 
 // Sets `keep` of each block of one tree, or of one chain of blocks. The peak stays within `room` bytes, and
 // as much recomputation as possible is saved. `room` excludes the stack and the rows of the loss. If nothing
@@ -35,6 +35,7 @@ int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const Ke
 //      time, so the same bytes serve many blocks and save more recomputation.
 //   3. If the tree or chain still does not fit, steps 1 and 2 run again. Now a block that does not fit may
 //      hold its layer inputs in host memory.
-void choose_kept(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules);
+void choose_recompute_policies(std::span<Block> blocks, const PassCosts& costs, int64_t room,
+                               const RecomputeRules& rules);
 
 }  // namespace bough

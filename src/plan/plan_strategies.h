@@ -5,8 +5,8 @@
 
 #include "plan/block_sink.h"
 #include "plan/indexed_tree.h"
-#include "plan/kept.h"
 #include "plan/packing.h"
+#include "plan/recompute_policy.h"
 
 namespace bough {
 
@@ -28,7 +28,7 @@ DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pas
 // the layout's order. Returns the layout's max_tokens. O(N) reads of flags.
 // `layers`, here and below, replaces the request's `layers`. Unless it is kNever, the request has costs, and
 // blocks choose their Keep within the request's memory.
-int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
+int64_t emit_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
                    LayerRecompute layers = LayerRecompute::kNever);
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                 LayerRecompute layers = LayerRecompute::kNever);
@@ -41,7 +41,7 @@ Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pas
 
 // Writes one tree per bin to the sink. Tokens are numbered as in the prefix tree of the bin's sequences.
 // O(nodes of the bins), or O(N) if the request has `trained` flags.
-void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink,
+void emit_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink,
                  LayerRecompute layers = LayerRecompute::kNever);
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass,
                  LayerRecompute layers = LayerRecompute::kNever);
@@ -75,7 +75,8 @@ Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 // the loss. Returns the largest int64_t if the request has no memory bound.
 int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64_t stack_capacity);
 
-// Runs choose_kept() (kept.h) on each tree. budget: bytes, in addition to weights and gradients.
-void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const KeepRules& rules);
+// Runs choose_recompute_policies() (kept.h) on each tree. budget: bytes, in addition to weights and
+// gradients.
+void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const RecomputeRules& rules);
 
 }  // namespace bough

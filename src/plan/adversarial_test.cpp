@@ -36,7 +36,7 @@ constexpr int64_t kShrink = 1;
 constexpr bool kMeasureMemory = true;
 #endif
 
-struct Hostile {
+struct Adversarial {
   std::string name;
   std::vector<int32_t> tokens;
   std::vector<TokenSpan> sequences;
@@ -53,7 +53,7 @@ struct Hostile {
     return static_cast<int64_t>(most);
   }
 };
-using Batch = std::unique_ptr<Hostile>;
+using Batch = std::unique_ptr<Adversarial>;
 
 std::vector<int32_t> counting(int64_t count) {
   std::vector<int32_t> tokens(count);
@@ -63,19 +63,19 @@ std::vector<int32_t> counting(int64_t count) {
 
 // All prefixes of one sequence.
 Batch nested(int64_t count) {
-  auto batch = std::make_unique<Hostile>(Hostile{"nested", counting(count), {}, count});
+  auto batch = std::make_unique<Adversarial>(Adversarial{"nested", counting(count), {}, count});
   for (int64_t n = 1; n <= count; ++n) batch->sequences.emplace_back(batch->tokens.data(), n);
   return batch;
 }
 
 Batch one_long(int64_t length) {
-  auto batch = std::make_unique<Hostile>(Hostile{"one long", counting(length), {}, length});
+  auto batch = std::make_unique<Adversarial>(Adversarial{"one long", counting(length), {}, length});
   batch->sequences.emplace_back(batch->tokens);
   return batch;
 }
 
 Batch equal(int64_t count, int64_t length) {
-  auto batch = std::make_unique<Hostile>(Hostile{"equal", counting(length), {}, length});
+  auto batch = std::make_unique<Adversarial>(Adversarial{"equal", counting(length), {}, length});
   batch->sequences.assign(count, TokenSpan(batch->tokens));
   return batch;
 }
@@ -83,8 +83,8 @@ Batch equal(int64_t count, int64_t length) {
 // `count` sequences that share one token and have `length` - 1 tokens of their own.
 Batch distinct(int64_t count, int64_t length) {
   const int64_t common = length > 1 ? 1 : 0;
-  auto batch = std::make_unique<Hostile>(
-      Hostile{"distinct", std::vector<int32_t>(count * length), {}, common + count * (length - common)});
+  auto batch = std::make_unique<Adversarial>(
+      Adversarial{"distinct", std::vector<int32_t>(count * length), {}, common + count * (length - common)});
   for (int64_t i = 0; i < count * length; ++i)
     batch->tokens[i] = i % length < common ? 0 : static_cast<int32_t>(1 + i / length);
   for (int64_t s = 0; s < count; ++s)
@@ -94,7 +94,8 @@ Batch distinct(int64_t count, int64_t length) {
 
 // A trunk with a leaf at each of its tokens: all suffixes of 0 … 0 1.
 Batch comb(int64_t depth) {
-  auto batch = std::make_unique<Hostile>(Hostile{"comb", std::vector<int32_t>(depth + 1, 0), {}, 2 * depth});
+  auto batch =
+      std::make_unique<Adversarial>(Adversarial{"comb", std::vector<int32_t>(depth + 1, 0), {}, 2 * depth});
   batch->tokens.back() = 1;
   for (int64_t i = 0; i < depth; ++i) batch->sequences.push_back(TokenSpan(batch->tokens).subspan(i));
   return batch;
@@ -134,7 +135,7 @@ Size size_of(const Plan& plan) {
 
 // Makes a plan of the batch. Its number of blocks is bounded by the tree and the pass size, its memory by the
 // size of its trees.
-void expect_plan(const char* strategy, const Hostile& batch, int64_t bound, bool is_validated,
+void expect_plan(const char* strategy, const Adversarial& batch, int64_t bound, bool is_validated,
                  const std::vector<uint8_t>& trained = {}) {
   SCOPED_TRACE(str(batch.name, ", ", strategy, ", passes of ", bound));
   PlanRequest request;
@@ -181,7 +182,7 @@ struct Priced {
 // Lets `blocks` and `auto` choose the pass size, and prices `dense` and `packed`. Memory stays within a few
 // times the size of the tree and the sequence indices. The flat batch of nested prefixes or of a comb is
 // thousands of times the tree.
-void expect_priced(const Hostile& batch, int64_t bound, const Priced& options = {}) {
+void expect_priced(const Adversarial& batch, int64_t bound, const Priced& options = {}) {
   SCOPED_TRACE(str(batch.name, ", passes of up to ", bound));
   const TestCosts costs(7000);  // like a GPU, on which a pass costs as much as thousands of tokens
   PlanRequest request;
@@ -241,7 +242,7 @@ void expect_priced(const Hostile& batch, int64_t bound, const Priced& options = 
   }
 }
 
-void expect_packings(const Hostile& batch, const PrefixTree& tree, int64_t capacity) {
+void expect_packings(const Adversarial& batch, const PrefixTree& tree, int64_t capacity) {
   const std::pair<const char*, Packing (*)(const PrefixTree&, int64_t)> packers[] = {
       {"pack", pack},
       {"depth first", pack_depth_first},
@@ -270,7 +271,7 @@ void expect_packings(const Hostile& batch, const PrefixTree& tree, int64_t capac
   }
 }
 
-void expect_balance(const Hostile& batch, const PrefixTree& tree, int64_t num_ranks) {
+void expect_balance(const Adversarial& batch, const PrefixTree& tree, int64_t num_ranks) {
   using Balance = std::vector<RankShare> (*)(const PrefixTree&, int64_t, const BalanceWeights&);
   const std::pair<const char*, Balance> ways[] = {{"Algorithm 4", balance_load},
                                                   {"by tree cost", balance_by_tree_cost},
@@ -300,7 +301,7 @@ struct Options {
   bool is_validated = true;
 };
 
-void expect_all(const Hostile& batch, const Options& options = {}) {
+void expect_all(const Adversarial& batch, const Options& options = {}) {
   const auto tree = build_prefix_tree(batch.sequences);
   ASSERT_EQ(tree.num_tokens(), batch.expected_tree_tokens) << batch.name;
   ASSERT_EQ(tree.num_sequences_total(), std::ssize(batch.sequences));
@@ -329,22 +330,22 @@ void expect_all(const Hostile& batch, const Options& options = {}) {
   for (const int64_t num_ranks : {1, 8, 1000}) expect_balance(batch, tree, num_ranks);
 }
 
-TEST(Hostile, TenThousandNestedPrefixesOfFiftyMillionTokens) {
+TEST(Adversarial, TenThousandNestedPrefixesOfFiftyMillionTokens) {
   const auto batch = nested(10'000 / kShrink);
   expect_all(*batch, {.bounds = {1024}});
   expect_plan("blocks", *batch, 16, false);
   expect_plan("path", *batch, 16, false);
 }
 
-TEST(Hostile, OneSequenceOfAMillionTokens) {
+TEST(Adversarial, OneSequenceOfAMillionTokens) {
   expect_all(*one_long(1'000'000 / kShrink));
 }
 
-TEST(Hostile, AHundredThousandEqualSequences) {
+TEST(Adversarial, AHundredThousandEqualSequences) {
   expect_all(*equal(100'000 / kShrink, 20));
 }
 
-TEST(Hostile, AllEmpty) {
+TEST(Adversarial, AllEmpty) {
   const auto batch = equal(100'000 / kShrink, 0);
   expect_all(*batch);
   PlanRequest request;
@@ -356,7 +357,7 @@ TEST(Hostile, AllEmpty) {
   }
 }
 
-TEST(Hostile, NoSequences) {
+TEST(Adversarial, NoSequences) {
   for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"}) {
     const auto plan = make_plan(strategy, {});
     validate(plan, {});
@@ -364,17 +365,17 @@ TEST(Hostile, NoSequences) {
   }
 }
 
-TEST(Hostile, OneTokenEach) {
+TEST(Adversarial, OneTokenEach) {
   expect_all(*distinct(100'000 / kShrink, 1));
   expect_all(*equal(100'000 / kShrink, 1));
 }
 
 // A branch point with 100,000 children; two of them fit into a packed tree of 16 tokens.
-TEST(Hostile, AHundredThousandChildren) {
+TEST(Adversarial, AHundredThousandChildren) {
   expect_all(*distinct(100'000 / kShrink, 8));
 }
 
-TEST(Hostile, ACombOfFiftyThousandTeeth) {
+TEST(Adversarial, ACombOfFiftyThousandTeeth) {
   // The flat batch has 1.25 G tokens. `dense` would hold them all and `validate` would compare each, so both
   // are skipped.
   expect_all(*comb(50'000 / kShrink), {.dense = false, .is_validated = false});
@@ -382,7 +383,7 @@ TEST(Hostile, ACombOfFiftyThousandTeeth) {
 }
 
 // Training flags, one per flat token, are read once and not once per tree of the plan.
-TEST(Hostile, FlagsOverManyTrees) {
+TEST(Adversarial, FlagsOverManyTrees) {
   const auto batch = distinct(20'000 / kShrink, 8);
   const std::vector<uint8_t> trained(batch->num_flat_tokens(), 1);
   for (const char* strategy : {"dense", "packed", "path", "blocks"})
@@ -391,36 +392,36 @@ TEST(Hostile, FlagsOverManyTrees) {
 
 // The plans of the tests below are made with a cost model.
 
-TEST(Hostile, PricedNestedPrefixes) {
+TEST(Adversarial, PricedNestedPrefixes) {
   const auto batch = nested(10'000 / kShrink);
   for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound, {.is_validated = false});
   const auto few = nested(1'000 / kShrink);
   expect_priced(*few, 64, {.trained = std::vector<uint8_t>(few->num_flat_tokens(), 1)});
 }
 
-TEST(Hostile, PricedSequenceOfAMillionTokens) {
+TEST(Adversarial, PricedSequenceOfAMillionTokens) {
   const auto batch = one_long(1'000'000 / kShrink);
   for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound);
 }
 
-TEST(Hostile, PricedEqualSequences) {
+TEST(Adversarial, PricedEqualSequences) {
   const auto batch = equal(100'000 / kShrink, 20);
   for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound);
 }
 
-TEST(Hostile, PricedDistinctSequences) {
+TEST(Adversarial, PricedDistinctSequences) {
   const auto batch = distinct(100'000 / kShrink, 8);
   for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound, {.has_budgets = false});
 }
 
-TEST(Hostile, PricedDistinctSequencesWithFlagsAndBudgets) {
+TEST(Adversarial, PricedDistinctSequencesWithFlagsAndBudgets) {
   const auto batch = distinct(20'000 / kShrink, 8);
   std::vector<uint8_t> trained(batch->num_flat_tokens());
   for (size_t i = 0; i < trained.size(); ++i) trained[i] = i % 3 == 0;
   for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound, {.trained = trained});
 }
 
-TEST(Hostile, PricedEmptyAndOneTokenSequences) {
+TEST(Adversarial, PricedEmptyAndOneTokenSequences) {
   for (const int64_t bound : {16, 1024}) {
     expect_priced(*equal(100'000 / kShrink, 0), bound);
     expect_priced(*equal(100'000 / kShrink, 1), bound);
@@ -428,7 +429,7 @@ TEST(Hostile, PricedEmptyAndOneTokenSequences) {
   }
 }
 
-TEST(Hostile, PricedComb) {
+TEST(Adversarial, PricedComb) {
   expect_priced(*comb(50'000 / kShrink), 1024, {.is_validated = false, .has_budgets = false});
   expect_priced(*comb(10'000 / kShrink), 1024, {.is_validated = false});
   expect_priced(*comb(2'000 / kShrink), 16);

@@ -1,4 +1,4 @@
-#include "cli/ranks.h"
+#include "cli/launch_ranks.h"
 
 #include <cstdlib>
 #include <sstream>

@@ -1,6 +1,6 @@
 // Checkpointed activations within a budget: the plan fits, and layers are recomputed only if nothing else is
 // as fast.
-#include "plan/kept.h"
+#include "plan/recompute_policy.h"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ int64_t least_memory(const std::string& strategy, PlanRequest request) {
   return 0;
 }
 
-int64_t num_of(const Plan& plan, Keep keep) {
+int64_t num_of(const Plan& plan, RecomputePolicy keep) {
   int64_t count = 0;
   for (const auto& planned : plan.trees)
     for (const auto& block : planned.blocks) count += block.keep == keep;
@@ -163,20 +163,20 @@ TEST(Kept, LayersInputsAreOnTheHostWhereNothingElseFits) {
       validate(plan, request.sequences);
       const Simulation priced = simulate(plan, &costs);
       EXPECT_LE(priced.peak_bytes, memory);
-      EXPECT_EQ(priced.num_on_host, num_of(plan, Keep::kLayerInputsOnHost));
+      EXPECT_EQ(priced.num_on_host, num_of(plan, RecomputePolicy::kLayerInputsOnHost));
       if (memory < least_here) {
         EXPECT_GT(priced.num_on_host, 0);
         ++num_only;
       } else {
         EXPECT_LE(priced.seconds, kAsFast * simulate(make_plan(strategy, here), &costs).seconds);
-        EXPECT_EQ(num_of(make_plan(strategy, here), Keep::kLayerInputsOnHost), 0);
+        EXPECT_EQ(num_of(make_plan(strategy, here), RecomputePolicy::kLayerInputsOnHost), 0);
       }
     }
     request.memory_bytes = 1 << 30;
-    EXPECT_EQ(num_of(make_plan(strategy, request), Keep::kLayerInputsOnHost), 0);
+    EXPECT_EQ(num_of(make_plan(strategy, request), RecomputePolicy::kLayerInputsOnHost), 0);
     request.offload = ActivationOffload::kAlways;
     const Plan all = make_plan(strategy, request);
-    EXPECT_EQ(num_of(all, Keep::kLayerInputsOnHost), num_by_layer(all));
+    EXPECT_EQ(num_of(all, RecomputePolicy::kLayerInputsOnHost), num_by_layer(all));
     EXPECT_EQ(num_by_layer(all) > 0, request.layers == LayerRecompute::kAlways);
   }
   EXPECT_GT(num_only, 50);

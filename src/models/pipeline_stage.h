@@ -1,7 +1,7 @@
 // Pipeline parallelism (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"). Each rank of a group
 // is a stage and holds a run of the decoder's layers. The first stage also has the embedding, the last one
 // the final norm and the lm_head. A stage gets its input from the previous stage, and in backward returns the
-// input's gradient. plan/pipeline.h has the schedule.
+// input's gradient. plan/pipeline_schedule.h has the schedule.
 //
 // If the lm_head is tied to the embedding, the first and the last stage both hold it. Both update it from the
 // sum of their gradients, so the two copies stay equal.

@@ -1,14 +1,14 @@
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "plan/kept.h"
+#include "plan/recompute_policy.h"
 
 namespace bough {
 
-std::vector<WalkStep> walk_steps(const Plan& plan) {
-  std::vector<WalkStep> steps;
+std::vector<ExecutionStep> execution_steps(const Plan& plan) {
+  std::vector<ExecutionStep> steps;
   int64_t num_chains = 0;
   for (size_t t = 0; t < plan.trees.size(); ++t) {
     const PlannedTree& planned = plan.trees[t];
@@ -28,7 +28,8 @@ int64_t passes_under_way(const Pipeline& pipeline, int64_t stage) {
   return pipeline.backward ? pipeline.num_stages - stage : 1;
 }
 
-std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeline& pipeline, int64_t stage) {
+std::vector<ScheduleSlot> schedule_slots(std::span<const ExecutionStep> steps, const Pipeline& pipeline,
+                                         int64_t stage) {
   const int64_t most = passes_under_way(pipeline, stage);
   // In plan order: each forward with the number of backwards that must be done before it; and the backwards.
   struct Forward {
@@ -52,7 +53,7 @@ std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeli
     backwards.push_back(step);
     (leaf ? leaf_done : interior_done)[stack] = std::ssize(backwards);
   }
-  std::vector<StageStep> order;
+  std::vector<ScheduleSlot> order;
   size_t next = 0, under_way = 0;
   for (int64_t done = 0; done < std::ssize(backwards) || next < forwards.size();) {
     if (next < forwards.size() && static_cast<int64_t>(under_way) < most && forwards[next].needs <= done) {
@@ -69,18 +70,18 @@ std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeli
   return order;
 }
 
-double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double> forward_seconds,
+double pipeline_seconds(std::span<const ExecutionStep> steps, std::span<const double> forward_seconds,
                         std::span<const double> backward_seconds, const Pipeline& pipeline) {
   const auto num_stages = static_cast<size_t>(pipeline.num_stages);
   struct StageState {
-    std::vector<StageStep> order;
+    std::vector<ScheduleSlot> order;
     size_t next = 0;
     double seconds = 0;
     std::vector<double> forward_done, backward_done;  // by step; negative: not yet
   };
   std::vector<StageState> stages(num_stages);
   for (size_t s = 0; s < num_stages; ++s) {
-    stages[s].order = stage_steps(steps, pipeline, static_cast<int64_t>(s));
+    stages[s].order = schedule_slots(steps, pipeline, static_cast<int64_t>(s));
     stages[s].forward_done.assign(steps.size(), -1);
     stages[s].backward_done.assign(steps.size(), -1);
   }
@@ -89,7 +90,7 @@ double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double>
     for (size_t s = 0; s < num_stages; ++s) {
       StageState& stage = stages[s];
       for (; stage.next < stage.order.size(); ++stage.next) {
-        const StageStep& step = stage.order[stage.next];
+        const ScheduleSlot& step = stage.order[stage.next];
         const auto i = static_cast<size_t>(step.step);
         double from = 0;
         if (!step.backward && s > 0) from = stages[s - 1].forward_done[i];
@@ -111,7 +112,7 @@ double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double>
 }
 
 double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline& pipeline) {
-  const std::vector<WalkStep> steps = walk_steps(plan);
+  const std::vector<ExecutionStep> steps = execution_steps(plan);
   std::vector<double> forward(steps.size()), backward(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto& blocks = plan.trees[static_cast<size_t>(steps[i].tree)].blocks;

@@ -1,4 +1,4 @@
-#include "plan/strategies.h"
+#include "plan/plan_strategies.h"
 
 #include <gtest/gtest.h>
 
@@ -55,14 +55,14 @@ void expect_counted(const Plan& plan, const PlanRequest& request) {
       for (const auto& range : block.ranges)
         std::fill(inside.begin() + range.begin, inside.begin() + range.end, 1);
       Block counted;
-      std::vector<uint8_t> has_exit(tree.num_tokens(), 0);
+      std::vector<uint8_t> has_boundary(tree.num_tokens(), 0);
       // keys outside the block that the token attends to
       std::vector<int32_t> keys_outside(tree.num_tokens(), 0);
       bool below = false;
       for (int32_t t = 0; t < tree.num_tokens(); ++t) {
         const int32_t parent = tree.parent[t];
         if (!inside[t]) {
-          if (parent >= 0 && inside[parent] && rows[t] > 0) has_exit[parent] = 1;
+          if (parent >= 0 && inside[parent] && rows[t] > 0) has_boundary[parent] = 1;
           below |= block.interior && rows[t] > 0 && t >= block.ranges.front().begin &&
                    t < tree.subtree_end[block.ranges.front().begin];
           continue;
@@ -75,14 +75,14 @@ void expect_counted(const Plan& plan, const PlanRequest& request) {
         counted.num_head_rows += rows[t] > 0;
         counted.num_loss_rows += rows[t];
       }
-      for (const uint8_t exit : has_exit) counted.num_exits += exit;
+      for (const uint8_t exit : has_boundary) counted.num_boundary_tokens += exit;
       EXPECT_EQ(block.num_tokens, counted.num_tokens);
       EXPECT_EQ(block.num_pairs, counted.num_pairs);
       EXPECT_EQ(block.num_stack_pairs, counted.num_stack_pairs);
       EXPECT_EQ(block.num_pieces, counted.num_pieces);
       EXPECT_EQ(block.num_head_rows, counted.num_head_rows);
       EXPECT_EQ(block.num_loss_rows, counted.num_loss_rows);
-      EXPECT_EQ(block.num_exits, block.interior ? counted.num_exits : 0);
+      EXPECT_EQ(block.num_boundary_tokens, block.interior ? counted.num_boundary_tokens : 0);
       EXPECT_EQ(block.needed, counted.num_head_rows > 0 || below);
     }
   }

@@ -1,4 +1,4 @@
-#include "plan/kept.h"
+#include "plan/recompute_policy.h"
 
 #include <algorithm>
 #include <array>
@@ -10,32 +10,34 @@ namespace bough {
 namespace {
 
 // Ordered by time, fastest first.
-constexpr std::array kOfLeaf = {Keep::kActivations, Keep::kLayerInputsAndAttention, Keep::kLayerInputs,
-                                Keep::kLayerInputsOnHost};
-constexpr std::array kOfLeafWithHost = {Keep::kActivations, Keep::kLayerInputsOnHost};
-constexpr std::array kOfInterior = {Keep::kActivations, Keep::kAttention, Keep::kKeysValues};
+constexpr std::array kOfLeaf = {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputsAndAttention,
+                                RecomputePolicy::kLayerInputs, RecomputePolicy::kLayerInputsOnHost};
+constexpr std::array kOfLeafWithHost = {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputsOnHost};
+constexpr std::array kOfInterior = {RecomputePolicy::kActivations, RecomputePolicy::kAttention,
+                                    RecomputePolicy::kKeysValues};
 
 // All activations first, then the choices from which layers can be recomputed.
-std::span<const Keep> all_of_leaf(ActivationOffload offload) {
+std::span<const RecomputePolicy> all_of_leaf(ActivationOffload offload) {
   if (offload == ActivationOffload::kAlways) return kOfLeafWithHost;
   return offload == ActivationOffload::kNever ? std::span(kOfLeaf).first(3) : std::span(kOfLeaf);
 }
 
-std::span<const Keep> by_layer(ActivationOffload offload) {
+std::span<const RecomputePolicy> by_layer(ActivationOffload offload) {
   return all_of_leaf(offload).subspan(1);
 }
 
-std::span<const Keep> choices_of_leaf(const KeepRules& rules) {
+std::span<const RecomputePolicy> choices_of_leaf(const RecomputeRules& rules) {
   if (rules.layers == LayerRecompute::kAlways) return by_layer(rules.offload);
-  const std::span<const Keep> all = all_of_leaf(rules.offload);
+  const std::span<const RecomputePolicy> all = all_of_leaf(rules.offload);
   return rules.layers == LayerRecompute::kNever ? all.first(1) : all;
 }
 
 // Bytes of a block on top of the chain above it; `held` is the peak of its descendants. Includes the block's
 // boundary hidden states, which are freed with the block.
-int64_t bytes_with_below(const PassCosts& costs, const Block& block, Keep keep, int64_t held) {
+int64_t bytes_with_below(const PassCosts& costs, const Block& block, RecomputePolicy keep, int64_t held) {
   const int64_t own = block.interior ? block.num_tokens * costs.kept_bytes(keep) : 0;
-  return own + std::max(held, pass_bytes(costs, block, keep)) + block.num_exits * costs.exit_bytes();
+  return own + std::max(held, pass_bytes(costs, block, keep)) +
+         block.num_boundary_tokens * costs.boundary_bytes();
 }
 
 // The least peak: each block recomputes by layer if that takes fewer bytes, descendants included.
@@ -44,18 +46,21 @@ void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOff
   for (size_t i = blocks.size(); i-- > 0;) {
     Block& block = blocks[i];
     if (!block.needed) continue;
-    const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
-    block.keep = block.interior ? Keep::kKeysValues : Keep::kActivations;
-    for (const Keep keep : by_layer(offload))
+    const auto total = [&](RecomputePolicy keep) {
+      return bytes_with_below(costs, block, keep, held[i + 1]);
+    };
+    block.keep = block.interior ? RecomputePolicy::kKeysValues : RecomputePolicy::kActivations;
+    for (const RecomputePolicy keep : by_layer(offload))
       if (total(keep) < total(block.keep)) block.keep = keep;
     int64_t& held_above = held[static_cast<size_t>(block.above + 1)];
     held_above = std::max(held_above, total(block.keep));
   }
 }
 
-// Like choose_kept(), but follows these rules exactly. Returns whether everything fits. If it returns false
-// and layers may be recomputed where that pays, the chosen values are unusable.
-bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules) {
+// Like choose_recompute_policies(), but follows these rules exactly. Returns whether everything fits. If it
+// returns false and layers may be recomputed where that pays, the chosen values are unusable.
+bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room,
+                   const RecomputeRules& rules) {
   // Indexed by block + 1; the root is 0. `reserved`: bytes that the chain down to the block holds in every
   // case. `held`: bytes held in addition while the block's descendants run.
   std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
@@ -64,22 +69,24 @@ bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room
   for (size_t i = 0; i < blocks.size(); ++i) {
     const Block& block = blocks[i];
     int64_t& own = reserved[i + 1];
-    own = reserved[static_cast<size_t>(block.above + 1)] + block.num_exits * costs.exit_bytes();
+    own = reserved[static_cast<size_t>(block.above + 1)] + block.num_boundary_tokens * costs.boundary_bytes();
     if (!block.interior || !block.needed || rules.layers == LayerRecompute::kNever) continue;
-    is_by_layer[i] =
-        rules.layers == LayerRecompute::kAlways || own + pass_bytes(costs, block, Keep::kKeysValues) > room;
+    is_by_layer[i] = rules.layers == LayerRecompute::kAlways ||
+                     own + pass_bytes(costs, block, RecomputePolicy::kKeysValues) > room;
     if (is_by_layer[i]) own += block.num_tokens * costs.kept_bytes(by_layer(rules.offload).back());
   }
   for (size_t i = blocks.size(); i-- > 0;) {
     Block& block = blocks[i];
     if (!block.needed) continue;
-    std::span<const Keep> choices = choices_of_leaf(rules);
+    std::span<const RecomputePolicy> choices = choices_of_leaf(rules);
     if (block.interior && is_by_layer[i]) choices = by_layer(rules.offload);
     else if (block.interior)
       choices = rules.interior_may_keep_more ? std::span(kOfInterior) : std::span(kOfInterior).last(1);
-    const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
+    const auto total = [&](RecomputePolicy keep) {
+      return bytes_with_below(costs, block, keep, held[i + 1]);
+    };
     const int64_t above = reserved[static_cast<size_t>(block.above + 1)];
-    const auto fits = [&](Keep keep) { return total(keep) + above <= room; };
+    const auto fits = [&](RecomputePolicy keep) { return total(keep) + above <= room; };
     const auto found = std::ranges::find_if(choices, fits);
     all_fit &= found != choices.end();
     if (!all_fit && rules.layers == LayerRecompute::kWherePays) return false;
@@ -92,8 +99,8 @@ bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room
 
 }  // namespace
 
-int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep) {
-  const Keep of_pass = keeps_graph(keep) ? keep : Keep::kActivations;
+int64_t pass_bytes(const PassCosts& costs, const Block& block, RecomputePolicy keep) {
+  const RecomputePolicy of_pass = keeps_graph(keep) ? keep : RecomputePolicy::kActivations;
   const bool adds = !block.interior || !keeps_graph(keep);
   return costs.temporary_bytes(block.shape(), of_pass) +
          (adds ? block.num_tokens * costs.kept_bytes(of_pass) : 0);
@@ -106,19 +113,21 @@ double backward_seconds(const PassCosts& costs, const Block& block) {
   return costs.recompute_seconds(shape, block.keep) + costs.backward_seconds(shape) + head;
 }
 
-int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const KeepRules& rules) {
+int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const RecomputeRules& rules) {
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (const Keep keep : choices_of_leaf(rules))
+  for (const RecomputePolicy keep : choices_of_leaf(rules))
     least = std::min(least, pass.tokens * costs.kept_bytes(keep) + costs.temporary_bytes(pass, keep));
   return least;
 }
 
-void choose_kept(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules) {
-  KeepRules now = rules;
+void choose_recompute_policies(std::span<Block> blocks, const PassCosts& costs, int64_t room,
+                               const RecomputeRules& rules) {
+  RecomputeRules now = rules;
   if (rules.offload == ActivationOffload::kWhereNeeded) now.offload = ActivationOffload::kNever;
   if (choose_within(blocks, costs, room, now)) return;
   if (rules.offload == ActivationOffload::kWhereNeeded && rules.layers != LayerRecompute::kNever &&
-      costs.kept_bytes(Keep::kLayerInputsOnHost) < costs.kept_bytes(Keep::kLayerInputs)) {
+      costs.kept_bytes(RecomputePolicy::kLayerInputsOnHost) <
+          costs.kept_bytes(RecomputePolicy::kLayerInputs)) {
     now.offload = rules.offload;
     if (choose_within(blocks, costs, room, now)) return;
   }

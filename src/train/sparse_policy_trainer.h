@@ -9,8 +9,8 @@
 // values, because there is one update per batch. The KL is estimated on the sampled tokens. Its target is the
 // dense log-probabilities from before theta's step (k2 by default: its gradient is the reverse KL's).
 //
-// A draft policy (`weak`, section 4.3) may take phi's place: a smaller model with the same tokenizer. All its
-// weights are trained. It samples, densely or sparsely, and takes the same step on its samples.
+// A draft policy (`draft`, section 4.3) may take phi's place: a smaller model with the same tokenizer. All
+// its weights are trained. It samples, densely or sparsely, and takes the same step on its samples.
 //
 // Data-parallel ranks share phi's step like theta's: each computes its shard, and the optimizer sums.
 #pragma once
@@ -21,50 +21,17 @@
 #include <string>
 #include <vector>
 
-#include "base/settings.h"
 #include "models/lora.h"
 #include "report/metrics.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
+#include "train/settings.h"
 
 namespace bough {
 
-struct SparseTrainingSettings {
-  std::string arm = "sparse";
-  std::string weak_path;
-  double kl_loss_coef = 0.001;
-  std::string kl_loss_type = "k2";
-  std::optional<double> lr_ratio;
-  LoraSettings lora{.rank = 32};
-
-  bool distills() const { return arm == "distill"; }
-  bool is_weak() const { return arm == "weak"; }
-  bool has_student() const { return distills() || is_weak(); }
-  bool trains_sparse() const { return arm == "sparse_to_sparse"; }
-
-  template <class V>
-  void visit(V& v) {
-    v("arm", arm,
-      "with rollout.sparse: sparse (the dense policy is trained on sparse samples, nothing else), distill "
-      "(as sparse, and adapters keep the policy that generates near it), sparse_to_sparse (the sparse policy "
-      "itself is trained), exact_top_k (sparse, with rollout.sparse.summary: exact; a yardstick and slow); "
-      "with "
-      "or without it weak (another model generates, and is kept near the trained)",
-      one_of({"sparse", "distill", "sparse_to_sparse", "exact_top_k", "weak"}));
-    v("weak_path", weak_path, "weak: the model that generates, of the trained one's tokenizer");
-    v("kl_loss_coef", kl_loss_coef,
-      "distill, weak: weight of the KL from the policy that generates to the trained one", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "distill, weak: estimator of that KL", one_of({"k1", "k2", "k3"}));
-    v("lr_ratio", lr_ratio,
-      "learning rate of what generates over actor.optimizer.lr; null: 5 of adapters, 1 of a weak model",
-      above(0.0));
-    v("lora", lora, "distill: the adapters");
-  }
-};
-
 // The state that a checkpoint stores: phi as a PEFT adapter, or the draft policy as a Hugging Face directory
 // `model`, and the optimizer's state.
-struct SparseStudentSnapshot {
+struct SparsePolicySnapshot {
   std::shared_ptr<Model> model;
   bool is_adapter;
   OptimizerSnapshot optimizer;
@@ -74,20 +41,20 @@ struct SparseStudentSnapshot {
   void save(const std::filesystem::path& checkpoint, const std::string& base) const;
 };
 
-class SparseStudent {
+class SparsePolicyTrainer {
  public:
   // theta: must outlive this object; its weights are shared, not copied.
   // actor: the run's settings. The clip, aggregation, plans and optimizer are taken from them.
   // ranks: nullptr if this process trains alone. Not owned. Throws InternalError unless all ranks are data
   // parallel. train() and snapshot() are collective calls.
-  SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
-                const SparsePolicy& policy, int64_t total_steps, uint64_t seed,
-                const TrainingRanks* ranks = nullptr);
+  SparsePolicyTrainer(Model& trained_model, const SparseTrainingSettings& settings,
+                      const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
+                      uint64_t seed, const TrainingRanks* ranks = nullptr);
 
   // With a draft policy. Otherwise as above.
-  SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
-                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
-                const TrainingRanks* ranks = nullptr);
+  SparsePolicyTrainer(std::unique_ptr<Model> draft, const SparseTrainingSettings& settings,
+                      const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
+                      const TrainingRanks* ranks = nullptr);
 
   Model& model() { return *model_; }                     // samples: theta with phi, or the draft policy
   const ActorSettings& actor() const { return actor_; }  // settings of phi's step
@@ -100,14 +67,14 @@ class SparseStudent {
 
   // copies: copies the tensors, so that training may continue while they are written. With several ranks,
   // only rank 0's snapshot is complete.
-  SparseStudentSnapshot snapshot(bool copies) const;
+  SparsePolicySnapshot snapshot(bool copies) const;
   // Restores what a snapshot saved in `checkpoint`, bit for bit.
   void load(const std::filesystem::path& checkpoint);
 
  private:
-  SparseStudent(bool is_adapter, std::unique_ptr<Model> model, const SparseTrainingSettings& settings,
-                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
-                const TrainingRanks* ranks);
+  SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model> model, const SparseTrainingSettings& settings,
+                      const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
+                      const TrainingRanks* ranks);
 
   const ActorSettings actor_;
   const bool is_adapter_;

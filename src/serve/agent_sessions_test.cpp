@@ -1,7 +1,7 @@
 // Leases under the run's own controller and a fake clock. Whatever clients do, the staleness limit holds,
 // every begun group is trained on or dropped for a counted reason, and no admitted request is refused. Rows
 // of sessions have exact tokens, each trained on once.
-#include "serve/agent_desk.h"
+#include "serve/agent_sessions.h"
 
 #include <gtest/gtest.h>
 
@@ -26,22 +26,22 @@ GenerationResult say(const std::string& text, bool stops = true) {
   sample.token_ids.assign(text.begin(), text.end());
   if (stops) sample.token_ids.push_back(kStop);
   sample.logprobs.assign(sample.token_ids.size(), -0.5);
-  sample.raw_logprobs = sample.truncated_logprobs = sample.logprobs;
+  sample.raw_logprobs = sample.sampling_logprobs = sample.logprobs;
   sample.versions.assign(sample.token_ids.size(), 7);
   sample.finish_reason = stops ? FinishReason::kStop : FinishReason::kLength;
   return result;
 }
 
 struct Desk {
-  explicit Desk(AgentDeskOptions options = {.group_size = 2, .min_group = 2, .lease_seconds = 100})
+  explicit Desk(AgentSessionsOptions options = {.group_size = 2, .min_group = 2, .lease_seconds = 100})
       : format(chat, {}, 4096), desk(format, options) {
     desk.start({.finished = [this](FinishedGroup group) { finished.push_back(std::move(group)); },
                 .failed = [this](uint64_t id, const std::string& reason) { failed.emplace_back(id, reason); },
                 .wake = [] {}});
   }
   void offer(uint64_t id) { desk.offer({.id = id, .name = str("p", id), .problem = &problem}); }
-  AgentDesk::Started start(const std::string& task = "", const std::string& key = "",
-                           const std::string& once = "") {
+  AgentSessions::Started start(const std::string& task = "", const std::string& key = "",
+                               const std::string& once = "") {
     return desk.start_session(task, key, once, clock.now());
   }
   int status_of(const std::function<void()>& call) const {
@@ -66,14 +66,14 @@ struct Desk {
   Problem problem{.id = "p", .prompt = "Q", .messages = {}, .answer = "A"};
   std::vector<FinishedGroup> finished;
   std::vector<std::pair<uint64_t, std::string>> failed;
-  AgentDesk desk;
+  AgentSessions desk;
 };
 
 OrderedJson user(const std::string& text) {
   return OrderedJson::array({message_of("user", text)});
 }
 
-TEST(AgentDesk, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEnded) {
+TEST(AgentSessions, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEnded) {
   Desk run;
   EXPECT_EQ(run.status_of([&] { run.start(); }), 429) << "nothing is offered";
   run.offer(4);
@@ -110,7 +110,7 @@ TEST(AgentDesk, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEnded)
   EXPECT_EQ(run.desk.counts().refused, 2);
 }
 
-TEST(AgentDesk, ATaskOfTheAgentsIsAGroupOfItsOwn) {
+TEST(AgentSessions, ATaskOfTheAgentsIsAGroupOfItsOwn) {
   Desk run;
   for (const uint64_t id : {1, 2, 3}) run.offer(id);
   const auto mine = run.start("mine"), other = run.start("other"), any = run.start();
@@ -123,11 +123,11 @@ TEST(AgentDesk, ATaskOfTheAgentsIsAGroupOfItsOwn) {
   EXPECT_EQ(run.start("other").session->group(), other.session->group());
 }
 
-TEST(AgentDesk, AtItsDeadlineAGroupClosesWithWhatItHasOrIsDropped) {
+TEST(AgentSessions, AtItsDeadlineAGroupClosesWithWhatItHasOrIsDropped) {
   Desk run({.group_size = 4, .min_group = 2, .lease_seconds = 10});
   run.offer(1);
   run.offer(2);
-  const auto end = [&](const AgentDesk::Started& started, bool has_reward = true) {
+  const auto end = [&](const AgentSessions::Started& started, bool has_reward = true) {
     run.talk(*started.session, user("hi"), "yo", "a");
     if (has_reward) started.session->set_reward(std::nullopt, 1, {});
     run.desk.end_session(started.key);
@@ -153,7 +153,7 @@ TEST(AgentDesk, AtItsDeadlineAGroupClosesWithWhatItHasOrIsDropped) {
   EXPECT_EQ(run.desk.counts().without_reward, 1);
 }
 
-TEST(AgentDesk, AKeyMayGoOnAndAStartSentAgainIsTheSameSession) {
+TEST(AgentSessions, AKeyMayGoOnAndAStartSentAgainIsTheSameSession) {
   Desk run;
   run.offer(1);
   const auto first = run.start("", "", "once");
@@ -299,10 +299,10 @@ TEST(AgentSession, ARequestSentAgainIsTheSameInteraction) {
 // ---- Under the controller.
 
 // The controller's workers. The desk does the engine's part. The test decides when the rest is done.
-class DeskWorkers final : public Workers {
+class SessionWorkers final : public Workers {
  public:
-  explicit DeskWorkers(Desk& run) : run_(run) {}
-  void begin(uint64_t id, std::vector<BegunSample>) override {
+  explicit SessionWorkers(Desk& run) : run_(run) {}
+  void begin(uint64_t id, std::vector<PartialRollout>) override {
     EXPECT_TRUE(begun.insert(id).second);
     run_.offer(id);
   }
@@ -319,7 +319,7 @@ class DeskWorkers final : public Workers {
   double engine_idle_seconds() const override { return 0; }
   Clock::Time last_progress() const override { return {}; }
   std::string busy_with() const override { return ""; }
-  std::string waits_for_outside() const override { return run_.desk.waits_for(); }
+  std::string waits_for_external() const override { return run_.desk.waits_for(); }
 
   std::set<uint64_t> begun;
   std::vector<GroupPointer> scoring;
@@ -331,10 +331,10 @@ class DeskWorkers final : public Workers {
   Desk& run_;
 };
 
-TEST(AgentDesk, ARunThatWaitsForAgentsHasNotStalled) {
+TEST(AgentSessions, ARunThatWaitsForAgentsHasNotStalled) {
   set_log_level(LogLevel::kSilent);
   Desk run({.group_size = 1, .min_group = 1, .lease_seconds = 1000});
-  DeskWorkers workers(run);
+  SessionWorkers workers(run);
   Controller controller(workers, run.clock, {.total_steps = 1, .stall_seconds = 50}, {});
   controller.start();
   controller.on(WeightsTaken{0, 0});
@@ -352,7 +352,7 @@ TEST(AgentDesk, ARunThatWaitsForAgentsHasNotStalled) {
   set_log_level(LogLevel::kInfo);
 }
 
-TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
+TEST(AgentSessions, NoScheduleOfHostileClientsPassesByTheGate) {
   set_log_level(LogLevel::kSilent);
   const CounterRandom random(23, Purpose::test);
   int64_t num_expired = 0, num_refused = 0, num_failed = 0;
@@ -363,7 +363,7 @@ TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
     };
     const int64_t group_size = 1 + below(3), batch = 1 + below(3), eta = below(3), steps = 1 + below(4);
     Desk run({.group_size = group_size, .min_group = 1 + below(group_size), .lease_seconds = 20});
-    DeskWorkers workers(run);
+    SessionWorkers workers(run);
     Controller controller(workers, run.clock,
                           {.batch_groups = batch,
                            .max_staleness = eta,
@@ -383,9 +383,9 @@ TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
       controller.check_integrity();
       run.desk.check_integrity();
       const Controller::Counts counts = controller.counts();
-      const AgentDesk::Counts desk = run.desk.counts();
+      const AgentSessions::Counts desk = run.desk.counts();
       EXPECT_EQ(counts.running, desk.waiting + desk.leased);
-      EXPECT_EQ(static_cast<int64_t>(workers.begun.size()), counts.drawn);
+      EXPECT_EQ(static_cast<int64_t>(workers.begun.size()), counts.sampled);
       const int64_t live = counts.buffered + counts.awaiting + counts.running + counts.training + num_trained;
       EXPECT_LE(live, std::min(version + eta + 1, steps) * batch) << "more than the gate admits";
     };
@@ -457,7 +457,7 @@ TEST(AgentDesk, NoScheduleOfHostileClientsPassesByTheGate) {
     }
     EXPECT_TRUE(controller.is_finished()) << controller.activity();
     EXPECT_EQ(static_cast<int64_t>(trained.size()), steps * batch);
-    const AgentDesk::Counts desk = run.desk.counts();
+    const AgentSessions::Counts desk = run.desk.counts();
     num_expired += desk.expired;
     num_refused += desk.refused;
     for (const auto& [reason, count] : desk.failed) {

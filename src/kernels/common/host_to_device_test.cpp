@@ -1,4 +1,4 @@
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,12 +8,12 @@
 namespace bough {
 namespace {
 
-class UploadTo : public OnDevice {};
-BOUGH_ON_DEVICES(UploadTo);
+class HostToDevice : public OnDevice {};
+BOUGH_ON_DEVICES(HostToDevice);
 
-TEST_P(UploadTo, TensorsAreWhatWasAdded) {
+TEST_P(HostToDevice, TensorsAreWhatWasAdded) {
   at::Tensor longs, none, ints, more;
-  Upload upload(device());
+  HostToDeviceBatch upload(device());
   upload.add(std::vector<int64_t>{3, -1, int64_t{1} << 40}, &longs);
   upload.add(std::vector<int64_t>{}, &none);
   upload.add(std::vector<int32_t>{7}, &ints);
@@ -32,10 +32,10 @@ TEST_P(UploadTo, TensorsAreWhatWasAdded) {
   expect(more, at::tensor({int64_t{5}, int64_t{6}}, at::kLong));
 }
 
-TEST(Upload, OfNothingIsNothing) {
+TEST(HostToDeviceBatch, OfNothingIsNothing) {
   at::Tensor none;
-  Upload(at::kCPU).send();
-  Upload upload(at::kCPU);
+  HostToDeviceBatch(at::kCPU).send();
+  HostToDeviceBatch upload(at::kCPU);
   upload.add(std::vector<int32_t>{}, &none);
   upload.send();
   EXPECT_EQ(none.numel(), 0);

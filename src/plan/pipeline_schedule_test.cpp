@@ -1,6 +1,6 @@
 // Schedules of pipeline stages on random plans: each is a valid plan execution, each stage receives what the
 // neighbor sends, and idle time is bounded.
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -37,9 +37,9 @@ std::vector<Pipeline> pipelines() {
 }
 
 // The steps whose results are sent in one direction between two stages, in order.
-std::vector<int64_t> messages(const std::vector<StageStep>& order, bool backward) {
+std::vector<int64_t> messages(const std::vector<ScheduleSlot>& order, bool backward) {
   std::vector<int64_t> steps;
-  for (const StageStep& step : order)
+  for (const ScheduleSlot& step : order)
     if (step.backward == backward) steps.push_back(step.step);
   return steps;
 }
@@ -47,13 +47,13 @@ std::vector<int64_t> messages(const std::vector<StageStep>& order, bool backward
 TEST(PipelineOrder, OfOneStageIsThePlans) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const Plan plan = random_plan(seed);
-    const std::vector<WalkStep> steps = walk_steps(plan);
-    std::vector<StageStep> expected;
+    const std::vector<ExecutionStep> steps = execution_steps(plan);
+    std::vector<ScheduleSlot> expected;
     for (size_t i = 0; i < steps.size(); ++i) {
       if (steps[i].kind != Step::Kind::kBackward) expected.push_back({false, static_cast<int64_t>(i)});
       if (steps[i].kind != Step::Kind::kForward) expected.push_back({true, static_cast<int64_t>(i)});
     }
-    const std::vector<StageStep> order = stage_steps(steps, {}, 0);
+    const std::vector<ScheduleSlot> order = schedule_slots(steps, {}, 0);
     ASSERT_EQ(order.size(), expected.size());
     for (size_t i = 0; i < order.size(); ++i) {
       ASSERT_EQ(order[i].step, expected[i].step) << seed;
@@ -68,11 +68,11 @@ TEST(PipelineOrder, OfOneStageIsThePlans) {
 TEST(PipelineOrder, IsAWalkOfEveryStageInWhichNobodyWaitsForEver) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const Plan plan = random_plan(seed);
-    const std::vector<WalkStep> steps = walk_steps(plan);
+    const std::vector<ExecutionStep> steps = execution_steps(plan);
     for (const Pipeline& pipeline : pipelines()) {
       std::vector<int64_t> sent, sent_back;
       for (int64_t s = 0; s < pipeline.num_stages; ++s) {
-        const std::vector<StageStep> order = stage_steps(steps, pipeline, s);
+        const std::vector<ScheduleSlot> order = schedule_slots(steps, pipeline, s);
         const int64_t most = passes_under_way(pipeline, s);
         ASSERT_EQ(most, pipeline.backward ? pipeline.num_stages - s : 1);
         if (s > 0) {
@@ -85,8 +85,8 @@ TEST(PipelineOrder, IsAWalkOfEveryStageInWhichNobodyWaitsForEver) {
         std::map<int64_t, std::vector<int32_t>> stacks;    // by chain % most: blocks from bottom to top
         std::map<int64_t, std::vector<int32_t>> leaves;    // by chain % most: leaf blocks under way
         int64_t under_way = 0, largest = 0;
-        for (const StageStep& next : order) {
-          const WalkStep& step = steps[static_cast<size_t>(next.step)];
+        for (const ScheduleSlot& next : order) {
+          const ExecutionStep& step = steps[static_cast<size_t>(next.step)];
           const PlannedTree& tree = plan.trees[static_cast<size_t>(step.tree)];
           const Block& block = tree.blocks[static_cast<size_t>(step.block)];
           auto& stack = stacks[step.chain % most];
@@ -164,7 +164,7 @@ TEST(PipelineOrder, KeepsStagesBusy) {
     const int64_t most = strategy == "dense" ? 128 : 64;
     const Plan plan =
         make_plan(strategy, {.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = most});
-    const std::vector<WalkStep> steps = walk_steps(plan);
+    const std::vector<ExecutionStep> steps = execution_steps(plan);
     // A leaf block runs forward and backward. An interior block runs forward once more before its backward.
     std::vector<double> forward(steps.size()), backward(steps.size());
     double all = 0;

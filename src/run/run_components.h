@@ -2,6 +2,8 @@
 // file throws here, before anything is computed. run.cpp connects and drives the parts.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -46,13 +48,14 @@ Changing what_changes(const RunSettings& settings);
 // CUDA graph reads them there.
 bool takes_weights_in_place(const RunSettings& settings, const Model& model);
 
-struct RunParts {
+struct RunComponents {
   // Locks the run's folder. `ranks`: processes that train together, each with its own parts; nullptr: this
   // process alone. Rewards, environment, filter and folder are nullptr on all ranks but rank 0. Throws
   // UserError or IoError. Throws Interrupted if `stop` returns true while the device is measured.
-  RunParts(const RunSettings& settings, const std::function<bool()>& stop, Communicator* ranks = nullptr);
-  RunParts(const RunParts&) = delete;
-  RunParts& operator=(const RunParts&) = delete;
+  RunComponents(const RunSettings& settings, const std::function<bool()>& stop,
+                Communicator* ranks = nullptr);
+  RunComponents(const RunComponents&) = delete;
+  RunComponents& operator=(const RunComponents&) = delete;
 
   const RunSettings settings;
   const ThreadSplit threads;
@@ -69,20 +72,26 @@ struct RunParts {
   std::unique_ptr<Model> reference;  // for the KL terms; nullptr if there is none
   std::unique_ptr<Model> teacher;    // nullptr if there is none
   const int64_t total_steps;
-  std::unique_ptr<Model> critic_model;     // its own backbone; nullptr: it shares the actor's, or no critic
-  std::unique_ptr<Critic> critic;          // for adv_estimator gae; else nullptr
-  const SparsePolicy sparse;               // of the engine's attention
-  std::unique_ptr<SparseStudent> student;  // what generates, if it is not `model`; else nullptr
-  std::unique_ptr<const PassCosts> weak_costs;  // for plans of a student with a model of its own
-  std::unique_ptr<Model> generating;            // the engine's copy, if it runs in parallel with training
+  std::unique_ptr<Model> critic_model;  // its own backbone; nullptr: it shares the actor's, or no critic
+  std::unique_ptr<Critic> critic;       // for adv_estimator gae; else nullptr
+  const SparsePolicy sparse;            // of the engine's attention
+  std::unique_ptr<SparsePolicyTrainer> sparse_trainer;  // what generates, if it is not `model`; else nullptr
+  std::unique_ptr<const PassCosts> draft_costs;         // for plans of a student with a model of its own
+  std::unique_ptr<Model> generating;  // the engine's copy, if it runs in parallel with training
   Trainer trainer;
-  // The published model: the student's if there is one. Else the unsharded model that Trainer::whole_model()
-  // sets, if ranks share its layers. Else the trained model.
-  const Model& published() const { return student ? student->model() : whole ? *whole : *model; }
+  // The published model: the student's if there is one. Else the unsharded model that
+  // Trainer::unsharded_model() sets, if ranks share its layers. Else the trained model.
+  const Model& published() const {
+    return sparse_trainer ? sparse_trainer->model() : whole ? *whole : *model;
+  }
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<Engine> engine;                   // nullptr: servers (for rank 0) or engine ranks generate
   std::optional<ConversationFormat> conversations;  // set if there is an environment
   std::unique_ptr<RunFolder> folder;
 };
+
+// Returns the element type that a setting `dtype` names. The settings must have been checked: fp32, bf16 or
+// fp64.
+c10::ScalarType scalar_type_of(const std::string& dtype);
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-#include "models/pipeline.h"
+#include "models/pipeline_stage.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "serve/agent_desk.h"
+#include "serve/agent_sessions.h"
 
 #include <sys/random.h>
 
@@ -33,25 +33,26 @@ std::string new_key() {
 
 }  // namespace
 
-AgentDesk::AgentDesk(const ConversationFormat& format, AgentDeskOptions options)
+AgentSessions::AgentSessions(const ConversationFormat& format, AgentSessionsOptions options)
     : format_(format), options_(options) {}
 
-void AgentDesk::start(OutsideSink sink) {
+void AgentSessions::start(ExternalRolloutSink sink) {
   const MutexLock lock(mutex_);
   sink_ = std::move(sink);
 }
 
-void AgentDesk::offer(GroupTask task) {
+void AgentSessions::offer(GroupTask task) {
   const MutexLock lock(mutex_);
   BOUGH_CHECK(!leases_.contains(task.id), "group ", task.id, " is offered, and an agent has it");
   waiting_.push_back(std::move(task));
 }
 
-bool AgentDesk::is_session_key(const std::string& key) {
+bool AgentSessions::is_session_key(const std::string& key) {
   return key.starts_with(kKeyPrefix);
 }
 
-AgentDesk::Started AgentDesk::answer(const Lease& lease, const Member& member, Clock::Time now) const {
+AgentSessions::Started AgentSessions::answer(const Lease& lease, const Member& member,
+                                             Clock::Time now) const {
   Started started{.key = member.key, .session = member.session, .problem = nullptr};
   const Problem& problem = *lease.task.problem;
   if (!problem.prompt.empty() || !problem.messages.empty()) started.problem = problem_json(problem);
@@ -60,8 +61,8 @@ AgentDesk::Started AgentDesk::answer(const Lease& lease, const Member& member, C
   return started;
 }
 
-AgentDesk::Started AgentDesk::start_session(const std::string& task_id, const std::string& key,
-                                            const std::string& idempotency_key, Clock::Time now) {
+AgentSessions::Started AgentSessions::start_session(const std::string& task_id, const std::string& key,
+                                                    const std::string& idempotency_key, Clock::Time now) {
   const MutexLock lock(mutex_);
   if (is_closed_) throw ApiError(410, "the run has ended: there are no more sessions", "", "run_ended");
   if (const auto same = keys_by_idempotency_.find(idempotency_key); same != keys_by_idempotency_.end())
@@ -114,7 +115,7 @@ AgentDesk::Started AgentDesk::start_session(const std::string& task_id, const st
   return answer(joined, member, now);
 }
 
-std::shared_ptr<AgentSession> AgentDesk::find(const std::string& key) const {
+std::shared_ptr<AgentSession> AgentSessions::find(const std::string& key) const {
   const MutexLock lock(mutex_);
   const auto group = groups_.find(key);
   if (group != groups_.end())
@@ -123,7 +124,7 @@ std::shared_ptr<AgentSession> AgentDesk::find(const std::string& key) const {
   throw ApiError(410, kEnded, "", "session_ended");
 }
 
-bool AgentDesk::is_open(const AgentSession& session) const {
+bool AgentSessions::is_open(const AgentSession& session) const {
   const MutexLock lock(mutex_);
   const auto lease = leases_.find(session.group());
   if (lease == leases_.end()) return false;
@@ -132,7 +133,7 @@ bool AgentDesk::is_open(const AgentSession& session) const {
   return false;
 }
 
-void AgentDesk::end_session(const std::string& key) {
+void AgentSessions::end_session(const std::string& key) {
   const MutexLock lock(mutex_);
   const auto group = groups_.find(key);
   if (group != groups_.end()) {
@@ -143,7 +144,7 @@ void AgentDesk::end_session(const std::string& key) {
   throw ApiError(410, kEnded, "", "session_ended");
 }
 
-void AgentDesk::end(Leases::iterator lease, Member& member) {
+void AgentSessions::end(Leases::iterator lease, Member& member) {
   member.has_ended = true;
   groups_.erase(member.key);
   if (!member.session->has_reward()) ++counts_.without_reward;
@@ -151,7 +152,7 @@ void AgentDesk::end(Leases::iterator lease, Member& member) {
 }
 
 // `reason`: why the lease is closed before its sessions have ended.
-void AgentDesk::close_lease(Leases::iterator lease, const std::string& reason) {
+void AgentSessions::close_lease(Leases::iterator lease, const std::string& reason) {
   Lease& closed = lease->second;
   FinishedGroup group{.id = lease->first, .problem = closed.task.problem, .samples = {}};
   const std::string name = closed.task_id.empty() ? closed.task.name : closed.task_id;
@@ -183,7 +184,7 @@ void AgentDesk::close_lease(Leases::iterator lease, const std::string& reason) {
   if (sink_.failed) sink_.failed(id, why);
 }
 
-bool AgentDesk::expire(Clock::Time now) {
+bool AgentSessions::expire(Clock::Time now) {
   const MutexLock lock(mutex_);
   bool any = false;
   for (auto lease = leases_.begin(); lease != leases_.end();) {
@@ -196,7 +197,7 @@ bool AgentDesk::expire(Clock::Time now) {
   return any;
 }
 
-void AgentDesk::close() {
+void AgentSessions::close() {
   const MutexLock lock(mutex_);
   is_closed_ = true;
   sink_ = {};
@@ -206,7 +207,7 @@ void AgentDesk::close() {
   keys_by_idempotency_.clear();
 }
 
-AgentDesk::Counts AgentDesk::counts() const {
+AgentSessions::Counts AgentSessions::counts() const {
   const MutexLock lock(mutex_);
   Counts counts = counts_;
   counts.waiting = std::ssize(waiting_);
@@ -218,7 +219,7 @@ AgentDesk::Counts AgentDesk::counts() const {
   return counts;
 }
 
-std::string AgentDesk::waits_for() const {
+std::string AgentSessions::waits_for() const {
   const Counts now = counts();
   if (now.waiting + now.leased == 0) return "";
   std::string text = "waiting for agents: ";
@@ -229,7 +230,7 @@ std::string AgentDesk::waits_for() const {
   return text;
 }
 
-void AgentDesk::check_integrity() const {
+void AgentSessions::check_integrity() const {
   const MutexLock lock(mutex_);
   int64_t num_open = 0;
   for (const auto& [id, lease] : leases_) {

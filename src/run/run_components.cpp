@@ -1,4 +1,4 @@
-#include "run/run_parts.h"
+#include "run/run_components.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -49,7 +49,7 @@ std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRank
 }
 
 // If ranks share the layers: the unsharded model on the CPU, for publishing and saving.
-std::unique_ptr<Model> load_whole(const RunSettings& settings) {
+std::unique_ptr<Model> load_unsharded(const RunSettings& settings) {
   auto model =
       load_rollout_model(settings.model.path, settings.rollout, scalar_type_of(settings.dtype), at::kCPU);
   if (settings.actor.lora.enabled())
@@ -89,11 +89,11 @@ void check_same_tokens(const char* key, const std::filesystem::path& reader_path
                         "; expected no fewer"));
 }
 
-std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
+std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& sparse_trainer) {
   const std::string& path = settings.actor.loss.teacher.path;
   if (path.empty()) return nullptr;
-  auto teacher = load(settings, path, student.ranks());
-  check_same_tokens("teacher.path", path, *teacher, settings.model.path, student);
+  auto teacher = load(settings, path, sparse_trainer.ranks());
+  check_same_tokens("teacher.path", path, *teacher, settings.model.path, sparse_trainer);
   return teacher;
 }
 
@@ -101,7 +101,7 @@ bool has_critic(const RunSettings& settings) {
   return settings.actor.advantages.needs_values();
 }
 
-bool leads(const Communicator* ranks) {
+bool is_rank_zero(const Communicator* ranks) {
   return !ranks || ranks->rank() == 0;
 }
 
@@ -121,7 +121,7 @@ bool shares_backbone(const RunSettings& settings, Model& actor) {
 
 std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& actor, Communicator* ranks) {
   if (!has_critic(settings)) return nullptr;
-  bool shares = leads(ranks) && shares_backbone(settings, actor);
+  bool shares = is_rank_zero(ranks) && shares_backbone(settings, actor);
   if (ranks && ranks->size() > 1) shares = ranks->broadcast(shares ? "shares" : "own") == "shares";
   if (shares) return nullptr;
   return load_critic_backbone(settings.critic, settings.model.path, actor);
@@ -141,39 +141,42 @@ std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, M
 
 SparsePolicy sparse_of(const RunSettings& settings, at::Device device) {
   const SparseTrainingSettings& own = settings.sparse_training;
-  const bool trains = own.trains_sparse() || (own.has_student() && settings.rollout.sparse.is_sparse());
+  const bool trains = own.trains_sparse() || (own.has_sparse_policy() && settings.rollout.sparse.is_sparse());
   if (trains && !device.is_cpu())
-    throw UserError(str("sparse_training.arm is ", settings.sparse_training.arm, ", and the device is ",
+    throw UserError(str("sparse_training.mode is ", settings.sparse_training.mode, ", and the device is ",
                         device.str(),
                         ": a sparse policy is trained on the CPU only; expected the arm sparse, or "
                         "device cpu"));
   return sparse_policy(settings.rollout.sparse, device);
 }
 
-std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& model,
-                                            const SparsePolicy& sparse, int64_t total_steps,
-                                            const TrainingRanks& ranks) {
+std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& settings, Model& model,
+                                                         const SparsePolicy& sparse, int64_t total_steps,
+                                                         const TrainingRanks& ranks) {
   const SparseTrainingSettings& own = settings.sparse_training;
-  if (!own.has_student()) return nullptr;
+  if (!own.has_sparse_policy()) return nullptr;
   const auto seed = static_cast<uint64_t>(settings.seed);
   if (own.distills())
-    return std::make_unique<SparseStudent>(model, own, settings.actor, sparse, total_steps, seed, &ranks);
-  auto weak = load(settings, own.weak_path);
-  check_same_tokens("sparse_training.weak_path", settings.model.path, model, own.weak_path, *weak);
-  if (weak->config().max_length() > model.config().max_length())
-    throw UserError(str("setting sparse_training.weak_path: ", own.weak_path, " takes ",
-                        weak->config().max_length(), " tokens, ", settings.model.path,
+    return std::make_unique<SparsePolicyTrainer>(model, own, settings.actor, sparse, total_steps, seed,
+                                                 &ranks);
+  auto draft = load(settings, own.draft_path);
+  check_same_tokens("sparse_training.draft_path", settings.model.path, model, own.draft_path, *draft);
+  if (draft->config().max_length() > model.config().max_length())
+    throw UserError(str("setting sparse_training.draft_path: ", own.draft_path, " takes ",
+                        draft->config().max_length(), " tokens, ", settings.model.path,
                         ", which is trained on its samples, ", model.config().max_length(),
                         "; expected no more"));
-  return std::make_unique<SparseStudent>(std::move(weak), own, settings.actor, sparse, total_steps, &ranks);
+  return std::make_unique<SparsePolicyTrainer>(std::move(draft), own, settings.actor, sparse, total_steps,
+                                               &ranks);
 }
 
 // The initial model equals the sparse policy of the ranks that train: its weights are what they publish.
 std::unique_ptr<Model> load_generating(const RunSettings& settings) {
-  const SparseTrainingSettings& student = settings.sparse_training;
-  if (student.is_weak()) return load(settings, student.weak_path);
+  const SparseTrainingSettings& sparse_trainer = settings.sparse_training;
+  if (sparse_trainer.is_draft()) return load(settings, sparse_trainer.draft_path);
   auto model = load_trained(settings);
-  if (student.distills()) add_adapter(*model, student.lora, static_cast<uint64_t>(settings.seed));
+  if (sparse_trainer.distills())
+    add_adapter(*model, sparse_trainer.lora, static_cast<uint64_t>(settings.seed));
   return model;
 }
 
@@ -194,13 +197,13 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
 // Servers generate for rank 0. Each rank's embedded engine generates for its own rank, unless there are
 // engine ranks.
 bool generates(const RunSettings& settings, const Communicator* ranks) {
-  return settings.rollout.ranks == 0 && (leads(ranks) || !settings.rollout.has_servers());
+  return settings.rollout.ranks == 0 && (is_rank_zero(ranks) || !settings.rollout.has_servers());
 }
 
 // All ranks use rank 0's cost model, so that they make the same plans.
 CostModel ranks_costs(Communicator* ranks, const Model& model, const std::function<CostModel()>& of_rank_0) {
   std::optional<CostModel> own;
-  if (leads(ranks)) own.emplace(of_rank_0());
+  if (is_rank_zero(ranks)) own.emplace(of_rank_0());
   if (!ranks || ranks->size() == 1) return std::move(*own);
   const std::string profile = ranks->broadcast(own ? own->device().to_json().dump() : "");
   return CostModel(DeviceProfile::from_json(Json::parse(profile), "rank 0's profile"), model_shape(model));
@@ -292,48 +295,51 @@ EngineParts::EngineParts(const RunSettings& run_settings)
   if (settings.rollout.threads > 0) at::set_num_threads(static_cast<int>(settings.rollout.threads));
 }
 
-RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop, Communicator* ranks)
+RunComponents::RunComponents(const RunSettings& run_settings, const std::function<bool()>& stop,
+                             Communicator* ranks)
     : settings(run_settings),
       threads(split_threads(settings, at::get_num_threads())),
       problems(training_problems(settings)),
       valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
-      reward(leads(ranks) ? make_reward(settings.reward, settings.reward_service) : nullptr),
-      environment(leads(ranks) ? make_environment(settings) : nullptr),
-      filter(settings.filter.empty() || !leads(ranks)
+      reward(is_rank_zero(ranks) ? make_reward(settings.reward, settings.reward_service) : nullptr),
+      environment(is_rank_zero(ranks) ? make_environment(settings) : nullptr),
+      filter(settings.filter.empty() || !is_rank_zero(ranks)
                  ? nullptr
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       training(ranks, settings.actor.sizes_of(ranks ? ranks->size() : 1)),
       model(load_trained(settings, training.model())),
-      whole(!training.has_whole_model() && training.leads() ? load_whole(settings) : nullptr),
+      whole(!training.has_unsharded_model() && training.is_rank_zero() ? load_unsharded(settings) : nullptr),
       reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model, ranks)),
       critic(make_critic(settings, *model, critic_model.get(), total_steps, training)),
       sparse(sparse_of(settings, model->device())),
-      student(make_student(settings, *model, sparse, total_steps, training)),
+      sparse_trainer(make_sparse_trainer(settings, *model, sparse, total_steps, training)),
       generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks)
                      ? nullptr
                      : copy_of(published(), what_changes(settings))),
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
-              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), &training),
+              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), sparse_trainer.get(),
+              &training),
       weights(make_channel(settings, published(), generating.get())),
       engine(generates(settings, ranks)
                  ? make_run_engine(settings, generating ? *generating : published(), encoder.tokenizer())
                  : nullptr),
-      folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
+      folder(is_rank_zero(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
   if (training.sizes().all() > training.sizes().data) {
     for (Model* shared : {model.get(), reference.get(), teacher.get(), critic_model.get()})
       if (shared) shared->set_batch_invariant(false);
   }
-  if (whole) trainer.use_whole(*whole);
+  if (whole) trainer.use_unsharded(*whole);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
   for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
     if (dataset->size() == 0) continue;
-    const bool is_rewarded_outside = settings.serve.port && dataset == &problems && settings.reward.empty();
-    if (is_scored && !is_rewarded_outside && reward) reward->check(*dataset);
+    const bool is_rewarded_externally =
+        settings.serve.port && dataset == &problems && settings.reward.empty();
+    if (is_scored && !is_rewarded_externally && reward) reward->check(*dataset);
     if (environment) environment->check(*dataset);
   }
   if (environment)
@@ -342,12 +348,16 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       ranks, *model, [&] { return run_costs(folder->path(), settings.calibration, *model, stop); });
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
-  if (settings.sparse_training.is_weak())
-    weak_costs = std::make_unique<CostModel>(costs.device(), model_shape(student->model()));
+  if (settings.sparse_training.is_draft())
+    draft_costs = std::make_unique<CostModel>(costs.device(), model_shape(sparse_trainer->model()));
   trainer.use_costs(step_costs(std::move(costs)), std::move(of_critic));
-  if (weak_costs) student->use_costs(weak_costs.get());
-  if ((sparse.is_sparse() && !settings.sparse_training.trains_sparse()) || student)
+  if (draft_costs) sparse_trainer->use_costs(draft_costs.get());
+  if ((sparse.is_sparse() && !settings.sparse_training.trains_sparse()) || sparse_trainer)
     trainer.measure_acceptance();
+}
+
+c10::ScalarType scalar_type_of(const std::string& dtype) {
+  return dtype == "bf16" ? c10::kBFloat16 : dtype == "fp64" ? c10::kDouble : c10::kFloat;
 }
 
 }  // namespace bough

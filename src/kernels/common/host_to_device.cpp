@@ -1,4 +1,4 @@
-#include "kernels/common/upload.h"
+#include "kernels/common/host_to_device.h"
 
 #include "base/error.h"
 
@@ -9,15 +9,15 @@ namespace {
 constexpr size_t kAlignment = 64;
 }  // namespace
 
-void Upload::add(std::span<const int64_t> values, at::Tensor* to) {
+void HostToDeviceBatch::add(std::span<const int64_t> values, at::Tensor* to) {
   add(values.data(), std::ssize(values), at::kLong, to);
 }
 
-void Upload::add(std::span<const int32_t> values, at::Tensor* to) {
+void HostToDeviceBatch::add(std::span<const int32_t> values, at::Tensor* to) {
   add(values.data(), std::ssize(values), at::kInt, to);
 }
 
-void Upload::add(const void* values, int64_t count, at::ScalarType type, at::Tensor* to) {
+void HostToDeviceBatch::add(const void* values, int64_t count, at::ScalarType type, at::Tensor* to) {
   const size_t offset = (bytes_.size() + kAlignment - 1) / kAlignment * kAlignment;
   const size_t size = static_cast<size_t>(count) * c10::elementSize(type);
   bytes_.resize(offset + size);
@@ -25,7 +25,7 @@ void Upload::add(const void* values, int64_t count, at::ScalarType type, at::Ten
   items_.push_back({to, type, offset, count});
 }
 
-void Upload::send() {
+void HostToDeviceBatch::send() {
   if (items_.empty()) return;
   const at::Tensor buffer = upload(bytes_, device_);
   for (const Item& item : items_)

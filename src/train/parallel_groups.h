@@ -13,7 +13,7 @@
 #include "data/trajectory.h"
 #include "models/model.h"
 #include "plan/load_balance.h"
-#include "plan/pipeline.h"
+#include "plan/pipeline_schedule.h"
 #include "plan/plan.h"
 #include "train/executor.h"
 #include "train/settings.h"
@@ -35,14 +35,14 @@ class TrainingRanks {
 
   Communicator* all() const { return all_; }
   // The ranks with the same shard of the model. They sum gradients and shard the optimizer's state.
-  Communicator* sharing() const { return sharing_.get(); }
+  Communicator* data_parallel_group() const { return data_parallel_group_.get(); }
   // The ranks that execute the plans of one batch together, of all stages. They sum values, loss and metrics.
-  Communicator* walking() const { return walking_ ? walking_.get() : sharing_.get(); }
+  Communicator* loss_group() const { return loss_group_ ? loss_group_.get() : data_parallel_group_.get(); }
   Communicator* context() const { return context_.get(); }
   Communicator* tensor() const { return tensor_.get(); }
   // The groups that hold the other shards of this rank's model.
   ModelRanks model() const { return {tensor_.get(), stages_.get(), stages_back_.get()}; }
-  bool has_whole_model() const { return !tensor_ && !stages_; }
+  bool has_unsharded_model() const { return !tensor_ && !stages_; }
   // Whether this rank's shard belongs to the same replica of the model as rank 0's.
   bool shares_with_leader() const { return replica() == 0 && rank_ / sizes_.tensor % sizes_.context == 0; }
   // Index of the batch shard that this rank's replica plans, and the number of shards.
@@ -51,7 +51,7 @@ class TrainingRanks {
   const ParallelSizes& sizes() const { return sizes_; }
   // The pipeline schedule of a plan execution with gradients.
   Pipeline pipeline() const { return {.num_stages = sizes_.pipeline, .leaves_on_stack = sizes_.context > 1}; }
-  bool leads() const { return rank_ == 0; }
+  bool is_rank_zero() const { return rank_ == 0; }
   void set_deadline(double seconds);
   std::vector<int64_t> gather(int64_t own) const;  // every rank's number, in rank order; collective call
   double bytes_sent() const;                       // by this rank, in all groups
@@ -62,7 +62,7 @@ class TrainingRanks {
   int64_t rank_ = 0;
   std::vector<Communicator*> groups() const;
 
-  std::unique_ptr<Communicator> sharing_, walking_, context_, tensor_, stages_, stages_back_;
+  std::unique_ptr<Communicator> data_parallel_group_, loss_group_, context_, tensor_, stages_, stages_back_;
 };
 
 // Seconds per token and per (query, key) pair, for load balancing. Without costs every token weighs 1.
@@ -70,13 +70,13 @@ BalanceWeights balance_weights(const PassCosts* costs);
 
 // Plans shard `rank` of the batch of `whole`. PlannedTree::sequences are indices into the whole batch. All
 // ranks must use the same costs, because each rank computes the cut itself.
-Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks);
+Plan plan_shard(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks);
 
 // Each rank has values for its own rows and zeros elsewhere. All ranks get the sum.
 void sum_values(RowValues& values, Communicator& ranks);
 // Merges the results of all ranks' consecutive shares, in the order of the shares, into the result of all
 // rows. `own`: this rank's results, one per share. `ranks`: nullptr if there is one rank.
-WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks);
+ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks);
 void sum_values(const at::Tensor& values_R, Communicator& ranks);
 // Replaces each rank's loss and metrics by those of all rows, merged in rank order.
 void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks);

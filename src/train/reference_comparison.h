@@ -125,11 +125,11 @@ inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_toke
 
 // Adds random log-probabilities of a teacher, the engine and pi_old for five top-k tokens per row, and of a
 // teacher for the sampled token.
-inline void add_given_tokens(RandomBatch& r, uint64_t seed) {
+inline void add_top_k_tokens(RandomBatch& r, uint64_t seed) {
   const int64_t rows = r.batch.num_rows(), count = 5;
   auto generator = at::detail::createCPUGenerator(seed + 7);
   const auto type = at::TensorOptions().dtype(at::kDouble);
-  r.batch.given_ids_RK = at::rand({rows, kVocab}, generator, type)
+  r.batch.top_k_ids_RK = at::rand({rows, kVocab}, generator, type)
                              .argsort(/*dim=*/int64_t{1}, /*descending=*/false)
                              .narrow(1, 0, count)
                              .contiguous();
@@ -137,9 +137,9 @@ inline void add_given_tokens(RandomBatch& r, uint64_t seed) {
     return at::randn({rows, kVocab}, generator, type).log_softmax(1).narrow(1, 0, count).contiguous();
   };
   r.batch.fields.teacher_log_probs_R = -4 + 0.3 * at::randn({rows}, generator, type);
-  r.batch.fields.teacher_given_RK = log_probs();
-  r.batch.fields.behaviour_given_RK = log_probs();
-  r.batch.fields.proximal_given_RK = log_probs();
+  r.batch.fields.teacher_top_k_RK = log_probs();
+  r.batch.fields.behaviour_top_k_RK = log_probs();
+  r.batch.fields.proximal_top_k_RK = log_probs();
 }
 
 inline LossRows to_type(LossRows rows, at::ScalarType type) {
@@ -188,9 +188,10 @@ inline double gradient_error(Model& model, FlatResult& flat) {
 
 // Gives each block a random recompute policy. Gradients must not change.
 inline Plan with_random_keeps(Plan plan, uint64_t seed) {
-  constexpr Keep kOfInterior[] = {Keep::kKeysValues,        Keep::kAttention,
-                                  Keep::kLayerInputs,       Keep::kLayerInputsAndAttention,
-                                  Keep::kLayerInputsOnHost, Keep::kActivations};
+  constexpr RecomputePolicy kOfInterior[] = {
+      RecomputePolicy::kKeysValues,        RecomputePolicy::kAttention,
+      RecomputePolicy::kLayerInputs,       RecomputePolicy::kLayerInputsAndAttention,
+      RecomputePolicy::kLayerInputsOnHost, RecomputePolicy::kActivations};
   std::mt19937_64 random(seed);
   for (auto& planned : plan.trees)
     for (auto& block : planned.blocks)

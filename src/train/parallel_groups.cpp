@@ -1,4 +1,4 @@
-#include "train/ranks.h"
+#include "train/parallel_groups.h"
 
 #include <ATen/ATen.h>
 
@@ -94,18 +94,19 @@ TrainingRanks::TrainingRanks(Communicator* all, const ParallelSizes& sizes)
   rank_ = all_->rank();
   const int64_t of_replica = sizes.context * sizes.tensor, of_stage = sizes.data * of_replica;
   const int64_t t = rank_ % sizes.tensor;
-  if (sizes.data * sizes.context > 1) sharing_ = all_->split(rank_ / of_stage * sizes.tensor + t);
+  if (sizes.data * sizes.context > 1) data_parallel_group_ = all_->split(rank_ / of_stage * sizes.tensor + t);
   if (sizes.context > 1) context_ = all_->split(rank_ / of_replica * sizes.tensor + t);
   if (sizes.tensor > 1) tensor_ = all_->split(rank_ / sizes.tensor);
   if (sizes.pipeline == 1) return;
-  walking_ = all_->split(t);
+  loss_group_ = all_->split(t);
   stages_ = all_->split(rank_ % of_stage);
   stages_back_ = all_->split(rank_ % of_stage);
 }
 
 std::vector<Communicator*> TrainingRanks::groups() const {
   std::vector<Communicator*> groups;
-  for (const auto& group : {&sharing_, &walking_, &context_, &tensor_, &stages_, &stages_back_})
+  for (const auto& group :
+       {&data_parallel_group_, &loss_group_, &context_, &tensor_, &stages_, &stages_back_})
     if (*group) groups.push_back(group->get());
   return groups;
 }
@@ -137,7 +138,7 @@ BalanceWeights balance_weights(const PassCosts* costs) {
           .per_pair = attention / static_cast<double>(pass.pairs)};
 }
 
-Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks) {
+Plan plan_shard(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks) {
   const PrefixTree tree = build_prefix_tree(whole.sequences);
   const std::vector<RankShare> shares = balance_load(tree, num_ranks, balance_weights(whole.costs));
   const std::vector<int64_t>& own = shares.at(static_cast<size_t>(rank)).sequences;
@@ -148,7 +149,7 @@ Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t r
 }
 
 void sum_values(RowValues& values, Communicator& ranks) {
-  for (const at::Tensor* tensor : {&values.log_probs_R, &values.entropies_R, &values.given_log_probs_RK,
+  for (const at::Tensor* tensor : {&values.log_probs_R, &values.entropies_R, &values.top_k_log_probs_RK,
                                    &values.top_ids_RK, &values.top_log_probs_RK})
     sum_tensor(*tensor, ranks);
 }
@@ -217,8 +218,8 @@ void sum_gradients(Model& model, Communicator* ranks) {
     sum_over_ends_(tied->main_grad, *model.ranks().stages);
 }
 
-WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {
-  WalkResult sum;
+ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks) {
+  ExecutionResult sum;
   sum.values = std::move(own.at(0).values);
   const auto add = [](at::Tensor& to, const at::Tensor& more) {  // only one share has a row's value: exact
     if (to.defined()) to.add_(more);
@@ -226,11 +227,11 @@ WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {
   for (size_t i = 1; i < own.size(); ++i) {
     add(sum.values.log_probs_R, own[i].values.log_probs_R);
     add(sum.values.entropies_R, own[i].values.entropies_R);
-    add(sum.values.given_log_probs_RK, own[i].values.given_log_probs_RK);
+    add(sum.values.top_k_log_probs_RK, own[i].values.top_k_log_probs_RK);
   }
   if (ranks) sum_values(sum.values, *ranks);
   std::vector<std::vector<std::string>> all;  // [local share][rank]
-  for (const WalkResult& result : own) {
+  for (const ExecutionResult& result : own) {
     const std::string text = packed(result.loss, result.metrics);
     all.push_back(ranks ? ranks->all_gather(text) : std::vector<std::string>{text});
   }

@@ -18,24 +18,24 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "control/outside.h"
+#include "control/external_rollouts.h"
 #include "serve/agent_session.h"
 
 namespace bough {
 
-struct AgentDeskOptions {
+struct AgentSessionsOptions {
   int64_t group_size = 1;
   int64_t min_group = 1;  // a group with fewer valid sessions fails; valid: ended, with a reward
   double lease_seconds = 3600;
   bool scored_elsewhere = false;  // the run's reward function scores sessions without a reward
 };
 
-class AgentDesk {
+class AgentSessions {
  public:
   // `format` must outlive this object.
-  AgentDesk(const ConversationFormat& format, AgentDeskOptions options);
+  AgentSessions(const ConversationFormat& format, AgentSessionsOptions options);
 
-  void start(OutsideSink sink);
+  void start(ExternalRolloutSink sink);
   void offer(GroupTask task);
 
   struct Started {
@@ -91,9 +91,9 @@ class AgentDesk {
   Started answer(const Lease& lease, const Member& member, Clock::Time now) const REQUIRES(mutex_);
 
   const ConversationFormat& format_;
-  const AgentDeskOptions options_;
+  const AgentSessionsOptions options_;
   mutable Mutex mutex_;
-  OutsideSink sink_ GUARDED_BY(mutex_);
+  ExternalRolloutSink sink_ GUARDED_BY(mutex_);
   std::deque<GroupTask> waiting_ GUARDED_BY(mutex_);
   Leases leases_ GUARDED_BY(mutex_);                           // by group id
   std::map<std::string, uint64_t> groups_ GUARDED_BY(mutex_);  // by key of an open session

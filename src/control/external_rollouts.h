@@ -18,17 +18,17 @@
 namespace bough {
 
 // Receives the outcome of offered groups, at most one per group. Called from any thread.
-struct OutsideSink {
+struct ExternalRolloutSink {
   std::function<void(FinishedGroup)> finished;
   std::function<void(uint64_t id, const std::string& reason)> failed;
   std::function<void()> wake;  // pass() has something to do
 };
 
-class OutsideGroups {
+class ExternalRollouts {
  public:
-  virtual ~OutsideGroups() = default;
+  virtual ~ExternalRollouts() = default;
   // Called once, before all other functions.
-  virtual void start(OutsideSink sink) = 0;
+  virtual void start(ExternalRolloutSink sink) = 0;
   // An agent may start the group. Callable from any thread. The group's problem lives until the group is
   // scored.
   virtual void offer(GroupTask task) = 0;
