@@ -7,8 +7,6 @@
 namespace bough {
 namespace {
 
-using testing::eventually;
-using testing::RawClient;
 
 // Answers with the method, the path and the body's length. /stream runs until the client closes the
 // connection.

@@ -154,8 +154,6 @@ class Endpoint {
   std::vector<std::thread> threads_;
 };
 
-namespace testing {
-
 // A connection to 127.0.0.1. A read fails after 20 seconds.
 class RawClient {
  public:
@@ -229,5 +227,4 @@ bool eventually(const Condition& condition) {
   return false;
 }
 
-}  // namespace testing
 }  // namespace bough

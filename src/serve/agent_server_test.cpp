@@ -9,8 +9,6 @@
 namespace bough {
 namespace {
 
-using testing::eventually;
-using testing::RawClient;
 using testing::ScriptedEngine;
 
 struct Answer {

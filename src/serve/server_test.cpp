@@ -7,8 +7,6 @@
 namespace bough {
 namespace {
 
-using testing::eventually;
-using testing::RawClient;
 using testing::ScriptedEngine;
 
 class ServerTest : public ::testing::Test {
