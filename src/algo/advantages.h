@@ -21,8 +21,10 @@ struct AdvantageNormSettings {
 
   template <class V>
   void visit(V& v) {
-    v("mean_level", mean_level, "what is subtracted", one_of({"auto", "batch", "none"}));
-    v("std_level", std_level, "what it is divided by", one_of({"auto", "batch", "none"}));
+    v("mean_level", mean_level, "mean that is subtracted; auto: batch for gae, none for turn_returns",
+      one_of({"auto", "batch", "none"}));
+    v("std_level", std_level, "standard deviation to divide by; auto: batch for gae, none for turn_returns",
+      one_of({"auto", "batch", "none"}));
   }
 };
 
@@ -43,22 +45,27 @@ struct AdvantageSettings {
   template <class V>
   void visit(V& v) {
     const std::vector<std::string> names = estimator_names();
-    v("adv_estimator", adv_estimator, "how rewards become advantages", one_of({names.begin(), names.end()}));
+    v("adv_estimator", adv_estimator, "estimator that computes advantages from rewards",
+      one_of({names.begin(), names.end()}));
     v("std_unbiased", std_unbiased, "grpo, gdpo: divide by n - 1, not n, inside the standard deviation");
     v("eps", eps, "grpo, gdpo: added to the standard deviation; maxrl: to the mean", range(0.0, 1.0));
-    v("mean_level", mean_level, "grpo: what is subtracted is the mean of the group, of the batch, or nothing",
+    v("mean_level", mean_level,
+      "grpo: subtract the mean of the group or the batch; none: subtract nothing; auto: group",
       one_of({"auto", "group", "batch", "none"}));
-    v("std_level", std_level, "grpo: what it is divided by is the deviation of the group, of the batch, or 1",
+    v("std_level", std_level,
+      "grpo: divide by the standard deviation of the group or the batch; none: do not divide; auto: group",
       one_of({"auto", "group", "batch", "none"}));
     v("discount", discount,
-      "reinforce_plus_plus: of the reward, from the last token back; gae: gamma, a step", range(0.0, 1.0));
-    v("gae_lambda", gae_lambda, "gae: 1 takes the whole return, 0 the next value alone", range(0.0, 1.0));
-    v("gae_timestep_unit", gae_timestep_unit, "gae: what a step is", one_of({"token", "turn"}));
+      "reinforce_plus_plus: discount of the reward per token before the last; gae: gamma per step",
+      range(0.0, 1.0));
+    v("gae_lambda", gae_lambda, "gae: lambda; 1 uses the full return, 0 only the next value",
+      range(0.0, 1.0));
+    v("gae_timestep_unit", gae_timestep_unit, "gae: unit of a time step", one_of({"token", "turn"}));
     v("bootstrap_truncated", bootstrap_truncated,
-      "gae: after a sample cut at the length limit comes its last value, as AReaL has it; false: 0, as verl "
-      "has it");
-    v("turn_discount", turn_discount, "turn_returns: of the next turn's return", range(0.0, 1.0));
-    v("adv_norm", adv_norm, "gae, turn_returns: advantages are normalised over the batch's trained tokens");
+      "gae: the value after a sample that was cut at the length limit is its last value (AReaL); "
+      "false: 0 (verl)");
+    v("turn_discount", turn_discount, "turn_returns: discount of the next turn's return", range(0.0, 1.0));
+    v("adv_norm", adv_norm, "gae, turn_returns: normalization of advantages over the batch's trained tokens");
     v("gdpo_weights", gdpo_weights,
       "gdpo: weights of a sample's rewards, in alphabetical order of their names; empty: 1 each");
   }

@@ -129,7 +129,7 @@ TEST(Advantages, LevelsOfMeanAndDeviation) {
 }
 
 // The values come from AReaL's test_ppo_gae.py.
-TEST(Gae, TurnsStepOnceAndGapsDoNot) {
+TEST(Gae, ATurnIsOneStepAndUntrainedTokensAreNone) {
   const std::vector<double> rewards{0, 3, 0, 0, 4}, values{1, 5, 9, 2, 8};
   const std::vector<uint8_t> trained{1, 1, 0, 1, 1};
   const std::vector<int32_t> turns{0, 0, -1, 2, 2};
@@ -192,7 +192,7 @@ TEST(Gae, EstimatorWhitensAdvantagesAndNotReturns) {
             std::string::npos);
 }
 
-TEST(TurnReturns, EachTurnGetsWhatComesFromItOn) {
+TEST(TurnReturns, EachTurnGetsTheDiscountedRewardsFromItOn) {
   const std::vector<double> rewards{3, 5};
   const std::vector<int64_t> groups{0, 0}, tokens{5, 1};
   const AdvantageInput batch{.rewards = rewards,
@@ -203,7 +203,7 @@ TEST(TurnReturns, EachTurnGetsWhatComesFromItOn) {
   settings.turn_discount = 0.5;
   EXPECT_EQ(compute_advantages(settings, batch), (std::vector<std::vector<double>>{{1.5, 1, 1, 1, 2}, {5}}));
   settings.adv_norm = {};
-  EXPECT_EQ(compute_advantages(settings, batch)[1][0], 5) << "as it is, unless adv_norm says otherwise";
+  EXPECT_EQ(compute_advantages(settings, batch)[1][0], 5) << "without adv_norm, returns are not normalized";
 }
 
 TEST(Advantages, SettingsAreReadByTheirKeys) {

@@ -44,7 +44,7 @@ std::vector<double> sequence_weights(const AggregationSettings& settings,
                         ", expected one of auto, token_mean, sequence_mean, constant_length, group_mean"));
   if (how == "constant_length" && settings.loss_constant_length <= 0)
     throw UserError(str("setting loss_constant_length: got ", settings.loss_constant_length,
-                        ", expected tokens above 0 with loss_aggregation: constant_length (for instance "
+                        ", expected a length above 0 with loss_aggregation: constant_length (for instance "
                         "gconfig.max_new_tokens)"));
   double tokens = 0, sequences = 0;
   for (size_t s = 0; s < trained_tokens.size(); ++s) {

@@ -69,12 +69,12 @@ void check_input(const FilterSettings& settings, const FilterInput& input) {
 void FilterSettings::check() const {
   if (keep_samples_by == "acceptance" && keep_samples == 0)
     throw UserError(
-        "keep_samples_by is acceptance, but keep_samples is 0, which keeps all; expected a number below "
-        "gconfig.n_samples");
+        "keep_samples_by is acceptance, but keep_samples is 0 (all samples are kept); expected "
+        "keep_samples above 0 and below gconfig.n_samples");
   if (needs_acceptance() && dynamic_sampling)
     throw UserError(
-        "keep_samples_by is acceptance with dynamic_sampling: whether the rewards of a group are equal is "
-        "asked before the trained policy has seen it; leave out one of them");
+        "keep_samples_by is acceptance with dynamic_sampling, which compares the rewards of a group before "
+        "the acceptance of its samples is known; leave out one of them");
 }
 
 FilterResult filter_sequences(const FilterSettings& settings, const FilterInput& input) {

@@ -36,23 +36,20 @@ struct FilterSettings {
   template <class V>
   void visit(V& v) {
     v("dynamic_sampling", dynamic_sampling,
-      "drop groups whose rewards are all equal: they teach nothing; a run draws others for them");
+      "drop groups whose rewards are all equal, because they have no gradient; a run samples other groups");
     v("max_num_gen_batches", max_num_gen_batches,
-      "of groups that filters refuse: at most so many batches are generated for a step, which is then "
-      "trained "
-      "on what there is; a run of which that is nothing ends. 0: no bound",
+      "most batches to generate for a step if filters drop groups. The step then trains on the groups "
+      "that are left; if there are none, the run ends. 0: no limit",
       range(0, 1'000'000));
     v("truncated_samples", truncated_samples,
-      "samples cut at the length limit: keep; mask (in the group's mean, not trained); drop",
+      "samples cut at the length limit: keep; mask (count in the group's mean, but are not trained); drop",
       one_of({"keep", "mask", "drop"}));
     v("keep_samples", keep_samples,
-      "of each group only so many samples of highest reward count, the others are in neither mean nor loss; "
-      "0: "
-      "all",
+      "number of samples per group that are kept; the rest counts in neither mean nor loss. 0: all",
       range(0, 100000));
     v("keep_samples_by", keep_samples_by,
-      "which samples keep_samples keeps: reward (the highest), acceptance (those that the trained policy is "
-      "nearest to, after a walk over all)",
+      "keep_samples keeps the samples with the highest reward, or with the highest acceptance under the "
+      "trained policy (needs a forward pass over all samples)",
       one_of({"reward", "acceptance"}));
   }
   bool needs_acceptance() const { return keep_samples > 0 && keep_samples_by == "acceptance"; }

@@ -41,7 +41,7 @@ TEST(Filters, DynamicSamplingDropsEqualGroups) {
   EXPECT_EQ(result.sequences_dropped, 2);
 }
 
-TEST(Filters, MaskKeepsThemInTheGroup) {
+TEST(Filters, MaskKeepsTruncatedSamplesInTheGroup) {
   const FilterResult result = filter(false, "mask");
   EXPECT_EQ(result.kept, Bits(8, 1));
   EXPECT_EQ(result.trained, (Bits{1, 1, 0, 1, 1, 1, 0, 1}));
@@ -50,7 +50,7 @@ TEST(Filters, MaskKeepsThemInTheGroup) {
   EXPECT_EQ(result.sequences_dropped, 0);
 }
 
-TEST(Filters, DropTakesALonelySampleAlong) {
+TEST(Filters, DropRemovesAGroupWithOneSampleLeft) {
   // Without the truncated samples, group 1 has equal rewards, too. Group 3 has one sample left, which is
   // dropped, too.
   const FilterResult result = filter(false, "drop");
@@ -88,17 +88,17 @@ TEST(Filters, CountsAddUp) {
   }
 }
 
-TEST(Filters, OfAGroupTheSamplesOfHighestRewardAreKept) {
+TEST(Filters, KeepsTheSamplesWithTheHighestRewardsOfAGroup) {
   FilterSettings settings;
   settings.keep_samples = 2;
   const std::vector<int64_t> groups{1, 1, 1, 1, 2, 1};
   const std::vector<double> rewards{0, 3, 1, 3, 7, 3};
   const Bits none(6, 0);
   const FilterResult result = filter_sequences(settings, {rewards, groups, none});
-  EXPECT_EQ(result.kept, (Bits{0, 1, 0, 1, 1, 0})) << "of equal rewards the earlier ones";
+  EXPECT_EQ(result.kept, (Bits{0, 1, 0, 1, 1, 0})) << "among equal rewards, the earlier samples are kept";
   EXPECT_EQ(result.surplus_dropped, 3);
   EXPECT_EQ(result.sequences_dropped, 3);
-  EXPECT_EQ(result.zero_std_groups, 1) << "those that are kept";
+  EXPECT_EQ(result.zero_std_groups, 1) << "the kept samples have equal rewards";
   const Bits valid{1, 0, 1, 1, 1, 1};
   EXPECT_EQ(filter_sequences(settings, {rewards, groups, none, valid}).kept, (Bits{0, 0, 0, 1, 1, 1}));
 }
@@ -160,7 +160,7 @@ TEST(Filters, OversamplingIsEquationFour) {
   }
 }
 
-TEST(Filters, ByAcceptanceNeedsItAndSomethingToChoose) {
+TEST(Filters, KeepingByAcceptanceNeedsAcceptanceAndKeepSamples) {
   FilterSettings settings;
   settings.keep_samples_by = "acceptance";
   EXPECT_THROW(settings.check(), UserError);

@@ -15,7 +15,7 @@ namespace {
 void check_rows_tensor(const LossRows& rows, const at::Tensor& tensor, const char* name, bool needed,
                        at::ScalarType dtype) {
   if (!tensor.defined()) {
-    BOUGH_CHECK(!needed, name, " is needed by this loss and undefined");
+    BOUGH_CHECK(!needed, "this loss needs ", name, ", got an undefined tensor");
     return;
   }
   BOUGH_CHECK(tensor.sizes() == rows.log_probs_R.sizes(), name, " has shape ", tensor.sizes(),
@@ -28,13 +28,13 @@ void check_rows_tensor(const LossRows& rows, const at::Tensor& tensor, const cha
 void check_top_k(const LossRows& rows, const at::Tensor& tensor, const char* name, bool needed,
                  at::ScalarType dtype) {
   if (!tensor.defined()) {
-    BOUGH_CHECK(!needed, name, " is needed by this loss and undefined");
+    BOUGH_CHECK(!needed, "this loss needs ", name, ", got an undefined tensor");
     return;
   }
   BOUGH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows.log_probs_R.numel() &&
                   tensor.scalar_type() == dtype && tensor.device() == rows.log_probs_R.device(),
-              name, " is ", tensor.sizes(), " ", tensor.scalar_type(), " for rows ",
-              rows.log_probs_R.sizes());
+              name, " is ", tensor.sizes(), " ", tensor.scalar_type(), ", expected [R, K] ", dtype,
+              " for rows ", rows.log_probs_R.sizes());
 }
 
 void expect(bool holds, const char* key, double value, const char* expected) {
@@ -65,9 +65,9 @@ void check_settings(const LossSettings& settings) {
     throw UserError(str("setting prox_logp_method: got ", quoted(method),
                         ", expected recompute, loglinear, metrics or reuse_train_logp"));
   if (method != "recompute" && !settings.use_decoupled_loss)
-    throw UserError(str("setting prox_logp_method: ", method,
-                        " says where the decoupled loss takes pi_old from, but use_decoupled_loss is false; "
-                        "set it to true, or leave prox_logp_method out"));
+    throw UserError(str("setting prox_logp_method: got ", method,
+                        ", which only the decoupled loss uses, but use_decoupled_loss is false; set it to "
+                        "true, or leave prox_logp_method out"));
   if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3" && settings.kl_loss_type != "unbiased")
     throw UserError(str("setting kl_loss_type: got ", quoted(settings.kl_loss_type),
                         ", expected k2, k3 or unbiased (k1 has no expected gradient in the loss)"));
@@ -75,10 +75,10 @@ void check_settings(const LossSettings& settings) {
   expect(settings.obrs_lambda > 0.0, "obrs_lambda", settings.obrs_lambda, "above 0");
   if (settings.kl_ctrl.type == "adaptive" && settings.kl_ctl == 0.0)
     throw UserError(
-        "setting kl_ctrl.type: adaptive moves kl_ctl, which is 0; expected kl_ctl above 0, where it begins");
+        "setting kl_ctrl.type: got adaptive, but kl_ctl is 0; expected kl_ctl above 0 as the first value");
   if (settings.ref_model_sync_steps > 0 && !settings.uses_reference())
     throw UserError(
-        "setting ref_model_sync_steps: there is no reference model to renew; expected kl_loss_coef or kl_ctl "
+        "setting ref_model_sync_steps: there is no reference model to update; set kl_loss_coef or kl_ctl "
         "above 0, or leave it out");
 }
 
@@ -130,13 +130,13 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_rows_tensor(rows, rows.proximal_log_probs_R, "proximal_log_probs_R", needs_proximal, acc);
   check_rows_tensor(rows, rows.reference_log_probs_R, "reference_log_probs_R", loss.needs_reference(), acc);
   check_rows_tensor(rows, rows.teacher_log_probs_R, "teacher_log_probs_R", loss.needs_teacher(), acc);
-  const TopKTokens given = loss.top_k_tokens();
-  const bool by_engine = given == TopKTokens::kEngineTop;
-  check_top_k(rows, rows.top_k_log_probs_RK, "given_log_probs_RK",
-              given == TopKTokens::kPolicyTop || (by_engine && rows.proximal_is_current), acc);
-  check_top_k(rows, rows.teacher_top_k_RK, "teacher_given_RK", given == TopKTokens::kPolicyTop, acc);
-  check_top_k(rows, rows.behaviour_top_k_RK, "behaviour_given_RK", by_engine, acc);
-  check_top_k(rows, rows.proximal_top_k_RK, "proximal_given_RK", by_engine && !rows.proximal_is_current, acc);
+  const TopKTokens top_k = loss.top_k_tokens();
+  const bool by_engine = top_k == TopKTokens::kEngineTop;
+  check_top_k(rows, rows.top_k_log_probs_RK, "top_k_log_probs_RK",
+              top_k == TopKTokens::kPolicyTop || (by_engine && rows.proximal_is_current), acc);
+  check_top_k(rows, rows.teacher_top_k_RK, "teacher_top_k_RK", top_k == TopKTokens::kPolicyTop, acc);
+  check_top_k(rows, rows.behaviour_top_k_RK, "behaviour_top_k_RK", by_engine, acc);
+  check_top_k(rows, rows.proximal_top_k_RK, "proximal_top_k_RK", by_engine && !rows.proximal_is_current, acc);
   check_rows_tensor(rows, rows.versions_R, "versions_R", loss.needs_versions(), at::kInt);
   check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
 }

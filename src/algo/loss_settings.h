@@ -30,16 +30,18 @@ struct RejectionSampling {
 
   template <class V>
   void visit(V& v) {
-    v("level", level, "judge each token, or all trained tokens of a sequence together",
+    v("level", level, "compare each token with the bounds, or all trained tokens of a sequence together",
       one_of({"token", "sequence"}));
-    v("action", action, "what is outside counts 0 (mask), or its weight is cut to the bounds (clamp)",
+    v("action", action,
+      "outside the bounds: mask (the weight is 0), or clamp (the weight is clamped to the bounds)",
       one_of({"mask", "clamp"}));
-    v("metric", metric, "what is judged: pi_old / mu, or an estimate of the KL of the two",
+    v("metric", metric,
+      "compared value: ratio (pi_old / mu), or an estimate of the KL between the two policies",
       one_of({"ratio", "kl_k1", "kl_k2", "kl_k3"}));
-    v("agg", agg, "level sequence: how its tokens' metrics become one (of a ratio the logarithms)",
+    v("agg", agg, "level sequence: aggregation of the metric over tokens (metric ratio: of its logarithm)",
       one_of({"sum", "mean", "max"}));
-    v("upper", upper, "largest metric that is inside; with ratio above 1");
-    v("lower", lower, "smallest metric that is inside (unset: none)");
+    v("upper", upper, "upper bound of the metric; above 1 with metric ratio");
+    v("lower", lower, "lower bound of the metric (unset: none)");
   }
   // Throws UserError if settings contradict each other.
   void check() const {
@@ -48,11 +50,11 @@ struct RejectionSampling {
     if (metric == "ratio" && lower && *lower <= 0.0)
       throw UserError(str("rejection_sampling.lower: got ", *lower, ", expected above 0 with metric ratio"));
     if (lower && *lower > upper)
-      throw UserError(
-          str("rejection_sampling.lower is ", *lower, ", above rejection_sampling.upper, ", upper));
+      throw UserError(str("rejection_sampling.lower: got ", *lower,
+                          ", expected at most rejection_sampling.upper, ", upper));
     if (action == "clamp" && metric != "ratio")
-      throw UserError(str("rejection_sampling.action is clamp with metric ", metric,
-                          ": only a ratio can be cut; expected mask"));
+      throw UserError(str("rejection_sampling.action: got clamp with metric ", metric,
+                          ", but only a ratio can be clamped; expected mask"));
   }
 };
 
@@ -67,15 +69,15 @@ struct TeacherSettings {
 
   template <class V>
   void visit(V& v) {
-    v("path", path, "on-policy distillation: the teacher, a Hugging Face directory (empty: none)");
-    v("rl_loss_weight", rl_loss_weight, "of the advantages from rewards; 0: the teacher alone",
+    v("path", path, "teacher model of on-policy distillation, a Hugging Face directory (empty: none)");
+    v("rl_loss_weight", rl_loss_weight, "weight of the advantages from rewards; 0: the teacher alone",
       at_least(0.0));
-    v("distill_loss_weight", distill_loss_weight, "of the reverse KL to the teacher", at_least(0.0));
+    v("distill_loss_weight", distill_loss_weight, "weight of the reverse KL to the teacher", at_least(0.0));
     v("loss_mode", loss_mode,
-      "k1: log q - log pi of the token drawn is added to its advantage; k2, k3: that estimator in the loss; "
-      "topk: the KL over the policy's topk most likely tokens and the rest",
+      "k1: log q - log pi of the sampled token is added to its advantage; k2, k3: KL estimator in the loss; "
+      "topk: KL over the policy's topk most likely tokens and the rest, in the loss",
       one_of({"k1", "k2", "k3", "topk"}));
-    v("topk", topk, "loss_mode topk: how many tokens", range(1, 100'000));
+    v("topk", topk, "loss_mode topk: number of tokens", range(1, 100'000));
   }
   bool is_used() const { return !path.empty(); }
   bool by_top_tokens() const { return is_used() && loss_mode == "topk"; }
@@ -89,10 +91,11 @@ struct KlControlSettings {
 
   template <class V>
   void visit(V& v) {
-    v("type", type, "the coefficient stays, or follows target_kl", one_of({"fixed", "adaptive"}));
-    v("target_kl", target_kl, "adaptive: KL that is aimed at", above(0.0));
-    v("horizon", horizon, "adaptive: sequences over which the coefficient changes by up to a fifth",
-      above(0.0));
+    v("type", type, "fixed: the coefficient is constant; adaptive: it follows target_kl",
+      one_of({"fixed", "adaptive"}));
+    v("target_kl", target_kl, "adaptive: target of the KL", above(0.0));
+    v("horizon", horizon,
+      "adaptive: number of sequences over which the coefficient changes by at most a fifth", above(0.0));
   }
 };
 
@@ -138,69 +141,72 @@ struct LossSettings {
   template <class V>
   void visit(V& v) {
     const std::vector<std::string> losses = loss_names(), corrections = correction_names();
-    v("loss", loss, "policy loss (docs/algorithms.md), or supervised fine-tuning",
+    v("loss", loss, "policy loss (docs/algorithms.md); sft: supervised fine-tuning",
       aliased({losses.begin(), losses.end()}, {{"grpo", "ppo"}}));
-    v("eps_clip", eps_clip, "the ratio counts down to 1 - eps_clip (unset: the loss's own; PPO: 0.2)",
+    v("eps_clip", eps_clip, "the ratio is clipped below 1 - eps_clip (unset: the loss's default; PPO: 0.2)",
       range(0.0, 1.0));
-    v("eps_clip_higher", eps_clip_higher, "the ratio counts up to 1 + this (unset: eps_clip)", at_least(0.0));
+    v("eps_clip_higher", eps_clip_higher, "the ratio is clipped above 1 + eps_clip_higher (unset: eps_clip)",
+      at_least(0.0));
     v("c_clip", c_clip, "PPO dual clip: for negative advantages the loss is at most -c_clip * A (unset: off)",
       above(1.0));
-    v("sapo_tau_pos", sapo_tau_pos, "SAPO: how sharply the gate closes, positive advantages", above(0.0));
-    v("sapo_tau_neg", sapo_tau_neg, "SAPO: the same, other advantages", above(0.0));
-    v("dppo_threshold", dppo_threshold, "DPPO: divergence beyond which a token counts 0", at_least(0.0));
-    v("clip_cov_ratio", clip_cov_ratio, "clip_cov: part of the tokens that get 0", range(0.0, 1.0));
-    v("clip_cov_lb", clip_cov_lb, "clip_cov: they have a covariance above this");
-    v("clip_cov_ub", clip_cov_ub, "clip_cov: and below this");
-    v("kl_cov_ratio", kl_cov_ratio, "kl_cov: part of the tokens that get a KL term", range(0.0, 1.0));
-    v("ppo_kl_coef", ppo_kl_coef, "kl_cov: weight of that term", at_least(0.0));
+    v("sapo_tau_pos", sapo_tau_pos, "SAPO: steepness of the soft gate, positive advantages", above(0.0));
+    v("sapo_tau_neg", sapo_tau_neg, "SAPO: steepness of the soft gate, other advantages", above(0.0));
+    v("dppo_threshold", dppo_threshold, "DPPO: divergence above which a token is masked", at_least(0.0));
+    v("clip_cov_ratio", clip_cov_ratio, "clip_cov: fraction of tokens whose loss becomes 0", range(0.0, 1.0));
+    v("clip_cov_lb", clip_cov_lb, "clip_cov: covariance above which a token can be chosen");
+    v("clip_cov_ub", clip_cov_ub, "clip_cov: covariance below which a token can be chosen");
+    v("kl_cov_ratio", kl_cov_ratio, "kl_cov: fraction of tokens that get a KL term", range(0.0, 1.0));
+    v("ppo_kl_coef", ppo_kl_coef, "kl_cov: weight of the KL term", at_least(0.0));
     v("use_decoupled_loss", use_decoupled_loss,
-      "clip against the policy at the start of the update, and weight by it over the behaviour policy");
+      "clip against pi_old, the policy at the start of the update, and weight by pi_old / behavior policy");
     v("recompute_logprob", recompute_logprob,
       "take pi_old from the trainer at the start of the update, not from the engine");
     v("prox_logp_method", prox_logp_method,
-      "pi_old of the decoupled loss: recompute; loglinear (between the engine's and the trainer's, by each "
-      "token's version, without a walk); metrics (recompute, and report how far loglinear is off); "
-      "reuse_train_logp (the training pass's own, one mini-batch only)",
+      "pi_old of the decoupled loss: recompute (forward pass); loglinear (interpolated between engine and "
+      "trainer by token version, no pass); metrics (recompute, and report the error of loglinear); "
+      "reuse_train_logp (from the training pass, one mini-batch only)",
       one_of({"recompute", "loglinear", "metrics", "reuse_train_logp"}));
     v("correction", correction,
-      "for the engine's policy not being pi_old; auto: rejection_sampling, else what the decoupled loss does",
+      "correction for sampling with the engine's policy and not pi_old; auto: rejection_sampling if set, "
+      "otherwise the cap of the decoupled loss",
       one_of({corrections.begin(), corrections.end()}));
     v("correction_level", correction_level,
-      "tis, masked_is, rejection: by token, by the sequence's product of weights, or by their geometric mean",
+      "tis, masked_is, rejection: weight of the token, or the sequence's product or geometric mean",
       one_of({"token", "sequence", "geometric"}));
-    v("correction_lower", correction_lower, "smallest weight (unset: the correction's own)", at_least(0.0));
-    v("correction_upper", correction_upper, "largest weight (unset: the correction's own)", above(0.0));
+    v("correction_lower", correction_lower, "lower bound of the weight (unset: the correction's default)",
+      at_least(0.0));
+    v("correction_upper", correction_upper, "upper bound of the weight (unset: the correction's default)",
+      above(0.0));
     v("correction_veto", correction_veto,
-      "masked_is, rejection: a token whose weight is below this drops its sequence; 0: none does",
-      range(0.0, 1.0));
+      "masked_is, rejection: a token with a weight below this drops its sequence; 0: off", range(0.0, 1.0));
     v("behave_imp_weight_cap", behave_imp_weight_cap,
-      "decoupled loss: tokens whose importance weight exceeds this count as 0", above(0.0));
-    v("rejection_sampling", rejection_sampling, "AReaL's form of the correction");
+      "decoupled loss: tokens with an importance weight above this are masked (null: no cap)", above(0.0));
+    v("rejection_sampling", rejection_sampling, "AReaL's settings of the correction");
     v("off_policy_mask_threshold", off_policy_mask_threshold,
-      "sequences whose mean log mu - log pi is above this lose their negative advantages (unset: off)");
+      "mask tokens with A < 0 in sequences whose mean of log mu - log pi is above this (unset: off)");
     v("m2_threshold", m2_threshold,
-      "M2PO: tokens furthest from mu count as 0 until the mean square of the others is below (unset: off)",
+      "M2PO: mask the tokens furthest from mu until the mean squared log ratio is below this (unset: off)",
       above(0.0));
     v("obrs_lambda", obrs_lambda, "obrs: a token is kept with probability min(1, pi_old / (lambda mu))",
       above(0.0));
-    v("entropy_coef", entropy_coef, "entropy bonus: the loss gets -entropy_coef * H", at_least(0.0));
+    v("entropy_coef", entropy_coef, "weight of the entropy bonus: the loss gets -entropy_coef * H",
+      at_least(0.0));
     v("target_entropy", target_entropy,
-      "the bonus counts only while the entropy of the step before was at most this, and its coefficient "
-      "moves "
-      "towards it (unset: it stays)",
+      "adaptive entropy bonus: applied only if the previous step's entropy was at most this; its "
+      "coefficient then rises, otherwise it falls (unset: the coefficient is constant)",
       at_least(0.0));
-    v("entropy_coef_delta", entropy_coef_delta, "target_entropy: by so much a step", at_least(0.0));
+    v("entropy_coef_delta", entropy_coef_delta, "target_entropy: change of the coefficient per step",
+      at_least(0.0));
     v("kl_loss_coef", kl_loss_coef, "weight of the KL to the reference model in the loss", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "estimator of that KL; unbiased: k3 times pi / pi_old",
+    v("kl_loss_type", kl_loss_type, "estimator of the KL in the loss; unbiased: k3 times pi / pi_old",
       one_of({"k2", "k3", "unbiased"}));
-    v("kl_ctl", kl_ctl, "weight of the KL to the reference model in the reward, token by token",
-      at_least(0.0));
-    v("kl_estimator", kl_estimator, "estimator of that KL", one_of({"k1", "k2", "k3"}));
-    v("kl_ctrl", kl_ctrl, "how kl_ctl changes");
+    v("kl_ctl", kl_ctl, "weight of the KL to the reference model in the reward of each token", at_least(0.0));
+    v("kl_estimator", kl_estimator, "estimator of the KL in the reward", one_of({"k1", "k2", "k3"}));
+    v("kl_ctrl", kl_ctrl, "control of kl_ctl over the steps");
     v("ref_model_sync_steps", ref_model_sync_steps,
-      "the reference model is renewed from the policy every so many steps; 0: never", at_least(0));
+      "number of steps between updates of the reference model from the policy; 0: never", at_least(0));
     v("ref_model_mixup_alpha", ref_model_mixup_alpha,
-      "the renewed reference is this part of the policy, the rest of the old reference", range(0.0, 1.0));
+      "weight of the policy in the updated reference model; the rest is the old reference", range(0.0, 1.0));
     v("teacher", teacher, "on-policy distillation");
   }
 };
@@ -213,10 +219,10 @@ struct AggregationSettings {
   template <class V>
   void visit(V& v) {
     v("loss_aggregation", loss_aggregation,
-      "how the loss of many tokens becomes one number; auto: token_mean, or what the loss was published with",
+      "average over the losses of tokens; auto: as the loss was published, otherwise token_mean",
       one_of({"auto", "token_mean", "sequence_mean", "constant_length", "group_mean"}));
     v("loss_constant_length", loss_constant_length,
-      "tokens that constant_length divides by (usually the largest response length)", at_least(0));
+      "constant_length: divisor in tokens (usually the largest response length)", at_least(0));
   }
 };
 

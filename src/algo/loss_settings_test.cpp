@@ -11,7 +11,7 @@
 namespace bough {
 namespace {
 
-TEST(LossSettings, WhatALossNeeds) {
+TEST(LossSettings, LossReportsTheInputsThatItNeeds) {
   LossSettings settings;
   EXPECT_TRUE(make_loss(settings)->needs_proximal());
   EXPECT_TRUE(make_loss(settings)->needs_behaviour());
@@ -87,7 +87,7 @@ TEST(LossSettings, BadSettingsAreNamed) {
   EXPECT_EQ(message([](LossSettings& s) { s.loss = "pg", s.correction = "tis"; }), "");
   EXPECT_NE(message([](LossSettings& s) {
               s.loss = "pg", s.prox_logp_method = "loglinear";
-            }).find("nothing of pi_old"),
+            }).find("does not use pi_old"),
             std::string::npos);
   EXPECT_EQ(
       message([](LossSettings& s) { s.loss = "pg", s.correction = "tis", s.prox_logp_method = "loglinear"; }),

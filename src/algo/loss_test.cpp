@@ -140,15 +140,15 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   // Three top-k tokens per row: one that depends on the row's own value, one with the same probability in all
   // policies, one of probability 0.
   out.teacher_log_probs_R = out.reference_log_probs_R;
-  const auto given = [&](const at::Tensor& own_R) {
+  const auto top_k = [&](const at::Tensor& own_R) {
     const at::Tensor own = own_R.detach();
     return at::stack(
         {own.sub(0.7), own.mul(0).nan_to_num(0.0).sub(1.5), own.mul(0).nan_to_num(0.0).sub(kInf)}, 1);
   };
-  out.top_k_log_probs_RK = given(out.log_probs_R).requires_grad_(true);
-  out.behaviour_top_k_RK = given(out.behaviour_log_probs_R);
-  if (rows.has_old) out.proximal_top_k_RK = given(out.proximal_log_probs_R);
-  out.teacher_top_k_RK = given(out.teacher_log_probs_R);
+  out.top_k_log_probs_RK = top_k(out.log_probs_R).requires_grad_(true);
+  out.behaviour_top_k_RK = top_k(out.behaviour_log_probs_R);
+  if (rows.has_old) out.proximal_top_k_RK = top_k(out.proximal_log_probs_R);
+  out.teacher_top_k_RK = top_k(out.teacher_log_probs_R);
   return out;
 }
 
@@ -310,7 +310,7 @@ TEST(Loss, AnySplitOfTheRowsAddsToTheSame) {
   }
 }
 
-TEST(Loss, WhatCouplesTokensSaysSo) {
+TEST(Loss, IsSeparableOnlyIfNoTermCouplesTokens) {
   for (const auto& [name, separable] : std::vector<std::pair<const char*, bool>>{{"ppo", true},
                                                                                  {"pg", true},
                                                                                  {"cispo", true},
@@ -334,7 +334,7 @@ TEST(Loss, WhatCouplesTokensSaysSo) {
               }))->token_separable());
 }
 
-TEST(Loss, ClipCovDrawsAsManyTokensAsItSaysAmongThoseThatQualify) {
+TEST(Loss, ClipCovSamplesItsFractionOfTokensAndRepeatsItForTheSameVersion) {
   LossSettings settings;
   settings.loss = "clip_cov";
   settings.use_decoupled_loss = false;
@@ -360,7 +360,7 @@ TEST(Loss, ClipCovDrawsAsManyTokensAsItSaysAmongThoseThatQualify) {
   };
   const std::vector<int64_t> first = dropped(1);
   EXPECT_EQ(first.size(), 10u);
-  EXPECT_EQ(dropped(1), first) << "the same batch, the same draw";
+  EXPECT_EQ(dropped(1), first) << "the same version samples the same tokens";
   EXPECT_NE(dropped(2), first);
 }
 
@@ -465,7 +465,7 @@ TEST(Loss, InterpolatedLogProbsGoByTheTokensVersion) {
   };
   EXPECT_NEAR(interpolated(-1, -1.5, 0, 4), -1.375, 1e-15);
   EXPECT_NEAR(interpolated(-2, -2.2, 2, 4), -2.1, 1e-15);
-  EXPECT_EQ(interpolated(-2, -3, 3, 4), -2) << "drawn one version ago: the policy of the start is mu";
+  EXPECT_EQ(interpolated(-2, -3, 3, 4), -2) << "sampled one version ago: pi_old is mu";
   EXPECT_EQ(interpolated(-2, -3, 4, 4), -2);
   EXPECT_EQ(interpolated(-2, -3, 7, 4), -2) << "newer than the trainer";
   EXPECT_TRUE(std::isfinite(interpolated(-kInf, -1, 0, 4)));

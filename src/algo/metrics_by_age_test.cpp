@@ -16,7 +16,7 @@ WeightedSums read_metrics_by_age(const at::Tensor& log_w_R, const at::Tensor& cl
   return reader.read();
 }
 
-TEST(MetricsByAge, BinsAreTheirsToTheAge) {
+TEST(MetricsByAge, EveryAgeHasItsBin) {
   const std::vector<int64_t> bins = {0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 5};
   for (int64_t age = 0; age < std::ssize(bins); ++age)
     EXPECT_EQ(age_bin(age), bins[static_cast<size_t>(age)]) << age;

@@ -73,18 +73,18 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
       coupling_(most_coupled(kind, corrections_)) {
   if (settings.c_clip && !kind.has_dual_clip)
     throw UserError(
-        str("setting c_clip: loss ", settings.loss, " has no dual clip; leave it out, or take ppo"));
+        str("setting c_clip: loss ", settings.loss, " has no dual clip; leave it out, or set loss to ppo"));
   if (settings.prox_logp_method != "recompute" && !takes_old_)
     throw UserError(str("setting prox_logp_method: got ", settings.prox_logp_method, ", but loss ",
-                        settings.loss, " makes nothing of pi_old; leave it out"));
+                        settings.loss, " does not use pi_old; leave it out"));
   const bool reads_top_k = std::ranges::any_of(corrections_, &CorrectionKind::reads_top_k);
   if (reads_top_k && settings.teacher.by_top_tokens())
-    throw UserError(
-        str("setting teacher.loss_mode: topk wants the policy's most likely tokens and correction ",
-            settings.correction, " the engine's; expected k1, k2 or k3, or another correction"));
+    throw UserError(str(
+        "setting teacher.loss_mode: got topk, which needs the policy's most likely tokens, with correction ",
+        settings.correction, ", which needs the engine's; expected k1, k2 or k3, or another correction"));
   if (reads_top_k && interpolates())
     throw UserError(str("setting prox_logp_method: correction ", settings.correction,
-                        " needs pi_old of tokens that were not drawn; expected recompute"));
+                        " needs pi_old of tokens that were not sampled; expected recompute"));
 }
 
 TopKTokens PolicyLoss::top_k_tokens() const {

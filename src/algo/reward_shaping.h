@@ -20,13 +20,14 @@ struct RewardShapingSettings {
 
   template <class V>
   void visit(V& v) {
-    v("reward_scaling", reward_scaling, "rewards are multiplied by this after the bias");
+    v("reward_scaling", reward_scaling, "factor of every reward, applied after reward_bias");
     v("reward_bias", reward_bias, "added to every reward");
-    v("reward_clip", reward_clip, "shaped rewards are cut to plus or minus this", at_least(0.0));
+    v("reward_clip", reward_clip, "shaped rewards are clipped to plus or minus this", at_least(0.0));
     v("overlong_reward_penalty", overlong_reward_penalty,
-      "DAPO: responses near the length limit lose reward, linearly down to -overlong_penalty_factor");
-    v("overlong_tokens", overlong_tokens, "tokens before the limit at which that begins", at_least(0));
-    v("overlong_penalty_factor", overlong_penalty_factor, "the largest such loss", at_least(0.0));
+      "DAPO: penalty for responses near the length limit; falls linearly to -overlong_penalty_factor");
+    v("overlong_tokens", overlong_tokens, "tokens before the length limit at which the penalty begins",
+      at_least(0));
+    v("overlong_penalty_factor", overlong_penalty_factor, "largest overlong penalty", at_least(0.0));
   }
 };
 

@@ -60,7 +60,7 @@ TEST(ValueLoss, GradientIsTheCentralDifference) {
   }
 }
 
-TEST(ValueLoss, RowsAddUpAndNoneIsNothing) {
+TEST(ValueLoss, IsTheSumOverRowsAndZeroWithoutRows) {
   const ValueRows all = rows();
   double sum = 0;
   for (int64_t i = 0; i < 4; ++i)
@@ -77,7 +77,7 @@ TEST(ValueLoss, RowsAddUpAndNoneIsNothing) {
   EXPECT_THROW(value_loss(wild, 0.5), InternalError);
 }
 
-TEST(ExplainedVariance, OfGoodConstantAndWrongValues) {
+TEST(ExplainedVariance, IsOneForEqualZeroForConstantAndNegativeForWrongValues) {
   const auto returns = column({1, 2, 4});
   EXPECT_EQ(explained_variance(returns, returns), 1);
   EXPECT_NEAR(explained_variance(column({7, 7, 7}), returns), 0, 1e-12);

@@ -27,7 +27,7 @@ struct WeightedSum {
       *this = other;
       return;
     }
-    BOUGH_CHECK(kind == other.kind, "one metric merged as two kinds");
+    BOUGH_CHECK(kind == other.kind, "a metric is merged with one of another kind");
     sum = kind == Kind::max ? std::max(sum, other.sum) : sum + other.sum;
     weight += other.weight;
   }

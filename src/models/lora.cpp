@@ -82,14 +82,13 @@ int64_t attach_to(Model& model, int64_t rank, double scale,
   const int64_t num_ranks = model.tensor_ranks() ? model.tensor_ranks()->size() : 1;
   if (num_ranks > 1 && model.config().fused_projections)
     throw UserError(
-        "lora: got ranks that share the layers of a model of fused projections (qkv_proj); expected ranks "
-        "that share the batch");
+        "lora: got tensor parallelism for a model with fused projections (qkv_proj); expected ranks that "
+        "share the batch");
   for (Parameter* parameter : model.parameters()) parameter->main_grad.reset();
   int64_t elements = 0;
   for (Parameter* matrix : model.layer_matrices()) {
     if (matrix->quantized())
-      throw UserError(
-          "lora: the model's matrices are quantized; expected fp32, bf16 or fp64 to train beside");
+      throw UserError("lora: got a model with quantized matrices; expected matrices in fp32, bf16 or fp64");
     attach(*matrix, rank, scale, num_ranks, is_wanted);
     for (const Parameter& parameter : matrix->adapter) elements += parameter.value.numel();
   }
@@ -163,7 +162,7 @@ AdapterFile read_config(const fs::path& path) {
   const Json config = read_json(path);
   if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA")
     refuse(path, "peft_type", config.is_object() ? config.value("peft_type", Json()) : Json(),
-           "\"LORA\": an adapter that PEFT or Bough saved");
+           "\"LORA\", as in an adapter that PEFT or Bough saved");
   const auto number = [&](const char* key) {
     const auto found = config.find(key);
     if (found == config.end() || !found->is_number() || found->get<double>() <= 0)
@@ -177,10 +176,11 @@ AdapterFile read_config(const fs::path& path) {
     const Json value = config.value(key, Json());
     const bool is_absent =
         value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
-    if (!is_absent) refuse(path, key, value, "none of it: plain LoRA of one rank");
+    if (!is_absent)
+      refuse(path, key, value, "the option to be off: only plain LoRA with one rank is supported");
   }
   if (const Json bias = config.value("bias", Json("none")); bias != "none")
-    refuse(path, "bias", bias, "\"none\": no biases were trained");
+    refuse(path, "bias", bias, "\"none\": trained biases are not supported");
   AdapterFile file;
   const double rank = number("r");
   file.rank = static_cast<int64_t>(rank);
@@ -199,16 +199,16 @@ void check_entry(const SafetensorsFile& file, const std::string& name, int64_t r
     throw UserError(bough::str(file.path().string(), ": tensor ", quoted(name), ": got ",
                                c10::toString(found->second.dtype), " ", at::IntArrayRef(found->second.shape),
                                ", expected ", at::IntArrayRef(expected),
-                               " of a floating-point type: the adapter is of another model"));
+                               " of a floating-point type: the adapter belongs to another model"));
 }
 
 }  // namespace
 
 void LoraSettings::check() const {
   if (dropout != 0)
-    throw UserError(str("lora.dropout: got ", dropout,
-                        "; expected 0: a dropped part of the adapter makes the trainer's log-probabilities "
-                        "other ones than the engine's"));
+    throw UserError(
+        str("lora.dropout: got ", dropout,
+            "; expected 0: dropout makes the trainer's log-probabilities differ from the engine's"));
   if (rank > 0 && targets.empty())
     throw UserError("lora.targets: got none; expected all-linear, or names of modules such as q_proj");
 }
@@ -223,7 +223,7 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
     load_adapter(settings.path, model);
     return;
   }
-  BOUGH_CHECK(settings.rank > 0, "a rank of 0");
+  BOUGH_CHECK(settings.rank > 0, "lora.rank is 0");
   const std::unique_ptr<Model> of_all = model.ranks().stages ? all_layers(model) : nullptr;
   Model& all_of_them = of_all ? *of_all : model;
   const std::set<std::string> modules = modules_of(all_of_them);
@@ -242,9 +242,7 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
     std::string names;
     for (const std::string& name : short_names) names += (names.empty() ? "" : ", ") + name;
     throw UserError(str("lora.targets: got ", quoted(target.name),
-                        ", which the model does not have; expected "
-                        "all-linear, or some of ",
-                        names));
+                        ", which the model does not have; expected all-linear, or some of ", names));
   }
   const auto is_wanted = [&](const std::string& module) {
     return all || std::any_of(settings.targets.begin(), settings.targets.end(),
@@ -269,7 +267,7 @@ void merge_adapter(Model& model) {
   const at::NoGradGuard no_grad;
   for (Parameter* matrix : model.layer_matrices()) {
     if (matrix->adapter.empty()) continue;
-    BOUGH_CHECK(!matrix->quantized(), "a quantized matrix is not merged into");
+    BOUGH_CHECK(!matrix->quantized(), "cannot merge an adapter into a quantized matrix");
     const auto type = accumulator_type(matrix->value.scalar_type());
     const Parameter &a = matrix->adapter[0], &b = matrix->adapter[1];
     for (size_t i = 0; i < matrix->adapter_slices.size(); ++i) {
@@ -306,7 +304,7 @@ void save_adapter(const fs::path& directory, Model& model, const std::string& ba
       modules.insert(part.name.substr(begin, part.name.rfind(".lora_A") - begin));
     }
   }
-  BOUGH_CHECK(rank > 0, "a model without an adapter");
+  BOUGH_CHECK(rank > 0, "the model has no adapter");
   for (const std::string& module : modules) targets.insert(last_part(module));
   // If only some layers have an adapter on the module, every module is named in full.
   for (const std::string& module : modules_of(model))
@@ -367,7 +365,7 @@ void load_adapter(const fs::path& directory, Model& model) {
   for (const auto& [name, entry] : file.entries())
     if (!names.contains(name))
       throw UserError(str(file.path().string(), ": got tensor ", quoted(name),
-                          "; expected adapters of the layers' linear modules of this model alone"));
+                          "; expected only adapters of linear modules in this model's layers"));
   if (wanted.empty())
     throw UserError(str(file.path().string(), ": got no tensors; expected adapters of this model's modules"));
   if (!has_adapter(model)) {
@@ -392,8 +390,8 @@ void load_adapter(const fs::path& directory, Model& model) {
                             std::abs(matrix->adapter_scale - config.scale) <= 1e-9 * std::abs(config.scale));
     if (!is_same)
       throw UserError(str(directory.string(),
-                          ": got an adapter of other modules, rank or alpha than the model has; expected the "
-                          "run's own: resume with the settings that it was started with"));
+                          ": got an adapter with other modules, rank or alpha than the model's; expected the "
+                          "run's adapter: resume with the settings that the run was started with"));
   }
   for (Parameter* matrix : model.layer_matrices())
     for (Parameter& parameter : matrix->adapter)

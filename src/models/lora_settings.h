@@ -16,7 +16,7 @@ struct LoraTarget {
 
   template <class V>
   void visit(V& v) {
-    v("name", name, "all-linear, or the last part of modules' names, as q_proj");
+    v("name", name, "all-linear, or the last part of a module's name, for example q_proj");
   }
   static LoraTarget from_text(const std::string& text) { return {text}; }
   std::optional<std::string> to_text() const { return name; }
@@ -33,13 +33,15 @@ struct LoraSettings {
 
   template <class V>
   void visit(V& v) {
-    v("rank", rank, "of the adapters; 0: of those in path, or none and every weight is trained",
+    v("rank", rank,
+      "rank of the adapters; 0: the rank in path, or without path no adapters: every weight is trained",
       range(0, 65'536));
-    v("alpha", alpha, "what B A x is multiplied by, times rank", above(0.0));
+    v("alpha", alpha, "scale of the adapters: B A x is multiplied by alpha / rank", above(0.0));
     v("targets", targets, "modules with an adapter: all-linear (every matrix of the layers), or names");
-    v("dropout", dropout, "must be 0: log-probabilities would be those of no policy", range(0.0, 1.0));
+    v("dropout", dropout, "must be 0: dropout makes the trainer's log-probabilities differ from the engine's",
+      range(0.0, 1.0));
     v("path", path,
-      "an adapter to start from, in PEFT's format, which says rank, alpha and targets itself; empty: B = 0");
+      "adapter to start from, in PEFT's format, with its rank, alpha and targets; empty: a new adapter");
   }
   void check() const;  // throws UserError if dropout is not 0, or targets is empty and rank above 0
 };

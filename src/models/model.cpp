@@ -19,7 +19,8 @@ Model::Model(const ModelConfig& config, const at::TensorOptions& options, const 
     config_ = shard_config(config_, ranks.tensor->rank(), ranks.tensor->size());
   }
   if (ranks.stages && ranks.stages->size() > 1) {
-    BOUGH_CHECK(ranks.stages_back && ranks.stages_back->rank() == ranks.stages->rank(), "one way only");
+    BOUGH_CHECK(ranks.stages_back && ranks.stages_back->rank() == ranks.stages->rank(),
+                "stages need a communicator for each direction, stages_back with the same rank as stages");
     ranks_.stages = ranks.stages;
     ranks_.stages_back = ranks.stages_back;
     stage_ = stage_of(config, ranks.stages->rank(), ranks.stages->size());
@@ -84,7 +85,7 @@ void Model::zero_gradients() {
 }
 
 void initialise(Model& model, uint64_t seed) {
-  BOUGH_CHECK(model.is_unsharded(), "a rank's part of a model is loaded, not drawn");
+  BOUGH_CHECK(model.is_unsharded(), "only an unsharded model can be initialized; a shard is loaded");
   constexpr double kInitializerRange = 0.02;  // transformers' initializer_range
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model.parameters())

@@ -15,8 +15,8 @@ namespace bough {
 std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
   const int64_t num_layers = whole.num_layers;
   if (num_stages > num_layers)
-    throw UserError(str("pipeline of layers: got ", num_stages, " stages for a model of ", num_layers,
-                        " layers; expected at most as many"));
+    throw UserError(str("pipeline parallelism: got ", num_stages, " stages for a model with ", num_layers,
+                        " layers; expected at most one stage per layer"));
   const auto width = static_cast<double>(whole.hidden_size), query = static_cast<double>(whole.query_width()),
              key = static_cast<double>(whole.key_width()),
              inner = static_cast<double>(whole.intermediate_size);

@@ -50,7 +50,7 @@ at::Tensor hidden(const Model& model) {
   return model.forward(tokens, tokens, attention);
 }
 
-TEST(QuantizedModel, IsTheModelWithRoundedMatricesAndLeavesItAlone) {
+TEST(QuantizedModel, EqualsAModelWithRoundedMatricesAndLeavesItsSourceUnchanged) {
   const at::NoGradGuard no_grad;
   for (const auto& [dtype, with_all] :
        {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kDouble, true}, {at::kBFloat16, false}}) {
@@ -73,7 +73,7 @@ TEST(QuantizedModel, IsTheModelWithRoundedMatricesAndLeavesItAlone) {
   }
 }
 
-TEST(QuantizedModel, FollowsItsSourceWhenTold) {
+TEST(QuantizedModel, FollowsItsSourceAfterUpdate) {
   const at::NoGradGuard no_grad;
   const auto model = tiny_model(at::kFloat), other = tiny_model(at::kFloat);
   QuantizedModel quantized(*model);
@@ -86,7 +86,7 @@ TEST(QuantizedModel, FollowsItsSourceWhenTold) {
   EXPECT_TRUE(at::equal(hidden(quantized.model()), hidden(QuantizedModel(*other).model())));
 }
 
-TEST(QuantizedModel, InPlaceReleasesTheMatricesAndSaysWhatIsHeld) {
+TEST(QuantizedModel, InPlaceReleasesTheMatricesAndReportsHeldBytes) {
   const at::NoGradGuard no_grad;
   const auto model = tiny_model(at::kFloat), same = tiny_model(at::kFloat);
   const MatrixBytes before = layer_matrix_bytes(*model);

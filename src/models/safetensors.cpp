@@ -13,7 +13,7 @@
 
 namespace bough {
 
-static_assert(std::endian::native == std::endian::little, "tensors are stored as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "tensors are stored little-endian, as in memory");
 
 namespace {
 
@@ -82,7 +82,7 @@ void SafetensorsFile::read_header() {
     fail(str("got a header length of ", length, " bytes; expected at most ", kMaxHeader));
   if (length > size - kLengthBytes)
     fail(str("got a header length of ", length, " bytes; expected at most ", size - kLengthBytes,
-             ", what follows in this file of ", size, " bytes"));
+             ", the rest of this file of ", size, " bytes"));
   data_begin_ = kLengthBytes + length;
   const Json header = parse_json(file_->text().substr(kLengthBytes, length), path_.string() + " (header)");
   if (!header.is_object()) fail(str("got the header ", shown(header), "; expected a JSON object"));
@@ -138,8 +138,8 @@ SafetensorsEntry SafetensorsFile::parse_entry(const std::string& name, const Jso
     fail(str(where, "data_offsets ", shown(offsets), "; expected [begin, end] within the ", data_size,
              " bytes that follow the header"));
   if (end - begin != bytes)
-    fail(str(where, end - begin, " bytes; expected ", bytes, ", what shape ", shown(shape), " of ",
-             known->name, " takes"));
+    fail(str(where, end - begin, " bytes; expected ", bytes, " for shape ", shown(shape), " of ",
+             known->name));
   entry.begin = static_cast<size_t>(begin);
   entry.end = static_cast<size_t>(end);
   return entry;
@@ -156,20 +156,20 @@ void SafetensorsFile::check_layout() const {
   for (const auto& [entry, name] : order) {
     if (entry->begin != reached)
       fail(str("tensor ", quoted(*name), ": got bytes that begin at ", entry->begin, "; expected ", reached,
-               ", where the tensor before it ends (tensors neither overlap nor leave holes)"));
+               ", the end of the tensor before it (tensors neither overlap nor leave holes)"));
     reached = entry->end;
   }
   const size_t data_size = file_->size() - data_begin_;
   if (reached != data_size)
     fail(str("got ", data_size, " bytes after the header; expected ", reached,
-             ", where the last tensor ends"));
+             ", the end of the last tensor"));
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end())
-    throw UserError(
-        str(path_.string(), ": got no tensor ", quoted(name), "; expected one among its ", entries_.size()));
+    throw UserError(str(path_.string(), ": got no tensor ", quoted(name), "; expected one of its ",
+                        entries_.size(), " tensors"));
   const SafetensorsEntry& entry = found->second;
   const auto options = at::TensorOptions().dtype(entry.dtype);
   const std::byte* bytes = file_->data() + data_begin_ + entry.begin;
@@ -201,7 +201,7 @@ void write_safetensors(AtomicFile& file, const std::vector<SafetensorsSource>& s
   int64_t offset = 0;
   for (const SafetensorsSource* source : order) {
     BOUGH_CHECK(source->name != kMetadataKey && !header.contains(source->name), "tensor name ",
-                quoted(source->name), " used twice or reserved");
+                quoted(source->name), " is used twice or reserved");
     int64_t end = static_cast<int64_t>(c10::elementSize(source->dtype));
     for (const int64_t size : source->shape) end *= size;
     end += offset;

@@ -180,20 +180,20 @@ TEST_F(Safetensors, SurvivesEveryTruncationAndRandomDamage) {
   }
 }
 
-TEST_F(Safetensors, RefusesWhatIsNotAFile) {
+TEST_F(Safetensors, RefusesFoldersMissingAndEmptyFiles) {
   EXPECT_THROW(SafetensorsFile{folder_}, UserError);
   EXPECT_THROW(SafetensorsFile{folder_ / "missing"}, UserError);
   expect_names(refusal(""), {"bad.safetensors"});
 }
 
-TEST_F(Safetensors, WritingTwiceTheSameNameIsOurMistake) {
+TEST_F(Safetensors, WritingADuplicateOrReservedNameIsAnInternalError) {
   EXPECT_THROW(write_safetensors(folder_ / "a", {{"x", at::ones({1})}, {"x", at::ones({1})}}), InternalError);
   EXPECT_THROW(write_safetensors(folder_ / "a", {{"__metadata__", at::ones({1})}}), InternalError);
   EXPECT_FALSE(fs::exists(folder_ / "a"));
 }
 
 // Simulates a full disk by a limit on the file size.
-TEST_F(Safetensors, FullDiskLeavesWhatWasThere) {
+TEST_F(Safetensors, FullDiskLeavesTheOldFile) {
   const fs::path path = folder_ / "a.safetensors";
   write_safetensors(path, {{"x", at::ones({10})}});
   const std::string before = read_file(path);

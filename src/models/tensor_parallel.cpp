@@ -15,15 +15,15 @@ ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size) {
   BOUGH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of ", size);
   if (size == 1) return whole;
   const auto refuse = [&](const std::string& what) {
-    throw UserError(str("tensor parallelism: got ", size, " ranks for a model of ", what));
+    throw UserError(str("tensor parallelism: got ", size, " ranks for a model with ", what));
   };
-  if (whole.num_heads % size != 0)
-    refuse(str(whole.num_heads, " heads; expected a number of ranks that divides them"));
+  if (whole.num_heads % size != 0) refuse(str(whole.num_heads, " heads; expected a divisor of this number"));
   if (whole.num_kv_heads % size != 0 && size % whole.num_kv_heads != 0)
-    refuse(str(whole.num_kv_heads, " key heads; expected a divisor or a multiple of that many ranks"));
+    refuse(str(whole.num_kv_heads, " key heads; expected a divisor or a multiple of this number"));
   if (whole.intermediate_size % size != 0)
-    refuse(str("a feed-forward width of ", whole.intermediate_size, "; expected a divisor of it"));
-  if (whole.vocab_size < size) refuse(str("a vocabulary of ", whole.vocab_size, "; expected no more ranks"));
+    refuse(str("a feed-forward width of ", whole.intermediate_size, "; expected a divisor of this width"));
+  if (whole.vocab_size < size)
+    refuse(str("a vocabulary of ", whole.vocab_size, " tokens; expected at most as many ranks"));
   ModelConfig own = whole;
   own.num_heads /= size;
   own.num_kv_heads = std::max<int64_t>(1, whole.num_kv_heads / size);
@@ -43,7 +43,9 @@ Element element_of(const at::Tensor& values) {
     case at::kDouble: return Element::kDouble;
     case at::kFloat: return Element::kFloat;
     case at::kLong: return Element::kInt64;
-    default: BOUGH_CHECK(false, "a sum over ranks of ", c10::toString(values.scalar_type()));
+    default:
+      BOUGH_CHECK(false, "sums over ranks are in fp64, fp32 and int64, got ",
+                  c10::toString(values.scalar_type()));
   }
 }
 }  // namespace

@@ -51,7 +51,7 @@ TEST(Pipeline, LayersAreCutByTheirWork) {
     cut_layers(config, 13);
     FAIL() << "more stages than layers";
   } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("13 stages for a model of 12 layers"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("13 stages for a model with 12 layers"), std::string::npos);
   }
 }
 

@@ -48,10 +48,10 @@ EstimatorKind gae_estimator() {
       const SequenceSteps& steps = input.batch.steps[s];
       for (const double value : steps.values)
         if (!std::isfinite(value))
-          throw UserError(str("adv_estimator gae: the critic values a token of sequence ", s + 1, " at ",
+          throw UserError(str("adv_estimator gae: the critic's value of a token in sequence ", s + 1, " is ",
                               value,
                               ", expected a finite number; lower critic.optimizer.lr, and resume from "
-                              "a checkpoint before it diverged"));
+                              "a checkpoint before the critic diverged"));
       const std::vector<uint8_t> trained(steps.values.size(), 1);
       const std::vector<int32_t> none;
       GaeResult own = gae({steps.rewards, steps.values, trained, by_turn ? steps.turns : none,

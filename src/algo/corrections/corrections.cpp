@@ -26,9 +26,9 @@ WeightBounds weight_bounds(const LossSettings& settings, WeightBounds token, Wei
   const WeightBounds bounds{settings.correction_lower.value_or(own.lower),
                             settings.correction_upper.value_or(own.upper)};
   if (bounds.lower > bounds.upper)
-    throw UserError(str("setting correction_lower: the weights of correction ", settings.correction,
-                        " would be from ", bounds.lower, " to ", bounds.upper,
-                        "; expected the lower bound below the upper one (give both)"));
+    throw UserError(str("setting correction_lower: got weights from ", bounds.lower, " to ", bounds.upper,
+                        " for correction ", settings.correction,
+                        "; expected the lower bound below the upper one (set both)"));
   return bounds;
 }
 
@@ -65,23 +65,24 @@ std::vector<CorrectionKind> find_corrections(const LossSettings& settings, Again
                            : by_weight             ? "correction"
                                                    : "off_policy_mask_threshold";
   if ((by_weight || settings.off_policy_mask_threshold) && against == Against::kBehaviour)
-    refuse(name, str("loss ", settings.loss, " corrects for the engine's policy by itself; leave it out"));
+    refuse(name,
+           str("loss ", settings.loss, " corrects for the engine's policy by itself; leave the setting out"));
   if (by_weight && !settings.use_decoupled_loss && !settings.recompute_logprob)
-    refuse(
-        name,
-        "pi_old is taken to be the engine's policy (use_decoupled_loss and recompute_logprob are false), so "
-        "that there is nothing to correct; set one of them to true, or leave it out");
+    refuse(name,
+           "pi_old is the engine's policy (use_decoupled_loss and recompute_logprob are false), so there is "
+           "nothing to correct; set one of them to true, or leave the setting out");
   if (by_rejection_sampling && !is_auto)
     refuse("correction",
            str(settings.correction, " and rejection_sampling are two corrections; leave one out"));
   const bool has_bounds = !is_auto && settings.correction != "none" && settings.correction != "cap";
   if (!has_bounds && (settings.correction_lower || settings.correction_upper))
     refuse(settings.correction_lower ? "correction_lower" : "correction_upper",
-           str("correction ", settings.correction, " has no such bound; leave it out, or name a correction"));
+           str("correction ", settings.correction,
+               " has no such bound; leave it out, or set another correction"));
   const bool has_level = settings.correction == "tis" || settings.correction == "masked_is" ||
                          settings.correction == "rejection";
   if (settings.correction_level != "token" && !has_level)
-    refuse("correction_level", str("correction ", settings.correction, " is by token; expected token"));
+    refuse("correction_level", str("correction ", settings.correction, " works by token; expected token"));
 
   std::vector<CorrectionKind> found;
   if (by_rejection_sampling) {

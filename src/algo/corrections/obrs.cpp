@@ -71,10 +71,10 @@ CorrectionKind obrs_correction(const LossSettings& settings) {
   const WeightBounds bounds = weight_bounds(settings, {0.0, 3.0}, {0.0, 3.0});
   if (settings.correction_lower)
     throw UserError(
-        "setting correction_lower: obrs keeps or drops by chance and has no lower bound; leave it out");
+        "setting correction_lower: obrs drops tokens at random and has no lower bound; leave it out");
   if (bounds.upper < settings.obrs_lambda)
-    throw UserError(str("setting correction_upper: obrs weighs what it keeps by at least obrs_lambda, ",
-                        settings.obrs_lambda, ", got ", bounds.upper, "; expected no less than that"));
+    throw UserError(str("setting correction_upper: got ", bounds.upper, ", expected at least obrs_lambda, ",
+                        settings.obrs_lambda, ", the least weight of a token that correction obrs keeps"));
   return {.coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = apply};
 }
 

@@ -143,7 +143,7 @@ TEST(SumOfSquares, DoesNotDependOnThreads) {
   EXPECT_EQ(one, three);
 }
 
-TEST(SumOfSquares, NotFiniteWhereAnElementIsNot) {
+TEST(SumOfSquares, IsNotFiniteIfAnElementIsNot) {
   for (const auto type : kFloatTypes)
     for (const double bad :
          {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),

@@ -51,7 +51,7 @@ TEST(Arena, HasNoMoreThanItReserved) {
   EXPECT_EQ(arena.take(1), all);
 }
 
-TEST(Arena, ReservesLessWhereTheSystemRefuses) {
+TEST(Arena, ReservesLessIfTheSystemRefuses) {
   Arena arena(size_t{1} << 60);  // more than the address space of any processor
   void* const block = arena.take(kMiB);
   ASSERT_NE(block, nullptr);

@@ -6,7 +6,7 @@
 namespace bough {
 namespace {
 
-TEST(CpuAllocator, CountsWhatLivesAndItsPeakAndReusesBlocks) {
+TEST(CpuAllocator, CountsHeldBytesAndTheirPeakAndReusesBlocks) {
   install_cpu_allocator();
   const int64_t before = cpu_allocated_bytes();
   reset_cpu_peak_bytes();

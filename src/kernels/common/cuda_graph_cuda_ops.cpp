@@ -21,8 +21,9 @@ class CudaGraph : public DeviceGraph {
   CudaGraph(const std::function<void()>& work, at::cuda::MempoolId_t pool) {
     static const auto stream = c10::cuda::getStreamFromPool();
     const auto current = c10::cuda::getCurrentCUDAStream();
-    BOUGH_CHECK(current.device_index() == stream.device_index(), "graphs of devices ",
-                int(current.device_index()), " and ", int(stream.device_index()), " in one process");
+    BOUGH_CHECK(current.device_index() == stream.device_index(),
+                "CUDA graphs: expected one device per process, got devices ", int(current.device_index()),
+                " and ", int(stream.device_index()));
     order(current, stream);
     {
       const c10::cuda::CUDAStreamGuard guard(stream);

@@ -34,14 +34,14 @@ void open_cuda_library() {
   if (path.empty())
     throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()),
                         " nor in ", quoted((program_folder().parent_path() / "lib").string()),
-                        "; it is built where nvcc is installed. Build it there, or use device cpu"));
+                        "; build Bough with nvcc installed, or use device cpu"));
   // The library is opened with RTLD_GLOBAL, so that libraries opened later find the same libtorch_cuda. The
   // library is never closed.
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     const char* reason = dlerror();
     throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ",
                         reason ? reason : "no reason given",
-                        ". The torch of this machine must be a CUDA build; or use device cpu"));
+                        "; install a CUDA build of torch, or use device cpu"));
   }
   if (!at::hasCUDA())
     throw UserError(

@@ -70,7 +70,7 @@ std::string device_name(c10::Device device) {
   // was opened with RTLD_GLOBAL.
   using Name = void(int, char*, size_t);
   auto* const name = reinterpret_cast<Name*>(dlsym(RTLD_DEFAULT, "bough_cuda_device_name"));
-  BOUGH_CHECK(name, "the name of ", device.str(), " is asked for, and the CUDA library is not open");
+  BOUGH_CHECK(name, "cannot read the name of ", device.str(), ": the CUDA library is not open");
   char text[256] = {};
   name(index_of(device), text, sizeof text);
   return text;

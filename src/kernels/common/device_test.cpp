@@ -11,7 +11,7 @@ namespace {
 class Device : public OnDevice {};
 BOUGH_ON_DEVICES(Device);
 
-TEST_P(Device, ThePeakIsOfWhatLivedAtOnceAboveWhatWasThere) {
+TEST_P(Device, PeakCountsBytesHeldAtOnceBeyondThoseAtTheStart) {
   install_cpu_allocator();
   const auto options = at::TensorOptions(device()).dtype(at::kFloat);
   const at::Tensor before = at::zeros({1 << 20}, options);
@@ -24,7 +24,7 @@ TEST_P(Device, ThePeakIsOfWhatLivedAtOnceAboveWhatWasThere) {
   EXPECT_EQ(next.bytes(), 0);
 }
 
-TEST_P(Device, SaysItsNameAndMemory) {
+TEST_P(Device, ReportsItsNameAndMemory) {
   const DeviceMemory memory = device_memory(device());
   EXPECT_GT(memory.free, int64_t{1} << 20);
   EXPECT_LE(memory.free, memory.total);

@@ -11,7 +11,7 @@ namespace {
 class HostToDevice : public OnDevice {};
 BOUGH_ON_DEVICES(HostToDevice);
 
-TEST_P(HostToDevice, TensorsAreWhatWasAdded) {
+TEST_P(HostToDevice, TensorsEqualTheAddedValues) {
   at::Tensor longs, none, ints, more;
   HostToDeviceBatch upload(device());
   upload.add(std::vector<int64_t>{3, -1, int64_t{1} << 40}, &longs);
@@ -32,7 +32,7 @@ TEST_P(HostToDevice, TensorsAreWhatWasAdded) {
   expect(more, at::tensor({int64_t{5}, int64_t{6}}, at::kLong));
 }
 
-TEST(HostToDeviceBatch, OfNothingIsNothing) {
+TEST(HostToDeviceBatch, AnEmptyBatchGivesEmptyTensors) {
   at::Tensor none;
   HostToDeviceBatch(at::kCPU).send();
   HostToDeviceBatch upload(at::kCPU);

@@ -24,9 +24,9 @@ size_t limit() {
     if (name.empty()) return kAmx;
     const auto* const found = std::find(kLimits.begin(), kLimits.end(), name);
     if (found == kLimits.end())
-      throw UserError(
-          str("environment variable BOUGH_MAX_ISA: got ", quoted(name),
-              ", expected baseline, avx2, avx512, avx512_bf16 or amx; unset it for all that this CPU has"));
+      throw UserError(str(
+          "environment variable BOUGH_MAX_ISA: got ", quoted(name),
+          ", expected baseline, avx2, avx512, avx512_bf16 or amx; unset it to use all that this CPU has"));
     return static_cast<size_t>(found - kLimits.begin());
   }();
   return limit;

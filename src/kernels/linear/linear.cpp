@@ -116,7 +116,7 @@ void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weigh
               op, ": x ", x_RK.sizes(), " ", x_RK.scalar_type(), ", weight ", weight.value.sizes(), " ",
               weight.value.scalar_type());
   BOUGH_CHECK(!weight.quantized() || !at::GradMode::is_enabled(), op,
-              ": a quantized weight has no gradient, and a graph is being recorded");
+              ": a quantized weight has no gradient, but autograd is recording");
 }
 
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,

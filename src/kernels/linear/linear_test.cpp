@@ -275,7 +275,7 @@ TEST(Mlp, VariantsOfFamilies) {
     }
 }
 
-TEST(Mlp, WithoutAGraphTheSameBits) {
+TEST(Mlp, GivesTheSameBitsWithoutAutograd) {
   for (const auto type : kFloatTypes) {
     const Mlp f(64, 96, type);
     const auto x = random_tensor({40, 64}, type, 4);

@@ -65,7 +65,7 @@ TEST(LogProb, ConfidentAndHopelessRowsStayFinite) {
 
 // The columns are cut into three parts, as in a tensor-parallel group. The gradient of each part equals the
 // same columns of the whole gradient.
-TEST(LogProb, ColumnsInPartsAreThoseOfTheWhole) {
+TEST(LogProb, PartsOfTheColumnsGiveTheResultOfAllColumns) {
   for (const auto type : kFloatTypes) {
     const auto logits = random_tensor({9, 50}, type, 5);
     const auto labels = labels_for(9, 50);

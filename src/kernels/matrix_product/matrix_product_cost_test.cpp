@@ -38,7 +38,7 @@ class MatrixProductCost : public testing::TestWithParam<at::ScalarType> {
   int threads_ = at::get_num_threads();
 };
 
-TEST_P(MatrixProductCost, IsWhatAProductPacks) {
+TEST_P(MatrixProductCost, EqualsTheBytesThatAProductPacks) {
   for (const int64_t rows : {300, 700})
     for (const int64_t depth : {96, 512, 1024, 1536, 2500})
       for (const int64_t columns : {32, 1000, 5000}) {
@@ -50,7 +50,7 @@ TEST_P(MatrixProductCost, IsWhatAProductPacks) {
       }
 }
 
-TEST_P(MatrixProductCost, IsWhatAWeightsGradientPacks) {
+TEST_P(MatrixProductCost, EqualsTheBytesThatAWeightGradientPacks) {
   for (const int64_t tokens : {40, 512, 1300})
     for (const int64_t outputs : {64, 1500})
       for (const int64_t inputs : {96, 1000}) {

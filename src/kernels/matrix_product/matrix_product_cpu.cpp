@@ -228,7 +228,8 @@ at::Tensor matrix_product_cpu(const at::Tensor& a_RK, const at::Tensor& b_KO,
 at::Tensor batch_invariant_product_cpu(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                        const std::optional<at::Tensor>& bias_O,
                                        const std::optional<at::Tensor>& residual_RO) {
-  BOUGH_CHECK(has_tiles(a_RK.scalar_type()), "batch_invariant_product: no tiles for ", a_RK.scalar_type());
+  BOUGH_CHECK(has_tiles(a_RK.scalar_type()), "batch_invariant_product: this CPU has no tile kernels for ",
+              a_RK.scalar_type());
   return matrix_product_tiles(a_RK, b_KO, bias_O, residual_RO);
 }
 

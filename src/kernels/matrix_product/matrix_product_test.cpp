@@ -108,7 +108,7 @@ TEST(MatrixProduct, ARowDoesNotDependOnItsNeighbours) {
   }
 }
 
-TEST(MatrixProduct, NothingIsAnEmptySum) {
+TEST(MatrixProduct, EmptyInputsGiveAnEmptySum) {
   const auto a = at::empty({3, 0}), b = at::empty({0, 4});
   EXPECT_TRUE(at::equal(matrix_product(a, b), at::zeros({3, 4})));
   const auto c = at::ones({3, 4});

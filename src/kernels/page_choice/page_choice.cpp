@@ -29,7 +29,7 @@ namespace {
 using simd::kLanes;
 
 int64_t vectors_of(PageSummary summary) {
-  BOUGH_CHECK(summary != PageSummary::kExact, "keys chosen by themselves have no summaries");
+  BOUGH_CHECK(summary != PageSummary::kExact, "PageSummary::kExact has no page summaries");
   return summary == PageSummary::kMean ? 1 : 2;
 }
 
@@ -256,7 +256,7 @@ void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t h
                   summaries.dim() == 4 &&
                   summaries.sizes() ==
                       at::IntArrayRef(summary_sizes(summary, summaries.size(0), summaries.size(1), head_dim)),
-              "page summaries are ", summaries.sizes(), " on ", summaries.device().str());
+              "page summaries: got ", summaries.sizes(), " on ", summaries.device().str());
 }
 
 }  // namespace
@@ -264,7 +264,7 @@ void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t h
 PageSummary page_summary(const std::string& name) {
   if (name == "mean") return PageSummary::kMean;
   if (name == "minmax") return PageSummary::kMinMax;
-  BOUGH_CHECK(name == "exact", "a page's summary: ", name);
+  BOUGH_CHECK(name == "exact", "page summary: got ", name, ", expected mean, minmax or exact");
   return PageSummary::kExact;
 }
 
@@ -313,8 +313,8 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
   for (const ChoosingQuery& query : queries) {
     BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty() &&
                     query.budget >= kLeastPages,
-                "query ", query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(),
-                " pages and a budget of ", query.budget);
+                "choose_pages: query ", query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(),
+                " pages and a budget of ", query.budget, ", expected a budget of at least ", kLeastPages);
     most = std::max(most, static_cast<int64_t>(query.pages.size()));
   }
   if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, summary, queries, lists);
@@ -340,7 +340,8 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
       if (open.count > 0) segments_.push_back(open);
     };
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
-      BOUGH_CHECK(token < is_sampled.size(), is_sampled.size(), " marks of drawn tokens are too few");
+      BOUGH_CHECK(token < is_sampled.size(), "got ", is_sampled.size(),
+                  " marks of sampled tokens, expected one per token");
       const int64_t pages = pages_for(i + 1), budget = policy.budget_of(i + 1);
       if (is_sampled[token] != 0) {
         pages_read_ += std::min(pages, budget);

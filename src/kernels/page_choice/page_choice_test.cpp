@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, PageChoice,
                                          Case{8, 8, 40, at::kDouble, PageSummary::kMean},
                                          Case{4, 1, 32, at::kDouble, PageSummary::kMinMax}));
 
-TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
+TEST(PageChoice, KeepsTheLowerPageIfScoresAreEqual) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   Layer layer(c, 20);
   layer.summaries.zero_();
@@ -111,7 +111,7 @@ TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
 }
 
 // There are few distinct scores, so many are equal. Contexts and budgets have all proportions.
-TEST(PageChoice, IsThatOfSortedScores) {
+TEST(PageChoice, EqualsAStableSortByScore) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   for (const int32_t num_pages : {10, 37, 200, 701, 1500})
     for (const int64_t budget : {4, 5, 9, 32, 100})
@@ -140,7 +140,7 @@ TEST(PageChoice, IsThatOfSortedScores) {
 }
 
 // The inputs are small integers: sums are exact in any order, and many scores are equal.
-TEST(PageChoice, OnCudaItIsThatOfTheCpu) {
+TEST(PageChoice, CudaChoosesTheSamePagesAsTheCpu) {
   if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
   const int64_t num_pages = 900;
   std::vector<int32_t> all;
@@ -176,7 +176,7 @@ TEST(PageChoice, OnCudaItIsThatOfTheCpu) {
     }
 }
 
-TEST(PageChoice, ABudgetBelowTheLeastIsAFault) {
+TEST(PageChoice, ABudgetBelowTheMinimumIsRefused) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   Layer layer(c, 8);
   std::vector<int32_t> all{0, 1, 2, 3, 4, 5, 6, 7};

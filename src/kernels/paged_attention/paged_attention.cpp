@@ -37,7 +37,7 @@ void check(const PagedAttentionInput& in, const at::Tensor* lse_TN) {
                   in.pages.is_contiguous() && N % G == 0,
               "paged_attention: q ", q.sizes(), ", pages ", in.pages.sizes());
   BOUGH_CHECK(in.k_TGH.defined() == in.v_TGH.defined() && (in.k_TGH.defined() || !on_cuda),
-              "paged_attention: k and v go together, and are needed on CUDA");
+              "paged_attention: expected both k and v or neither; CUDA needs both");
   for (const at::Tensor* x : {&in.k_TGH, &in.v_TGH})
     BOUGH_CHECK(!x->defined() || x->sizes() == at::IntArrayRef({T, G, H}), "paged_attention: k or v is ",
                 x->sizes(), ", expected [", T, ", ", G, ", ", H, "]");
@@ -53,7 +53,7 @@ void check(const PagedAttentionInput& in, const at::Tensor* lse_TN) {
               q.sizes(), ", planned for ", planned, " tokens");
   BOUGH_CHECK(!lse_TN || (lse_TN->sizes() == at::IntArrayRef({T, N}) && lse_TN->is_contiguous() &&
                           lse_TN->scalar_type() == accumulator_type(q.scalar_type())),
-              "paged_attention: lse is not [", T, ", ", N, "], or not in the accumulator type");
+              "paged_attention: expected lse as contiguous [", T, ", ", N, "] in the accumulator type");
 }
 }  // namespace
 

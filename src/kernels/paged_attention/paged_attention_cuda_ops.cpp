@@ -19,7 +19,7 @@ at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional str
                               Tensor work, Optional some_parts, at::IntArrayRef capacities, double scale,
                               Optional lse) {
   BOUGH_CHECK(strided_k && strided_v && some_parts && !lse,
-              "paged_attention on CUDA: k, v and parts are needed, and no log-sum-exp is given");
+              "paged_attention on CUDA: expected k, v and parts, and no output for the log-sum-exp");
   const at::Tensor q = strided_q.contiguous(), k = strided_k->contiguous(), v = strided_v->contiguous();
   const at::Tensor& parts = *some_parts;
   const Launch launch("paged_attention", {q, k, v, pages, work, parts});

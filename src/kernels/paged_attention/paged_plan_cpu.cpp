@@ -226,7 +226,7 @@ ScheduleView::ScheduleView(const at::Tensor& work) {
   take(slots, header[0].num_tokens);
   pages = reinterpret_cast<const int32_t*>(from);
   BOUGH_CHECK(static_cast<const int32_t*>(work.const_data_ptr()) + work.numel() >= pages,
-              "paged_attention: work of ", work.numel(), " numbers is cut off");
+              "paged_attention: work of ", work.numel(), " numbers is shorter than its header says");
 }
 
 }  // namespace bough

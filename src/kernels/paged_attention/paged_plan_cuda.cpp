@@ -230,7 +230,8 @@ bool PagedWork::fits(const PagedLayout& capacities) const {
 }
 
 void PagedWork::write(int32_t* to, const PagedLayout& layout) const {
-  BOUGH_CHECK(fits(layout), "attention of ", slots.size(), " tokens does not fit its place");
+  BOUGH_CHECK(fits(layout), "attention of ", slots.size(),
+              " tokens does not fit into the capacities of the layout");
   const std::vector<PagedHeader> header = {{.num_large = static_cast<int32_t>(large.size()),
                                             .num_small = static_cast<int32_t>(small.size()),
                                             .num_merges = static_cast<int32_t>(merges.size())}};

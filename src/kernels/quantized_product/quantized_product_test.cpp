@@ -54,7 +54,7 @@ TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
     }
 }
 
-TEST(QuantizedProduct, RowsOfZerosAndOfNoNumbers) {
+TEST(QuantizedProduct, RowsOfZerosGiveZeroAndRowsThatAreNotFiniteGiveNaN) {
   for (const auto type : kFloatTypes) {
     auto w = random_tensor({5, 40}, type, 1);
     w[1].zero_();
@@ -115,7 +115,7 @@ TEST(QuantizedProduct, RowsDoNotDependOnOtherRowsOrThreads) {
   at::set_num_threads(threads);
 }
 
-TEST(QuantizedProduct, NothingIsAnEmptySum) {
+TEST(QuantizedProduct, EmptyInputsGiveAnEmptySum) {
   const auto [weight, scale] = quantize(at::empty({4, 0}));
   EXPECT_TRUE(at::equal(quantized_product(at::empty({3, 0}), weight, scale), at::zeros({3, 4})));
   const auto some = quantize(at::ones({4, 5}));

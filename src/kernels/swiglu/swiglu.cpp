@@ -35,7 +35,7 @@ void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, co
               ", d_gate_up ", d_gate_up_TF2.sizes());
   for (const auto* tensor : {&d_y_TF, &gate_up_TF2, &y_TF, &d_gate_up_TF2})
     BOUGH_CHECK(tensor->is_contiguous() && tensor->scalar_type() == gate_up_TF2.scalar_type(),
-                "swiglu: a tensor is not contiguous, or of another dtype than gate_up");
+                "swiglu: a tensor is not contiguous, or its dtype differs from gate_up's");
   static const auto op =
       find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(
           "bough::swiglu_backward");

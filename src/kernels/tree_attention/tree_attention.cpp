@@ -40,7 +40,7 @@ void check(const TreeAttentionInput& in) {
   for (T tensor : {in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH})
     BOUGH_CHECK(tensor.is_contiguous() && tensor.scalar_type() == in.q_TNH.scalar_type() &&
                     tensor.device() == in.q_TNH.device(),
-                "tree_attention: a tensor is not contiguous, or of another dtype or device than q");
+                "tree_attention: a tensor is not contiguous, or its dtype or device differs from q's");
 }
 
 std::optional<at::Tensor> spans_of(const TreeAttentionInput& in) {

@@ -37,7 +37,7 @@ double computed(int64_t threads, int64_t queries, int64_t stack, int64_t groups)
   return pairs * static_cast<double>(of_a_thread * threads) / static_cast<double>(shares * groups);
 }
 
-TEST(AttentionWork, IsThatOfTheBusiestThread) {
+TEST(AttentionWork, EqualsTheWorkOfTheBusiestThread) {
   for (const int64_t threads : {1, 2, 3, 8, 64})
     for (const int64_t groups : {1, 2, 4, 8})
       for (const int64_t queries : {1, 16, 31, 64, 99, 128, 130, 256, 500, 2048})
@@ -76,7 +76,7 @@ TEST(AttentionWork, ReferenceAndFused) {
 }
 
 // The estimate for backward is compared with the allocator's peak, without the returned gradients.
-TEST(AttentionBytes, AreWhatBackwardHolds) {
+TEST(AttentionBytes, EqualTheBytesThatBackwardHolds) {
   install_cpu_allocator();
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const bool bf16 = type == at::kBFloat16;

@@ -188,7 +188,8 @@ bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t 
     const char* const wanted = std::getenv("BOUGH_CUDA_ATTENTION");
     if (!wanted || std::string_view(wanted) == "vendor") return false;
     if (std::string_view(wanted) == "own") return true;
-    throw UserError(str("BOUGH_CUDA_ATTENTION: got '", wanted, "', expected own or vendor"));
+    throw UserError(
+        str("environment variable BOUGH_CUDA_ATTENTION: got '", wanted, "', expected own or vendor"));
   }();
   return !own && device.is_cuda() && type == at::kBFloat16 && head_dim <= 256 && head_dim % 8 == 0;
 }

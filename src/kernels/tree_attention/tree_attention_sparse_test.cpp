@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kBudget = 5;
 
 // Returns [T, P + T] for one key/value head: true if query i sees key j by the definition of the selection.
-at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>& is_drawn, int64_t g,
+at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>& is_sampled, int64_t g,
                         PageSummary summary) {
   const int64_t P = in.k_stack_PGH.size(0), T = in.q_TNH.size(0), heads = in.q_TNH.size(1) / in.k_TGH.size(1);
   const at::Tensor k_JH = at::cat({in.k_stack_PGH, in.k_TGH}).select(1, g).to(at::kDouble);
@@ -26,7 +26,7 @@ at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>
       if (end[j] > i) path.push_back(j);
     const auto pages = static_cast<int64_t>((path.size() + kPageTokens - 1) / kPageTokens);
     std::vector<bool> kept(static_cast<size_t>(pages), true);
-    if (is_drawn[static_cast<size_t>(i)] != 0 && pages > kBudget) {
+    if (is_sampled[static_cast<size_t>(i)] != 0 && pages > kBudget) {
       const at::Tensor q_H = in.q_TNH[i].narrow(0, g * heads, heads).to(at::kDouble).mean(0);
       std::vector<std::pair<double, int64_t>> ranked;
       for (int64_t page = 1; page < pages - 2; ++page) {
@@ -53,7 +53,8 @@ struct Reference {
   int64_t hidden = 0;  // keys that dense attention sees and the selection hides
 };
 
-Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_drawn, PageSummary summary) {
+Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_sampled,
+                       PageSummary summary) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).requires_grad_(true); };
   const at::Tensor q = leaf(r.in.q_TNH), k = leaf(r.in.k_TGH), v = leaf(r.in.v_TGH),
                    k_stack = leaf(r.in.k_stack_PGH), v_stack = leaf(r.in.v_stack_PGH);
@@ -61,9 +62,9 @@ Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_
   const int64_t G = k.size(1), heads = q.size(1) / G;
   Reference out;
   std::vector<at::Tensor> heads_o, visible_of_head;
-  const at::Tensor all = visible_keys(r.in, std::vector<uint8_t>(is_drawn.size(), 0), 0, summary);
+  const at::Tensor all = visible_keys(r.in, std::vector<uint8_t>(is_sampled.size(), 0), 0, summary);
   for (int64_t g = 0; g < G; ++g) {
-    visible_of_head.push_back(visible_keys(r.in, is_drawn, g, summary));
+    visible_of_head.push_back(visible_keys(r.in, is_sampled, g, summary));
     out.hidden += all.sum().item<int64_t>() - visible_of_head.back().sum().item<int64_t>();
   }
   for (int64_t n = 0; n < q.size(1); ++n) {
@@ -104,10 +105,10 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
     for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
       const RandomAttention r = random_attention_case(shape, type, ++seed);
       std::mt19937 random(seed);
-      std::vector<uint8_t> is_drawn;
-      for (int64_t i = 0; i < shape.num_tokens; ++i) is_drawn.push_back(random() % 4 != 0);
+      std::vector<uint8_t> is_sampled;
+      for (int64_t i = 0; i < shape.num_tokens; ++i) is_sampled.push_back(random() % 4 != 0);
       const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
-      PageChooser chooser(pages.segments(), is_drawn, {.budget_pages = kBudget, .summary = summary},
+      PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = kBudget, .summary = summary},
                           shape.num_groups);
       const SparseTreePass pass{pages, chooser};
       const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
@@ -120,7 +121,7 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
         EXPECT_TRUE(d.d_q_TNH.isfinite().all().item<bool>() && d_k_stack.isfinite().all().item<bool>());
         continue;
       }
-      const Reference expected = reference_of(r, is_drawn, summary);
+      const Reference expected = reference_of(r, is_sampled, summary);
       EXPECT_GT(expected.hidden, 1000);
       const double tolerance = type == at::kDouble ? 1e-12 : 2e-4;
       EXPECT_LT(largest(out.o_TNH, expected.o_TNH), tolerance) << seed;
@@ -134,17 +135,17 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
 }
 
 // Compares bf16 with fp64 for the same inputs and the same selection.
-TEST(SparseTreeAttention, InBf16ItIsThatOfTheSameChoice) {
+TEST(SparseTreeAttention, Bf16GradientsAreCloseToFp64WithTheSamePages) {
   const AttentionCase cases[] = {
       {120, 90, 4, 2, 24}, {0, 300, 3, 3, 64}, {201, 170, 6, 2, 40}, {37, 400, 8, 1, 96}};
   unsigned seed = 40;
   for (const AttentionCase& shape : cases) {
     const RandomAttention r = random_attention_case(shape, at::kBFloat16, ++seed);
     std::mt19937 random(seed);
-    std::vector<uint8_t> is_drawn;
-    for (int64_t i = 0; i < shape.num_tokens; ++i) is_drawn.push_back(random() % 4 != 0);
+    std::vector<uint8_t> is_sampled;
+    for (int64_t i = 0; i < shape.num_tokens; ++i) is_sampled.push_back(random() % 4 != 0);
     const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
-    PageChooser chooser(pages.segments(), is_drawn, {.budget_pages = kBudget}, shape.num_groups);
+    PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = kBudget}, shape.num_groups);
     const SparseTreePass pass{pages, chooser};
     const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
     const auto exactly = [](const at::Tensor& x) { return x.to(at::kDouble); };
@@ -169,12 +170,12 @@ TEST(SparseTreeAttention, InBf16ItIsThatOfTheSameChoice) {
   }
 }
 
-TEST(SparseTreeAttention, WithinTheBudgetItIsDense) {
+TEST(SparseTreeAttention, EqualsDenseAttentionWithinTheBudget) {
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     RandomAttention r = random_attention_case({120, 90, 4, 2, 24}, type, 3);
-    const std::vector<uint8_t> is_drawn(90, 1);
+    const std::vector<uint8_t> is_sampled(90, 1);
     const TreePages pages(r.in.end_local, 120, 2);
-    PageChooser chooser(pages.segments(), is_drawn, {.budget_pages = 100}, 2);
+    PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = 100}, 2);
     EXPECT_FALSE(chooser.chooses());
     EXPECT_EQ(chooser.pages_read(), chooser.pages_in_context());
     const SparseTreePass pass{pages, chooser};

@@ -79,7 +79,7 @@ std::vector<int32_t> ends_of(const TreeAttentionInput& in) {
 
 // The least and largest end of a tile tell the GPU kernels whether a query sees all keys of the tile, some or
 // none.
-TEST(TreeAttention, SpansOfKeysAreTheirTilesLeastAndLargestEnds) {
+TEST(TreeAttention, KeySpansHoldTheLeastAndLargestEndOfEachTile) {
   std::mt19937 random(6);
   for (int round = 0; round < 200; ++round) {
     const int64_t num_stack = random() % 300, num_tokens = 1 + random() % 300;
