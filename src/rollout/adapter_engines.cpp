@@ -78,7 +78,7 @@ void AdapterEngines::unpark() {
 }
 
 void AdapterEngines::update_weights(const WeightUpdate& update) {
-  BOUGH_CHECK(false, "an engine of several adapters, which nobody trains, is given version ", update.version);
+  BOUGH_CHECK(false, "an engine of several adapters takes no new weights, got version ", update.version);
 }
 
 std::vector<RunningRequest> AdapterEngines::running() const {

@@ -60,7 +60,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
   }
 }
 
-TEST(EmbeddedEngine, BatchInvarianceIsRefusedWhereItCannotBe) {
+TEST(EmbeddedEngine, BatchInvarianceIsRefusedIfUnsupported) {
   const auto model = small_model(at::kDouble, 5);
   const auto message = message_of<UserError>([&] { model->set_batch_invariant(true); });
   EXPECT_NE(message.find("batch_invariant: it needs the dtype fp32 or bf16"), std::string::npos) << message;

@@ -65,12 +65,12 @@ CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_pl
       trained_view_(trained.share()),
       parameters_(changing_parameters(generating, changing)) {
   for (Parameter* parameter : changing_parameters(*trained_view_, changing)) {
-    BOUGH_CHECK(!parameter->quantized(), "quantized weights are not trained");
+    BOUGH_CHECK(!parameter->quantized(), "quantized weights cannot be trained");
     trained_.push_back(parameter);
     snapshot_.push_back(at::empty_like(parameter->value));
   }
-  BOUGH_CHECK(trained_.size() == parameters_.size(), trained_.size(), " parameters trained, ",
-              parameters_.size(), " generating");
+  BOUGH_CHECK(trained_.size() == parameters_.size(), "got ", trained_.size(), " trained and ",
+              parameters_.size(), " generating parameters");
 }
 
 void CopiedWeights::publish(int32_t version) {
@@ -94,7 +94,8 @@ std::optional<WeightUpdate> CopiedWeights::take() {
     if (in_place_) parameters_[i]->value.copy_(snapshot_[i]);
     else std::swap(parameters_[i]->value, snapshot_[i]);
     BOUGH_CHECK(checksum_of(parameters_[i]->value) == checksums_[i], "publication of version ", version_,
-                ": the engine's weights are not the trainer's, parameter ", i, " of ", parameters_.size());
+                ": the engine's weights differ from the trainer's, parameter ", i, " of ",
+                parameters_.size());
   }
   return WeightUpdate{.version = version_, .model = &generating_};
 }

@@ -46,8 +46,8 @@ SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device) {
   std::map<int64_t, int64_t> budgets = settings.budget_pages();
   if (budgets.empty()) return {};
   if (!device.is_cpu() && settings.summary == "exact")
-    throw UserError(str("rollout.sparse.summary is exact, and the device is ", device.str(),
-                        ": single keys are chosen on the CPU only; take device cpu, mean or minmax"));
+    throw UserError(str("rollout.sparse.summary is exact, but the device is ", device.str(),
+                        ": single keys are chosen on the CPU only; expected device cpu, or mean or minmax"));
   const int64_t of_short_contexts = budgets.extract(0).mapped();
   return {.budget_pages = of_short_contexts,
           .summary = page_summary(settings.summary),
@@ -88,22 +88,22 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       forward_pass_(generating_model(), storage_, options_.attention,
                     options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
-              "batch_invariant is asked of an engine whose model does not have it");
+              "rollout.batch_invariant is true, but the model is not batch-invariant");
   const PagedShape shape{model.config().num_heads, model.config().num_kv_heads, model.config().head_dim,
                          model.dtype(), model.device()};
   if (sparse_.is_sparse() && !model.device().is_cpu() && !PagedPlan::on_cuda(shape))
     throw UserError(str(
-        "rollout.sparse.budget is ", options_.settings.sparse.budget_text(), ", and on ",
-        model.device().str(), " pages are chosen in fp32 and bf16, by heads of at most 256; got ",
+        "rollout.sparse.budget is ", options_.settings.sparse.budget_text(), ", but on ",
+        model.device().str(), " pages are chosen only in fp32 or bf16 and with head_dim up to 256; got ",
         c10::toString(model.dtype()), " and ", model.config().head_dim, "; expected none, or device cpu"));
   constexpr int64_t kMostPages = int64_t{1} << 16;  // page numbers that fit two bytes
   if (sparse_.keeps_choices && pages_for(model.config().max_length()) > kMostPages)
     throw UserError(str("rollout.sparse.replay: the model takes ", model.config().max_length(),
-                        " positions, and pages are kept of contexts of up to ", kMostPages * kPageTokens,
-                        "; expected false, or fewer positions"));
+                        " positions, but chosen pages are kept for at most ", kMostPages * kPageTokens,
+                        "; expected false, or a model with fewer positions"));
   if (sparse_.keeps_choices)
-    log_info(str("rollout.sparse.replay keeps the pages that a drawn token chose: ",
-                 KvStorage::choice_bytes_per_token(model.config(), sparse_), " bytes a token"));
+    log_info(str("rollout.sparse.replay keeps the pages that each sampled token chose: ",
+                 KvStorage::choice_bytes_per_token(model.config(), sparse_), " bytes per token"));
   for (const int32_t token : options_.stop_tokens) {
     if (token < 0 || token >= model.config().vocab_size) {
       throw UserError(str("stop token ", token, " of the model is outside its vocabulary of ",
@@ -159,8 +159,8 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
     storage_.copy_pages(page_copies);
     BOUGH_CHECK(!pass.entries.empty() || !started.empty(),
                 "requests are in flight and nothing can be computed");
-    const std::vector<ActiveSample*> waiting = draw_from_prompts(started);
-    if (hidden_TD.defined()) draw_from_pass(pass, hidden_TD, waiting);
+    const std::vector<ActiveSample*> waiting = sample_from_prompts(started);
+    if (hidden_TD.defined()) sample_from_pass(pass, hidden_TD, waiting);
     ++statistics_.steps;
   }
   statistics_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -209,25 +209,26 @@ PassWork EmbeddedEngine::work_of(const Pass& pass) const {
 // If a sample's prompt was computed in an earlier step, the sample's first token is sampled from the stored
 // prompt logits. Returns the remaining samples, whose prompt ended in this pass. The samples that got a token
 // may have been destroyed with their request.
-std::vector<ActiveSample*> EmbeddedEngine::draw_from_prompts(const std::vector<ActiveSample*>& started) {
+std::vector<ActiveSample*> EmbeddedEngine::sample_from_prompts(const std::vector<ActiveSample*>& started) {
   std::vector<ActiveSample*> waiting;
   for (size_t i = 0; i < started.size();) {
     ActiveRequest& request = *started[i]->request;
-    std::vector<std::pair<ActiveSample*, int64_t>> draws;
-    for (; i < started.size() && started[i]->request == &request; ++i) draws.emplace_back(started[i], 0);
+    std::vector<std::pair<ActiveSample*, int64_t>> samples_and_rows;
+    for (; i < started.size() && started[i]->request == &request; ++i)
+      samples_and_rows.emplace_back(started[i], 0);
     if (!request.logits_1V.defined()) {
-      for (const auto& [sample, row] : draws) waiting.push_back(sample);
+      for (const auto& [sample, row] : samples_and_rows) waiting.push_back(sample);
       continue;
     }
     const at::Tensor logits_1V = request.logits_1V;
     if (request.num_not_started == 0) request.logits_1V = at::Tensor();
-    draw(logits_1V, draws);
+    sample_rows(logits_1V, samples_and_rows);
   }
   return waiting;
 }
 
-void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
-                                    const std::vector<ActiveSample*>& waiting) {
+void EmbeddedEngine::sample_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
+                                      const std::vector<ActiveSample*>& waiting) {
   struct Row {
     int64_t token;  // token index in the pass
     const PassEntry* entry;
@@ -252,60 +253,60 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
     for (size_t i = begin; i < end; ++i) hidden_rows.push_back(rows[i].token);
     const at::Tensor logits_RV =
         model_.logits(hidden_TD.index_select(0, upload(hidden_rows, model_.device())));
-    std::vector<std::pair<ActiveSample*, int64_t>> draws;
+    std::vector<std::pair<ActiveSample*, int64_t>> samples_and_rows;
     for (size_t i = begin; i < end; ++i) {
       const PassEntry& entry = *rows[i].entry;
       const auto row = static_cast<int64_t>(i - begin);
       if (entry.sample) {
-        draws.emplace_back(entry.sample, row);
+        samples_and_rows.emplace_back(entry.sample, row);
         continue;
       }
-      for (ActiveSample* sample : waiting_of[entry.request]) draws.emplace_back(sample, row);
+      for (ActiveSample* sample : waiting_of[entry.request]) samples_and_rows.emplace_back(sample, row);
       if (entry.request->num_not_started > 0) entry.request->logits_1V = logits_RV.narrow(0, row, 1).clone();
     }
-    draw(logits_RV, draws);
+    sample_rows(logits_RV, samples_and_rows);
   }
 }
 
-void EmbeddedEngine::draw(const at::Tensor& logits_RV,
-                          const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows) {
+void EmbeddedEngine::sample_rows(const at::Tensor& logits_RV,
+                                 const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows) {
   std::vector<SamplingTask> requests;
   for (const auto& [sample, row] : samples_and_rows) {
     const GenerationRequest& request = sample->request->request;
-    SamplingTask& draw = requests.emplace_back();
-    draw.row = row;
-    static_cast<SamplingOptions&>(draw) = request.sampling;
-    draw.prompt = request.prompt_ids;
-    draw.response = sample->result.token_ids;
+    SamplingTask& task = requests.emplace_back();
+    task.row = row;
+    static_cast<SamplingOptions&>(task) = request.sampling;
+    task.prompt = request.prompt_ids;
+    task.response = sample->result.token_ids;
     if (static_cast<int64_t>(sample->result.token_ids.size()) < request.sampling.min_new_tokens) {
-      draw.excluded = sample->request->stop_tokens;
+      task.excluded = sample->request->stop_tokens;
     }
     const uint64_t sequence =
         (request.sequence.value_or(request.id) << kSampleBits) | static_cast<uint64_t>(sample->index);
-    draw.uniform = CounterRandom(request.seed, Purpose::sample).uniform(sequence, sample->tokens.size());
+    task.uniform = CounterRandom(request.seed, Purpose::sample).uniform(sequence, sample->tokens.size());
   }
-  std::vector<SampledToken> draws(requests.size());
-  draw_tokens(logits_RV, requests, draws);
-  for (size_t i = 0; i < draws.size(); ++i) {
-    append(*samples_and_rows[i].first, draws[i]);
+  std::vector<SampledToken> sampled(requests.size());
+  sample_tokens(logits_RV, requests, sampled);
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    append(*samples_and_rows[i].first, sampled[i]);
   }
 }
 
-void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& draw) {
-  const int32_t token = draw.token;
+void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& sampled) {
+  const int32_t token = sampled.token;
   ActiveRequest& active = *sample.request;
   const GenerationRequest& request = active.request;
   GeneratedSample& result = sample.result;
   sample.must_make_progress = false;
   sample.tokens.push_back(token);
   result.token_ids.push_back(token);
-  result.logprobs.push_back(draw.log_prob);
-  result.raw_logprobs.push_back(draw.raw_log_prob);
-  result.sampling_logprobs.push_back(draw.sampling_log_prob);
+  result.logprobs.push_back(sampled.log_prob);
+  result.raw_logprobs.push_back(sampled.raw_log_prob);
+  result.sampling_logprobs.push_back(sampled.sampling_log_prob);
   result.versions.push_back(version_);
   if (request.sampling.top_logprobs > 0) {
-    result.top_ids.push_back(draw.top_ids);
-    result.top_logprobs.emplace_back(draw.top_log_probs.begin(), draw.top_log_probs.end());
+    result.top_ids.push_back(sampled.top_ids);
+    result.top_logprobs.emplace_back(sampled.top_log_probs.begin(), sampled.top_log_probs.end());
   }
   ++statistics_.new_tokens;
 
@@ -318,8 +319,15 @@ void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& draw) {
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_length();
   const bool ends = is_stop || ends_stop_string || num_new >= request.sampling.max_new_tokens || is_full;
   if (request.on_token) {
-    StreamedToken streamed{request.id,        sample.index,           num_new - 1, token, draw.log_prob,
-                           draw.raw_log_prob, draw.sampling_log_prob, version_,    ends};
+    StreamedToken streamed{request.id,
+                           sample.index,
+                           num_new - 1,
+                           token,
+                           sampled.log_prob,
+                           sampled.raw_log_prob,
+                           sampled.sampling_log_prob,
+                           version_,
+                           ends};
     if (request.sampling.top_logprobs > 0) {
       streamed.top_ids = result.top_ids.back();
       streamed.top_logprobs = result.top_logprobs.back();
@@ -345,8 +353,8 @@ bool EmbeddedEngine::cancel(uint64_t id) {
 }
 
 void EmbeddedEngine::update_weights(const WeightUpdate& update) {
-  BOUGH_CHECK(update.model == &model_, "the engine shares one model's weights, version ", update.version,
-              " is of another");
+  BOUGH_CHECK(update.model == &model_, "the engine shares one model's weights, but version ", update.version,
+              " belongs to another model");
   version_ = update.version;
   if (quantized_) quantized_->update();
   scheduler_.preempt_all();
@@ -358,7 +366,7 @@ void EmbeddedEngine::park() {
 }
 
 void EmbeddedEngine::unpark() {
-  BOUGH_CHECK(idle(), "the engine is not idle, and what was parked comes back");
+  BOUGH_CHECK(idle(), "unpark() needs an idle engine");
   scheduler_.unpark();
   finished_ = std::exchange(parked_finished_, {});
 }
@@ -377,7 +385,7 @@ EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory
                                           const RolloutSettings& settings, double device_share) {
   if (settings.has_servers())
     throw UserError(str("rollout.backend: got ", settings.backend,
-                        "; expected embedded: only `bough train` has servers generate"));
+                        "; expected embedded: only `bough train` generates with servers"));
   EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
   options.device_share = device_share;

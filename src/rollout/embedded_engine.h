@@ -111,12 +111,12 @@ class EmbeddedEngine : public Engine {
  private:
   at::Tensor run_pass(const Pass& pass);
   PassWork work_of(const Pass& pass) const;
-  void draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
-                      const std::vector<ActiveSample*>& waiting);
-  std::vector<ActiveSample*> draw_from_prompts(const std::vector<ActiveSample*>& started);
-  void draw(const at::Tensor& logits_RV,
-            const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
-  void append(ActiveSample& sample, const SampledToken& draw);
+  void sample_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
+                        const std::vector<ActiveSample*>& waiting);
+  std::vector<ActiveSample*> sample_from_prompts(const std::vector<ActiveSample*>& started);
+  void sample_rows(const at::Tensor& logits_RV,
+                   const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
+  void append(ActiveSample& sample, const SampledToken& sampled);
 
   const Model& model_;
   EmbeddedEngineOptions options_;

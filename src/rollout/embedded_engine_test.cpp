@@ -302,11 +302,11 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
 
 // A run that is stopped after any number of passes and continued in another engine gives the same tokens.
 // fp64, so that rounding changes no sampled token.
-TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
+TEST(EmbeddedEngine, RunningSamplesContinueInAnotherEngine) {
   const auto model = small_model(at::kDouble, 6);
-  EmbeddedEngine whole(*model, engine_options(8, 24));
-  const auto expected = whole.generate(mixed_requests());
-  int64_t num_begun = 0, num_ended = 0;
+  EmbeddedEngine uninterrupted(*model, engine_options(8, 24));
+  const auto expected = uninterrupted.generate(mixed_requests());
+  int64_t num_partial = 0, num_ended = 0;
   for (const int64_t passes : {0, 1, 7, 25, 40}) {
     EmbeddedEngine first(*model, engine_options(8, 24)), second(*model, engine_options(8, 24));
     for (GenerationRequest& request : mixed_requests()) first.submit(request);
@@ -320,7 +320,7 @@ TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
       ASSERT_TRUE(partial.contains(request.id));
       request.partial = partial[request.id];
       for (const PartialRollout& sample : request.partial) {
-        ++num_begun;
+        ++num_partial;
         num_ended += sample.has_ended;
       }
       second.submit(request);
@@ -336,16 +336,16 @@ TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
         EXPECT_EQ(sample.logprobs.size(), sample.token_ids.size());
       }
   }
-  EXPECT_GT(num_begun, 10);
+  EXPECT_GT(num_partial, 10);
   EXPECT_GT(num_ended, 0);
 
   GenerationRequest damaged = request_of(1, {3, 4}, 2, 5);
   damaged.partial.push_back({{.token_ids = {7}}, false});
-  EXPECT_THROW(whole.submit(damaged), UserError) << "without log-probabilities";
+  EXPECT_THROW(uninterrupted.submit(damaged), UserError) << "without log-probabilities";
 }
 
 // The weights change at every pass. Each sample gets a new token between two updates.
-TEST(EmbeddedEngine, ASampleThatWasInterruptedDrawsBeforeItIsInterruptedAgain) {
+TEST(EmbeddedEngine, AnInterruptedSampleGetsATokenBeforeTheNextInterruption) {
   const auto model = small_model(at::kFloat, 6);
   EmbeddedEngine engine(*model, engine_options(4, 8));  // 8 tokens a pass: recomputing takes several passes
   for (uint64_t id = 0; id < 3; ++id) engine.submit(request_of(id, random_tokens(id, 40, 97), 2, 20));
@@ -357,12 +357,12 @@ TEST(EmbeddedEngine, ASampleThatWasInterruptedDrawsBeforeItIsInterruptedAgain) {
     engine.step();
     ++passes;
   }
-  EXPECT_LT(passes, 5000) << "somebody never draws";
+  EXPECT_LT(passes, 5000) << "a sample never gets a token";
   EXPECT_GT(refused, 0);
   EXPECT_GT(engine.statistics().recomputed_tokens, 0);
 }
 
-TEST(EmbeddedEngine, CancelReturnsWhatIsThere) {
+TEST(EmbeddedEngine, CancelReturnsTheTokensSoFar) {
   const CountingModel model(counting_config());
   EmbeddedEngine engine(model, engine_options(3, 512));
   engine.submit(request_of(1, {3}, 5, 20));
@@ -385,7 +385,7 @@ TEST(EmbeddedEngine, CancelReturnsWhatIsThere) {
   EXPECT_TRUE(engine.step().empty()) << "idle";
 }
 
-TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreDrawn) {
+TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreSampled) {
   const auto model = small_model(at::kFloat, 3);
   EmbeddedEngine engine(*model, engine_options());
   std::map<std::pair<uint64_t, int64_t>, std::vector<StreamedToken>> streamed;
@@ -412,7 +412,7 @@ TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreDrawn) {
   }
 }
 
-TEST(EmbeddedEngine, PausedItKeepsWhatIsThereAndComputesNothing) {
+TEST(EmbeddedEngine, APausedEngineKeepsItsRequestsAndComputesNothing) {
   const CountingModel model(counting_config());
   EmbeddedEngine engine(model, engine_options(3, 512));
   engine.submit(request_of(1, {3}, 2, 6));

@@ -22,8 +22,8 @@ at::Tensor map_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   void* memory =
       mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
-    throw UserError(str("rollout.kv_memory: the system refuses ", num_bytes,
-                        " bytes of addresses for a layer (", std::strerror(errno),
+    throw UserError(str("rollout.kv_memory: the system refused ", num_bytes,
+                        " bytes of address space for a layer (", std::strerror(errno),
                         "); lower it, or raise the limit (ulimit -v)"));
   ask_for_large_pages(memory, num_bytes);
   return at::from_blob(

@@ -45,7 +45,7 @@ void expect_engine_follows(EmbeddedEngine& engine, const Model& now, const Model
   EXPECT_GT(from_before, 0.1);
 }
 
-TEST(LoraGeneration, AnAdapterWithBOfZeroGivesTheBasesBits) {
+TEST(LoraGeneration, AnAdapterWithZeroBEqualsTheBaseBitForBit) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const auto base = small_model(dtype, 3);
     const auto model = base->share();
@@ -59,7 +59,7 @@ TEST(LoraGeneration, AnAdapterWithBOfZeroGivesTheBasesBits) {
   }
 }
 
-TEST(LoraGeneration, ASharedModelsAdapterIsTheEngines) {
+TEST(LoraGeneration, AnEngineUsesTheAdapterOfItsSharedModel) {
   const auto model = small_model(at::kFloat, 3);
   add_adapter(*model, lora_settings(), 1);
   const auto base = without_adapter(*model);
@@ -71,7 +71,7 @@ TEST(LoraGeneration, ASharedModelsAdapterIsTheEngines) {
   expect_engine_follows(engine, *model, *base);
 }
 
-TEST(LoraGeneration, PublishedAdaptersReachAnEngineOfItsOwn) {
+TEST(LoraGeneration, PublishedAdaptersReachAnEngineWithItsOwnModel) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const bool is_quantized : {false, true}) {
       const auto model = small_model(dtype, 3);
@@ -98,7 +98,7 @@ TEST(LoraGeneration, PublishedAdaptersReachAnEngineOfItsOwn) {
     }
 }
 
-TEST(LoraGeneration, TwoAdaptersOverOneBase) {
+TEST(LoraGeneration, TwoAdaptersShareOneBase) {
   const auto base = small_model(at::kDouble, 3);
   const auto one = base->share(), two = base->share();
   add_adapter(*one, lora_settings(), 1);
@@ -110,7 +110,7 @@ TEST(LoraGeneration, TwoAdaptersOverOneBase) {
   EXPECT_EQ(one->embedding().value.data_ptr(), two->embedding().value.data_ptr());
 }
 
-TEST(LoraGeneration, SeveralAdaptersByName) {
+TEST(LoraGeneration, RequestsNameTheirAdapter) {
   const std::filesystem::path folder =
       std::filesystem::path(::testing::TempDir()) / str("bough_adapters_", getpid());
   const auto base = small_model(at::kFloat, 3);

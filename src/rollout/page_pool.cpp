@@ -112,7 +112,7 @@ void PagePool::share(const PageTable& from, PageTable& to) {
 
 void PagePool::publish(const TokenPath& path, int64_t num_tokens, PageTable& table) {
   const int64_t full = num_tokens / kPageTokens;
-  BOUGH_CHECK(full <= static_cast<int64_t>(table.pages.size()), "publishes ", full, " pages of ",
+  BOUGH_CHECK(full <= static_cast<int64_t>(table.pages.size()), "published ", full, " pages of ",
               table.pages.size());
   for (; table.num_published < full; ++table.num_published) {
     const int32_t index = table.pages[static_cast<size_t>(table.num_published)];

@@ -79,7 +79,7 @@ int64_t num_flat_bytes(const std::vector<Parameter*>& parameters) {
 
 FlatTensors lay_out(const std::vector<Parameter*>& parameters, const at::Tensor& bytes) {
   const std::vector<int64_t> begins = begins_of(parameters);
-  BOUGH_CHECK(bytes.numel() == begins.back(), bytes.numel(), " bytes for ", begins.back());
+  BOUGH_CHECK(bytes.numel() == begins.back(), "got ", bytes.numel(), " bytes, expected ", begins.back());
   FlatTensors flat{.bytes = bytes, .views = {}};
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& value = parameters[i]->value;
@@ -92,7 +92,7 @@ FlatTensors lay_out(const std::vector<Parameter*>& parameters, const at::Tensor&
 
 SharedBytes::SharedBytes(int64_t bytes) : descriptor_(memfd_create("bough weights", MFD_CLOEXEC)) {
   if (descriptor_ < 0 || ftruncate(descriptor_, bytes) != 0)
-    throw IoError(str("memory of ", bytes, " bytes to share with another process: ", std::strerror(errno)));
+    throw IoError(str("cannot allocate ", bytes, " bytes of shared memory: ", std::strerror(errno)));
   map(bytes, PROT_READ | PROT_WRITE);
 }
 
@@ -107,7 +107,7 @@ void SharedBytes::map(int64_t bytes, int protection) {
   if (begin_ == MAP_FAILED) {
     const int code = errno;
     close(descriptor_);
-    throw IoError(str("memory of ", bytes, " bytes to share with another process: ", std::strerror(code)));
+    throw IoError(str("cannot map ", bytes, " bytes of shared memory: ", std::strerror(code)));
   }
   ask_for_large_pages(begin_, static_cast<size_t>(bytes));
   bytes_ = at::from_blob(begin_, {bytes}, at::kByte);
@@ -146,7 +146,7 @@ PublishedWeights::PublishedWeights(const Model& trained, PublicationRanks& ranks
       trained_(changing_parameters(*trained_view_, changing)),
       buffers_(num_flat_bytes(trained_)),
       thread_([this] { run(); }) {
-  BOUGH_CHECK(ranks.all->rank() == 0, "rank ", ranks.all->rank(), " receives");
+  BOUGH_CHECK(ranks.all->rank() == 0, "weights are published by rank 0, got rank ", ranks.all->rank());
 }
 
 PublishedWeights::~PublishedWeights() {
@@ -230,7 +230,7 @@ void PublishedWeights::run() {
   Communicator& all = *ranks_.all;
   try {
     const auto abort_check = [this] {
-      if (gives_up_.load()) throw IoError("a publication of weights is given up: the run has ended");
+      if (gives_up_.load()) throw IoError("the publication of weights is given up: the run has ended");
     };
     for (Communicator* group : {ranks_.all.get(), ranks_.leaders.get()}) group->set_abort_check(abort_check);
     all.all_gather(Json(buffers_.paths()).dump());
@@ -298,7 +298,7 @@ void PublishedWeights::send(const at::Tensor& bytes) {
 
 ReceivedWeights::ReceivedWeights(PublicationRanks& ranks, int64_t bytes)
     : ranks_(ranks), buffers_(ranks.is_leader() ? std::make_unique<HostBuffers>(bytes) : nullptr) {
-  BOUGH_CHECK(ranks.all->rank() > 0, "rank 0 publishes");
+  BOUGH_CHECK(ranks.all->rank() > 0, "rank 0 publishes weights and receives none");
 }
 
 BufferedVersion ReceivedWeights::arrived() const {
@@ -372,7 +372,7 @@ void ReceivedWeights::receive_buckets(int32_t version, const at::Tensor& bytes) 
   const std::vector<uint64_t> sent = broadcast(std::vector<uint64_t>(sums.size()), hosts);
   for (size_t i = 0; i < sums.size(); ++i)
     BOUGH_CHECK(sums[i] == sent[i], "publication of version ", version, ": bucket ", i, " of ", sums.size(),
-                " is not what rank 0 sent");
+                " differs from the bytes that rank 0 sent");
 }
 
 // ---- The engine's process

@@ -79,7 +79,7 @@ struct Pair {
   std::thread receiving;
 };
 
-TEST(PublishedWeights, AreTheTrainersBitForBitInSeveralBuckets) {
+TEST(PublishedWeights, EqualTheTrainersBitForBitInSeveralBuckets) {
   for (const auto& [apart, in_place] :
        {std::pair(true, false), {true, true}, {false, false}, {false, true}}) {
     Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/true, apart, in_place);
@@ -109,7 +109,7 @@ TEST(PublishedWeights, AreTheTrainersBitForBitInSeveralBuckets) {
   }
 }
 
-TEST(PublishedWeights, OfAdaptersAreAllThatIsSent) {
+TEST(PublishedWeights, OnlyTrainedAdaptersAreSent) {
   Pair pair(
       [] {
         auto model = small_model(at::kFloat, 5);
@@ -128,7 +128,7 @@ TEST(PublishedWeights, OfAdaptersAreAllThatIsSent) {
 }
 
 // The trainer changes its weights right after publish(), and publishes faster than versions are taken.
-TEST(PublishedWeights, AreThoseOfTheirVersionWhateverTheTrainerDoesMeanwhile) {
+TEST(PublishedWeights, KeepTheirVersionWhileTheTrainerContinues) {
   for (const bool apart : {true, false}) {
     Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/false, apart);
     std::map<int32_t, uint64_t> sums;
@@ -153,7 +153,7 @@ TEST(PublishedWeights, AreThoseOfTheirVersionWhateverTheTrainerDoesMeanwhile) {
   }
 }
 
-TEST(PublishedWeights, ThatNobodyTakesInEndWithTheRun) {
+TEST(PublishedWeights, APublicationThatNobodyTakesEndsWithTheRun) {
   auto groups = thread_communicators(2);
   std::unique_ptr<PublicationRanks> nobody, ranks;
   std::thread other([&] { nobody = std::make_unique<PublicationRanks>(std::move(groups[1])); });
@@ -177,7 +177,7 @@ TEST(PublishedWeights, ThatNobodyTakesInEndWithTheRun) {
     published.give_up();
     trainer.join();
   }
-  EXPECT_TRUE(error) << "a trainer waits for nobody";
+  EXPECT_TRUE(error) << "the trainer waits for ever";
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 

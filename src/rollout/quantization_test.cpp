@@ -24,7 +24,7 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<GenerationResult>&
 
 // Log-probabilities are those of the behavior policy, which is quantized. The training policy's differ
 // slightly.
-TEST_P(Quantization, LogProbabilitiesAreTheQuantizedModels) {
+TEST_P(Quantization, LogProbabilitiesEqualTheQuantizedModels) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const auto model = small_model(dtype, 3, small_config(), device());
     EmbeddedEngine engine(*model, int8_options(7, 24));
@@ -43,7 +43,7 @@ TEST_P(Quantization, LogProbabilitiesAreTheQuantizedModels) {
 
 // Greedy tokens are the source model's own, except if two logits are closer than the rounding of weights
 // moves them.
-TEST_P(Quantization, GreedyIsTheArgmaxButWhereTwoAreNear) {
+TEST_P(Quantization, GreedyIsTheArgmaxUnlessTwoLogitsAreClose) {
   const auto model = small_model(at::kFloat, 4, small_config(), device());
   EmbeddedEngine engine(*model, int8_options());
   int64_t tokens_seen = 0, same = 0;
@@ -63,7 +63,7 @@ TEST_P(Quantization, GreedyIsTheArgmaxButWhereTwoAreNear) {
   EXPECT_GT(same, tokens_seen * 9 / 10) << "of " << tokens_seen;
 }
 
-TEST_P(Quantization, AnUpdateQuantizesAnew) {
+TEST_P(Quantization, NewWeightsAreQuantizedAgain) {
   const auto model = small_model(at::kFloat, 5, small_config(), device());
   EmbeddedEngine engine(*model, int8_options());
   auto requests = mixed_requests();
@@ -77,7 +77,7 @@ TEST_P(Quantization, AnUpdateQuantizesAnew) {
   engine.update_weights({4, model.get()});
   const QuantizedModel now(*model);
   double before = 0, after = 0;
-  int64_t drawn_after = 0;
+  int64_t sampled_after = 0;
   for (const GenerationResult& result : engine.drain()) {
     // Tokens of the new version have the new weights' log-probabilities. Earlier tokens have the old
     // weights'.
@@ -91,11 +91,11 @@ TEST_P(Quantization, AnUpdateQuantizesAnew) {
             std::abs(log_probs[row][sample.token_ids[i]].item<double>() - sample.logprobs[i]);
         (sample.versions[i] == 4 ? after : before) =
             std::max(sample.versions[i] == 4 ? after : before, error);
-        drawn_after += sample.versions[i] == 4;
+        sampled_after += sample.versions[i] == 4;
       }
     }
   }
-  EXPECT_GT(drawn_after, 100);
+  EXPECT_GT(sampled_after, 100);
   EXPECT_LT(after, 1e-4);
   EXPECT_GT(before, 1e-2);
 }

@@ -31,7 +31,7 @@ class RowSampler {
   explicit RowSampler(int64_t vocabulary)
       : size_(vocabulary), maxima_(num_blocks()), sums_(num_blocks()), weights_(kSoftmaxBlock) {}
 
-  SampledToken draw(const T* row, const SamplingTask& request) {
+  SampledToken sample(const T* row, const SamplingTask& request) {
     row_ = row;
     request_ = &request;
     const double temperature = request.temperature > 0 ? request.temperature : 1.0;
@@ -45,18 +45,18 @@ class RowSampler {
       softmax_sums(row, size_, maximum_, inverse_temperature_, sums_.data(), nullptr);
       log_sum_at_temperature = log_sum();
     }
-    SampledToken draw;
-    SampledToken top;  // draw_penalised makes a Draw of its own
+    SampledToken sampled;
+    SampledToken top;  // sample_penalised fills its own SampledToken
     if (request.top_logprobs > 0) find_top(top, temperature, log_sum_at_temperature);
     if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0)
-      draw = draw_penalised();
-    else draw_truncated(draw);
-    const double logit = simd::widen(row[draw.token]);
-    draw.log_prob = log_probability(logit, maximum_, temperature, log_sum_at_temperature);
-    draw.raw_log_prob = log_probability(logit, maximum_, 1, raw_log_sum);
-    draw.top_ids = std::move(top.top_ids);
-    draw.top_log_probs = std::move(top.top_log_probs);
-    return draw;
+      sampled = sample_penalised();
+    else sample_truncated(sampled);
+    const double logit = simd::widen(row[sampled.token]);
+    sampled.log_prob = log_probability(logit, maximum_, temperature, log_sum_at_temperature);
+    sampled.raw_log_prob = log_probability(logit, maximum_, 1, raw_log_sum);
+    sampled.top_ids = std::move(top.top_ids);
+    sampled.top_log_probs = std::move(top.top_log_probs);
+    return sampled;
   }
 
  private:
@@ -85,7 +85,7 @@ class RowSampler {
   }
 
   // Uses the whole distribution, before tokens are excluded.
-  void find_top(SampledToken& draw, double temperature, double log_sum_at_temperature) {
+  void find_top(SampledToken& sampled, double temperature, double log_sum_at_temperature) {
     const auto count = static_cast<size_t>(std::min(request_->top_logprobs, size_));
     const Acc bound = largest_block_bound(count);
     std::vector<Candidate> candidates;
@@ -98,32 +98,32 @@ class RowSampler {
     }
     std::partial_sort(candidates.begin(), candidates.begin() + static_cast<int64_t>(count), candidates.end());
     for (size_t i = 0; i < count; ++i) {
-      draw.top_ids.push_back(candidates[i].token);
-      draw.top_log_probs.push_back(log_probability(static_cast<double>(candidates[i].logit),
-                                                   static_cast<double>(maximum_), temperature,
-                                                   log_sum_at_temperature));
+      sampled.top_ids.push_back(candidates[i].token);
+      sampled.top_log_probs.push_back(log_probability(static_cast<double>(candidates[i].logit),
+                                                      static_cast<double>(maximum_), temperature,
+                                                      log_sum_at_temperature));
     }
   }
 
-  void draw_truncated(SampledToken& draw) {
+  void sample_truncated(SampledToken& sampled) {
     if (request_->greedy || request_->temperature == 0) {
-      draw.token = most_likely();
-      draw.sampling_log_prob = 0;
+      sampled.token = most_likely();
+      sampled.sampling_log_prob = 0;
       return;
     }
     exclude();
-    if (request_->top_k > 0 && request_->top_k < size_) draw.token = draw_from_top_k();
-    else if (request_->top_p < 1) draw.token = draw_from_top_p();
-    else if (request_->min_p > 0) draw.token = draw_above(min_p_bound());
-    else draw.token = draw_from_all();
+    if (request_->top_k > 0 && request_->top_k < size_) sampled.token = sample_from_top_k();
+    else if (request_->top_p < 1) sampled.token = sample_from_top_p();
+    else if (request_->min_p > 0) sampled.token = sample_above(min_p_bound());
+    else sampled.token = sample_from_all();
     const double below_maximum =
-        static_cast<double>(simd::widen(row_[draw.token])) - static_cast<double>(draw_maximum_);
-    draw.sampling_log_prob =
+        static_cast<double>(simd::widen(row_[sampled.token])) - static_cast<double>(sampling_maximum_);
+    sampled.sampling_log_prob =
         std::min(0.0, below_maximum * static_cast<double>(inverse_temperature_) - std::log(kept_mass_));
   }
 
   // Samples from a copy of the row in the accumulator type.
-  SampledToken draw_penalised() {
+  SampledToken sample_penalised() {
     if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
     auto& logits = penalised_row_;
     logits.resize(static_cast<size_t>(size_));
@@ -150,20 +150,20 @@ class RowSampler {
     request.repetition_penalty = 1;
     request.presence_penalty = request.frequency_penalty = 0;
     request.top_logprobs = 0;  // they use the distribution before penalties, and are already found
-    return penalised_->draw(logits.data(), request);
+    return penalised_->sample(logits.data(), request);
   }
 
   // Returns the logit of a token that is min_p times as likely as the most likely token.
   Acc min_p_bound() const {
     if (request_->min_p <= 0) return -std::numeric_limits<Acc>::infinity();
-    return static_cast<Acc>(static_cast<double>(draw_maximum_) +
+    return static_cast<Acc>(static_cast<double>(sampling_maximum_) +
                             std::log(request_->min_p) / static_cast<double>(inverse_temperature_));
   }
 
   // Writes the weights of one block to weights_, 0 for excluded tokens. Returns their number.
   int64_t fill_weights(int64_t block) {
     const int64_t begin = block * kSoftmaxBlock, count = std::min(kSoftmaxBlock, size_ - begin);
-    softmax_weights(row_ + begin, count, draw_maximum_, inverse_temperature_, weights_.data());
+    softmax_weights(row_ + begin, count, sampling_maximum_, inverse_temperature_, weights_.data());
     const auto& excluded = request_->excluded;
     for (auto it = std::lower_bound(excluded.begin(), excluded.end(), begin);
          it != excluded.end() && *it < begin + count; ++it) {
@@ -175,7 +175,7 @@ class RowSampler {
   // Recomputes maxima and sums without the excluded tokens, relative to the largest remaining logit. Relative
   // to a far larger excluded logit, the remaining exponentials would underflow.
   void exclude() {
-    draw_maximum_ = maximum_;
+    sampling_maximum_ = maximum_;
     const auto& excluded = request_->excluded;
     if (excluded.empty()) return;
     std::vector<int64_t> blocks;
@@ -189,12 +189,12 @@ class RowSampler {
           maximum = std::max(maximum, static_cast<Acc>(simd::widen(row_[i])));
       }
     }
-    draw_maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
-    if (!std::isfinite(draw_maximum_)) {
+    sampling_maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
+    if (!std::isfinite(sampling_maximum_)) {
       throw UserError("min_new_tokens excludes the stop tokens, and every other token has probability 0");
     }
-    if (draw_maximum_ < maximum_)
-      softmax_sums(row_, size_, draw_maximum_, inverse_temperature_, sums_.data(), nullptr);
+    if (sampling_maximum_ < maximum_)
+      softmax_sums(row_, size_, sampling_maximum_, inverse_temperature_, sums_.data(), nullptr);
     for (const int64_t block : blocks) {
       const int64_t count = fill_weights(block);
       sums_[static_cast<size_t>(block)] = std::accumulate(weights_.begin(), weights_.begin() + count, 0.0);
@@ -206,12 +206,12 @@ class RowSampler {
     const int64_t block = std::max_element(maxima_.begin(), maxima_.end()) - maxima_.begin();
     for (int64_t i = block * kSoftmaxBlock;; ++i) {
       const auto token = static_cast<int32_t>(i);
-      if (static_cast<Acc>(simd::widen(row_[i])) == draw_maximum_ && !is_excluded(token)) return token;
+      if (static_cast<Acc>(simd::widen(row_[i])) == sampling_maximum_ && !is_excluded(token)) return token;
     }
   }
 
   // Samples from the tokens with a logit of at least `bound`, in order of id.
-  int32_t draw_above(Acc bound) {
+  int32_t sample_above(Acc bound) {
     kept_mass_ = 0;
     for_each_above(bound, [&](const Candidate&, Acc weight) {
       kept_mass_ += static_cast<double>(weight);
@@ -235,7 +235,7 @@ class RowSampler {
     return token;
   }
 
-  int32_t draw_from_all() {
+  int32_t sample_from_all() {
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
     kept_mass_ = total;
     double target = request_->uniform * total;
@@ -284,7 +284,7 @@ class RowSampler {
   }
 
   // top_k leaves few tokens. They are sorted, and the token is sampled in order of probability.
-  int32_t draw_from_top_k() {
+  int32_t sample_from_top_k() {
     candidates_.clear();
     for_each_above(largest_block_bound(static_cast<size_t>(request_->top_k)),
                    [&](const Candidate& candidate, Acc weight) {
@@ -318,17 +318,19 @@ class RowSampler {
 
   // top_p may leave many tokens. A histogram of mass over the logits finds the narrow bucket with the cut,
   // and only that bucket is sorted. The token is sampled in order of id.
-  int32_t draw_from_top_p() {
+  int32_t sample_from_top_p() {
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
     // All tokens below weight w together have less than V w. If V w is 1 - top_p of the total, they are
     // outside the kept mass. The bound is slightly lower, since sums are rounded.
     const double weight_bound = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
-    const Acc bound = std::min(
-        draw_maximum_, static_cast<Acc>(static_cast<double>(draw_maximum_) +
-                                        std::log(weight_bound) / static_cast<double>(inverse_temperature_)));
-    const Acc scale = bound < draw_maximum_ ? static_cast<Acc>(kBuckets) / (draw_maximum_ - bound) : Acc{0};
+    const Acc bound =
+        std::min(sampling_maximum_,
+                 static_cast<Acc>(static_cast<double>(sampling_maximum_) +
+                                  std::log(weight_bound) / static_cast<double>(inverse_temperature_)));
+    const Acc scale =
+        bound < sampling_maximum_ ? static_cast<Acc>(kBuckets) / (sampling_maximum_ - bound) : Acc{0};
     const auto bucket_of = [&](const Candidate& candidate) {
-      return std::min(kBuckets - 1, static_cast<int64_t>((draw_maximum_ - candidate.logit) * scale));
+      return std::min(kBuckets - 1, static_cast<int64_t>((sampling_maximum_ - candidate.logit) * scale));
     };
     masses_.assign(kBuckets, 0.0);
     for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
@@ -357,7 +359,7 @@ class RowSampler {
       mass += candidates_[num_kept++].weight;
     } while (num_kept < candidates_.size() && mass < wanted);
     const Candidate last_kept = candidates_[num_kept - 1].candidate;
-    if (last_kept.logit < min_p_bound()) return draw_above(min_p_bound());
+    if (last_kept.logit < min_p_bound()) return sample_above(min_p_bound());
     kept_mass_ = mass;
     return token_at_uniform(bound, [&](const Candidate& candidate) { return !(last_kept < candidate); });
   }
@@ -370,15 +372,15 @@ class RowSampler {
   std::vector<double> masses_;  // mass per bucket of logits, largest logits first
   const T* row_ = nullptr;
   const SamplingTask* request_ = nullptr;
-  Acc inverse_temperature_ = 1, maximum_ = 0, draw_maximum_ = 0;
+  Acc inverse_temperature_ = 1, maximum_ = 0, sampling_maximum_ = 0;
   double kept_mass_ = 0;  // total weight of the tokens sampled from
   std::unique_ptr<RowSampler<Acc>> penalised_;
   std::vector<Acc> penalised_row_;
 };
 
 template <class T>
-void draw_rows(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-               std::span<SampledToken> draws) {
+void sample_rows(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                 std::span<SampledToken> out) {
   const int64_t V = logits_RV.size(1);
   const T* logits = static_cast<const T*>(logits_RV.const_data_ptr());
   const int64_t grain = std::max<int64_t>(1, 16384 / V);
@@ -386,28 +388,28 @@ void draw_rows(const at::Tensor& logits_RV, std::span<const SamplingTask> reques
     RowSampler<T> sampler(V);
     for (int64_t i = begin; i < end; ++i) {
       const SamplingTask& request = requests[static_cast<size_t>(i)];
-      draws[static_cast<size_t>(i)] = sampler.draw(logits + request.row * V, request);
+      out[static_cast<size_t>(i)] = sampler.sample(logits + request.row * V, request);
     }
   });
 }
 
 }  // namespace
 
-void draw_on_cpu(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-                 std::span<SampledToken> draws) {
+void sample_on_cpu(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                   std::span<SampledToken> out) {
   switch (logits_RV.scalar_type()) {
-    case at::kFloat: return draw_rows<float>(logits_RV, requests, draws);
-    case at::kDouble: return draw_rows<double>(logits_RV, requests, draws);
-    case at::kBFloat16: return draw_rows<BFloat16Bits>(logits_RV, requests, draws);
+    case at::kFloat: return sample_rows<float>(logits_RV, requests, out);
+    case at::kDouble: return sample_rows<double>(logits_RV, requests, out);
+    case at::kBFloat16: return sample_rows<BFloat16Bits>(logits_RV, requests, out);
     default: BOUGH_CHECK(false, "logits: expected fp32, bf16 or fp64, got ", logits_RV.scalar_type());
   }
 }
 
-void draw_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-                 std::span<SampledToken> draws) {
+void sample_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                   std::span<SampledToken> out) {
   BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(),
               ", expected [R, V]");
-  BOUGH_CHECK(draws.size() == requests.size(), draws.size(), " draws for ", requests.size(), " requests");
+  BOUGH_CHECK(out.size() == requests.size(), out.size(), " results for ", requests.size(), " requests");
   for (const SamplingTask& request : requests) {
     BOUGH_CHECK(request.row >= 0 && request.row < logits_RV.size(0), "row ", request.row, " of ",
                 logits_RV.size(0));
@@ -418,8 +420,8 @@ void draw_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requ
     BOUGH_CHECK(request.min_p >= 0 && request.min_p < 1 && request.repetition_penalty > 0,
                 "min_p=", request.min_p, ", repetition_penalty=", request.repetition_penalty);
   }
-  if (logits_RV.is_cuda()) draw_from_device(logits_RV, requests, draws);
-  else draw_on_cpu(logits_RV.contiguous(), requests, draws);
+  if (logits_RV.is_cuda()) sample_on_device(logits_RV, requests, out);
+  else sample_on_cpu(logits_RV.contiguous(), requests, out);
 }
 
 }  // namespace bough

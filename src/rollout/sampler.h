@@ -51,10 +51,10 @@ struct SampledToken {
 };
 
 // logits_RV: fp32, bf16 or fp64, on the CPU or CUDA. Sampling runs on their device. Devices sum in different
-// orders, so their log-probabilities agree up to rounding. There is one Draw for each request, and several
+// orders, so their log-probabilities agree up to rounding. `out` has one element per request, and several
 // requests may share a row. Throws UserError if a row has NaN or +infinity, or only -infinity: the weights
 // have diverged. Throws UserError if exclusion leaves no token with a probability above 0.
-void draw_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-                 std::span<SampledToken> draws);
+void sample_tokens(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                   std::span<SampledToken> out);
 
 }  // namespace bough

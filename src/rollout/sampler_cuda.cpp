@@ -48,11 +48,11 @@ bool changes(const SamplingTask& request) {
   return penalises(request) || !request.excluded.empty();
 }
 
-// Samples for up to kDrawnTogether requests, S of them. If a request changes, cuts or lists logits, the rows
+// Samples for S requests, at most kSampledTogether. If a request changes, cuts or lists logits, the rows
 // are copied to [S, V].
-class DeviceDraws {
+class DeviceSampler {
  public:
-  DeviceDraws(const at::Tensor& logits_RV, std::span<const SamplingTask> requests)
+  DeviceSampler(const at::Tensor& logits_RV, std::span<const SamplingTask> requests)
       : logits_RV_(logits_RV), requests_(requests), vocabulary_(logits_RV.size(1)) {
     for (const SamplingTask& request : requests) {
       cuts_ |= cuts(request, vocabulary_);
@@ -61,7 +61,7 @@ class DeviceDraws {
     }
   }
 
-  void run(std::span<SampledToken> draws) {
+  void run(std::span<SampledToken> out) {
     at::Tensor whole = draw_token(logits_RV_.contiguous(), numbers(/*own_rows=*/false));
     std::vector<at::Tensor> results = {whole, whole};
     at::Tensor tokens_S1 = column(whole, kDrawnToken).to(at::kLong);
@@ -85,7 +85,7 @@ class DeviceDraws {
       results.push_back(values_SV_.narrow(1, 0, num_top_).to(at::kDouble));
       results.push_back(ids_SV_.narrow(1, 0, num_top_).to(at::kDouble));
     }
-    read(at::cat(results, 1).cpu(), draws);
+    read(at::cat(results, 1).cpu(), out);
   }
 
  private:
@@ -183,7 +183,7 @@ class DeviceDraws {
   }
 
   // Reads `results` in fp64 on the CPU: one row per request, the columns that run() concatenated.
-  void read(const at::Tensor& results, std::span<SampledToken> draws) const {
+  void read(const at::Tensor& results, std::span<SampledToken> out) const {
     for (size_t i = 0; i < requests_.size(); ++i) {
       const double* whole =
           static_cast<const double*>(results.const_data_ptr()) + static_cast<int64_t>(i) * results.size(1);
@@ -196,16 +196,17 @@ class DeviceDraws {
       const auto log_prob = [&](double logit) {
         return (logit - whole[kDrawnLargest]) / temperature - log_sum;
       };
-      SampledToken& draw = draws[i];
-      draw = {};
-      draw.token = static_cast<int32_t>(token[1]);
-      draw.log_prob = log_prob(token[0]);
-      draw.raw_log_prob = token[0] - whole[kDrawnLargest] - raw_log_sum;
+      SampledToken& sampled = out[i];
+      sampled = {};
+      sampled.token = static_cast<int32_t>(token[1]);
+      sampled.log_prob = log_prob(token[0]);
+      sampled.raw_log_prob = token[0] - whole[kDrawnLargest] - raw_log_sum;
       const double below = (own[kDrawnLogit] - own[kDrawnLargest]) / temperature;
-      draw.sampling_log_prob = is_greedy(requests_[i]) ? 0 : std::min(0.0, below - std::log(own[kDrawnSum]));
+      sampled.sampling_log_prob =
+          is_greedy(requests_[i]) ? 0 : std::min(0.0, below - std::log(own[kDrawnSum]));
       for (int64_t k = 0; k < std::min(requests_[i].top_logprobs, num_top_); ++k) {
-        draw.top_ids.push_back(static_cast<int32_t>(top[num_top_ + k]));
-        draw.top_log_probs.push_back(log_prob(top[k]));
+        sampled.top_ids.push_back(static_cast<int32_t>(top[num_top_ + k]));
+        sampled.top_log_probs.push_back(log_prob(top[k]));
       }
     }
   }
@@ -223,25 +224,25 @@ class DeviceDraws {
 }  // namespace
 
 // Requests that leave the logits unchanged run separately, so that their logits are not copied.
-void draw_from_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-                      std::span<SampledToken> draws) {
+void sample_on_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                      std::span<SampledToken> out) {
   std::vector<size_t> plain, others;
   for (size_t i = 0; i < requests.size(); ++i) {
     const SamplingTask& request = requests[i];
     const bool leaves = !cuts(request, logits_RV.size(1)) && !changes(request) && request.top_logprobs == 0;
     (leaves ? plain : others).push_back(i);
   }
-  const auto draw = [&](std::span<const size_t> which) {
+  const auto sample = [&](std::span<const size_t> which) {
     if (which.empty()) return;
     std::vector<SamplingTask> own;
     for (const size_t i : which) own.push_back(requests[i]);
     std::vector<SampledToken> sampled(own.size());
-    DeviceDraws(logits_RV, own).run(sampled);
-    for (size_t i = 0; i < which.size(); ++i) draws[which[i]] = std::move(sampled[i]);
+    DeviceSampler(logits_RV, own).run(sampled);
+    for (size_t i = 0; i < which.size(); ++i) out[which[i]] = std::move(sampled[i]);
   };
-  draw(plain);
-  for (size_t begin = 0; begin < others.size(); begin += kDrawnTogether)
-    draw(std::span(others).subspan(begin, std::min(kDrawnTogether, others.size() - begin)));
+  sample(plain);
+  for (size_t begin = 0; begin < others.size(); begin += kSampledTogether)
+    sample(std::span(others).subspan(begin, std::min(kSampledTogether, others.size() - begin)));
 }
 
 }  // namespace bough

@@ -13,16 +13,16 @@ namespace bough {
 // `largest` is not finite: the weights have diverged.
 double log_of_sum(double largest, double sum);
 
-// draw_tokens() for contiguous logits on the CPU.
-void draw_on_cpu(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-                 std::span<SampledToken> draws);
+// sample_tokens() for contiguous logits on the CPU.
+void sample_on_cpu(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                   std::span<SampledToken> out);
 
-// draw_tokens() for logits on CUDA, computed there. Tensor ops apply penalties, exclusion and truncation, and
+// sample_tokens() for logits on CUDA, run there. Tensor ops apply penalties, exclusion and truncation, and
 // sort the rows of requests that truncate or ask for top_logprobs. draw_token of kernels/log_prob samples.
-// Waits for the device once per kDrawnTogether requests, and needs about 60 bytes per logit of these
+// Waits for the device once per kSampledTogether requests, and needs about 60 bytes per logit of these
 // requests. Works on any device, for tests.
-inline constexpr size_t kDrawnTogether = 64;
-void draw_from_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
-                      std::span<SampledToken> draws);
+inline constexpr size_t kSampledTogether = 64;
+void sample_on_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
+                      std::span<SampledToken> out);
 
 }  // namespace bough

@@ -15,10 +15,10 @@ at::Tensor random_logits(int64_t rows, int64_t vocabulary, uint64_t seed, double
   return at::randn({rows, vocabulary}, generator, at::TensorOptions().dtype(at::kDouble)).mul_(scale);
 }
 
-SampledToken draw_one(const at::Tensor& logits, const SamplingTask& request) {
-  SampledToken draw;
-  draw_tokens(logits, {&request, 1}, {&draw, 1});
-  return draw;
+SampledToken sample_one(const at::Tensor& logits, const SamplingTask& request) {
+  SampledToken sampled;
+  sample_tokens(logits, {&request, 1}, {&sampled, 1});
+  return sampled;
 }
 
 // The expected distribution by the definition in sampler.h, found by sorting all tokens.
@@ -59,30 +59,31 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Samp
 
 // Tests Pearson's statistic over 100,000 sampled tokens. Tokens expected fewer than 5 times are pooled.
 void expect_follows(const at::Tensor& logits_1V, SamplingTask request, const char* what) {
-  const int kDraws = 100000;
+  const int kSamples = 100000;
   const CounterRandom random(17, Purpose::test);
-  std::vector<SamplingTask> requests(kDraws, request);
-  for (int i = 0; i < kDraws; ++i)
+  std::vector<SamplingTask> requests(kSamples, request);
+  for (int i = 0; i < kSamples; ++i)
     requests[static_cast<size_t>(i)].uniform = random.uniform(0, static_cast<uint64_t>(i));
-  std::vector<SampledToken> draws(kDraws);
-  draw_tokens(logits_1V, requests, draws);
+  std::vector<SampledToken> samples(kSamples);
+  sample_tokens(logits_1V, requests, samples);
   const auto expected = expected_distribution(logits_1V[0], request);
   for (int i = 0; i < 100; ++i) {
-    const SampledToken& draw = draws[static_cast<size_t>(i)];
-    EXPECT_NEAR(draw.sampling_log_prob, std::log(expected[static_cast<size_t>(draw.token)]), 2e-5) << what;
+    const SampledToken& sampled = samples[static_cast<size_t>(i)];
+    EXPECT_NEAR(sampled.sampling_log_prob, std::log(expected[static_cast<size_t>(sampled.token)]), 2e-5)
+        << what;
   }
   std::vector<double> counts(expected.size());
-  for (const SampledToken& draw : draws) ++counts[static_cast<size_t>(draw.token)];
+  for (const SampledToken& sampled : samples) ++counts[static_cast<size_t>(sampled.token)];
   double statistic = 0, pooled_count = 0, pooled_expected = 0;
   int cells = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     if (expected[i] == 0) {
       EXPECT_EQ(counts[i], 0) << what << ": token " << i << " is outside the cut";
-    } else if (expected[i] * kDraws < 5) {
+    } else if (expected[i] * kSamples < 5) {
       pooled_count += counts[i];
-      pooled_expected += expected[i] * kDraws;
+      pooled_expected += expected[i] * kSamples;
     } else {
-      statistic += std::pow(counts[i] - expected[i] * kDraws, 2) / (expected[i] * kDraws);
+      statistic += std::pow(counts[i] - expected[i] * kSamples, 2) / (expected[i] * kSamples);
       ++cells;
     }
   }
@@ -97,7 +98,7 @@ void expect_follows(const at::Tensor& logits_1V, SamplingTask request, const cha
   EXPECT_LT(statistic, freedom + 4.5 * std::sqrt(2 * freedom)) << what << ", " << cells << " cells";
 }
 
-TEST(Sampler, DrawsFollowTheDistribution) {
+TEST(Sampler, SamplesFollowTheDistribution) {
   const std::vector<int32_t> excluded = {0, 3, 299};
   for (const int64_t vocabulary : {11, 300, 1000}) {
     const auto logits = random_logits(1, vocabulary, 3).to(at::kFloat);
@@ -137,26 +138,26 @@ TEST(Sampler, MostLikelyTokensComeInOrderWithTheirLogProbabilities) {
         requests[2].frequency_penalty = 3;
         requests[2].response = vocabulary > 9 ? std::span(response) : std::span(response).first(1);
         requests[3].excluded = excluded;
-        std::vector<SampledToken> draws(requests.size());
-        draw_tokens(logits, requests, draws);
+        std::vector<SampledToken> samples(requests.size());
+        sample_tokens(logits, requests, samples);
         for (size_t i = 0; i < requests.size(); ++i) {
           const auto row = logits[requests[i].row].to(at::kDouble);
           const auto log_p = (row / requests[i].temperature).log_softmax(-1);
           const auto order = row.argsort(/*stable=*/true, -1, /*descending=*/true);
           const auto expected = static_cast<size_t>(std::min(count, vocabulary));
-          ASSERT_EQ(draws[i].top_ids.size(), expected);
-          ASSERT_EQ(draws[i].top_log_probs.size(), expected);
+          ASSERT_EQ(samples[i].top_ids.size(), expected);
+          ASSERT_EQ(samples[i].top_log_probs.size(), expected);
           for (size_t k = 0; k < expected; ++k) {
             const int64_t id = order[static_cast<int64_t>(k)].item<int64_t>();
-            EXPECT_EQ(draws[i].top_ids[k], id);
-            EXPECT_NEAR(draws[i].top_log_probs[k], log_p[id].item<double>(), 1e-5);
+            EXPECT_EQ(samples[i].top_ids[k], id);
+            EXPECT_NEAR(samples[i].top_log_probs[k], log_p[id].item<double>(), 1e-5);
           }
         }
       }
       SamplingTask request;
-      std::vector<SampledToken> draws(1);
-      draw_tokens(logits, std::span(&request, 1), draws);
-      EXPECT_TRUE(draws[0].top_ids.empty());
+      std::vector<SampledToken> samples(1);
+      sample_tokens(logits, std::span(&request, 1), samples);
+      EXPECT_TRUE(samples[0].top_ids.empty());
     }
 }
 
@@ -189,15 +190,15 @@ TEST(Sampler, MinPAndPenaltiesShapeTheDistributionButNotItsLogProbabilities) {
     request.min_p = 0.05;
     request.top_p = 0.9;
     expect_follows(logits, request, "all penalties, top_p, min_p");
-    const SampledToken draw = draw_one(logits, request);
-    EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(logits[0].to(at::kDouble), 0)[draw.token].item<double>(),
-                2e-6);
+    const SampledToken sampled = sample_one(logits, request);
+    EXPECT_NEAR(sampled.raw_log_prob,
+                at::log_softmax(logits[0].to(at::kDouble), 0)[sampled.token].item<double>(), 2e-6);
     request.greedy = true;
-    EXPECT_EQ(draw_one(logits, request).sampling_log_prob, 0);
+    EXPECT_EQ(sample_one(logits, request).sampling_log_prob, 0);
   }
 }
 
-TEST(Sampler, BlocksBehindTheFirstAreDrawnFromToo) {
+TEST(Sampler, TokensOfLaterBlocksAreSampledToo) {
   // All the mass lies in the last of several blocks, at the end of a vocabulary that no block size divides.
   auto logits = at::full({1, 2573}, -20.0, at::kFloat);
   logits[0][2572] = 3.0;
@@ -205,7 +206,7 @@ TEST(Sampler, BlocksBehindTheFirstAreDrawnFromToo) {
   expect_follows(logits, {}, "two tokens");
 }
 
-TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
+TEST(Sampler, LogProbabilitiesAreOfTheFullDistribution) {
   const std::vector<int32_t> excluded = {1};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const auto logits = random_logits(6, 1234, 5).to(dtype);
@@ -218,12 +219,12 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
         if (variant == 1) request.top_k = 3;
         if (variant == 2) request.top_p = 0.5;
         if (variant == 3) request.excluded = excluded;
-        const SampledToken draw = draw_one(logits, request);
+        const SampledToken sampled = sample_one(logits, request);
         const auto row = logits[variant].to(at::kDouble);
         const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-6;  // a sum of 1,234 fp32 exponentials
-        EXPECT_NEAR(draw.log_prob, at::log_softmax(row / temperature, 0)[draw.token].item<double>(),
+        EXPECT_NEAR(sampled.log_prob, at::log_softmax(row / temperature, 0)[sampled.token].item<double>(),
                     tolerance);
-        EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(row, 0)[draw.token].item<double>(), tolerance);
+        EXPECT_NEAR(sampled.raw_log_prob, at::log_softmax(row, 0)[sampled.token].item<double>(), tolerance);
       }
     }
   }
@@ -234,15 +235,15 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
 class SamplerOn : public OnDevice {};
 BOUGH_ON_DEVICES(SamplerOn);
 
-TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
+TEST_P(SamplerOn, SamplesEqualThoseOfTheCpuInFp64) {
   const CounterRandom random(23, Purpose::test);
   const std::vector<int32_t> excluded = {2, 5}, response = {1, 1, 4};
   // The device path uses tensor ops, except for draw_token. The path is therefore tested on the CPU, too.
-  for (const auto way : {draw_tokens, draw_from_device})
+  for (const auto way : {sample_tokens, sample_on_device})
     for (const int64_t vocabulary : {9, 256, 1000, 50001})
       for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
         SCOPED_TRACE(testing::Message()
-                     << vocabulary << " tokens, " << dtype << (way == draw_tokens ? "" : ", as on a GPU"));
+                     << vocabulary << " tokens, " << dtype << (way == sample_tokens ? "" : ", as on a GPU"));
         const auto logits = random_logits(7, vocabulary, 31).to(dtype);
         std::vector<SamplingTask> requests(60);
         for (size_t i = 0; i < requests.size(); ++i) {
@@ -268,7 +269,7 @@ TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
         const auto there = logits.to(device());
         way(there, requests, got);
         way(there, requests, again);
-        draw_tokens(logits.to(at::kDouble), requests, expected);
+        sample_tokens(logits.to(at::kDouble), requests, expected);
         int num_others = 0;
         for (size_t i = 0; i < requests.size(); ++i) {
           EXPECT_EQ(got[i].token, again[i].token);
@@ -288,48 +289,48 @@ TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
       }
 }
 
-TEST_P(SamplerOn, OfEqualLogitsTheFirstIsTheMostLikelyAndWhatIsNotANumberIsRefused) {
+TEST_P(SamplerOn, GreedyTakesTheFirstOfEqualLogitsAndRefusesNonFiniteOnes) {
   auto logits = random_logits(1, 3000, 7).to(device());
   logits[0][2900] = 50;
   logits[0][611] = 50;
   SamplingTask request;
   request.temperature = 0;
-  EXPECT_EQ(draw_one(logits, request).token, 611);
+  EXPECT_EQ(sample_one(logits, request).token, 611);
   for (const double wrong : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     auto broken = logits.clone();
     broken[0][1234] = wrong;
-    EXPECT_NE(message_of<UserError>([&] { draw_one(broken, SamplingTask{}); }).find("not finite"),
+    EXPECT_NE(message_of<UserError>([&] { sample_one(broken, SamplingTask{}); }).find("not finite"),
               std::string::npos);
   }
 }
 
-TEST(Sampler, GreedyTakesTheLargestAndOfEqualOnesTheFirst) {
+TEST(Sampler, GreedyTakesTheFirstOfTheLargestLogits) {
   auto logits = random_logits(1, 3000, 7);
   SamplingTask request;
   request.temperature = 0;
-  EXPECT_EQ(draw_one(logits, request).token, logits[0].argmax().item<int64_t>());
+  EXPECT_EQ(sample_one(logits, request).token, logits[0].argmax().item<int64_t>());
   logits[0][2900] = 50;
   logits[0][611] = 50;
-  const SampledToken draw = draw_one(logits, request);
-  EXPECT_EQ(draw.token, 611);
-  EXPECT_EQ(draw.log_prob, draw.raw_log_prob) << "temperature 0 counts as 1";
+  const SampledToken sampled = sample_one(logits, request);
+  EXPECT_EQ(sampled.token, 611);
+  EXPECT_EQ(sampled.log_prob, sampled.raw_log_prob) << "temperature 0 counts as 1";
   const std::vector<int32_t> excluded = {611};
   request.excluded = excluded;
-  EXPECT_EQ(draw_one(logits, request).token, 2900);
+  EXPECT_EQ(sample_one(logits, request).token, 2900);
   request.temperature = 2;
   request.greedy = true;
-  const SampledToken warm = draw_one(logits, request);
+  const SampledToken warm = sample_one(logits, request);
   EXPECT_EQ(warm.token, 2900);
   EXPECT_NEAR(warm.log_prob, at::log_softmax(logits[0] / 2, 0)[2900].item<double>(), 1e-12);
 }
 
-TEST(Sampler, ACutKeepsTheMostLikely) {
+TEST(Sampler, TruncationKeepsTheMostLikelyTokens) {
   const auto logits = at::log(at::tensor({0.1, 0.4, 0.1, 0.25, 0.15}, at::kDouble)).unsqueeze(0);
   const auto reachable = [&](SamplingTask request) {
     std::map<int32_t, int> tokens;
     for (int i = 0; i < 1000; ++i) {
       request.uniform = (i + 0.5) / 1000;
-      ++tokens[draw_one(logits, request).token];
+      ++tokens[sample_one(logits, request).token];
     }
     std::vector<int32_t> ids;
     for (const auto& [token, count] : tokens) ids.push_back(token);
@@ -361,13 +362,13 @@ TEST(Sampler, TopPCutsAmongNearlyEqualLogits) {
     SamplingTask request;
     request.top_p = 0.51;
     request.uniform = (i + 0.5) / 1000;
-    ++tokens[draw_one(logits, request).token];
+    ++tokens[sample_one(logits, request).token];
   }
   EXPECT_EQ(tokens.size(), 33u);
   EXPECT_EQ(tokens.begin()->first, 31);
 }
 
-TEST(Sampler, WhatIsLeftAfterExclusionMayBeFarBelow) {
+TEST(Sampler, TokensLeftAfterExclusionMayBeVeryUnlikely) {
   auto logits = at::full({1, 600}, -1000.0, at::kFloat);
   logits[0][2] = 0.0;
   logits[0][599] = -900.0;
@@ -376,9 +377,9 @@ TEST(Sampler, WhatIsLeftAfterExclusionMayBeFarBelow) {
     SamplingTask request;
     request.excluded = excluded;
     request.top_p = top_p;
-    const SampledToken draw = draw_one(logits, request);
-    EXPECT_EQ(draw.token, 599);
-    EXPECT_NEAR(draw.log_prob, -900, 1e-3);
+    const SampledToken sampled = sample_one(logits, request);
+    EXPECT_EQ(sampled.token, 599);
+    EXPECT_NEAR(sampled.log_prob, -900, 1e-3);
   }
 }
 
@@ -387,27 +388,27 @@ TEST(Sampler, LogitsThatAreNotNumbersAreRefused) {
     for (const int64_t where : {0, 255, 700}) {
       auto logits = random_logits(1, 701, 9).to(at::kFloat);
       logits[0][where] = bad;
-      const std::string message = message_of<UserError>([&] { draw_one(logits, {}); });
+      const std::string message = message_of<UserError>([&] { sample_one(logits, {}); });
       EXPECT_NE(message.find("not finite"), std::string::npos) << message;
     }
   }
   auto masked = random_logits(1, 701, 9).to(at::kFloat);
   masked[0][3] = -INFINITY;
-  EXPECT_NO_THROW(draw_one(masked, {}));
-  EXPECT_THROW(draw_one(at::full({1, 5}, -INFINITY, at::kFloat), {}), UserError);
+  EXPECT_NO_THROW(sample_one(masked, {}));
+  EXPECT_THROW(sample_one(at::full({1, 5}, -INFINITY, at::kFloat), {}), UserError);
 }
 
-TEST(Sampler, TheExtremesOfTheUniformNumberAreTokensOfTheSet) {
+TEST(Sampler, ExtremeUniformNumbersSampleTokensOfTheSet) {
   const auto logits = random_logits(1, 5000, 11, 8.0).to(at::kFloat);
   for (const double uniform : {5e-324, 1e-300, 1.0 - 1.2e-16}) {
     for (const double top_p : {1.0, 0.9}) {
       SamplingTask request;
       request.uniform = uniform;
       request.top_p = top_p;
-      const SampledToken draw = draw_one(logits, request);
-      EXPECT_GE(draw.token, 0);
-      EXPECT_LT(draw.token, 5000);
-      EXPECT_TRUE(std::isfinite(draw.log_prob));
+      const SampledToken sampled = sample_one(logits, request);
+      EXPECT_GE(sampled.token, 0);
+      EXPECT_LT(sampled.token, 5000);
+      EXPECT_TRUE(std::isfinite(sampled.log_prob));
     }
   }
 }

@@ -393,13 +393,13 @@ std::vector<RunningRequest> Scheduler::running_requests() const {
 }
 
 void Scheduler::park() {
-  BOUGH_CHECK(!parked_, "parked twice");
+  BOUGH_CHECK(!parked_, "park() was called twice");
   release_everything();
   parked_.emplace(std::exchange(requests_, {}), std::exchange(waiting_, {}), std::exchange(preempted_, {}));
 }
 
 void Scheduler::unpark() {
-  BOUGH_CHECK(parked_ && idle(), "nothing is parked, or something is in flight");
+  BOUGH_CHECK(parked_ && idle(), "unpark(): nothing is parked, or a request is in flight");
   requests_ = std::move(parked_->requests);
   waiting_ = std::move(parked_->waiting);
   preempted_ = std::move(parked_->preempt);

@@ -7,7 +7,7 @@
 // waits until its prompt is ready again.
 //
 //   request: waiting -> prefilling -> ready (back to waiting if its pages are taken or the weights change)
-//   sample:  not started (kFresh) -> running <-> preempted (kSetBack) -> done
+//   sample:  not started -> running <-> preempted -> done
 //
 // A prompt waits while another one with a longer common prefix is being computed, and then finds that prefix.
 // If pages run out, prompts that are not finished or have no running samples give theirs back first. Then the

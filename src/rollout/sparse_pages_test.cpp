@@ -105,10 +105,10 @@ class Machine {
     ASSERT_TRUE(!pass.entries.empty() || !started.empty());
     counts_.forks += std::ssize(started);
     counts_.operations += std::ssize(started) + std::ssize(pass.entries);
-    std::vector<ActiveSample*> drawing = started;
+    std::vector<ActiveSample*> sampling = started;
     for (const PassEntry& entry : pass.entries)
-      if (entry.sample && entry.reaches_end()) drawing.push_back(entry.sample);
-    for (ActiveSample* sample : drawing) draw(*sample);
+      if (entry.sample && entry.reaches_end()) sampling.push_back(entry.sample);
+    for (ActiveSample* sample : sampling) append_token(*sample);
   }
 
   void copy(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
@@ -116,7 +116,7 @@ class Machine {
     counts_.copies += std::ssize(pairs), counts_.operations += std::ssize(pairs);
   }
 
-  void draw(ActiveSample& sample) {
+  void append_token(ActiveSample& sample) {
     sample.must_make_progress = false;
     sample.tokens.push_back(static_cast<int32_t>(below(3)));
     sample.result.token_ids.push_back(sample.tokens.back());
@@ -307,7 +307,7 @@ class Machine {
 };
 
 // About 100,000 operations in total: sequence segments in passes, forks, copies, releases, new weights.
-TEST(SparsePages, SummariesAndChoicesAreThoseOfAPlainReference) {
+TEST(SparsePages, SummariesAndChoicesEqualAPlainReference) {
   const Case cases[] = {{at::kFloat, PageSummary::kMean, 1},
                         {at::kFloat, PageSummary::kMinMax, 1},
                         {at::kBFloat16, PageSummary::kMean, 100}};

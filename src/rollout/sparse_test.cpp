@@ -99,13 +99,13 @@ class ChosenAttention : public AttentionContext {
 
 // Differences between the engine's log-probabilities and those of the definition.
 std::vector<double> log_prob_errors(const Model& model, const GenerationResult& result,
-                                    std::vector<uint8_t> drawn_before, const SparseSettings& settings) {
+                                    std::vector<uint8_t> sampled_before, const SparseSettings& settings) {
   const at::NoGradGuard no_grad;
   std::vector<double> errors;
   for (const GeneratedSample& sample : result.samples) {
     std::vector<int64_t> tokens(result.prompt_ids.begin(), result.prompt_ids.end());
     tokens.insert(tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
-    std::vector<uint8_t> is_sampled = drawn_before;
+    std::vector<uint8_t> is_sampled = sampled_before;
     is_sampled.resize(result.prompt_ids.size(), 0);
     is_sampled.resize(tokens.size(), 1);
     ChosenAttention attention(is_sampled, settings);
@@ -122,9 +122,9 @@ std::vector<double> log_prob_errors(const Model& model, const GenerationResult& 
   return errors;
 }
 
-double largest_error(const Model& model, const GenerationResult& result, std::vector<uint8_t> drawn_before,
+double largest_error(const Model& model, const GenerationResult& result, std::vector<uint8_t> sampled_before,
                      const SparseSettings& settings) {
-  return std::ranges::max(log_prob_errors(model, result, std::move(drawn_before), settings));
+  return std::ranges::max(log_prob_errors(model, result, std::move(sampled_before), settings));
 }
 
 std::map<uint64_t, GenerationResult> run(EmbeddedEngine& engine, std::vector<GenerationRequest> requests,
@@ -149,7 +149,7 @@ std::vector<std::pair<int32_t, double>> tokens_of(const std::map<uint64_t, Gener
   return tokens;
 }
 
-TEST(SparseEngine, DrawnTokensAttendToTheirChosenPages) {
+TEST(SparseEngine, SampledTokensAttendToTheirChosenPages) {
   const auto model = small_model(at::kDouble, 5, deep_config());
   for (const std::string summary : {"mean", "minmax", "exact"}) {
     const EmbeddedEngineOptions options = sparse_options("16x5", 64, 512, summary);
@@ -167,7 +167,7 @@ TEST(SparseEngine, DrawnTokensAttendToTheirChosenPages) {
 }
 
 // In fp32 a near tie may give another choice than the reference's.
-TEST(SparseEngine, OnCudaDrawnTokensAttendToTheirChosenPages) {
+TEST(SparseEngine, OnCudaSampledTokensAttendToTheirChosenPages) {
   if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
   const auto model = small_model(at::kDouble, 5, deep_config());
   const auto on_cuda = small_model(at::kFloat, 5, deep_config(), at::kCUDA);
@@ -199,7 +199,7 @@ TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
   }
 }
 
-TEST(SparseEngine, WhatIsComputedAgainIsComputedAsItWasDrawn) {
+TEST(SparseEngine, RecomputationChangesNoSampledToken) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(dtype, 5, deep_config());
     if (model->why_not_batch_invariant()) continue;
@@ -221,7 +221,7 @@ TEST(SparseEngine, WhatIsComputedAgainIsComputedAsItWasDrawn) {
   }
 }
 
-TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
+TEST(SparseEngine, ALaterTurnReusesThePagesOfSampledTokens) {
   const auto model = small_model(at::kDouble, 5, deep_config());
   const EmbeddedEngineOptions options = sparse_options("16x5");
   GenerationRequest first = request_of(1, random_tokens(3, 70, 97), 1, 90);
@@ -252,7 +252,7 @@ TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
   EXPECT_EQ(turn(not_started, before, /*marked=*/true), 0);
 }
 
-TEST(SparseEngine, ABudgetThatMeansNothingIsRefused) {
+TEST(SparseEngine, AnInvalidBudgetIsRefused) {
   const auto refusal = [](const std::string& budget) {
     return message_of<UserError>([&] { SparseSettings{.budget = {budget.c_str()}}.check(); });
   };
@@ -267,7 +267,7 @@ TEST(SparseEngine, ABudgetThatMeansNothingIsRefused) {
   EXPECT_TRUE(SparseSettings{}.budget_pages().empty());
 }
 
-TEST(SparseEngine, WhatCannotBeKeptIsRefused) {
+TEST(SparseEngine, ImpossibleReplaySettingsAreRefused) {
   const auto refusal = [](const std::string& yaml) {
     return message_of<UserError>([&] { parse_settings<SparseSettings>(yaml, "test"); });
   };

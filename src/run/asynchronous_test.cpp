@@ -159,7 +159,7 @@ std::set<int32_t> labels_of(const Trajectory& sample) {
   return labels;
 }
 
-TEST(Asynchronous, EveryTokenWasDrawnByTheWeightsThatItsLabelNames) {
+TEST(Asynchronous, EveryTokenWasSampledByTheVersionInItsLabel) {
   AsynchronousRun run(/*eta=*/2);
   run.run();
   ASSERT_EQ(run.records.size(), 8u);
@@ -181,7 +181,7 @@ TEST(Asynchronous, EveryTokenWasDrawnByTheWeightsThatItsLabelNames) {
   EXPECT_GT(wrong_label, 1e-2) << "labels shifted by one are not told from right ones";
 }
 
-TEST(Asynchronous, AnEvaluationHasItsStepsWeightsAndLosesNoSample) {
+TEST(Asynchronous, EvaluationUsesTheWeightsOfItsStepAndLosesNoSample) {
   AsynchronousRun run(/*eta=*/3);
   run.evaluates = true;
   run.run();
@@ -195,7 +195,7 @@ TEST(Asynchronous, AnEvaluationHasItsStepsWeightsAndLosesNoSample) {
 
 // The first run stops in the middle of samples. The resumed run samples the rest under its own weights, the
 // first tokens keep their labels, and every label is right.
-TEST(Asynchronous, WhatWasBegunSinceTheCheckpointGoesOnWhereItStoodAndIsTrainedOnOnce) {
+TEST(Asynchronous, PartialRolloutsContinueAfterACheckpointAndAreTrainedOnOnce) {
   AsynchronousRun first(/*eta=*/3);
   first.trainer.pause = std::chrono::milliseconds(0);
   first.run([&] { return first.controller->num_steps() >= 3; });
@@ -224,7 +224,7 @@ TEST(Asynchronous, WhatWasBegunSinceTheCheckpointGoesOnWhereItStoodAndIsTrainedO
       of_both += *labels.begin() < steps && *labels.rbegin() >= steps;
     }
   }
-  EXPECT_GT(of_both, 0) << "no sample was drawn by both processes";
+  EXPECT_GT(of_both, 0) << "no sample has tokens of both processes";
   // 24 groups are three epochs of seven problems and three more: each problem three or four times.
   EXPECT_EQ(trained.size(), 24u);
   for (int64_t i = 0; i < 7; ++i) {

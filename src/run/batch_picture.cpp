@@ -9,7 +9,7 @@ namespace bough {
 TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts,
                          const std::string& title) {
   BOUGH_CHECK(tree.num_sequences_total() == static_cast<int64_t>(rollouts.size()), "tree of ",
-              tree.num_sequences_total(), " sequences, rollouts ", rollouts.size());
+              tree.num_sequences_total(), " sequences for ", rollouts.size(), " rollouts");
   std::vector<uint8_t> trained(static_cast<size_t>(tree.num_tokens()));
   for (size_t s = 0; s < rollouts.size(); ++s) {
     const std::vector<int32_t> path = tree.path(static_cast<int64_t>(s));

@@ -193,9 +193,9 @@ std::optional<SimulatedRates> ClusterRates::rates(int64_t rollout_devices, int64
                                  (found->devices_per_engine > 1 ? kCollectiveLatency : 0));
   rates.prefill_tokens_per_s *= engine;
   const double held = in_turns ? training_bytes(found->replicas, found->replica) : weights / engine;
-  const double room = (memory_bytes() - held) * engine / kv_bytes_per_sample();
-  rates.max_running =
-      std::clamp<int64_t>(static_cast<int64_t>(room), 1, rates.max_running * found->devices_per_engine);
+  const double num_samples = (memory_bytes() - held) * engine / kv_bytes_per_sample();
+  rates.max_running = std::clamp<int64_t>(static_cast<int64_t>(num_samples), 1,
+                                          rates.max_running * found->devices_per_engine);
 
   rates.train_devices = found->replicas;
   rates.train_tokens_per_s = replica_tokens_per_s(found->replicas, found->replica);

@@ -22,7 +22,7 @@ ClusterRates rates_of(const char* model, ClusterSettings cluster = {}, const cha
 
 // Weights and fp32 gradients of Qwen3-8B take 49 GB, AdamW's state and master weights 98 GB. On eight devices
 // that is 61 GB each, beside a pass of 2,048 tokens and a path.
-TEST(Cluster, WhatFitsDecidesHowManyDevicesHaveAReplica) {
+TEST(Cluster, MemoryDecidesHowManyDevicesHaveAReplica) {
   const ClusterRates rates = rates_of("qwen3-8b");
   const double pass = rates.training_bytes(1, {}) - 18 * 8.19e9;
   EXPECT_GT(pass, 1e9);
@@ -44,7 +44,7 @@ TEST(Cluster, WhatFitsDecidesHowManyDevicesHaveAReplica) {
 
 // 8.19e9 parameters with 4 bytes of gradient and 2 of weight. Seven eighths go over NVLink. Between four
 // nodes three quarters of an eighth go over each device's own port.
-TEST(Cluster, CollectivesTakeBytesOverLinks) {
+TEST(Cluster, CollectivesTakeBytesOverBandwidth) {
   const ClusterRates rates = rates_of("qwen3-8b");
   const double bytes = 8.19e9 * 6;
   EXPECT_EQ(rates.step_collectives_seconds(1, 1), 0);
@@ -54,7 +54,7 @@ TEST(Cluster, CollectivesTakeBytesOverLinks) {
   EXPECT_NEAR(rates.step_collectives_seconds(4, 2), bytes / 2 * 3 / 4 / 450e9, 2e-3);
 }
 
-TEST(Cluster, RatesOfASplit) {
+TEST(Cluster, RatesDependOnTheSplit) {
   const ClusterRates rates = rates_of("qwen3-1.7b");
   const SimulatedRates one = workload().rates;
   const auto within = rates.rates(4, 4, false), apart = rates.rates(8, 8, false);
@@ -77,7 +77,7 @@ TEST(Cluster, RatesOfASplit) {
 }
 
 // If the devices of a node cannot share layers, or their links are slow, they become pipeline stages.
-TEST(Cluster, PipelinesTakeWhatTheirScheduleSays) {
+TEST(Cluster, PipelineTimesFollowTheSchedule) {
   const ClusterRates apart = rates_of("qwen3-14b", {.n_gpus_per_node = 1});
   const auto layout = apart.layout(8, 8, false);
   ASSERT_TRUE(layout);

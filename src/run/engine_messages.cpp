@@ -110,7 +110,7 @@ Json answer(const Json& message, Engine& engine,
     else if (name == "resume") engine.resume();
     else if (name == "park") engine.park();
     else if (name == "unpark") engine.unpark();
-    else BOUGH_CHECK(false, "the command ", quoted(name));
+    else BOUGH_CHECK(false, "unknown command ", quoted(name));
   }
   Json results = Json::array(), running = Json::array();
   if (message.at("running").get<bool>()) {

@@ -135,8 +135,8 @@ Json EngineProcess::ask(Json message) {
     heard_.clear();
     lost_ = lost_ + std::exchange(last_, {});
     if (++in_a_row_ > kMostRestarts)
-      throw IoError(str("the engine of rank ", ranks_.rank(), " was made ", in_a_row_,
-                        " times without finishing a request; at last its process ", why_));
+      throw IoError(str("the engine process of rank ", ranks_.rank(), " was started ", in_a_row_,
+                        " times without finishing a request; the last one ", why_));
     ++num_restarts_;
   }
 }
@@ -160,7 +160,7 @@ Json EngineProcess::exchange(const Json& message, double within) {
     poll(&of_process, 1, kAbortCheckMilliseconds);
     ranks_.check_abort();
     if (seconds_since(start) > within)
-      fail(std::chrono::milliseconds(0), str("did not answer for ", within, " s, and was ended"));
+      fail(std::chrono::milliseconds(0), str("did not answer for ", within, " s and was killed"));
   };
   for (size_t at = 0; at < frame.size();) {
     const auto sent = process_->send(std::string_view(frame).substr(at));

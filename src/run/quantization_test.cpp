@@ -30,7 +30,7 @@ MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantizati
   return trainer.train(batch);
 }
 
-TEST(Quantization, ItsCostIsTheMismatchMetric) {
+TEST(Quantization, MismatchMetricsShowItsCost) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     const auto exact = step_on_samples(dtype, "none"), quantized = step_on_samples(dtype, "int8");
     EXPECT_LT(exact.at("mismatch/logprob_abs_diff"), 1e-5) << dtype;

@@ -77,7 +77,7 @@ RanksEngine::RanksEngine(Engine* own, const ModelConfig& config, Communicator& r
       commands_(static_cast<size_t>(ranks.size()), Json::array()),
       samples_(static_cast<size_t>(ranks.size())),
       reports_(static_cast<size_t>(ranks.size())) {
-  BOUGH_CHECK(ranks.rank() == 0, "rank ", ranks.rank(), " serves");
+  BOUGH_CHECK(ranks.rank() == 0, "requests are submitted on rank 0, got rank ", ranks.rank());
   BOUGH_CHECK(own || ranks.size() > 1, "no rank generates");
 }
 
@@ -94,8 +94,8 @@ size_t RanksEngine::place(const GenerationRequest& request) {
 
 void RanksEngine::submit(GenerationRequest request) {
   check_request(request, limits_);
-  BOUGH_CHECK(!in_flight_.contains(request.id), "request ", request.id, " is in flight");
-  BOUGH_CHECK(request.metadata.is_null(), "metadata do not travel");
+  BOUGH_CHECK(!in_flight_.contains(request.id), "request ", request.id, " is in flight already");
+  BOUGH_CHECK(request.metadata.is_null(), "metadata is not sent between ranks");
   const uint64_t id = request.id;
   RequestPlace at{.rank = place(request), .samples = request.sampling.n_samples, .on_token = {}};
   rank_of_request_[id] = at.rank;
@@ -131,9 +131,9 @@ RanksEngine::Round RanksEngine::round(int64_t passes, bool asks_running) {
     if (restarts > reports_[rank].restarts) {
       const int64_t ended = restarts - reports_[rank].restarts;
       num_restarts_.fetch_add(ended);
-      log_warning(str("engine rank ", rank, " of ", replies.size() - 1, ": the engine's process ",
+      log_warning(str("engine rank ", rank, " of ", replies.size() - 1, ": the engine process ",
                       reply.at("why").get<std::string>(), ended > 1 ? str(", the last of ", ended) : "",
-                      "; another one has its requests"));
+                      "; a new process takes over its requests"));
     }
     reports_[rank] = {reply.at("ready").get<bool>(), statistics_from_json(reply.at("statistics")), restarts};
     for (const Json& result : reply.at("results")) round.results.push_back(result_from_json(result));
@@ -153,7 +153,7 @@ std::vector<GenerationResult> RanksEngine::step() {
       others_have_work() ? round(kPasses, /*asks_running=*/false).results : own_.step();
   for (const GenerationResult& result : results) {
     const auto found = in_flight_.find(result.id);
-    BOUGH_CHECK(found != in_flight_.end(), "a result of request ", result.id);
+    BOUGH_CHECK(found != in_flight_.end(), "got a result of request ", result.id, ", which is not in flight");
     const RequestPlace at = std::move(found->second);
     in_flight_.erase(found);
     samples_[at.rank] -= at.samples;

@@ -77,7 +77,7 @@ void expect_same(const std::vector<GenerationResult>& expected, const std::vecto
   }
 }
 
-TEST(RanksEngine, DrawsWhatOneEngineDrawsEachRankAShare) {
+TEST(RanksEngine, SamplesLikeOneEngineAndEveryRankHasAShare) {
   const auto expected = alone();
   for (const int64_t num_ranks : {1, 2, 3}) {
     const auto sampled = on_ranks(num_ranks, [&](RanksEngine& engine) {
@@ -91,7 +91,7 @@ TEST(RanksEngine, DrawsWhatOneEngineDrawsEachRankAShare) {
   }
 }
 
-TEST(RanksEngine, WhatRunsCanBeSavedCancelledAndPutAside) {
+TEST(RanksEngine, RunningRequestsCanBeSavedCancelledAndParked) {
   const auto expected = alone();
   on_ranks(3, [&](RanksEngine& engine) {
     for (GenerationRequest& request : mixed_requests()) engine.submit(std::move(request));
@@ -233,7 +233,7 @@ void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine
   if (error) std::rethrow_exception(error);
 }
 
-TEST(EngineRanks, DrawWhatOneEngineDrawsFromPublishedWeights) {
+TEST(EngineRanks, SampleLikeOneEngineFromPublishedWeights) {
   const auto expected = alone();
   for (const int64_t num_engines : {1, 2})
     with_engine_ranks(num_engines, [&](RanksEngine& engine, PublishedWeights& published) {
@@ -257,7 +257,7 @@ TEST(EngineRanks, DrawWhatOneEngineDrawsFromPublishedWeights) {
     });
 }
 
-TEST(EngineRanks, TokensThatSomebodyWaitsForComeAtTheEnd) {
+TEST(EngineRanks, StreamedTokensComeWithTheResult) {
   with_engine_ranks(1, [&](RanksEngine& engine, PublishedWeights&) {
     std::map<std::pair<uint64_t, int64_t>, std::vector<int32_t>> streamed;
     int64_t last = 0;
@@ -276,7 +276,7 @@ TEST(EngineRanks, TokensThatSomebodyWaitsForComeAtTheEnd) {
   });
 }
 
-TEST(EngineRanks, AnEngineThatEndsCostsItsRequestsARetry) {
+TEST(EngineRanks, RequestsOfAnEngineThatEndsAreRetried) {
   const auto expected = alone();
   for (const Failures& failures : {Failures{.how = "dies", .count = 2}, Failures{.how = "throws", .count = 2},
                                    Failures{.how = "hangs", .count = 1, .answer_seconds = 2}})
@@ -295,7 +295,7 @@ TEST(EngineRanks, AnEngineThatEndsCostsItsRequestsARetry) {
         failures);
 }
 
-TEST(EngineRanks, WhatIsPutAsideOutlivesAnEngine) {
+TEST(EngineRanks, ParkedRequestsOutliveAnEngine) {
   const auto expected = alone();
   with_engine_ranks(1,
                     [&](RanksEngine& engine, PublishedWeights&) {
@@ -322,13 +322,13 @@ TEST(EngineRanks, WhatIsPutAsideOutlivesAnEngine) {
                     {.count = 1});
 }
 
-TEST(EngineRanks, EndWhereEveryEngineEndsAndOfWrongInput) {
+TEST(EngineRanks, FailIfEveryEngineEndsOrTheInputIsWrong) {
   const auto drive = [](RanksEngine& engine, PublishedWeights&) { engine.generate(mixed_requests()); };
   const auto of = [&](const std::string& how) {
     return [&, how] { with_engine_ranks(1, drive, {.how = how, .count = 100, .every = 1}); };
   };
   EXPECT_EQ(message_of<IoError>(of("dies")),
-            "the engine of rank 1 was made 4 times without finishing a request; at last its process was "
+            "the engine process of rank 1 was started 4 times without finishing a request; the last one was "
             "killed by signal 9 (Killed)");
   EXPECT_EQ(message_of<UserError>(of("wrong input")), "page 7 is missing");
 }

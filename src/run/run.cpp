@@ -54,13 +54,13 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
   if (shares_model && !settings.rollout.generates_elsewhere())
     throw UserError(
         str("actor.backend: got ", settings.actor.backend,
-            ", whose ranks share the layers to train, and none of them has the whole model to generate "
-            "with; expected rollout.ranks above 0, or servers (rollout.backend)"));
+            ", whose ranks share the model's layers, so none has the unsharded model for generation; "
+            "expected rollout.ranks above 0, or servers (rollout.backend)"));
   if (sizes.all() > sizes.data && settings.rollout.batch_invariant.value_or(false))
-    throw UserError(str("rollout.batch_invariant: is not for ranks that share passes (actor.backend ",
+    throw UserError(str("rollout.batch_invariant: got true, but the ranks of actor.backend ",
                         settings.actor.backend,
-                        "), which sum and attend within them in another order than the engine; expected "
-                        "false, or ranks that share the batch"));
+                        " share passes and sum in another order than the engine; expected false, or data "
+                        "parallelism only"));
 }
 
 // The communicators of a run's processes. With rollout.ranks M the last M ranks only generate, and the others
@@ -297,7 +297,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
                                                     /*waits=*/!is_asynchronous(), what_changes(settings_))
                                               : nullptr),
       unsharded_weights_(
-          parts_.whole
+          parts_.unsharded
               ? std::make_unique<UnshardedWeights>(
                     published_weights_ ? static_cast<WeightChannel&>(*published_weights_) : *parts_.weights,
                     trainer_)
@@ -321,7 +321,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
 }
 
 std::string engine_ranks_text(int64_t count) {
-  return count > 0 ? str(", of which ", count, " generate") : "";
+  return count > 0 ? str(" (", count, " generating)") : "";
 }
 
 // The numbers of threads and ranks decide the order of sums, and with it the last bits.
@@ -348,10 +348,10 @@ void Run::resume() {
     const Json before = saved.value("environment", Json());
     log_warning(str(
         "the run was computed with ", before.value("threads", 0), " threads on ", before.value("ranks", 1),
-        " ranks", engine_ranks_text(before.value("engine_ranks", 0)), ", now it is with ",
+        " ranks", engine_ranks_text(before.value("engine_ranks", 0)), ", and continues with ",
         parts_.threads.training, " on ", num_ranks(), engine_ranks_text(settings_.rollout.ranks),
-        ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
-        "to change that"));
+        ": results stay correct, but not bit for bit the same; to keep the bits, set OMP_NUM_THREADS or "
+        "threads, or --ranks, as before"));
   }
   log_info(
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));
@@ -526,7 +526,7 @@ void Run::follow_thread_change() {
   if (wanted == thread_change_) return;
   thread_change_ = wanted;
   if (!is_asynchronous()) {
-    log_warning("threads.json is for runs with rollout.max_head_offpolicyness above 0, and is not looked at");
+    log_warning("threads.json is ignored, because rollout.max_head_offpolicyness is 0");
     return;
   }
   const auto set = [](int64_t threads) {
@@ -534,8 +534,9 @@ void Run::follow_thread_change() {
   };
   if (wanted.generating > 0) workers_.on_engine(set(wanted.generating));
   if (wanted.training > 0) workers_.on_trainer(set(wanted.training));
-  log_info(str("threads from now on: ", wanted.generating > 0 ? str(wanted.generating) : "as before",
-               " generate, ", wanted.training > 0 ? str(wanted.training) : "as before", " train"));
+  log_info(str("threads from now on: generation ",
+               wanted.generating > 0 ? str(wanted.generating) : "as before", ", training ",
+               wanted.training > 0 ? str(wanted.training) : "as before"));
 }
 
 void Run::show(const std::string& activity) {
@@ -555,7 +556,7 @@ RunSummary Run::work() {
     end_ranks();
     throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
                           "; checkpoint in ", folder_.path().string(),
-                          ". The same command goes on from there"));
+                          ". The same command continues from there"));
   }
   RunSummary summary = summarise();
   end_ranks();
@@ -568,7 +569,7 @@ std::optional<Comparison> Run::compare() {
   constexpr int kRepeats = 3;
   const std::vector<int64_t> steps = folder_.steps_with_rollouts();
   // If ranks share the model's layers, the other ranks have ended by now.
-  if (settings_.compare_dense == 0 || steps.empty() || parts_.whole) return {};
+  if (settings_.compare_dense == 0 || steps.empty() || parts_.unsharded) return {};
   Comparison out;
   out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));
   std::vector<double> shared, dense;

@@ -32,7 +32,7 @@ int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
 // External agents may bring their own problems. The run then knows only that there is a problem.
 Dataset training_problems(const RunSettings& settings) {
   if (!settings.train_dataset.path.empty()) return read_dataset(settings.train_dataset);
-  return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "agents outside"};
+  return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "external agents"};
 }
 
 std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path,
@@ -69,31 +69,30 @@ std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& 
 // may be padded differently, but the reader must have every id that the other model may sample. `key`: the
 // setting of the one of the two that is not model.path.
 void check_same_tokens(const char* key, const std::filesystem::path& reader_path, const Model& reader,
-                       const std::filesystem::path& drawer_path, const Model& drawer) {
-  const auto own = reader_path / "tokenizer.json", other = drawer_path / "tokenizer.json";
+                       const std::filesystem::path& sampler_path, const Model& sampler) {
+  const auto own = reader_path / "tokenizer.json", other = sampler_path / "tokenizer.json";
   if (std::filesystem::exists(own) && std::filesystem::exists(other)) {
     const auto vocabulary = [](const std::filesystem::path& file) {
       const Json json = read_json(file);
       return json.contains("model") && json["model"].contains("vocab") ? json["model"]["vocab"] : Json();
     };
     if (vocabulary(own) != vocabulary(other))
-      throw UserError(str("setting ", key, ": ", own.string(), " has another vocabulary than ",
-                          other.string(),
-                          ", so that their probabilities are of different tokens; expected models of one "
-                          "tokenizer"));
+      throw UserError(
+          str("setting ", key, ": ", own.string(), " has another vocabulary than ", other.string(),
+              ", so the same id means different tokens; expected models with the same tokenizer"));
   }
-  if (reader.config().vocab_size < drawer.config().vocab_size)
+  if (reader.config().vocab_size < sampler.config().vocab_size)
     throw UserError(str("setting ", key, ": ", reader_path.string(), " has a vocabulary of ",
-                        reader.config().vocab_size, " tokens, ", drawer_path.string(),
-                        ", whose samples it reads, one of ", drawer.config().vocab_size,
-                        "; expected no fewer"));
+                        reader.config().vocab_size, " tokens, but it reads samples of ",
+                        sampler_path.string(), ", which has ", sampler.config().vocab_size,
+                        "; expected at least as many"));
 }
 
-std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& sparse_trainer) {
+std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& trained) {
   const std::string& path = settings.actor.loss.teacher.path;
   if (path.empty()) return nullptr;
-  auto teacher = load(settings, path, sparse_trainer.ranks());
-  check_same_tokens("teacher.path", path, *teacher, settings.model.path, sparse_trainer);
+  auto teacher = load(settings, path, trained.ranks());
+  check_same_tokens("teacher.path", path, *teacher, settings.model.path, trained);
   return teacher;
 }
 
@@ -114,8 +113,8 @@ bool shares_backbone(const RunSettings& settings, Model& actor) {
   const int64_t free = device_memory(actor.device()).free;
   if (memory_holds_critic(settings.actor, actor, free)) return false;
   log_info(
-      "critic.share_backbone is null, and memory does not hold a second model's weights, gradients and "
-      "optimizer: values are read off the actor's hidden states");
+      "critic.share_backbone is null, and memory is too small for a second model's weights, gradients and "
+      "optimizer: the critic is a value_head on the actor's hidden states");
   return true;
 }
 
@@ -143,10 +142,9 @@ SparsePolicy sparse_of(const RunSettings& settings, at::Device device) {
   const SparseTrainingSettings& own = settings.sparse_training;
   const bool trains = own.trains_sparse() || (own.has_sparse_policy() && settings.rollout.sparse.is_sparse());
   if (trains && !device.is_cpu())
-    throw UserError(str("sparse_training.mode is ", settings.sparse_training.mode, ", and the device is ",
+    throw UserError(str("sparse_training.mode is ", settings.sparse_training.mode, ", but the device is ",
                         device.str(),
-                        ": a sparse policy is trained on the CPU only; expected the arm sparse, or "
-                        "device cpu"));
+                        ": a sparse policy is trained on the CPU only; expected mode sparse, or device cpu"));
   return sparse_policy(settings.rollout.sparse, device);
 }
 
@@ -163,8 +161,8 @@ std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& sett
   check_same_tokens("sparse_training.draft_path", settings.model.path, model, own.draft_path, *draft);
   if (draft->config().max_length() > model.config().max_length())
     throw UserError(str("setting sparse_training.draft_path: ", own.draft_path, " takes ",
-                        draft->config().max_length(), " tokens, ", settings.model.path,
-                        ", which is trained on its samples, ", model.config().max_length(),
+                        draft->config().max_length(), " tokens, but ", settings.model.path,
+                        ", which is trained on its samples, takes ", model.config().max_length(),
                         "; expected no more"));
   return std::make_unique<SparsePolicyTrainer>(std::move(draft), own, settings.actor, sparse, total_steps,
                                                &ranks);
@@ -172,11 +170,10 @@ std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& sett
 
 // The initial model equals the sparse policy of the ranks that train: its weights are what they publish.
 std::unique_ptr<Model> load_generating(const RunSettings& settings) {
-  const SparseTrainingSettings& sparse_trainer = settings.sparse_training;
-  if (sparse_trainer.is_draft()) return load(settings, sparse_trainer.draft_path);
+  const SparseTrainingSettings& sparse = settings.sparse_training;
+  if (sparse.is_draft()) return load(settings, sparse.draft_path);
   auto model = load_trained(settings);
-  if (sparse_trainer.distills())
-    add_adapter(*model, sparse_trainer.lora, static_cast<uint64_t>(settings.seed));
+  if (sparse.distills()) add_adapter(*model, sparse.lora, static_cast<uint64_t>(settings.seed));
   return model;
 }
 
@@ -309,7 +306,8 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       training(ranks, settings.actor.sizes_of(ranks ? ranks->size() : 1)),
       model(load_trained(settings, training.model())),
-      whole(!training.has_unsharded_model() && training.is_rank_zero() ? load_unsharded(settings) : nullptr),
+      unsharded(!training.has_unsharded_model() && training.is_rank_zero() ? load_unsharded(settings)
+                                                                           : nullptr),
       reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
@@ -333,7 +331,7 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
     for (Model* shared : {model.get(), reference.get(), teacher.get(), critic_model.get()})
       if (shared) shared->set_batch_invariant(false);
   }
-  if (whole) trainer.use_unsharded(*whole);
+  if (unsharded) trainer.use_unsharded(*unsharded);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
   for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
     if (dataset->size() == 0) continue;

@@ -68,9 +68,9 @@ struct RunComponents {
   std::unique_ptr<GroupFilter> filter;       // nullptr: there is none
   const TrainingRanks training;              // the ranks that train together
   std::unique_ptr<Model> model;              // trained; shared with the engine in synchronous runs
-  std::unique_ptr<Model> whole;      // on rank 0, if ranks share layers: unsharded, published; else nullptr
-  std::unique_ptr<Model> reference;  // for the KL terms; nullptr if there is none
-  std::unique_ptr<Model> teacher;    // nullptr if there is none
+  std::unique_ptr<Model> unsharded;          // on rank 0, if ranks share layers: for publishing; else nullptr
+  std::unique_ptr<Model> reference;          // for the KL terms; nullptr if there is none
+  std::unique_ptr<Model> teacher;            // nullptr if there is none
   const int64_t total_steps;
   std::unique_ptr<Model> critic_model;  // its own backbone; nullptr: it shares the actor's, or no critic
   std::unique_ptr<Critic> critic;       // for adv_estimator gae; else nullptr
@@ -82,7 +82,7 @@ struct RunComponents {
   // The published model: the student's if there is one. Else the unsharded model that
   // Trainer::unsharded_model() sets, if ranks share its layers. Else the trained model.
   const Model& published() const {
-    return sparse_trainer ? sparse_trainer->model() : whole ? *whole : *model;
+    return sparse_trainer ? sparse_trainer->model() : unsharded ? *unsharded : *model;
   }
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<Engine> engine;                   // nullptr: servers (for rank 0) or engine ranks generate

@@ -77,8 +77,8 @@ std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, 
   }
   if (!refused.empty()) {
     throw UserError(
-        str(config_file.string(), ": this run was begun with other settings:", refused,
-            "\nPut them back to go on with the run, or give another trial_name=... to begin a new one"));
+        str(config_file.string(), ": this run was started with other settings:", refused,
+            "\nRestore them to continue the run, or give another trial_name=... to start a new one"));
   }
   return harmless;
 }

@@ -50,7 +50,7 @@ class RunFolderTest : public ::testing::Test {
   RunSettings settings_;
 };
 
-TEST_F(RunFolderTest, WithoutACheckpointARunBeginsAfresh) {
+TEST_F(RunFolderTest, WithoutACheckpointARunStartsOver) {
   write_step(1);
   settings_.seed = 9;  // there is nothing to resume, so other settings are no error
   RunFolder folder(settings_);
@@ -62,7 +62,7 @@ TEST_F(RunFolderTest, WithoutACheckpointARunBeginsAfresh) {
   EXPECT_EQ(load_settings<RunSettings>(run() / "config.yaml").seed, 9);
 }
 
-TEST_F(RunFolderTest, WhatCameAfterTheCheckpointIsCutOff) {
+TEST_F(RunFolderTest, ResultsAfterTheCheckpointAreCutOff) {
   { const RunFolder folder(settings_); }
   checkpoint(2);
   for (const int64_t step : {1, 2}) {
@@ -163,7 +163,7 @@ TEST(RunSettingsTest, TakesAReaLsKeysOfTreeTraining) {
   expect_refused("packer: fullest", "'actor.packer': got 'fullest', expected one of auto | heuristic");
 }
 
-TEST(RunSettingsTest, RefusesWhatCannotLearn) {
+TEST(RunSettingsTest, RefusesSettingsThatCannotLearn) {
   const std::string base = "model: {path: m}\ntrain_dataset: {path: d}\n";
   for (const char* more :
        {"gconfig: {temperature: 0}", "gconfig: {greedy: true}", "actor: {loss: sft}", "trial_name: a/b",

@@ -24,7 +24,8 @@ void RunSettings::complete() {
       plus == std::string::npos || allocation_mode.find('+', plus + 1) == std::string::npos;
   if (!is_two_at_most || allocation_mode.find('|') != std::string::npos)
     throw UserError(str("allocation_mode: got ", quoted(allocation_mode),
-                        ", expected SERVERS+TRAINER, as sglang:d4+fsdp:d8, or TRAINER alone, as fsdp:d8"));
+                        ", expected SERVERS+TRAINER, for example sglang:d4+fsdp:d8, or TRAINER, for example "
+                        "fsdp:d8"));
   if (plus != std::string::npos) rollout.backend = allocation_mode.substr(0, plus);
   actor.backend = plus == std::string::npos ? allocation_mode : allocation_mode.substr(plus + 1);
 }
@@ -36,18 +37,18 @@ void RunSettings::check() const {
   require(model.path, "model.path");
   if (!serve.port) require(train_dataset.path, "train_dataset.path");
   if (serve.port && !environment.type.empty())
-    throw UserError(str(
-        "serve.port: conversations are held by agents outside or with an environment, not both; leave out "
-        "serve.port or environment.type (got ",
-        quoted(environment.type), ")"));
+    throw UserError(
+        str("serve.port: external agents and an environment cannot both hold the conversations; leave out "
+            "serve.port or environment.type (got ",
+            quoted(environment.type), ")"));
   if (serve.port && train_dataset.path.empty() && total_train_steps == 0)
     throw UserError(
-        "total_train_steps: agents that bring their own problems (no train_dataset.path) know no epochs; "
-        "expected the number of steps");
+        "total_train_steps: without train_dataset.path, agents bring their own problems and there are no "
+        "epochs; got 0, expected the number of steps");
   if (serve.port && actor.loss.correction == "obrs")
     throw UserError(
-        "actor.correction: obrs needs the engine's most likely tokens, which conversations of agents outside "
-        "do not keep; expected another one");
+        "actor.correction: obrs needs the engine's top-k tokens, which conversations of external agents do "
+        "not keep; expected another correction");
   for (const auto& [key, name] :
        {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
     if (name->find('/') != std::string::npos || *name == "." || *name == "..") {
@@ -64,82 +65,80 @@ void RunSettings::check() const {
     throw UserError("actor.adv_estimator: rloo needs gconfig.n_samples of 2 or more");
   }
   if (!actor.advantages.needs_values() && (critic.share_backbone.value_or(false) || !critic.path.empty()))
-    throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
-                        actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
+    throw UserError(str("critic: path or share_backbone is set, but actor.adv_estimator ",
+                        actor.advantages.adv_estimator, " uses no critic; leave them out, or use gae"));
   if (actor.lora.enabled() && actor.loss.ref_model_sync_steps > 0)
     throw UserError(
-        "actor.ref_model_sync_steps: with lora the policy is an adapter beside frozen weights, and a "
-        "reference "
-        "cannot take it over; expected 0");
+        "actor.ref_model_sync_steps: with lora the policy is an adapter over frozen weights, and the "
+        "reference cannot copy an adapter; expected 0");
   if (actor.lora.enabled() && critic.share_backbone.value_or(false))
     throw UserError(
-        "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
-        "policy's "
-        "adapter; expected a critic with a backbone of its own (share_backbone: false)");
+        "critic.share_backbone: with lora the backbone is frozen, and the value_head would train the "
+        "policy's adapter; got true, expected false (the critic has a separate backbone)");
   const bool needs_budget = sparse_training.mode != "sparse" && !sparse_training.is_draft();
   if (needs_budget && !rollout.sparse.is_sparse())
     throw UserError(
         str("sparse_training.mode: ", sparse_training.mode,
-            " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
+            " needs sparse rollouts, but rollout.sparse.budget is none; expected a budget, for example 512"));
   if (sparse_training.mode == "exact_top_k" && rollout.sparse.summary != "exact")
     throw UserError(
-        str("sparse_training.mode: exact_top_k attends to single keys by their own scores, and "
+        str("sparse_training.mode: exact_top_k chooses single keys by their scores, but "
             "rollout.sparse.summary is ",
             rollout.sparse.summary, "; expected exact"));
   if (rollout.sparse.replay && !sparse_training.has_sparse_policy() && !sparse_training.trains_sparse())
-    throw UserError(str("rollout.sparse.replay: under sparse_training.mode ", sparse_training.mode,
-                        " nothing is trained by the pages that generation chose; expected false, or the arm "
+    throw UserError(str("rollout.sparse.replay: sparse_training.mode ", sparse_training.mode,
+                        " trains nothing with the pages that generation chose; expected false, or the mode "
                         "distill, draft or sparse_to_sparse"));
   if (sparse_training.is_draft() == sparse_training.draft_path.empty())
     throw UserError(str("sparse_training.draft_path: got ", quoted(sparse_training.draft_path), " with mode ",
                         sparse_training.mode,
-                        "; expected the directory of the model that generates with mode draft, and none "
-                        "with the others"));
+                        "; expected the directory of the model that generates if the mode is draft, and "
+                        "nothing in other modes"));
   if (sparse_training.has_sparse_policy() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
         str("sparse_training.mode: ", sparse_training.mode,
-            " trains what generates beside weights that are all trained, and no critic; expected no lora, "
-            "and another actor.adv_estimator than gae"));
+            " trains a second policy, which generates, beside all weights of the model, and has no critic; "
+            "expected no lora, and an actor.adv_estimator other than gae"));
   if (sparse_training.has_sparse_policy() && rollout.quantization != "none")
     throw UserError(str("rollout.quantization: got ", rollout.quantization, ", but sparse_training.mode ",
                         sparse_training.mode,
                         sparse_training.distills() ? " changes the weights below its adapters every step"
-                                                   : " has no quantized copy of the model that generates",
+                                                   : " keeps no quantized copy of the model that generates",
                         "; expected none"));
   if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
     throw UserError(
-        "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.mode "
-        "sparse_to_sparse trains the one that generates; expected reward");
+        "actor.keep_samples_by: acceptance compares the trained policy with another one that generates, but "
+        "sparse_training.mode sparse_to_sparse trains the policy that generates; expected reward");
   if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
     throw UserError(
-        "sparse_training.mode: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "
+        "sparse_training.mode: sparse_to_sparse runs all models with chosen pages, but a teacher is dense; "
         "expected no teacher.path");
   if (sparse_training.trains_sparse() && actor.advantages.needs_values())
     throw UserError(
-        "sparse_training.mode: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");
+        "sparse_training.mode: sparse_to_sparse supports no critic yet; expected an actor.adv_estimator "
+        "other than gae");
   if (rollout.has_servers() && sparse_training.has_sparse_policy())
     throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.mode ",
-                        sparse_training.mode, " has a policy of its own generate; expected embedded"));
+                        sparse_training.mode, " generates with its own policy; expected embedded"));
   const auto sizes = sizes_of_backend(actor.backend);
   if (sizes && sizes->all() > sizes->data &&
       (sparse_training.has_sparse_policy() || sparse_training.trains_sparse()))
     throw UserError(str("actor.backend: got ", actor.backend, ", but sparse_training.mode ",
                         sparse_training.mode,
-                        " trains by choice of pages, for which a rank needs all heads of a group and all "
-                        "tokens of a pass; expected ranks that share the batch (fsdp:dN)"));
+                        " trains with chosen pages, for which a rank needs all heads of a group and all "
+                        "tokens of a pass; expected data parallelism only (fsdp:dN)"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;
   if (actor.loss.correction == "obrs" && (gconfig.top_logprobs == 0 || cuts)) {
-    throw UserError(
-        str("actor.correction: obrs needs the engine's most likely tokens (gconfig.top_logprobs, got ",
-            gconfig.top_logprobs,
-            ", expected 1 or more, 20 say), and samples of its whole "
-            "distribution (gconfig without top_p, top_k, min_p and penalties)"));
+    throw UserError(str("actor.correction: obrs needs the engine's top-k tokens (gconfig.top_logprobs, got ",
+                        gconfig.top_logprobs,
+                        ", expected 1 or more, for example 20), and samples from the full "
+                        "distribution (gconfig without top_p, top_k, min_p and penalties)"));
   }
   if (actor.loss.loss == "sft") {
     throw UserError(
-        "actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
+        "actor.loss: sft is no loss of reinforcement learning; expected ppo or pg (for sft: `bough sft`)");
   }
 }
 

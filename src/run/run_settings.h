@@ -19,7 +19,7 @@ struct ModelSettings {
 
   template <class V>
   void visit(V& v) {
-    v("path", path, "a Hugging Face directory");
+    v("path", path, "directory of the model, in Hugging Face's format");
   }
 };
 
@@ -33,13 +33,13 @@ struct EvaluatorSettings {
 
   template <class V>
   void visit(V& v) {
-    v("freq_steps", freq_steps, "evaluate every so many steps; 0: not between start and end", at_least(0));
+    v("freq_steps", freq_steps, "steps between evaluations; 0: none between start and end", at_least(0));
     v("at_start", at_start, "evaluate before the first step");
     v("at_end", at_end, "evaluate after the last step");
     v("n_samples", n_samples, "samples of each problem (k of avg@k and pass@k)", range(1, 10'000));
-    v("temperature", temperature, "of these samples; 0: the most likely token, with n_samples 1",
+    v("temperature", temperature, "temperature of these samples; 0: the most likely token, with n_samples 1",
       range(0.0, 100.0));
-    v("timeout_seconds", timeout_seconds, "an evaluation that takes longer is given up, and the run goes on",
+    v("timeout_seconds", timeout_seconds, "seconds after which an evaluation is given up; the run continues",
       range(0.001, 1e9));
   }
   void check() const;  // throws UserError: several samples at temperature 0 would all be equal
@@ -53,11 +53,11 @@ struct SaverSettings {
 
   template <class V>
   void visit(V& v) {
-    v("freq_steps", freq_steps, "a checkpoint every so many steps; 0: by time only", at_least(0));
-    v("freq_minutes", freq_minutes, "and whenever this time has passed since the last; 0: by steps only",
-      at_least(0.0));
-    v("keep", keep, "newest checkpoints kept", range(1, 1'000'000));
-    v("rollouts", rollouts, "keep what each step was trained on, as rollouts/step_N.jsonl.zst");
+    v("freq_steps", freq_steps, "steps between checkpoints; 0: by time only", at_least(0));
+    v("freq_minutes", freq_minutes,
+      "minutes since the last checkpoint after which one is written; 0: by steps only", at_least(0.0));
+    v("keep", keep, "number of newest checkpoints to keep", range(1, 1'000'000));
+    v("rollouts", rollouts, "save the batch of each step as rollouts/step_N.jsonl.zst");
   }
 };
 
@@ -73,23 +73,21 @@ struct ExternalRolloutSettings {
   template <class V>
   void visit(V& v) {
     v("port", port,
-      "agents written elsewhere hold the conversations, over OpenAI's and Anthropic's APIs at this port; 0: "
-      "a "
-      "free one; null: none do (docs/serve.md)",
+      "port at which external agents hold the conversations, over OpenAI's and Anthropic's APIs; "
+      "0: a free port; null: no external agents (docs/serve.md)",
       range(0, 65535));
-    v("host", host, "address to listen at; any but this machine's own (127.0.0.1, ::1) needs a key",
-      not_empty());
+    v("host", host, "address to listen at; all except loopback (127.0.0.1, ::1) need a key", not_empty());
     v("api_key_file", api_key_file,
-      "file whose first line is the key that starting a session needs; the environment's BOUGH_API_KEY does "
-      "the same");
+      "file whose first line is the key for starting sessions; the environment variable BOUGH_API_KEY "
+      "does the same");
     v("lease_seconds", lease_seconds,
-      "a group that an agent has begun is closed after this time with what it has, or dropped with fewer "
-      "than "
-      "rollout.min_group sessions",
+      "seconds after which a group that an agent started is closed with its finished sessions; with fewer "
+      "than rollout.min_group it is dropped",
       range(0.01, 1e9));
     v("tool_call_parser", tool_call_parser,
-      "how the model writes tool calls (docs/chat.md); empty: no tools");
-    v("reasoning_parser", reasoning_parser, "how the model writes reasoning (docs/chat.md); empty: as text");
+      "format of the model's tool calls (docs/chat.md); empty: no tools");
+    v("reasoning_parser", reasoning_parser,
+      "format of the model's reasoning (docs/chat.md); empty: plain text");
   }
 };
 
@@ -128,49 +126,51 @@ struct RunSettings {
   void visit(V& v) {
     v("experiment_name", experiment_name, "the run's folder is <fileroot>/<experiment_name>/<trial_name>",
       not_empty());
-    v("trial_name", trial_name, "another name is another run", not_empty());
-    v("fileroot", fileroot, "where runs go", not_empty());
-    v("seed", seed, "of every random draw", range(0, 1e15));
-    v("device", device, "what trains and generates", one_of({"cpu", "cuda"}));
-    v("dtype", dtype, "element type of the model; gradients and the optimizer are fp32, or fp64",
+    v("trial_name", trial_name, "name of the run in its experiment; another name starts another run",
+      not_empty());
+    v("fileroot", fileroot, "folder of all runs", not_empty());
+    v("seed", seed, "seeds all random numbers", range(0, 1e15));
+    v("device", device, "device that trains and generates", one_of({"cpu", "cuda"}));
+    v("dtype", dtype, "element type of the model; gradients and the optimizer are fp32, for fp64 models fp64",
       aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
-    v("threads", threads, "threads that compute; 0: one a core", range(0, 4096));
+    v("threads", threads, "compute threads; 0: one per core", range(0, 4096));
     v("reward", reward,
-      "FILE.py:FUNCTION, http://..., a built-in verifier (number), or a list of rewards that are added up; "
+      "FILE.py:FUNCTION, http://..., a built-in verifier (number), or a list of rewards to add up; "
       "empty: number");
     v("reward_service", reward_service, "how rewards are computed");
-    v("environment", environment, "what conversations of several turns are held with");
-    v("serve", serve, "agents outside that hold the conversations");
+    v("environment", environment, "environment of conversations with several turns");
+    v("serve", serve, "external agents that hold the conversations");
     v("filter", filter,
-      "FILE.py:FUNCTION that says of a scored group whether it is trained on, else another one is drawn; "
-      "empty: "
-      "none (docs/add_a_filter.md)");
-    v("model", model, "what is trained");
-    v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
+      "FILE.py:FUNCTION that decides whether a scored group is trained on or replaced by another one; "
+      "empty: none (docs/add_a_filter.md)");
+    v("model", model, "the model to train");
+    v("ref", ref, "reference model of the KL term; empty path: the initial model");
     v("train_dataset", train_dataset, "problems to train on");
     v("valid_dataset", valid_dataset, "problems to evaluate on, never trained on; empty path: no evaluation");
-    v("gconfig", gconfig, "what a sample is");
+    v("gconfig", gconfig, "sampling parameters of training samples");
     v("rollout", rollout, "how samples are generated");
-    v("sparse_training", sparse_training, "what is trained of samples that rollout.sparse generates");
+    v("sparse_training", sparse_training, "training on samples of sparse attention (rollout.sparse)");
     v("actor", actor, "how the model is trained");
     v("lora", actor.lora, "train low-rank adapters in place of the model's weights");
-    v("critic", critic, "of actor.adv_estimator gae: the model that values tokens");
+    v("critic", critic, "the model that predicts values, for actor.adv_estimator gae");
     v("evaluator", evaluator, "when and how the model is evaluated");
     v("saver", saver, "checkpoints");
-    v("total_train_steps", total_train_steps, "steps of the run; 0: by epochs", at_least(0));
+    v("total_train_steps", total_train_steps, "number of training steps; 0: by total_train_epochs",
+      at_least(0));
     v("total_train_epochs", total_train_epochs,
-      "passes over the training problems, where total_train_steps is 0", at_least(1));
+      "epochs over the training problems, if total_train_steps is 0", at_least(1));
     v("calibration", calibration,
-      "a calibration.json to make plans from; empty: this machine's, measured once, saved with the run");
+      "calibration.json for the planner; empty: this machine is measured once, and the file saved with the "
+      "run");
     v("stall_seconds", stall_seconds,
-      "a run in which no thread has begun or finished anything for so long ends, and says who was busy with "
-      "what; 0: never. Longer than the longest step of training",
+      "seconds without progress in any thread after which the run ends and reports what each thread does; "
+      "0: never. Must exceed the longest training step",
       at_least(0.0));
     v("allocation_mode", allocation_mode,
-      "AReaL's, as sglang:d4+fsdp:d8: stands for rollout.backend and actor.backend; embedded:d2+fsdp:d6: "
-      "of 8 ranks 2 generate; fsdp:d8 alone: all do");
+      "AReaL's short form of rollout.backend and actor.backend, for example sglang:d4+fsdp:d8; "
+      "embedded:d2+fsdp:d6: 2 of 8 ranks generate; fsdp:d8: all ranks train and generate");
     v("compare_dense", compare_dense,
-      "after training, time this many of the last batches with and without the tree; 0: do not",
+      "number of last batches to time with and without the prefix tree after training; 0: none",
       range(0, 100));
   }
   void complete();  // expands allocation_mode

@@ -7,7 +7,7 @@ namespace {
 
 // Evaluation takes from gconfig only what defines a sample of the task. Settings that change training's
 // sampling do not apply.
-TEST(RunSettings, EvaluationSamplingTakesOnlyWhatDefinesASample) {
+TEST(RunSettings, EvaluationSamplingTakesOnlyLengthAndStopsFromGconfig) {
   RunSettings settings;
   settings.gconfig.n_samples = 8;
   settings.gconfig.max_new_tokens = 77;

@@ -85,9 +85,9 @@ void Sft::encode_examples() {
     trajectory.loss_mask = std::move(encoded.loss_mask);
     if (length > model_->config().max_length()) {
       throw UserError(str(settings_.train_dataset.path, ": example ", examples_.size(), " has ", length,
-                          " tokens, more than the ", model_->config().max_length(),
-                          " that the model takes by ", model_->config().max_length_reason(),
-                          "; leave it out, or use fewer worked examples"));
+                          " tokens, but the model takes at most ", model_->config().max_length(), " (",
+                          model_->config().max_length_reason(),
+                          "); leave it out, or use fewer worked examples"));
     }
   }
 }

@@ -26,17 +26,18 @@ struct SftSettings {
 
   template <class V>
   void visit(V& v) {
-    v("model", model, "what is trained");
-    v("out", out, "the folder to write the model to");
-    v("train_dataset", train_dataset, "messages, prompt and completion, or question and answer");
-    v("epochs", epochs, "passes over the data", at_least(1));
-    v("max_steps", max_steps, "stop after this many steps; 0: by epochs", at_least(0));
-    v("seed", seed, "of the order of examples", range(0, 1e15));
-    v("device", device, "what trains", one_of({"cpu", "cuda"}));
+    v("model", model, "the model to train");
+    v("out", out, "folder to write the model to");
+    v("train_dataset", train_dataset,
+      "examples with messages, prompt and completion, or question and answer");
+    v("epochs", epochs, "epochs over the examples", at_least(1));
+    v("max_steps", max_steps, "number of steps; 0: by epochs", at_least(0));
+    v("seed", seed, "seeds the order of examples and new adapters", range(0, 1e15));
+    v("device", device, "device that trains", one_of({"cpu", "cuda"}));
     v("dtype", dtype, "element type of the model",
       aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
     tree.visit(v);
-    v("mb_spec", mb_spec, "micro-batches");
+    v("mb_spec", mb_spec, "size of the passes");
     v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
     v("optimizer", optimizer, "AdamW");
   }

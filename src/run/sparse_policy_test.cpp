@@ -126,7 +126,7 @@ TEST(SparsePolicy, EveryPlanHasTheSameGradient) {
 }
 
 // The derivative along a direction, by finite differences.
-TEST(SparsePolicy, TheGradientIsTheDerivativeWhereTheChoiceStays) {
+TEST(SparsePolicy, TheGradientIsTheDerivativeIfTheChoiceStays) {
   const auto model = small_model(at::kDouble, 6, deep_config());
   std::vector<Trajectory> samples = sparse_samples(*model);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
@@ -212,7 +212,7 @@ ExecutionResult executed(Model& model, const std::vector<Trajectory>& samples) {
   return executor.forward_backward(make_plan("blocks", plan_request(batch, 80)), batch, *make_loss(settings));
 }
 
-TEST(SparseReplay, TrainingAttendsToWhatGenerationKept) {
+TEST(SparseReplay, TrainingAttendsToThePagesThatGenerationKept) {
   const auto model = small_model(at::kFloat, 5, deep_config());
   std::vector<Trajectory> samples = kept_samples(*model);
   const TrainBatch batch = make_batch(samples, {}, at::kDouble);
@@ -236,7 +236,7 @@ TEST(SparseReplay, TrainingAttendsToWhatGenerationKept) {
         choices.pages[choices.begin[i] + at] = static_cast<uint16_t>(1 + at % length);
     }
   const ExecutionResult others = executed(*model, samples);
-  EXPECT_GT(error(others), 1e-3) << "what was kept is not attended to";
+  EXPECT_GT(error(others), 1e-3) << "the kept pages are not attended to";
   EXPECT_GT(others.metrics.at("sparse/choices_differ").value(), 0.2);
 }
 
@@ -294,7 +294,7 @@ TEST(SparseReplay, AgreesInLongContextsSlow) {
 }
 
 // Equal tokens with other page choices are different tokens from there on.
-TEST(SparseReplay, SequencesPartWhereTheirChoicesDo) {
+TEST(SparseReplay, EqualTokensWithDifferentChoicesAreDistinct) {
   Trajectory row;
   row.input_ids = {3, 4, 5, 5, 5};
   row.loss_mask = {0, 0, 1, 1, 1};
@@ -332,9 +332,9 @@ at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples)
   return Executor(model).forward(make_plan("blocks", plan_request(batch, 96)), batch).log_probs_R;
 }
 
-// The step of the sparse policy (phi): its gradient is the surrogate's derivative by the adapters. The policy
-// (theta) gets no gradient and does not change.
-TEST(SparsePolicyTrainer, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays) {
+// The step of the sparse policy: its gradient is the surrogate's derivative by the adapters. The policy
+// gets no gradient and does not change.
+TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
   for (const std::string kl : {"k2", "k3"}) {
     const auto trained_model = small_model(at::kDouble, 5, deep_config());
     const std::vector<Trajectory> samples = scored_samples(*trained_model);
@@ -397,11 +397,11 @@ TEST(SparsePolicyTrainer, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays
       EXPECT_TRUE(parameter->value.equal(before[i++])) << i;
     }
     for (Parameter* parameter : sparse_trainer.model().parameters())
-      EXPECT_FALSE(parameter->main_grad.defined()) << "theta's gradient is not computed";
+      EXPECT_FALSE(parameter->main_grad.defined()) << "the policy's gradient is not computed";
   }
 }
 
-TEST(SparsePolicyTrainer, TakesTheKlDown) {
+TEST(SparsePolicyTrainer, ReducesTheKl) {
   const auto trained_model = small_model(at::kDouble, 5, deep_config());
   std::vector<Trajectory> samples = scored_samples(*trained_model);
   for (Trajectory& sample : samples) sample.advantage = {0};
@@ -418,7 +418,7 @@ TEST(SparsePolicyTrainer, TakesTheKlDown) {
 
 // A separate draft model in place of the adapters: all of it is trained towards the policy, which does not
 // change. A run resumed from a snapshot continues bit for bit.
-TEST(SparsePolicyTrainer, AWeakModelTakesItsKlDownAndGoesOn) {
+TEST(SparsePolicyTrainer, ADraftPolicyReducesItsKlAndResumes) {
   const auto strong = small_model(at::kDouble, 5, deep_config());
   for (Parameter* parameter : strong->parameters()) parameter->value.mul_(1.5);
   std::vector<Trajectory> samples = scored_samples(*strong);
@@ -437,7 +437,7 @@ TEST(SparsePolicyTrainer, AWeakModelTakesItsKlDownAndGoesOn) {
   double last = first;
   for (int i = 0; i < 15; ++i) last = step(sparse_trainer);
   EXPECT_LT(last, 0.7 * first);
-  const auto directory = std::filesystem::path(testing::TempDir()) / str("bough_weak_", getpid());
+  const auto directory = std::filesystem::path(testing::TempDir()) / str("bough_draft_", getpid());
   sparse_trainer.snapshot(/*copies=*/true).save(directory, "");
   SparsePolicyTrainer resumed = make();
   resumed.load(directory);
@@ -447,7 +447,7 @@ TEST(SparsePolicyTrainer, AWeakModelTakesItsKlDownAndGoesOn) {
   for (size_t i = 0; i < own.size(); ++i) EXPECT_TRUE(own[i]->value.equal(other[i]->value)) << i;
 }
 
-TEST(SparsePolicyTrainer, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {
+TEST(SparsePolicyTrainer, WithABudgetAboveEveryContextTheTwoPoliciesAreEqual) {
   const auto trained_model = small_model(at::kDouble, 5, deep_config());
   std::vector<Trajectory> samples = scored_samples(*trained_model);
   samples.resize(samples.size() - 2);  // without those that no engine sampled

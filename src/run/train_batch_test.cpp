@@ -53,7 +53,7 @@ TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples, bool with_b
   return order;
 }
 
-TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
+TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndReportsMetrics) {
   RunSettings settings;
   FakeTrainer trainer;
   const StepRecord record = train_batch(order_of(0, 3, 8), settings, trainer);
@@ -94,7 +94,7 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
 }
 
 // A conversation of several rows counts as one sample in the batch's reward metrics.
-TEST(TrainBatch, RewardsAreOfTrajectoriesNotOfRows) {
+TEST(TrainBatch, RewardMetricsCountTrajectoriesNotRows) {
   TrainOrder order = order_of(0, 1, 2);
   auto group = std::make_shared<FinishedGroup>(*order.groups[0]);
   Trajectory one = group->samples[0], other = group->samples[0];
@@ -159,7 +159,7 @@ TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
 
 // The trainer computes the acceptance of every sample before any is chosen. The two nearest samples of each
 // group are trained on.
-TEST(TrainBatch, SamplesAreChosenByWhatTheTrainerAccepts) {
+TEST(TrainBatch, SamplesAreChosenByTheirAcceptance) {
   class AcceptingTrainer final : public BatchTrainer {
    public:
     MetricValues train(const std::vector<Trajectory>&) override { return {}; }

@@ -320,8 +320,8 @@ def test_settings_that_cannot_be(bough, experiment):
     config = experiment()
     for overrides, message in [
         (["serve.host=0.0.0.0"], "there is no key"),
-        (["total_train_steps=0"], "know no epochs"),
-        (["environment.type=guess"], "agents outside or with an environment, not both"),
+        (["total_train_steps=0"], "there are no epochs"),
+        (["environment.type=guess"], "external agents and an environment cannot both"),
         (["serve.port=70000"], "serve.port"),
         (["serve.tool_call_parser=hermos"], "hermos"),
     ]:

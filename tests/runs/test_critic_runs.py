@@ -115,7 +115,7 @@ def test_memory_counts_what_the_critic_holds(bough):
     for steps in (2, 3):
         arguments = ("trial_name=shared", f"total_train_steps={steps}", small)
         done = bough("train", config, *arguments, ok=True, env=ENVIRONMENT)
-        assert ("memory does not hold a second model" in done.stderr) == (steps == 2)
+        assert ("memory is too small for a second model" in done.stderr) == (steps == 2)
     shared = last_checkpoint(bough.cwd / "runs/tiny/shared") / "critic"
     assert (shared / "value_head.safetensors").exists() and not (shared / "model").exists()
 

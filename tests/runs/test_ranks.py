@@ -381,7 +381,7 @@ def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment, la
     experiment("killed0", "--ranks", 2, "total_train_steps=12")
     assert final_state(experiment.folder("killed0")) == final_state(experiment.folder("whole"))
     said = experiment("killed1", "--ranks", 3, "total_train_steps=12")
-    assert "on 2 ranks, now it is with 1 on 3" in said.stderr
+    assert "on 2 ranks, and continues with 1 on 3" in said.stderr
     assert len(read_metrics(experiment.folder("killed1"))) == 12
 
 
@@ -565,7 +565,7 @@ def test_a_killed_run_with_engine_ranks_goes_on(bough, experiment):
     experiment("killed2", *words)
     assert final_state(experiment.folder("killed2")) == final_state(experiment.folder("whole"))
     said = experiment("killed0", "--ranks", 2, "total_train_steps=12")
-    assert "on 3 ranks, of which 1 generate, now it is with 1 on 2:" in said.stderr
+    assert "on 3 ranks (1 generating), and continues with 1 on 2:" in said.stderr
     assert len(read_metrics(experiment.folder("killed0"))) == 12
 
 
@@ -618,7 +618,7 @@ def test_engines_that_die_cost_their_requests_a_retry(bough, experiment, launche
     assert final_state(experiment.folder("killed")) == final_state(experiment.folder("whole"))
     restarts = read_metrics(experiment.folder("killed"))[-1]["rollout/engine_restarts"]
     assert restarts == len(killed)
-    assert "engine rank 1 of 1: the engine's process was killed by signal 9 (Killed)" in said
+    assert "engine rank 1 of 1: the engine process was killed by signal 9 (Killed)" in said
 
 
 def test_an_asynchronous_run_with_engine_ranks_is_interrupted_and_goes_on(bough, experiment):
@@ -730,8 +730,8 @@ def test_areals_names_say_how_many(bough, experiment):
 def test_what_ranks_cannot_do_is_refused(bough, experiment):
     sparse = ("rollout.sparse.budget=64", "gconfig.top_logprobs=20", "actor.backend=fsdp:c2")
     for words, said in (
-        ((*sparse, "sparse_training.arm=distill"), "trains by choice of pages"),
-        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains by choice of pages"),
+        ((*sparse, "sparse_training.arm=distill"), "trains with chosen pages"),
+        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains with chosen pages"),
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "rollout.batch_invariant=true"), "another order"),
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
         (("actor.backend=fsdp:p2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),

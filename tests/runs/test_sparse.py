@@ -123,7 +123,7 @@ def test_what_a_weak_model_may_not_be(bough):
         (["rollout.quantization=int8"], "no quantized copy"),
         (
             ["rollout.backend=vllm", "rollout.servers.addresses=[http://127.0.0.1:1]"],
-            "policy of its own generate",
+            "generates with its own policy",
         ),
     ]
     for settings, words in cases:

@@ -170,7 +170,7 @@ def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
         if begun:
             break
     assert begun, "nothing was ever running"
-    assert "threads from now on: 1 generate, 1 train" in (run / "log.txt").read_text()
+    assert "threads from now on: generation 1, training 1" in (run / "log.txt").read_text()
     done = state["step"]
     # Finished samples come first, three groups a step.
     steps = (len(state["buffer"]) + len(state["awaiting_reward"])) // 3 + 4
