@@ -133,7 +133,7 @@ int64_t smallest_budget(bough::PlanRequest request) {
   try {
     bough::make_plan("auto", request);
   } catch (const bough::UserError& error) {
-    const std::string text = error.what(), before = "the smallest that would do is ";
+    const std::string text = error.what(), before = "the smallest budget that fits is ";
     return std::atoll(text.c_str() + text.find(before) + before.size());
   }
   return 1;

@@ -146,8 +146,8 @@ CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
 }  // namespace
 
 const char* dtype_name(at::ScalarType dtype) {
-  BOUGH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, "a model of ",
-              c10::toString(dtype));
+  BOUGH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, "dtype: got ",
+              c10::toString(dtype), ", expected fp32, bf16 or fp64");
   return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
 }
 

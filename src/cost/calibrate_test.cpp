@@ -17,7 +17,7 @@ namespace {
 // One round of passes of up to 256 tokens takes a second.
 const CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
 
-TEST(Median, OfFewAndOfMany) {
+TEST(Median, IsTheUpperMiddleValue) {
   EXPECT_EQ(upper_median({}), 0);
   EXPECT_EQ(upper_median({3}), 3);
   EXPECT_EQ(upper_median({9, 2, 5}), 5);
@@ -79,7 +79,7 @@ TEST(Calibrate, HoldsNothingWhenItIsDone) {
   EXPECT_EQ(cpu_allocated_bytes(), before);
 }
 
-TEST(Calibrate, EndsSoonWhereItIsToStop) {
+TEST(Calibrate, EndsSoonIfStopped) {
   int asked = 0;
   CalibrationEffort effort = kBrief;
   effort.stop = [&] { return ++asked == 3; };

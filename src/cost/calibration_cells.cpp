@@ -366,12 +366,12 @@ double CalibrationCells::disturbance() const {
 
 int CalibrationCells::measure(const CalibrationEffort& effort) {
   const Time begin = std::chrono::steady_clock::now();
-  Progress progress("measuring this machine", 0, "kernel runs",
+  Progress progress("measuring this machine's speed", 0, "kernel runs",
                     effort.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
   const auto turn = [&](bool counted) {
     for (Cell* cell : all_) {
       if (effort.stop && effort.stop())
-        throw Interrupted("stopped while this machine was measured; nothing was trained");
+        throw Interrupted("stopped while the speed of this machine was measured; nothing was trained");
       add_turn(*cell, counted);
       progress.advance();
     }

@@ -12,8 +12,8 @@ CostModel::CostModel(DeviceProfile device, ModelShape shape)
     : device_(std::move(device)), shape_(std::move(shape)) {
   device_.check_integrity();
   const int64_t bytes = device_.dtype == "bf16" ? 2 : device_.dtype == "fp32" ? 4 : 8;
-  BOUGH_CHECK(shape_.element_bytes == bytes, "shape ", shape_.name, " has elements of ", shape_.element_bytes,
-              " bytes, the profile of ", device_.name, " is for ", device_.dtype);
+  BOUGH_CHECK(shape_.element_bytes == bytes, "model shape ", shape_.name, " has elements of ",
+              shape_.element_bytes, " bytes, but the profile of ", device_.name, " is for ", device_.dtype);
 }
 
 double CostModel::attention_seconds(const PassShape& pass, bool backward) const {

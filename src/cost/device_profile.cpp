@@ -9,8 +9,8 @@
 namespace bough {
 
 double CostCurve::clamped(int64_t size) const {
-  BOUGH_CHECK(!sizes.empty() && sizes.size() == values.size(), "a curve of ", sizes.size(), " sizes and ",
-              values.size(), " values");
+  BOUGH_CHECK(!sizes.empty() && sizes.size() == values.size(), "a cost curve has ", sizes.size(),
+              " sizes and ", values.size(), " values; expected equally many, at least one");
   const auto above = std::lower_bound(sizes.begin(), sizes.end(), size) - sizes.begin();
   if (above == 0) return values.front();
   if (above == static_cast<int64_t>(sizes.size())) return values.back();
@@ -102,11 +102,11 @@ class Reader {
   }
   void operator()(const char* key, int64_t& value) const {
     value = find(key, &Json::is_number_integer, "a whole number").get<int64_t>();
-    require(value >= 0, key, "a whole number from 0 up");
+    require(value >= 0, key, "a whole number, at least 0");
   }
   void operator()(const char* key, double& value) const {
     value = find(key, &Json::is_number, "a number").get<double>();
-    require(value >= 0, key, "a number from 0 up");
+    require(value >= 0, key, "a number, at least 0");
   }
   void operator()(const char* key, DeviceKernels::Attention& value) const {
     auto name = find(key, &Json::is_string, "text").get<std::string>();
@@ -125,7 +125,7 @@ class Reader {
       curve.sizes.push_back(size.get<int64_t>());
     }
     for (const auto& value : in.find("values", &Json::is_array, "a list")) {
-      in.require(value.is_number() && value.get<double>() >= 0, "values", "numbers from 0 up");
+      in.require(value.is_number() && value.get<double>() >= 0, "values", "numbers, at least 0");
       curve.values.push_back(value.get<double>());
     }
     in.require(!curve.sizes.empty() && curve.sizes.size() == curve.values.size(), "values",
@@ -166,7 +166,8 @@ struct Checker {
   void operator()(const char* key, const CostCurve& curve) const {
     BOUGH_CHECK(!curve.sizes.empty() && curve.sizes.size() == curve.values.size() && curve.sizes[0] > 0 &&
                     std::is_sorted(curve.sizes.begin(), curve.sizes.end(), std::less_equal<>()),
-                "device profile: ", key, " has ", curve.sizes.size(), " sizes, or out of order");
+                "device profile: ", key, " has ", curve.sizes.size(), " sizes and ", curve.values.size(),
+                " values; expected equally many, at least one, and ascending sizes above 0");
     for (const double value : curve.values) (*this)(key, value);
   }
   void operator()(const char*, const AttentionCost& cost) const { visit_attention(cost, *this); }
@@ -220,22 +221,19 @@ struct Gpu {
 //   FlashAttention-2.
 constexpr std::array kGpus = {
     Gpu{"h100", "NVIDIA H100 80GB HBM3",
-        "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); products at an "
-        "assumed 65% "
-        "of that; attention within what FlashAttention-3 reports; 5 us a launch; "
+        "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); matrix products at "
+        "an assumed 65% of that; attention in the range that FlashAttention-3 reports; 5 us a launch; "
         "an assumed 25 GB/s to the host",
         989e12, 67e12, 3.35e12, 80'000'000'000, 0.65, 0.6, 0.45},
     Gpu{"h200", "NVIDIA H200",
-        "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); products at an "
-        "assumed 65% "
-        "of that; attention within what FlashAttention-3 reports of H100; 5 us a launch; "
-        "an assumed 25 GB/s to the host",
+        "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); matrix products at "
+        "an assumed 65% of that; attention in the range that FlashAttention-3 reports for H100; 5 us a "
+        "launch; an assumed 25 GB/s to the host",
         989e12, 67e12, 4.8e12, 141'000'000'000, 0.65, 0.6, 0.45},
     Gpu{"a100", "NVIDIA A100-SXM4-80GB",
-        "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); products at "
-        "an "
-        "assumed 75% of that; attention within what FlashAttention-2 reports; 5 us a launch; "
-        "an assumed 25 GB/s to the host",
+        "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); matrix "
+        "products at an assumed 75% of that; attention in the range that FlashAttention-2 reports; 5 us a "
+        "launch; an assumed 25 GB/s to the host",
         312e12, 19.5e12, 2.0e12, 80'000'000'000, 0.75, 0.6, 0.5},
 };
 
@@ -272,8 +270,8 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   const auto gpu = std::find_if(kGpus.begin(), kGpus.end(), [&](const Gpu& g) { return g.name == name; });
   if (gpu == kGpus.end()) throw UserError(str("device: got ", quoted(name), ", expected h100, h200 or a100"));
   if (dtype != "bf16" && dtype != "fp32")
-    throw UserError(str("dtype: got ", quoted(dtype), ", expected bf16 or fp32: there are no rates of ", name,
-                        " for another one"));
+    throw UserError(str("dtype: got ", quoted(dtype), ", expected bf16 or fp32: the profile of ", name,
+                        " has no rates for other dtypes"));
   const bool bf16 = dtype == "bf16";
   const double element_bytes = bf16 ? 2 : 4;
   const double peak = bf16 ? gpu->bf16_flops : gpu->fp32_flops;

@@ -134,7 +134,7 @@ TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
     }
 }
 
-TEST(PeakMemory, OfPassesThatComputeTheirLayersAgain) {
+TEST(PeakMemory, AsPredictedForPassesThatRecomputeLayers) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const int64_t inner : {32, 192, 1024})
       for (const bool post_norms : {false, true}) {
@@ -173,7 +173,7 @@ TEST(PeakMemory, StaysWithinABudgetThatPassesKeepLessFor) {
   }
 }
 
-TEST(PeakMemory, OfALongStack) {
+TEST(PeakMemory, AsPredictedForALongStack) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Steps steps(config_of(32, 2, 96, 500), dtype);
     for (const bool train_trunk : {false, true})
@@ -185,7 +185,7 @@ TEST(PeakMemory, OfALongStack) {
 }
 
 // If the MLP is narrow, attention's temporaries are the largest. If the MLP is wide, its own temporaries are.
-TEST(PeakMemory, OfNarrowAndWideMlps) {
+TEST(PeakMemory, AsPredictedForNarrowAndWideMlps) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const int64_t inner : {32, 1024}) {
       Steps steps(config_of(96, 1, inner, 100), dtype);
@@ -198,7 +198,7 @@ TEST(PeakMemory, OfNarrowAndWideMlps) {
 
 // Post-norms: Gemma has them in addition to pre-norms, OLMo 2 has only post-norms. OLMo 2 also normalizes q
 // and k over all heads together.
-TEST(PeakMemory, OfFamiliesWithPostNorms) {
+TEST(PeakMemory, AsPredictedForFamiliesWithPostNorms) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const bool gemma : {true, false}) {
       ModelConfig config = config_of(64, 3, 192, 500);
@@ -231,7 +231,7 @@ TEST(PeakMemory, Fp64) {
 }
 
 // A critic's plan execution: a value_head with one output, forward only and with gradients.
-TEST(PeakMemory, OfACriticsWalks) {
+TEST(PeakMemory, AsPredictedForACriticsPlanExecutions) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto config = config_of(64, 3, 192, 500);
     const auto model = make_model(config, dtype);

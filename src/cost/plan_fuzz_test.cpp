@@ -42,7 +42,7 @@ std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request
   } catch (const UserError& error) {
     const std::string message = error.what();
     if (message.find("memory (") == std::string::npos) throw;
-    const size_t at = message.find("would do is ") + 12;
+    const size_t at = message.find("that fits is ") + 13;
     request.memory_bytes = std::stoll(message.substr(at));
     EXPECT_NO_THROW(make_plan(strategy, request)) << message;
     return {};

@@ -100,7 +100,7 @@ TEST(PlanSpeed, DraftsOverTheirMemoryAreGivenUpEarly) {
 }
 
 // A draft is given up only if the peak of its plan exceeds the limit.
-TEST(PlanSpeed, GivesUpOnlyWhatDoesNotFit) {
+TEST(PlanSpeed, GivesUpOnlyDraftsThatDoNotFit) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(str("seed ", seed));
     const auto sequences = random_sequences(seed, seed % 5 == 0 ? 2000 : 200);
@@ -158,7 +158,7 @@ TEST(PlanSpeed, AMillionTokensInFourThousandSequences) {
         try {
           make_plan("auto", request);
         } catch (const UserError& error) {
-          const std::string text = error.what(), before = "the smallest that would do is ";
+          const std::string text = error.what(), before = "the smallest budget that fits is ";
           request.memory_bytes = std::stoll(text.substr(text.find(before) + before.size()));
         }
       }

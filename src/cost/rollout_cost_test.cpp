@@ -24,7 +24,7 @@ double vector_bytes(const CostModel& costs) {
 
 // With one sample per group, attended keys and read bytes equal the appendix's formula. The sum over passes
 // differs from its integral by half a key per pass.
-TEST(RolloutCost, OfSingleSamplesIsAppendixB) {
+TEST(RolloutCost, SingleSamplesFollowAppendixB) {
   const CostModel costs = model();
   const double layers = static_cast<double>(costs.shape().num_layers);
   struct Case {
@@ -87,7 +87,7 @@ TEST(RolloutCost, DenseLayersReadAllAndSummariesCost) {
   EXPECT_DOUBLE_EQ(rollout_cost(costs, groups, {{{0, 8192}}, 0}, 64).seconds(), dense.seconds());
 }
 
-TEST(RolloutCost, SamplesBeginAsOthersEnd) {
+TEST(RolloutCost, SamplesBeginWhenOthersEnd) {
   const CostModel costs = model();
   const RolloutCost cost = rollout_cost(costs, {{10, {5, 3}}, {10, {4, 0}}}, {}, 2);
   EXPECT_EQ(cost.tokens, 12);

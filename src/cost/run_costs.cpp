@@ -68,17 +68,17 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
   try {
     const Json json = read_json(file);
     if (!json.is_object() || json.value("measured_for", Json()) != to_json(key)) {
-      log_info(str(file.string(), " is of another version or device"));
+      log_info(str(file.string(), " is for another version or device; measuring again"));
       return {};
     }
     const auto age = fs::file_time_type::clock::now() - fs::last_write_time(file);
     if (json.value("provisional", false) && age > kProvisional) {
-      log_info(str(file.string(), " was measured while other programs were busy"));
+      log_info(str(file.string(), " was measured while other programs were busy; measuring again"));
       return {};
     }
     return DeviceProfile::from_json(json.value("profile", Json()), str(file.string(), ": profile"));
   } catch (const std::exception& error) {
-    log_warning(str(error.what(), "; measured again"));
+    log_warning(str(error.what(), "; measuring again"));
     return {};
   }
 }
@@ -102,7 +102,7 @@ void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProf
                                              {"provisional", provisional},
                                              {"profile", profile.to_json()}}));
   } catch (const std::exception& error) {
-    log_warning(str("the measurement is not kept for later runs: ", error.what()));
+    log_warning(str("cannot save the measurement for later runs: ", error.what()));
   }
 }
 
@@ -127,7 +127,7 @@ DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
   if (!folder.empty())
     if (auto profile = read_profile(file, key)) return *std::move(profile);
   const bool is_cpu = key.threads > 0;
-  log_info(str("measuring this ", is_cpu ? "CPU" : "GPU", " once, for plans (", key.device, "; ",
+  log_info(str("measuring this ", is_cpu ? "CPU" : "GPU", " once, for the planner (", key.device, "; ",
                is_cpu ? str(key.threads, " threads, ") : "", key.dtype, "): about 7 s"));
   const auto begin = std::chrono::steady_clock::now();
   const double cpu_begin = thread_cpu_seconds();
@@ -136,9 +136,10 @@ DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
   const double share = (thread_cpu_seconds() - cpu_begin) / std::max(seconds, 1e-9);
   if (is_cpu && seconds > kShortest && share < kLeastShare) {
     log_warning(str(
-        "measured in ", format_duration(seconds), ", with a core for ", format_significant(100 * share, 2),
-        "% of that: other programs were busy. Gradients are right all the same, but plans may not be "
-        "the fastest; measured again in ten minutes, when it is needed"));
+        "measured in ", format_duration(seconds), ", with a core for only ",
+        format_significant(100 * share, 2),
+        "% of that time: other programs were busy. Gradients are correct, but plans may not be the fastest; "
+        "a run that starts more than ten minutes later measures again"));
     if (!folder.empty()) write_profile(file, key, profile, true);
     return profile;
   }
@@ -157,7 +158,7 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype) {
   try {
     return built_in_profile(device, dtype_name(dtype));
   } catch (const UserError& error) {
-    throw UserError(str("--", error.what(), "; cpu is this machine"));
+    throw UserError(str("--", error.what(), "; use cpu for this machine"));
   }
 }
 
@@ -190,7 +191,7 @@ CostModel model_costs(const Model& model, const std::function<bool()>& stop) {
 
 CostModel shared_costs(const Model& model, Communicator& ranks) {
   const std::string own = ranks.rank() == 0 ? profile_of(model, {}).to_json().dump() : "";
-  return CostModel(DeviceProfile::from_json(Json::parse(ranks.broadcast(own)), "rank 0's profile"),
+  return CostModel(DeviceProfile::from_json(Json::parse(ranks.broadcast(own)), "rank 0's device profile"),
                    model_shape(model));
 }
 
@@ -203,7 +204,7 @@ CostModel run_costs(const std::filesystem::path& folder, const std::string& from
       source.empty() ? profile_of(model, stop) : DeviceProfile::from_json(read_json(source), source.string());
   if (profile.dtype != dtype_name(model.dtype()))
     throw UserError(str(source.string(), ": measured in ", profile.dtype, ", but the model computes in ",
-                        dtype_name(model.dtype()), "; take a calibration of that type, or none"));
+                        dtype_name(model.dtype()), "; use a calibration of that dtype, or none"));
   if (!begun) write_file_atomically(file, dump_pretty(profile.to_json()));
   return CostModel(profile, model_shape(model));
 }

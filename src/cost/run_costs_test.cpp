@@ -70,7 +70,7 @@ TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
   EXPECT_EQ(get({"Some(R) CPU @ 3 GHz. avx2", key_.threads, key_.dtype}).name, "measurement 5");
 }
 
-TEST_F(ProfileCache, WhatABusyMachineMeasuredIsGoodForTenMinutes) {
+TEST_F(ProfileCache, AMeasurementOfABusyMachineIsValidForTenMinutes) {
   const auto get_busy = [&] {
     return cached_profile(folder_, key_, [&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the thread has no core
@@ -86,7 +86,7 @@ TEST_F(ProfileCache, WhatABusyMachineMeasuredIsGoodForTenMinutes) {
   EXPECT_EQ(measurements_, 2);
 }
 
-TEST_F(ProfileCache, WhatIsDamagedOrOldIsMeasuredAgain) {
+TEST_F(ProfileCache, DamagedAndOldFilesAreMeasuredAgain) {
   get(key_);
   const auto whole = read_file(only_file());
   auto old = parse_json(whole, "test");

@@ -232,7 +232,7 @@ void expect_priced(const Adversarial& batch, int64_t bound, const Priced& option
       } catch (const UserError& error) {
         EXPECT_LT(budget, best.peak_bytes);
         EXPECT_EQ(attempt, 0) << error.what();
-        const std::string text = error.what(), before = "the smallest that would do is ";
+        const std::string text = error.what(), before = "the smallest budget that fits is ";
         const size_t at = text.find(before);
         ASSERT_NE(at, std::string::npos) << text;
         request.memory_bytes = std::stoll(text.substr(at + before.size()));

@@ -24,7 +24,7 @@ class Flags {
       offsets_.push_back(offsets_.back() + static_cast<int64_t>(sequence.size()));
     BOUGH_CHECK(request.trained.empty() || offsets_.back() == static_cast<int64_t>(request.trained.size()),
                 "the batch has ", offsets_.back(), " tokens, but ", request.trained.size(),
-                " flags say what trains");
+                " training flags");
   }
 
   size_t num_sequences() const { return request_.sequences.size(); }

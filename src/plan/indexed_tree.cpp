@@ -13,7 +13,7 @@ std::vector<int32_t> IndexedTree::trained_counts() const {
   const auto& tree = *tree_;
   const auto& offsets = tree.sequence_offset;
   BOUGH_CHECK(offsets.back() == static_cast<int64_t>(request_.trained.size()), "the batch has ",
-              offsets.back(), " tokens, but ", request_.trained.size(), " flags say what trains");
+              offsets.back(), " tokens, but ", request_.trained.size(), " training flags");
   std::vector<int32_t> counts(tree.num_tokens(), 0);
   for (size_t s = 0; s < tree.sequence_end.size(); ++s) {
     const uint8_t* own = request_.trained.data() + offsets[s];

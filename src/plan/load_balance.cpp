@@ -245,8 +245,8 @@ std::vector<RankShare> balance_by_length(const PrefixTree& tree, int64_t num_ran
 double largest_balanced_cost(std::span<const double> whole, std::span<const double> added,
                              int64_t num_ranks) {
   check_ranks(num_ranks);
-  BOUGH_CHECK(whole.size() == added.size(), whole.size(), " leaves by themselves, ", added.size(),
-              " behind others");
+  BOUGH_CHECK(whole.size() == added.size(), "got ", whole.size(), " costs of whole paths and ", added.size(),
+              " added costs; expected one of each for every leaf");
   return whole.empty() ? 0 : largest(search(LeafCosts{whole, added}, num_ranks));
 }
 

@@ -236,9 +236,9 @@ class Planner {
     if (!any_too_large) throw *refused;
     const int64_t smallest = smallest_memory(strategies);
     throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
-                        " bytes over weights and gradients, too little for this batch by strategy ",
+                        " bytes over weights and gradients, too little for this batch with strategy ",
                         strategies.size() > 1 ? "auto" : std::string(strategies.front()->name),
-                        "; the smallest that would do is ", smallest, " bytes (",
+                        "; the smallest budget that fits is ", smallest, " bytes (",
                         format_bytes(static_cast<double>(smallest)), ")"));
   }
 

@@ -22,9 +22,10 @@ void check_capacity(const PrefixTree& tree, int64_t capacity) {
   for (int64_t s = 0; s < tree.num_sequences_total(); ++s) {
     const int64_t length = tree.sequence_offset[s + 1] - tree.sequence_offset[s];
     if (length > capacity)
-      throw UserError(str("sequence ", s, " of the batch has ", length, " tokens, and a packed tree at most ",
-                          capacity, ": raise max_tokens_per_mb to at least ", length,
-                          ", or take a plan that cuts paths (tree_training_mode: auto, path or dense)"));
+      throw UserError(str("sequence ", s, " of the batch has ", length,
+                          " tokens, but a packed tree has at most ", capacity,
+                          ": raise max_tokens_per_mb to at least ", length,
+                          ", or set tree_training_mode to auto, path or dense, which split long sequences"));
   }
 }
 
@@ -269,8 +270,8 @@ Packing pack_exactly(const PrefixTree& tree, const BranchTree& branches, int64_t
     throw UserError(
         str("packer: exact finds no packing of these ", tree.num_sequences_total(),
             " sequences into trees of at most ", capacity,
-            " tokens in reasonable time, which grows exponentially with them; take auto, which is "
-            "near the optimum, or fewer sequences a batch (ppo_n_minibatches)"));
+            " tokens in reasonable time, which grows exponentially with the number of sequences; use auto, "
+            "which is near the optimum, or smaller mini-batches (ppo_n_minibatches)"));
   return std::move(*exact);
 }
 

@@ -306,7 +306,7 @@ TEST(Packers, EachIsItsFunctionAndExactIsTheOptimum) {
   }
 }
 
-TEST(Packers, AreNamedWhereOneIsUnknownOrAsksTooMuch) {
+TEST(Packers, UnknownOnesAndTooLargeExactPackingsAreRefused) {
   try {
     pack_named("worst", {{1, 2}}, 4);
     FAIL();
@@ -338,7 +338,7 @@ TEST(Packing, APathLongerThanTheCapacityIsNamed) {
       FAIL() << name;
     } catch (const UserError& error) {
       const std::string message = error.what();
-      EXPECT_NE(message.find("sequence 1 of the batch has 5 tokens, and a packed tree at most 4"),
+      EXPECT_NE(message.find("sequence 1 of the batch has 5 tokens, but a packed tree has at most 4"),
                 std::string::npos)
           << message;
       EXPECT_NE(message.find("raise max_tokens_per_mb to at least 5"), std::string::npos) << message;

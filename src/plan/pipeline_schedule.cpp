@@ -105,7 +105,7 @@ double pipeline_seconds(std::span<const ExecutionStep> steps, std::span<const do
   }
   double seconds = 0;
   for (const StageState& stage : stages) {
-    BOUGH_CHECK(stage.next == stage.order.size(), "stages wait for each other");
+    BOUGH_CHECK(stage.next == stage.order.size(), "deadlock: the pipeline stages wait for each other");
     seconds = std::max(seconds, stage.seconds);
   }
   return seconds;

@@ -44,7 +44,7 @@ std::vector<int64_t> messages(const std::vector<ScheduleSlot>& order, bool backw
   return steps;
 }
 
-TEST(PipelineOrder, OfOneStageIsThePlans) {
+TEST(PipelineOrder, OneStageFollowsThePlan) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const Plan plan = random_plan(seed);
     const std::vector<ExecutionStep> steps = execution_steps(plan);
@@ -65,7 +65,7 @@ TEST(PipelineOrder, OfOneStageIsThePlans) {
 // Every block is forwarded on the rows of its path. Its backward comes after its forward and after all
 // backwards of its descendants. Stacks have the stated contents. Stages send in the order in which their
 // neighbors receive, so there is no deadlock.
-TEST(PipelineOrder, IsAWalkOfEveryStageInWhichNobodyWaitsForEver) {
+TEST(PipelineOrder, EveryStageExecutesThePlanWithoutDeadlock) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const Plan plan = random_plan(seed);
     const std::vector<ExecutionStep> steps = execution_steps(plan);

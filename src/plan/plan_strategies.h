@@ -75,8 +75,8 @@ Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 // the loss. Returns the largest int64_t if the request has no memory bound.
 int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64_t stack_capacity);
 
-// Runs choose_recompute_policies() (kept.h) on each tree. budget: bytes, in addition to weights and
-// gradients.
+// Runs choose_recompute_policies() (recompute_policy.h) on each tree. budget: bytes, in addition to weights
+// and gradients.
 void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const RecomputeRules& rules);
 
 }  // namespace bough

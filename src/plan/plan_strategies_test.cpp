@@ -207,7 +207,7 @@ TEST(Strategies, BlocksOfPathAndBlocksAreCounted) {
   }
 }
 
-TEST(Strategies, TheTableIsWhatTheNamesSay) {
+TEST(Strategies, EveryNameIsAcceptedAndUnknownOnesAreRefused) {
   for (const auto name : strategy_names()) {
     EXPECT_NO_THROW(check_strategy("--mode", name));
     EXPECT_NO_THROW(make_plan(name, {}));

@@ -19,7 +19,7 @@ int64_t least_memory(const std::string& strategy, PlanRequest request) {
   try {
     make_plan(strategy, request);
   } catch (const UserError& error) {
-    const std::string text = error.what(), before = "the smallest that would do is ";
+    const std::string text = error.what(), before = "the smallest budget that fits is ";
     return std::stoll(text.substr(text.find(before) + before.size()));
   }
   return 0;
@@ -50,7 +50,7 @@ std::vector<std::vector<int32_t>> group(int32_t num_samples, int32_t prompt, int
 }
 
 // A device whose passes cost so much that a few large passes with recomputed layers beat many small ones.
-TEST(Kept, LargePassesThatComputeLayersAgainBeatManySmallOnes) {
+TEST(RecomputePolicies, LargePassesThatRecomputeLayersBeatManySmallOnes) {
   const TestCosts costs(/*overhead=*/3000);
   const auto sequences = group(64, 200, 100);
   for (const char* strategy : {"dense", "packed", "blocks", "auto"}) {
@@ -70,7 +70,7 @@ TEST(Kept, LargePassesThatComputeLayersAgainBeatManySmallOnes) {
   }
 }
 
-TEST(Kept, WithoutABoundOrWithRoomPlansAreWhatTheyAreWithoutTheChoice) {
+TEST(RecomputePolicies, NothingIsRecomputedWithoutABudgetOrWithEnoughMemory) {
   const TestCosts costs(400);
   const auto sequences = group(16, 200, 100);
   for (const std::string strategy : {"dense", "packed", "path", "blocks", "auto"})
@@ -88,7 +88,7 @@ TEST(Kept, WithoutABoundOrWithRoomPlansAreWhatTheyAreWithoutTheChoice) {
     }
 }
 
-TEST(Kept, AlwaysIsEveryBlockWithAndWithoutCosts) {
+TEST(RecomputePolicies, AlwaysRecomputesEveryBlockWithAndWithoutCosts) {
   const TestCosts costs;
   const auto sequences = group(16, 200, 100);
   for (const std::string strategy : {"dense", "packed", "path", "blocks", "auto"})
@@ -106,7 +106,7 @@ TEST(Kept, AlwaysIsEveryBlockWithAndWithoutCosts) {
 
 // Random trees and budgets. A plan never exceeds the budget and is never slower than without the choice. Some
 // budgets are feasible only with the choice.
-TEST(Kept, IsWithinTheBudgetAndNoSlowerThanWithoutTheChoice) {
+TEST(RecomputePolicies, PlansStayWithinTheBudgetAndAreNoSlowerThanWithoutRecompute) {
   int64_t num_faster = 0, num_only = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto sequences = random_sequences(seed, 400);
@@ -143,7 +143,7 @@ TEST(Kept, IsWithinTheBudgetAndNoSlowerThanWithoutTheChoice) {
 
 // A device with separate host memory. Smaller budgets become feasible, plans that fit without host memory do
 // not use it, and the device's own bytes stay within the budget.
-TEST(Kept, LayersInputsAreOnTheHostWhereNothingElseFits) {
+TEST(RecomputePolicies, LayerInputsAreOnTheHostIfNothingElseFits) {
   int64_t num_only = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     const auto sequences = random_sequences(seed, 400);

@@ -93,7 +93,8 @@ MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, cons
   const at::Tensor& behaviour_R = batch.fields.behaviour_log_probs_R;
   const std::vector<size_t> places = places_of(rows, batch);
   BOUGH_CHECK(std::ssize(places) == batch.num_rows() && dense.log_probs_R.numel() == batch.num_rows(),
-              places.size(), " places, ", dense.log_probs_R.numel(), " values, ", batch.num_rows(), " rows");
+              "got positions of ", places.size(), " tokens and log-probabilities of ",
+              dense.log_probs_R.numel(), " for a batch of ", batch.num_rows());
   const at::Tensor accepted_R = sampled_acceptance(behaviour_R, dense.log_probs_R).contiguous();
   const at::Tensor log_w_R = log_ratio(dense.log_probs_R.to(at::kDouble), behaviour_R.to(at::kDouble));
   Places accepted = by_place(accepted_R, places), ratios = by_place(log_w_R.exp(), places);
@@ -123,16 +124,15 @@ MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, cons
   // by the weights.
   const at::Tensor kl_R = log_w_R.exp().sub(1).sub(log_w_R);
   const at::Tensor& versions_R = batch.fields.versions_R;
-  const at::Tensor fresh_R = versions_R.defined() && dense.version >= 0 ? versions_R.ge(dense.version)
-                                                                        : at::ones_like(kl_R, at::kBool);
-  if (const auto kl = kl_where(kl_R, fresh_R)) metrics["sparse/kl_drawn"] = *kl;
-  if (const auto kl = kl_where(kl_R, fresh_R.logical_not())) metrics["staleness/kl"] = *kl;
+  const at::Tensor current_R = versions_R.defined() && dense.version >= 0 ? versions_R.ge(dense.version)
+                                                                          : at::ones_like(kl_R, at::kBool);
+  if (const auto kl = kl_where(kl_R, current_R)) metrics["sparse/kl_drawn"] = *kl;
+  if (const auto kl = kl_where(kl_R, current_R.logical_not())) metrics["staleness/kl"] = *kl;
   if (acceptance < kLeastAcceptance)
-    log_warning(
-        str(dense.overlap_R.defined() ? "sparse/overlap" : "sparse/acceptance", " is ", acceptance,
-            ", below ", kLeastAcceptance,
-            ": the samples are those of another policy than the one that is trained; expected a larger "
-            "rollout.sparse.budget, or sparse_training.mode: distill with a larger kl_loss_coef"));
+    log_warning(str(dense.overlap_R.defined() ? "sparse/overlap" : "sparse/acceptance", " is ", acceptance,
+                    ", below ", kLeastAcceptance,
+                    ": the policy that samples differs too much from the trained one; expected a larger "
+                    "rollout.sparse.budget, or sparse_training.mode: distill with a larger kl_loss_coef"));
   return metrics;
 }
 

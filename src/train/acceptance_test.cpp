@@ -96,7 +96,7 @@ TEST(Acceptance, OverlapHasMeanAndFifthPercentileByPlace) {
 
 // Tokens sampled with the trained version differ by attention only. Tokens of older versions have their own
 // KL metric.
-TEST(Acceptance, TheKlOfStaleTokensStandsBeside) {
+TEST(Acceptance, TheKlOfStaleTokensIsASeparateMetric) {
   const std::vector<Trajectory> samples = {drawn_row(101, 7), drawn_row(51, 5)};
   at::Tensor dense_R = at::full({150}, -1 + std::log(0.5), at::kDouble);
   dense_R.narrow(0, 100, 50).fill_(-1 + std::log(0.25));

@@ -189,10 +189,10 @@ void Critic::load_head(const fs::path& directory) {
   for (const auto& [name, tensor] : named_head(head_)) {
     const auto found = file.entries().find(name);
     if (found == file.entries().end() || at::IntArrayRef(found->second.shape) != tensor.sizes())
-      throw UserError(bough::str(file.path().string(), ": got ",
-                                 found == file.entries().end() ? "no" : "another shape of", " tensor ",
-                                 quoted(name), "; expected shape ", tensor.sizes(),
-                                 ": a value head that was saved with this model's critic"));
+      throw UserError(bough::str(file.path().string(), ": tensor ", quoted(name), ": got ",
+                                 found == file.entries().end() ? "none" : "another shape",
+                                 "; expected shape ", tensor.sizes(),
+                                 ", as a critic of this model saves it"));
     tensor.copy_(file.tensor(name));
   }
 }
@@ -213,8 +213,8 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
   ModelConfig config = load_model_config(directory);
   if (config.vocab_size != actor.config().vocab_size)
     throw UserError(str("critic.path: the model in ", quoted(directory.string(), 300), " has ",
-                        config.vocab_size, " token ids; expected the ", actor.config().vocab_size,
-                        " of model.path, whose tokens it values"));
+                        config.vocab_size, " token ids; expected ", actor.config().vocab_size,
+                        ", the vocabulary size of model.path"));
   // An lm_head would have weights, gradients and moments that nothing reads. With tied embeddings it adds no
   // weights.
   config.tie_word_embeddings = true;
@@ -231,9 +231,8 @@ ActorSettings beside_critic(const ActorSettings& settings, const Critic* critic)
   const int64_t held = critic->resident_bytes();
   if (held >= settings.mb_spec.memory.count)
     throw UserError(str("actor.mb_spec.memory: got ", settings.mb_spec.memory.to_string(),
-                        ", of which the critic's weights, gradients and optimizer take ", held,
-                        " bytes; expected more than these, for the passes; raise it, or set "
-                        "critic.share_backbone"));
+                        ", but the critic's weights, gradients and optimizer state alone take ", held,
+                        " bytes; expected more, for the passes; raise it, or set critic.share_backbone"));
   beside.mb_spec.memory.count -= held;
   return beside;
 }

@@ -168,7 +168,7 @@ TEST(Critic, AValueOfASharedTokenIsComputedOnce) {
   }
 }
 
-TEST(Critic, InThePolicysWalkTheGradientsOfBothAdd) {
+TEST(Critic, GradientsOfPolicyAndCriticAddInASharedExecution) {
   const auto r = random_batch(5, 150);
   const auto model = random_model(5, at::kDouble);
   const auto loss = full_loss();
@@ -363,7 +363,7 @@ TEST(CriticOfATrainer, GoesOnFromASnapshotBitForBit) {
   fs::remove_all(folder);
 }
 
-TEST(Critic, MemoryForPassesIsLessWhatItHolds) {
+TEST(Critic, MemoryForPassesExcludesTheCritics) {
   const auto model = small_model(at::kFloat);
   int64_t elements = 0;
   for (const Parameter* parameter : model->parameters()) elements += parameter->value.numel();
@@ -379,7 +379,7 @@ TEST(Critic, MemoryForPassesIsLessWhatItHolds) {
   EXPECT_EQ(beside_critic(settings, nullptr).mb_spec.memory.count, own.resident_bytes());
 }
 
-TEST(Critic, ABackboneOfItsOwnIsWhatMemoryHolds) {
+TEST(Critic, TheBackboneIsSeparateIfMemoryHoldsIt) {
   const auto model = small_model(at::kFloat);
   int64_t elements = 0;
   for (const Parameter* parameter : model->parameters()) elements += parameter->value.numel();
@@ -438,7 +438,7 @@ Trajectory turns_of_areal() {
   return row;
 }
 
-TEST(SetAdvantages, ByTurnAsAReaLsTestHasIt) {
+TEST(SetAdvantages, AdvantagesByTurnEqualAReaLsTest) {
   ActorSettings settings = actor_with("path");
   AdvantageSettings& advantages = settings.advantages;
   advantages.gae_timestep_unit = "turn";
@@ -468,7 +468,7 @@ TEST(SetAdvantages, ByTurnAsAReaLsTestHasIt) {
   EXPECT_EQ(batch[0].advantage[1], 3.75f);
 }
 
-TEST(SetAdvantages, WhatTurnsDoNotAccountForComesLast) {
+TEST(SetAdvantages, TheRewardBeyondTheTurnsIsAtTheLastToken) {
   ActorSettings settings = actor_with("path");
   settings.advantages.adv_estimator = "turn_returns";
   settings.advantages.turn_discount = 0.5;

@@ -112,10 +112,10 @@ void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
 }
 
 // Executes a plan, or one pipeline stage's part of it.
-class Walk {
+class PlanExecution {
  public:
-  Walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
-       std::vector<BlockHead*> heads, bool backward)
+  PlanExecution(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
+                std::vector<BlockHead*> heads, bool backward)
       : model_(model),
         options_(options),
         plan_(plan),
@@ -328,10 +328,10 @@ class Walk {
     make_pass_input(input_, *place.tree.planned.tree, batch_, block, stack.tokens(), upload,
                     by_pages ? 0 : least_run(), ranks_);
     const bool is_last = model_.stage().is_last();
-    const std::vector<int64_t>& exits = place.tree.rows.exits[place.index];
+    const std::vector<int64_t>& boundary_rows = place.tree.rows.boundary_rows[place.index];
     at::Tensor boundary_rows_E;
-    if (is_last && !exits.empty() && !place.open.boundary_rows_E.defined())
-      upload.add(exits, &boundary_rows_E);
+    if (is_last && !boundary_rows.empty() && !place.open.boundary_rows_E.defined())
+      upload.add(boundary_rows, &boundary_rows_E);
     if (is_last && reads_rows) add_rows_of(place, upload);
     send(upload);
     if (boundary_rows_E.defined())
@@ -392,12 +392,12 @@ class Walk {
   at::Tensor run_head(const BlockVisit& place, const at::Tensor& own_hidden_TD) {
     std::vector<Open>& opened = place.tree.open;
     if (place.tree.rows.blocks[place.index].num_rows() == 0) return {};
-    BOUGH_CHECK(rows_of_ == &place.block, "a head runs without its rows");
+    BOUGH_CHECK(rows_of_ == &place.block, "a block's head runs before its row indices are set");
     const at::Tensor hidden_TD = of_all(place.open, own_hidden_TD);
     const BlockRows& rows = head_rows(place);
     std::vector<at::Tensor> sources = {hidden_TD};
     for (const auto& outside : rows.outside)
-      sources.push_back(opened[outside.block].boundary_ED.narrow(0, outside.exit, 1));
+      sources.push_back(opened[outside.block].boundary_ED.narrow(0, outside.boundary_row, 1));
     const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
     at::Tensor d_source_SD;
     for (BlockHead* head : heads_) {
@@ -409,7 +409,7 @@ class Walk {
     if (ranks_) all_reduce_(d_source_SD, *ranks_);
     const int64_t num_tokens = hidden_TD.size(0);
     for (size_t i = 0; i < rows.outside.size(); ++i)
-      opened[rows.outside[i].block].d_boundary_ED[rows.outside[i].exit].add_(
+      opened[rows.outside[i].block].d_boundary_ED[rows.outside[i].boundary_row].add_(
           d_source_SD[num_tokens + static_cast<int64_t>(i)]);
     return d_source_SD.narrow(0, 0, num_tokens);
   }
@@ -450,13 +450,13 @@ ExecutionResult execute_policy(Model& model, const ExecutorOptions& options, con
                                const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
                                int64_t top_k = 0, BlockHead* beside = nullptr) {
   BOUGH_CHECK(options.sparse.is_sparse() ? batch.marked && model.device().is_cpu() : !batch.marked,
-              "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
+              "a sparse policy needs the CPU and marks of sampled tokens; other policies must have no marks");
   check_lengths(model.config(), batch);
   if (options.context_ranks && options.context_ranks->size() > 1)
     BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant(),
-                "context parallelism is for dense attention");
+                "context parallelism supports dense attention only");
   if (model.stage().size > 1)
-    BOUGH_CHECK(!options.sparse.is_sparse(), "a pipeline of layers is for dense attention");
+    BOUGH_CHECK(!options.sparse.is_sparse(), "pipeline parallelism supports dense attention only");
   ExecutionResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
   const int64_t num_rows = batch.num_rows();
@@ -475,7 +475,7 @@ ExecutionResult execute_policy(Model& model, const ExecutorOptions& options, con
   if (model.stage().is_last())
     heads.push_back(&head.emplace(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result));
   if (beside) heads.push_back(beside);
-  Walk execution(model, options, plan, batch, heads, loss || seeds);
+  PlanExecution execution(model, options, plan, batch, heads, loss || seeds);
   execution.run();
   const ReplayCounts& counts = execution.replay_counts();
   result.num_uploads = execution.num_uploads();
@@ -520,7 +520,7 @@ RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t t
 void Executor::execution(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
   check_lengths(model_.config(), batch);
   if (backward) model_.allocate_gradients();
-  Walk(model_, options_, plan, batch, {&head}, backward).run();
+  PlanExecution(model_, options_, plan, batch, {&head}, backward).run();
 }
 
 ExecutionResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,

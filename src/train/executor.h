@@ -76,7 +76,7 @@ class Executor {
   // Adds the gradient of the loss over the whole batch to the parameters' main_grad. Without a trained token
   // loss and gradients are 0. The plan must be made for batch.sequences.
   // beside: a second head (head.h) that runs where gradients are computed, or nullptr.
-  // Throws UserError if a sequence exceeds the model's max_exact_length; forward() and walk() do too.
+  // Throws UserError if a sequence exceeds the model's max_exact_length; forward() and execution() do too.
   ExecutionResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                                    BlockHead* beside = nullptr);
 

@@ -126,7 +126,7 @@ TEST(Executor, RunsAttendedByThemselvesAreExact) {
 
 // Recomputed layers have the same graph as layers whose activations are kept. The gradients are therefore
 // equal to the bit, in every dtype, with and without adapters.
-TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
+TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
   const auto loss = full_loss();
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16})
     for (int64_t seed = 0; seed < 16; ++seed) {
@@ -162,7 +162,7 @@ TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
 
 // Each pass copies host data to the device once, whatever the pass keeps and however many chunks its head
 // has.
-TEST(Executor, NumbersGoToTheDeviceOnceAPass) {
+TEST(Executor, IndicesGoToTheDeviceOncePerPass) {
   const auto loss = full_loss();
   for (int64_t seed = 0; seed < 12; ++seed) {
     const auto r = random_batch(seed, 200);
@@ -271,7 +271,7 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
 
 // If a block holds all of its sequences, their loss is taken when the block is computed. No forward pass runs
 // before.
-TEST(Executor, WalksAheadOnlyWhereAPassDoesNotHoldWhatTheLossCouples) {
+TEST(Executor, ExecutesAheadOnlyIfTheLossCouplesTokensOfSeveralPasses) {
   const auto r = random_batch(5, 200);
   auto model = random_model(5, at::kDouble);
   const auto executes_ahead = [&](const char* strategy, int64_t limit, const char* loss) {
@@ -437,7 +437,7 @@ TEST(SlowExecutor, AfterFiftyBatchesInFp32TheDifferenceIsSaid) {
 
 // The most likely tokens of each row and the log-probabilities of the top-k tokens agree with the flat batch
 // in every plan.
-TEST(Executor, TopAndGivenLogProbabilitiesAreTheFlatBatchs) {
+TEST(Executor, TopKLogProbabilitiesAreTheFlatBatchs) {
   int64_t checked = 0;
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const auto r = random_batch(seed, 150);

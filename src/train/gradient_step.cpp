@@ -40,12 +40,12 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
                   const FrozenModels& frozen) {
   if (settings.uses_reference() && !frozen.reference)
     throw UserError(str("setting ", settings.kl_loss_coef != 0.0 ? "kl_loss_coef" : "kl_ctl",
-                        ": needs a reference model, which this command has none of; expected 0"));
+                        ": needs a reference model, but this command has none; expected 0"));
   if (settings.teacher.is_used() && !frozen.teacher)
     throw UserError("setting teacher.path: this command has no teacher; leave it out, or use `bough train`");
   if (settings.kl_ctl != 0.0 && !takes_kl_in_reward(advantages.adv_estimator))
     throw UserError(str("setting kl_ctl: adv_estimator ", advantages.adv_estimator,
-                        " normalises advantages by token, and a KL in the reward has no part in that yet; "
+                        " normalizes advantages over tokens and does not support a KL in the reward; "
                         "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, remax, maxrl"));
 }
 
@@ -75,7 +75,8 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
   if (settings.deterministic && (!loss_->token_separable() || settings.advantages.needs_values()))
     throw UserError(str(
         "actor.deterministic: ", loss_->token_separable() ? "a critic" : str("the loss ", settings.loss.loss),
-        " takes more than each share by itself; expected a loss by token (ppo) without a critic, or false"));
+        " needs more than one shard at a time; expected a token-separable loss (ppo) without a critic, or "
+        "false"));
   if (settings.deterministic && ranks_ && kFixedShares % ranks_->num_replicas() != 0)
     throw UserError(
         str("actor.deterministic: got ", ranks_->num_replicas(), " ranks, expected 1, 2, 4 or 8"));
@@ -97,14 +98,12 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
     throw UserError(
         "setting prox_logp_method: reuse_train_logp needs ppo_n_minibatches 1 and ppo_epochs 1: after the "
-        "first "
-        "update the training pass is no longer of the policy of the start; expected recompute or "
-        "loglinear");
+        "first optimizer step the training pass no longer computes pi_old; expected recompute or loglinear");
   if (loss_->needs_versions()) {
     if (!fields.versions_R.defined() && batch.num_rows() > 0)
       throw UserError(
           str("setting prox_logp_method: ", settings_.loss.prox_logp_method,
-              " needs the version that drew each token, and some trained token has none (`versions` "
+              " needs the version that sampled each token, but some trained tokens have none (`versions` "
               "of a rollout file); expected recompute"));
     if (!fields.versions_R.defined()) fields.versions_R = at::zeros({0}, at::kInt);
   }
@@ -158,8 +157,8 @@ void GradientStep::set_top_k_tokens(const std::vector<const Trajectory*>& trajec
     if (row.top_ids.size() <= i || row.top_ids[i].empty())
       throw UserError(
           str("setting correction: ", settings_.loss.correction,
-              " needs the engine's most likely tokens with each trained token, and some have none "
-              "(`top_ids` of a rollout file); expected gconfig.top_logprobs above 0, 20 say"));
+              " needs the engine's most likely tokens at each trained token, but some have none "
+              "(`top_ids` of a rollout file); expected gconfig.top_logprobs above 0, for example 20"));
     width = std::max(width, row.top_ids[i].size());
   });
   std::vector<int64_t> ids;
@@ -210,7 +209,8 @@ MetricValues GradientStep::finish(const WeightedSums& sums) {
   ++num_finished_;
   if (settings.ref_model_sync_steps > 0 && num_steps % settings.ref_model_sync_steps == 0) {
     const auto from = model_.parameters(), to = frozen_.reference->parameters();
-    BOUGH_CHECK(from.size() == to.size(), "a reference of ", to.size(), " tensors, a model of ", from.size());
+    BOUGH_CHECK(from.size() == to.size(), "the reference has ", to.size(), " tensors, the model ",
+                from.size());
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < from.size(); ++i) {
       const auto acc = accumulator_type(model_.dtype());
@@ -353,7 +353,7 @@ void StepTimer::run(bool counted) {
 }
 
 double StepTimer::median_seconds() const {
-  BOUGH_CHECK(!seconds_.empty(), "no run was counted");
+  BOUGH_CHECK(!seconds_.empty(), "no measured step was counted");
   return median(seconds_);
 }
 

@@ -63,7 +63,7 @@ TEST(MakeBatch, RowsOfTheLossAreTheTrainedTokens) {
   EXPECT_FALSE(none.fields.advantages_R.defined());
 }
 
-TEST(MakeBatch, RefusesWhatIsNoBatch) {
+TEST(MakeBatch, RefusesInvalidBatches) {
   std::vector<Trajectory> batch = small_batch();
   batch[1].temperature = 0.7;
   EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
@@ -248,7 +248,7 @@ TEST(SetAdvantages, AreThoseOfTheEstimatorInsideEachGroup) {
   EXPECT_EQ(batch[3].advantage, std::vector<float>{0});
 }
 
-TEST(SetAdvantages, WhatIsNotValidLeavesMeanDeviationAndLoss) {
+TEST(SetAdvantages, InvalidRowsAreNotInMeanDeviationAndLoss) {
   std::vector<Trajectory> with = small_batch(), without = with;
   with.insert(with.begin() + 1, row("a", 100, {1, 2, 3, 9}, 3));
   with[1].valid = false;
@@ -305,7 +305,7 @@ TEST(SetAdvantages, AdvantagesByTokenRunThroughATrajectorysRows) {
   EXPECT_EQ(make_batch(batch, {}, at::kDouble).num_rows(), 6);
 }
 
-TEST(SetAdvantages, AGroupOfWhichFiltersLeaveNothingIsDropped) {
+TEST(SetAdvantages, AGroupIsDroppedIfFiltersLeaveNothing) {
   std::vector<Trajectory> group = {row("a", 1, {1, 2, 3, 4}, 3), row("a", 1, {1, 2, 3, 5, 6}, 3)};
   ActorSettings settings;
   EXPECT_EQ(why_dropped(group, settings, {}), std::nullopt);

@@ -73,9 +73,9 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
   for (int32_t t = 0; t < tree.num_tokens(); ++t) {
     const int32_t p = tree.parent[t];
     if (p < 0 || !has_rows(t) || block_of[p] == block_of[t] || boundary_row_of[p] >= 0) continue;
-    auto& exits = map.exits[block_of[p]];
-    boundary_row_of[p] = static_cast<int32_t>(exits.size());
-    exits.push_back(local[p]);
+    auto& boundary_rows = map.boundary_rows[block_of[p]];
+    boundary_row_of[p] = static_cast<int32_t>(boundary_rows.size());
+    boundary_rows.push_back(local[p]);
   }
   for (size_t b = 0; b < num_blocks; ++b) {
     auto& rows = map.blocks[b];
@@ -85,7 +85,7 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
       for (int32_t t = range.begin; t < range.end; ++t) {
         if (!has_rows(t)) continue;
         const int32_t p = tree.parent[t];
-        BOUGH_CHECK(p >= 0, "token ", t, " has no parent, yet a loss row");
+        BOUGH_CHECK(p >= 0, "token ", t, " has a loss row but no parent");
         if (block_of[p] == static_cast<int32_t>(b)) {
           rows.sources.push_back(local[p]);
         } else {

@@ -18,8 +18,8 @@ namespace bough {
 // parent. `sources` index the concatenation of the block's hidden states and the `outside` ones.
 struct BlockRows {
   struct Outside {
-    int32_t block;  // an interior block below
-    int32_t exit;   // index into that block's RowMap::exits
+    int32_t block;         // an interior block below
+    int32_t boundary_row;  // index into that block's RowMap::boundary_rows
   };
   std::vector<int64_t> labels;   // token ids
   std::vector<int64_t> sources;  // < num_tokens: this block's token; else num_tokens + index into `outside`
@@ -40,7 +40,7 @@ struct RowMap {
   std::vector<BlockRows> blocks;
   // By block: the boundary hidden states, as local token indices. Other blocks' heads read them. Empty for
   // leaf blocks.
-  std::vector<std::vector<int64_t>> exits;
+  std::vector<std::vector<int64_t>> boundary_rows;
   // Whether the block, or a block that runs on top of it, trains a token. Other blocks are never run.
   std::vector<bool> needed;
 };

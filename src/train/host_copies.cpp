@@ -27,7 +27,7 @@ HostCopies::~HostCopies() {
 }
 
 void HostCopies::put(at::Tensor x) {
-  BOUGH_CHECK(x.is_contiguous(), "a tensor of ", x.sizes(), " to be copied is not contiguous");
+  BOUGH_CHECK(x.is_contiguous(), "got a tensor of shape ", x.sizes(), " that is not contiguous");
   finish_copy();
   if (on_device_.defined()) {
     on_host_.push_back(at::empty(x.sizes(), x.options().device(at::kCPU).pinned_memory(!x.is_cpu())));
@@ -37,7 +37,7 @@ void HostCopies::put(at::Tensor x) {
 }
 
 at::Tensor HostCopies::take() {
-  BOUGH_CHECK(on_device_.defined(), "more tensors are taken than were put");
+  BOUGH_CHECK(on_device_.defined(), "take() was called more often than put()");
   finish_copy();
   at::Tensor taken = std::move(on_device_);
   if (!on_host_.empty()) {

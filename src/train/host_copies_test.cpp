@@ -9,12 +9,12 @@
 namespace bough {
 namespace {
 
-class HostCopiesOf : public OnDevice {};
-BOUGH_ON_DEVICES(HostCopiesOf);
+class HostCopiesOn : public OnDevice {};
+BOUGH_ON_DEVICES(HostCopiesOn);
 
 // One object is used twice, as the passes of a block do. All bits come back. At most two tensors are on the
 // device at a time.
-TEST_P(HostCopiesOf, TensorsComeBackLastFirstAndLeaveTheDeviceMeanwhile) {
+TEST_P(HostCopiesOn, TensorsComeBackLastFirstAndLeaveTheDeviceMeanwhile) {
   constexpr int64_t kCount = 7;
   HostCopies copies;
   for (const auto type : {at::kBFloat16, at::kDouble}) {
@@ -43,7 +43,7 @@ TEST_P(HostCopiesOf, TensorsComeBackLastFirstAndLeaveTheDeviceMeanwhile) {
   }
 }
 
-TEST_P(HostCopiesOf, AWalkThatEndsEarlyLeavesNothing) {
+TEST_P(HostCopiesOn, APlanExecutionThatEndsEarlyLeavesNothing) {
   HostCopies copies;
   for (int64_t i = 0; i < 3; ++i) copies.put(at::full({1000}, i, at::kFloat).to(device()));
   EXPECT_EQ(copies.take().sum().item<double>(), 2000);

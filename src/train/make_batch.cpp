@@ -51,14 +51,14 @@ std::vector<const Trajectory*> pointers(const std::vector<Trajectory>& trajector
 
 void check_lengths(const Trajectory& trajectory) {
   const size_t length = trajectory.input_ids.size();
-  BOUGH_CHECK(trajectory.loss_mask.size() == length, "a sequence of ", length, " tokens, its mask ",
-              trajectory.loss_mask.size());
+  BOUGH_CHECK(trajectory.loss_mask.size() == length, "a sequence of ", length, " tokens has ",
+              trajectory.loss_mask.size(), " loss_mask values");
   BOUGH_CHECK(trajectory.logprobs.empty() || trajectory.logprobs.size() == length, "a sequence of ", length,
-              " tokens, its logprobs ", trajectory.logprobs.size());
+              " tokens has ", trajectory.logprobs.size(), " logprobs");
   BOUGH_CHECK(trajectory.advantage.size() <= 1 || trajectory.advantage.size() == length, "a sequence of ",
-              length, " tokens, its advantages ", trajectory.advantage.size());
+              length, " tokens has ", trajectory.advantage.size(), " advantages");
   BOUGH_CHECK(trajectory.versions.empty() || trajectory.versions.size() == length, "a sequence of ", length,
-              " tokens, its versions ", trajectory.versions.size());
+              " tokens has ", trajectory.versions.size(), " versions");
 }
 
 // The weight of each row: 1/N, with N the number of the trajectory's rows that train a token.
@@ -110,8 +110,8 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
   std::vector<float> advantages, behaviour;
   std::vector<int32_t> versions;
   for (const Trajectory* row : rows) {
-    BOUGH_CHECK(row->temperature == batch.temperature, "temperatures ", batch.temperature, " and ",
-                row->temperature, " in one batch");
+    BOUGH_CHECK(row->temperature == batch.temperature, "one batch has temperatures ", batch.temperature,
+                " and ", row->temperature);
     std::vector<int32_t> positions = trained_positions(*row);
     for (const int32_t position : positions) {
       const auto i = static_cast<size_t>(position);
@@ -187,9 +187,9 @@ void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& se
     const auto found = baselines.find(batch[s].group);
     if (found == baselines.end())
       throw UserError(str("the group ", quoted(batch[s].group),
-                          " has no most likely response (a row with `baseline: true`), which adv_estimator ",
+                          " has no greedy response (a row with `baseline: true`), which adv_estimator ",
                           settings.advantages.adv_estimator,
-                          " needs; generate with it, or choose another estimator"));
+                          " needs; generate rollouts with this estimator, or choose another one"));
     rewards.resize(out.rewards.size());
     lengths.resize(out.rewards.size());
     rewards[e] = found->second.reward;
@@ -223,10 +223,7 @@ std::vector<double> acceptance_of(const std::vector<Trajectory>& batch, const st
 Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& settings,
                 std::optional<int64_t> max_response_tokens, const std::set<std::string_view>& stale_groups) {
   if (settings.shaping.overlong_reward_penalty && !max_response_tokens)
-    throw UserError(
-        "setting overlong_reward_penalty: a rollout file does not say how many tokens a response may have; "
-        "expected "
-        "false");
+    throw UserError("setting overlong_reward_penalty: a rollout file has no response limit; expected false");
   Entries out;
   Numbering<TrajectoryKey> entries;
   Numbering<std::string_view> group_of;
@@ -252,8 +249,8 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
     }
     if (!counts) continue;
     if (valid[e] && rewards[e] != *row.reward)
-      throw UserError(str("rows of the trajectory ", quoted(row.trajectory), " have the rewards ", rewards[e],
-                          " and ", *row.reward, "; expected one, the trajectory's"));
+      throw UserError(str("rows of the trajectory ", quoted(row.trajectory), " have rewards ", rewards[e],
+                          " and ", *row.reward, "; expected the same reward in each row"));
     rewards[e] = *row.reward;
     if (!valid[e])
       for (const auto& [name, part] : row.rewards) out.parts[e].push_back(part);
@@ -361,7 +358,7 @@ void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& traje
       if (other.token == token && std::ranges::equal(other.pages, pages)) return found->second;
     }
     const auto number = static_cast<int32_t>(replayed->size());
-    BOUGH_CHECK(number < kReplayMark, "too many drawn tokens in one batch");
+    BOUGH_CHECK(number < kReplayMark, "too many sampled tokens in one batch");
     replayed->push_back({token, pages});
     numbers.emplace(hash, number);
     return number;
@@ -378,7 +375,7 @@ void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& traje
         token = kDrawnMark | kReplayMark | number_of(token_id(token), choices.of(i));
     }
   }
-  BOUGH_CHECK(marked->size() == batch.sequences.size(), "marks for ", marked->size(), " of ",
+  BOUGH_CHECK(marked->size() == batch.sequences.size(), "got marks for ", marked->size(), " of ",
               batch.sequences.size(), " sequences");
   for (size_t s = 0; s < marked->size(); ++s) batch.sequences[s] = (*marked)[s];
   batch.marked = std::move(marked);

@@ -18,7 +18,7 @@
 namespace bough {
 
 double Schedule::learning_rate(int64_t step) const {
-  BOUGH_CHECK(step >= 0, "step ", step);
+  BOUGH_CHECK(step >= 0, "step: got ", step, ", expected at least 0");
   if (step < num_warmup_steps)
     return peak * static_cast<double>(step + 1) / static_cast<double>(num_warmup_steps);
   if (shape == Shape::kConstant) return peak;
@@ -54,7 +54,7 @@ int64_t read_count(const SafetensorsFile& file, const std::string& key) {
     throw UserError(
         str(file.path().string(), ": metadata ", quoted(key), ": got ",
             found == file.metadata().end() ? "nothing" : quoted(found->second),
-            "; expected a count: the file is damaged or of another program, use another checkpoint"));
+            "; expected a count: the file is damaged or from another program; use another checkpoint"));
   return value;
 }
 
@@ -99,8 +99,9 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
       stages_(stages && stages->size() > 1 ? stages : nullptr),
       tied_(tied),
       fixed_(fixed_shards) {
-  BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, ranks_->size(), " ranks");
-  BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
+  BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, "got ", ranks_->size(),
+              " ranks, expected 1, 2, 4 or 8");
+  BOUGH_CHECK(total_steps >= 0, "total_steps: got ", total_steps, ", expected at least 0");
   for (Parameter* parameter : parameters) {
     const at::ScalarType acc = accumulator_type(parameter->value.scalar_type());
     if (!parameter->main_grad.defined())
@@ -291,8 +292,8 @@ void Optimizer::load(const fs::path& directory) {
   const int64_t num_steps = read_count(file, "num_steps");
   const int64_t num_skipped = read_count(file, "num_skipped");
   if (num_skipped > num_steps)
-    throw UserError(str(file.path().string(), ": got ", num_skipped, " skipped of ", num_steps,
-                        " steps; expected no more than all: the file is damaged, use another checkpoint"));
+    throw UserError(str(file.path().string(), ": got num_skipped ", num_skipped, " and num_steps ", num_steps,
+                        "; expected at most num_steps: the file is damaged; use another checkpoint"));
   const std::vector<Saved> all = saved();
   for (const Saved& each : all)
     check_tensor(file, each.name, unsharded_sizes(*each.state->parameter, *each.part),
@@ -329,7 +330,8 @@ void Optimizer::load(const fs::path& directory) {
 }
 
 void Optimizer::check_integrity() const {
-  BOUGH_CHECK(num_skipped_ >= 0 && num_skipped_ <= num_steps_, num_skipped_, " skipped of ", num_steps_);
+  BOUGH_CHECK(num_skipped_ >= 0 && num_skipped_ <= num_steps_, num_skipped_, " skipped of ", num_steps_,
+              " steps");
   for (const State& state : states_) {
     const Parameter& p = *state.parameter;
     const auto acc = accumulator_type(p.value.scalar_type());
@@ -341,12 +343,14 @@ void Optimizer::check_integrity() const {
     BOUGH_CHECK(!p.parts.empty() && p.main_grad.defined() && p.main_grad.scalar_type() == acc &&
                     p.main_grad.device() == p.value.device() && p.main_grad.sizes() == p.value.sizes() &&
                     fits(state.exp_avg) && fits(state.exp_avg_sq),
-                p.parts.empty() ? "a parameter without a name" : p.parts.front().name);
-    BOUGH_CHECK(state.master.defined() == (acc != p.value.scalar_type()), p.parts.front().name);
+                p.parts.empty() ? "a parameter has no name" : p.parts.front().name,
+                ": gradient or moments have the wrong size, dtype or device");
+    BOUGH_CHECK(state.master.defined() == (acc != p.value.scalar_type()), p.parts.front().name,
+                ": only weights below accumulator precision have a master copy");
     BOUGH_CHECK(!state.master.defined() ||
                     (fits(state.master) &&
                      state.here(state.own(p.value)).equal(state.master.to(p.value.scalar_type()))),
-                p.parts.front().name, ": the value is not the rounded master; who changed it?");
+                p.parts.front().name, ": the value is not the rounded master copy: other code changed it");
   }
 }
 

@@ -4,9 +4,10 @@
 // both moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or
 // fp64 value is its own master. The state takes 12 bytes per element (bf16), 8 (fp32) or 16 (fp64).
 //
-// With several ranks (ranks.h) each rank owns a shard of every parameter's elements and holds the state of
-// that shard only (ZeRO stage 1, Rajbhandari et al. 2020). A step reduce-scatters the gradient, updates the
-// local shard and all-gathers the weights. So each rank's main_grad may hold only its part of the gradient.
+// With several ranks (parallel_groups.h) each rank owns a shard of every parameter's elements and holds the
+// state of that shard only (ZeRO stage 1, Rajbhandari et al. 2020). A step reduce-scatters the gradient,
+// updates the local shard and all-gathers the weights. So each rank's main_grad may hold only its part of the
+// gradient.
 //
 // With `offload` the state is in host memory and the update is computed there (Ren et al. 2021,
 // "ZeRO-Offload"). Gradients are copied to the host and weights back, one parameter at a time.
@@ -74,7 +75,7 @@ class Optimizer {
   // copied from the model's values, so load weights first.
   // total_steps: optimizer steps of the whole run, >= 0.
   // ranks: the ranks with the same parameters, which step together; nullptr: this process alone. Not owned.
-  // fixed_shards: makes results independent of the number of ranks, bit for bit (ranks.h).
+  // fixed_shards: makes results independent of the number of ranks, bit for bit (parallel_groups.h).
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shards = false);
   // As above for a list of parameters, which must outlive the optimizer.

@@ -48,17 +48,17 @@ double unpack(const std::string& text, WeightedSums& metrics) {
 
 std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
   if (backend.empty()) return {};
-  constexpr const char* kExpected = "expected fsdp:dNpMcKtL, of N x M x K x L ranks";
+  constexpr const char* kExpected = "expected fsdp:dNpMcKtL for N x M x K x L ranks";
   const auto refuse = [&](const std::string& what) -> void {
     throw UserError(str("actor.backend: got ", quoted(backend), what));
   };
   const size_t separator = backend.find_first_of(":.");
   const std::string name = separator == std::string::npos ? "" : backend.substr(0, separator);
   if (name != "" && name != "fsdp" && name != "megatron" && name != "archon")
-    refuse(str(", a trainer ", quoted(name), "; ", kExpected));
+    refuse(str(" with unknown trainer ", quoted(name), "; ", kExpected));
   ParallelSizes sizes;
   const char* at = backend.c_str() + (separator == std::string::npos ? 0 : separator + 1);
-  if (*at == 0) refuse(str(", without a size; ", kExpected));
+  if (*at == 0) refuse(str(" without a size; ", kExpected));
   while (*at != 0) {
     const char dimension = *at++;
     char* end = nullptr;
@@ -70,10 +70,10 @@ std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
     else if (dimension == 't') sizes.tensor = size;
     else if (dimension == 'p') sizes.pipeline = size;
     else if (size > 1)
-      refuse(
-          str(", of which ", dimension, size,
-              " is not there: ranks share the batch (d), the layers in a row (p), the tokens of a pass (c) ",
-              "and the layers' heads and widths (t), docs/ranks.md; ", kExpected));
+      refuse(str(
+          ", but ", dimension, size,
+          " is not supported: ranks split the batch (d), the list of layers (p), the tokens of a pass (c) ",
+          "and the heads and widths of each layer (t), docs/ranks.md; ", kExpected));
     at = end;
   }
   return sizes;
@@ -82,14 +82,16 @@ std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
 ParallelSizes ActorSettings::sizes_of(int64_t num_ranks) const {
   const ParallelSizes sizes = sizes_of_backend(backend).value_or(ParallelSizes{.data = num_ranks});
   if (sizes.all() != num_ranks)
-    throw UserError(str("actor.backend: got ", backend, ", of ", sizes.all(), " ranks, and ", num_ranks,
-                        num_ranks == 1 ? " trains" : " train", "; expected the same: --ranks ", sizes.all()));
+    throw UserError(str("actor.backend: got ", backend, ", which needs ", sizes.all(), " ranks, but ",
+                        num_ranks, num_ranks == 1 ? " trains" : " train", "; expected --ranks ",
+                        sizes.all()));
   return sizes;
 }
 
 TrainingRanks::TrainingRanks(Communicator* all, const ParallelSizes& sizes)
     : all_(all && all->size() > 1 ? all : nullptr), sizes_(sizes) {
-  BOUGH_CHECK(sizes.all() == (all_ ? all_->size() : 1), all_ ? all_->size() : 1, " ranks for ", sizes.all());
+  BOUGH_CHECK(sizes.all() == (all_ ? all_->size() : 1), "got ", all_ ? all_->size() : 1, " ranks, expected ",
+              sizes.all());
   if (!all_) return;
   rank_ = all_->rank();
   const int64_t of_replica = sizes.context * sizes.tensor, of_stage = sizes.data * of_replica;
@@ -270,8 +272,8 @@ at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fi
       for (int64_t rank = 0; rank < ranks.size(); rank += 2 * width) parts[rank].add_(parts[rank + width]);
     return parts[0].narrow(0, 0, share.count).to(values.device());
   }
-  BOUGH_CHECK(send.scalar_type() == at::kDouble || send.scalar_type() == at::kFloat, "a sum over ranks of ",
-              c10::toString(send.scalar_type()));
+  BOUGH_CHECK(send.scalar_type() == at::kDouble || send.scalar_type() == at::kFloat, "sum over ranks: got ",
+              c10::toString(send.scalar_type()), ", expected fp32 or fp64");
   const at::Tensor own = at::empty({share.most}, send.options());
   ranks.run({.kind = Collective::Kind::kReduceScatter,
              .send = send.data_ptr(),
@@ -284,7 +286,8 @@ at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fi
 
 at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed) {
   const ElementShare share = share_of(num_elements, &ranks, fixed);
-  BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, own.sizes(), " of ", num_elements);
+  BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, "got a shard of shape ", own.sizes(),
+              ", expected ", share.count, " of ", num_elements, " elements");
   at::Tensor send = own.to(buffer_device(own, ranks)).contiguous();
   const int64_t padding = share.most - share.count;
   if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});

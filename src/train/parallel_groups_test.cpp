@@ -92,7 +92,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
 }
 
 // Every kind of parallelism and every pair of kinds. Passes have a few tokens, so that some ranks have none.
-TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
+TEST(Ranks, HaveTheFlatBatchsGradientForEveryKindOfParallelism) {
   std::vector<ParallelSizes> kinds = kSharedPasses;
   kinds.insert(kinds.end(), kPipelines.begin(), kPipelines.end());
   for (uint64_t seed = 0; seed < 300; ++seed) {
@@ -209,7 +209,7 @@ TEST(Ranks, ShareTheOptimizerAndStepAsOne) {
   }
 }
 
-TEST(Ranks, AnyNumberLoadsWhatAnyNumberSaved) {
+TEST(Ranks, AnyNumberLoadsTheCheckpointOfAnyNumber) {
   const auto folder = std::filesystem::temp_directory_path() / str("bough_ranks_", getpid());
   for (const auto type : {at::kDouble, at::kBFloat16}) {
     const auto whole = optimize_on(1, type, [](Optimizer& optimizer, Model& model, Communicator& ranks) {
@@ -241,7 +241,7 @@ TEST(Ranks, AnyNumberLoadsWhatAnyNumberSaved) {
 }
 
 // The least that a rank sends: to every other rank, its part of each sum and its share of the weights.
-TEST(Ranks, SendWhatTheFormulaSays) {
+TEST(Ranks, SendThePredictedBytes) {
   for (const int64_t num_ranks : {1, 2, 4}) {
     optimize_on(num_ranks, at::kBFloat16, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
       const double before = ranks.bytes_sent();
@@ -360,7 +360,7 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
 
 // Context-parallel ranks split activations but not the path's keys and values. If memory bounds the passes,
 // two ranks together make larger and fewer passes.
-TEST(Ranks, ThatShareAPassesTokensPlanWithinWhatEachHolds) {
+TEST(Ranks, WithContextParallelismCostsAreThoseOfOneRank) {
   const auto whole = std::make_shared<TestCosts>();
   EXPECT_EQ(context_costs(whole, 1), whole);
   const auto costs = context_costs(whole, 2);
@@ -390,7 +390,7 @@ TEST(Ranks, ThatShareAPassesTokensPlanWithinWhatEachHolds) {
   EXPECT_LT(shared.seconds, alone.seconds);
 }
 
-TEST(Ranks, TheCutFollowsWhatTokensAndPairsCost) {
+TEST(Ranks, TheCutFollowsTheCostsOfTokensAndPairs) {
   EXPECT_EQ(balance_weights(nullptr).per_pair, 0);
   const TestCosts costs;
   const BalanceWeights weights = balance_weights(&costs);

@@ -1,4 +1,5 @@
-// Tests of pipeline parallelism: layers, checkpoints, adapters, traffic. ranks_test.cpp tests the gradients.
+// Tests of pipeline parallelism: layers, checkpoints, adapters, traffic. parallel_groups_test.cpp tests the
+// gradients.
 #include "models/pipeline_stage.h"
 
 #include <ATen/Parallel.h>
@@ -106,7 +107,7 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
 }
 
 // Adapters on all layers, or on some modules of one layer. In the second case other stages have no adapter.
-TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
+TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
   for (uint64_t seed = 0; seed < 36; ++seed) {
     const auto r = random_batch(seed, 80);
     const auto loss = full_loss();
@@ -168,7 +169,7 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
 }
 
 // Forward-only plan execution, with the most likely tokens and the top-k tokens.
-TEST(Pipeline, WalksForValuesAreTheWholeModels) {
+TEST(Pipeline, ForwardValuesAreTheUnshardedModels) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
     add_top_k_tokens(*r, seed);
@@ -225,7 +226,7 @@ TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
 }
 
 // docs/ranks.md says what a pass sends: hidden states to the next stage, and their gradient back.
-TEST(Pipeline, SendsWhatIsSaid) {
+TEST(Pipeline, SendsThePredictedBytes) {
   ModelConfig config = deep_config(6);
   config.tie_word_embeddings = true;
   const auto whole = random_model(config, 6, at::kFloat);

@@ -162,7 +162,7 @@ void save_run_checkpoint(const fs::path& run_dir, int64_t step, Model& model,
     publish(run_dir, step, unfinished.path());
   } catch (const IoError& error) {
     throw IoError(str(error.what(), "\n  the checkpoint of step ", step,
-                      " was not written; complete ones in ", quoted(checkpoints.string(), 300), ": ",
+                      " was not written; complete checkpoints in ", quoted(checkpoints.string(), 300), ": ",
                       list_steps(complete_steps(checkpoints))));
   }
   prune(checkpoints, step, options.keep_last);
@@ -182,8 +182,8 @@ std::optional<RunCheckpoint> find_latest_checkpoint(const fs::path& run_dir) {
   const auto step = parse_step_name(name);
   if (!step || !std::binary_search(steps.begin(), steps.end(), *step))
     throw UserError(str(latest.string(), ": got ", quoted(name), "; expected the name of a folder in ",
-                        quoted(checkpoints.string(), 300), ": write one of these into it (",
-                        list_steps(steps), "), or remove it to take the last"));
+                        quoted(checkpoints.string(), 300), ": write one of these names into the file (",
+                        list_steps(steps), "), or remove the file to use the last checkpoint"));
   return RunCheckpoint{*step, checkpoints / name};
 }
 

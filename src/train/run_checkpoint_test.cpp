@@ -139,7 +139,7 @@ TEST_F(RunCheckpointTest, KeepsTheLastOnesAndDropsAFutureThatWasLeft) {
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 10);
 }
 
-TEST_F(RunCheckpointTest, CleansWhatAKillLeaves) {
+TEST_F(RunCheckpointTest, RemovesTheFilesOfAKilledProcess) {
   TinyRun run;
   run.train_to(1);
   run.save(run_dir_);
@@ -158,7 +158,7 @@ TEST_F(RunCheckpointTest, CleansWhatAKillLeaves) {
   TinyRun().expect_resumes(run_dir_, 3);
 }
 
-TEST_F(RunCheckpointTest, SaysWhatIsDamagedAndWhereElseToGo) {
+TEST_F(RunCheckpointTest, NamesTheDamagedFileAndOtherCheckpoints) {
   TinyRun run;
   run.train_to(1);
   run.save(run_dir_);

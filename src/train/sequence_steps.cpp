@@ -28,7 +28,7 @@ void set_trained_column(Trajectory& row, const char* name, const double* values)
 void append_row(SequenceSteps& steps, const Trajectory& row, double reward_scaling, bool needs_values) {
   if (row.turn_rewards.size() > 1 && row.turns.empty())
     throw UserError(str("a row of group ", quoted(row.group), " has ", row.turn_rewards.size(),
-                        " turn_rewards and no `turns` that say which tokens they are of; expected both"));
+                        " turn_rewards but no `turns`, the turn of each token; expected both"));
   const size_t begin = steps.rewards.size();
   int32_t number = steps.turns.empty() ? 0 : steps.turns.back() + 1;
   std::vector<size_t> last_of_turn(row.turn_rewards.size(), SIZE_MAX);
@@ -49,11 +49,10 @@ void append_row(SequenceSteps& steps, const Trajectory& row, double reward_scali
   if (!needs_values) return;
   const std::vector<double> values = trained_column(row, kValuesColumn);
   if (values.size() != steps.rewards.size() - begin)
-    throw UserError(
-        str("adv_estimator gae: a sequence of group ", quoted(row.group), " has ",
-            steps.rewards.size() - begin, " trained tokens and ", values.size(),
-            " of a critic's values; expected the field `values` in each line of a rollout file, as "
-            "`bough train` writes it, or another estimator"));
+    throw UserError(str("adv_estimator gae: a sequence of group ", quoted(row.group), " has ",
+                        steps.rewards.size() - begin, " trained tokens but ", values.size(),
+                        " critic values; expected the field `values` in each line of a rollout file, as "
+                        "`bough train` writes it, or another estimator"));
   steps.values.insert(steps.values.end(), values.begin(), values.end());
 }
 

@@ -37,15 +37,14 @@ struct OptimizerSettings {
     v("beta2", beta2, "decay of the mean of squared gradients", range(0.0, 0.9999999));
     v("eps", eps, "added to the root of the second moment", above(0.0));
     v("gradient_clipping", gradient_clipping, "largest global gradient norm; 0: no clipping", at_least(0.0));
-    v("lr_scheduler_type", lr_scheduler_type, "shape after warm-up",
+    v("lr_scheduler_type", lr_scheduler_type, "shape of the learning rate after warm-up",
       one_of({"constant", "linear", "cosine"}));
-    v("min_lr_ratio", min_lr_ratio, "learning rate at the end, over the peak", range(0.0, 1.0));
-    v("warmup_steps_proportion", warmup_steps_proportion, "part of all steps over which lr rises to its peak",
+    v("min_lr_ratio", min_lr_ratio, "final learning rate divided by the peak", range(0.0, 1.0));
+    v("warmup_steps_proportion", warmup_steps_proportion, "share of all steps in which lr rises to its peak",
       range(0.0, 1.0));
     v("offload", offload,
-      "moments and masters in the host's memory, and the update computed there: 12 bytes a parameter less on "
-      "a "
-      "GPU, for 6 more to carry each step");
+      "moments and master weights in host memory, with the update computed on the CPU; saves 12 bytes per "
+      "parameter on a GPU, copies 6 bytes per parameter each step");
   }
 };
 
@@ -60,18 +59,18 @@ struct MicroBatchSettings {
 
   template <class V>
   void visit(V& v) {
-    v("max_tokens_per_mb", max_tokens_per_mb, "tokens whose activations are held at once (B)",
+    v("max_tokens_per_mb", max_tokens_per_mb, "largest number of tokens in a pass (B)",
       range(1, 1'000'000'000));
-    v("n_mbs", n_mbs, "tree_training_mode dense: how many micro-batches at least; fixed: exactly",
+    v("n_mbs", n_mbs,
+      "with tree_training_mode dense: least number of micro-batches; allocation fixed: exact number",
       range(1, 1'000'000));
     v("allocation", allocation,
-      "of sequences to dense micro-batches: dynamic (longest first, within max_tokens_per_mb); fixed (n_mbs "
-      "of "
-      "equally many sequences, whatever their tokens: to measure against)",
+      "with tree_training_mode dense: how micro-batches are filled; dynamic: longest sequence first, within "
+      "max_tokens_per_mb; fixed: n_mbs with equally many sequences of any length, as a baseline",
       one_of({"dynamic", "fixed"}));
     v("memory", memory,
-      "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take, on a GPU within "
-      "what is free");
+      "memory budget of plans over weights and gradients, for example 40GiB; auto: as much as passes of "
+      "max_tokens_per_mb take, on a GPU at most the free memory");
   }
 };
 
@@ -89,21 +88,21 @@ struct TreeTrainingSettings {
   void visit(V& v) {
     const auto modes = strategy_names(), packers = packer_names();
     v("tree_training_mode", tree_training_mode,
-      "how a batch goes through the model; auto: by the plan of the least predicted time",
+      "how a batch is cut into passes; auto: by the plan with the shortest predicted time",
       aliased({modes.begin(), modes.end()}, {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
     v("enable_tree_training", enable_tree_training,
-      "AReaL's key; false: tree_training_mode dense; true: any other; null: what tree_training_mode says");
+      "AReaL's key; false: tree_training_mode dense; true: any other; null: as tree_training_mode says");
     v("pad_to_maximum", pad_to_maximum,
-      "AReaL's key, which its tree training needs; changes nothing: a pass is as long as its tokens");
+      "AReaL's key, which its tree training needs; no effect: passes are never padded");
     v("packer", packer,
-      "how tree_training_mode packed, and auto where it tries that, cuts the batch into trees",
+      "how the batch is packed into trees, with tree_training_mode packed or when auto tries packed",
       one_of({packers.begin(), packers.end()}));
     v("gradient_checkpointing", gradient_checkpointing,
-      "AReaL's key; true: every pass computes its layers again, each just before its backward; false: none; "
-      "null: where mb_spec.memory makes that the fastest plan, or the only one");
+      "AReaL's key; true: every pass recomputes each layer just before the layer's backward; false: no pass "
+      "does; null: only if mb_spec.memory makes such a plan the fastest or the only one");
     v("activation_offload", activation_offload,
-      "on a GPU: true: every pass that computes its layers again has their inputs in the host's memory "
-      "meanwhile; false: none; null: where mb_spec.memory leaves no room for them");
+      "on a GPU; true: every pass that recomputes its layers keeps their inputs in host memory; false: no "
+      "pass does; null: only if mb_spec.memory cannot hold them");
   }
 
   LayerRecompute layers() const {
@@ -125,18 +124,17 @@ struct TreeTrainingSettings {
     if (enable_tree_training == true && is_dense)
       throw UserError(
           "enable_tree_training is true, but tree_training_mode is dense (AReaL's disabled), which "
-          "shares nothing; leave one of them out");
+          "shares no prefixes; leave one of them out");
     if (enable_tree_training == false && !is_dense && !is_auto)
       throw UserError(str("enable_tree_training is false, but tree_training_mode is ", tree_training_mode,
                           ", which computes shared prefixes once; leave one of them out"));
     if (activation_offload == true && gradient_checkpointing == false)
       throw UserError(
-          "activation_offload is true, but gradient_checkpointing is false: no pass keeps inputs of layers "
-          "to "
-          "be computed again from; leave one of them out");
+          "activation_offload is true, but gradient_checkpointing is false: then no pass keeps layer "
+          "inputs for a recompute; leave one of them out");
     if (packer != "auto" && strategy() != "auto" && strategy() != "packed")
       throw UserError(str("packer is ", packer, ", but tree_training_mode ", strategy(),
-                          " packs no trees; leave the packer out, or take tree_training_mode packed"));
+                          " packs no trees; leave packer out, or set tree_training_mode to packed"));
   }
 };
 
@@ -144,7 +142,7 @@ struct TreeTrainingSettings {
 inline void check_offload(const std::string& name, ActivationOffload offload, bool is_cpu) {
   if (offload == ActivationOffload::kAlways && is_cpu)
     throw UserError(
-        str(name, ": got true, expected a GPU: a CPU's memory is the host's already; leave it out"));
+        str(name, ": got true, expected a GPU: a CPU already computes in host memory; leave it out"));
 }
 
 // The critic of adv_estimator gae (critic.h): `critic` of a run's settings.
@@ -159,25 +157,21 @@ struct CriticSettings {
   template <class V>
   void visit(V& v) {
     v("share_backbone", share_backbone,
-      "values are read off the actor's hidden states; false: off a model's of its own; null: of its own "
-      "where "
-      "memory holds it");
+      "true: the critic reads the actor's hidden states; false: it has a model of its own; null: it has a "
+      "model of its own if memory holds one");
     v("path", path,
-      "its own backbone: a Hugging Face directory, or checkpoints/step_N/critic of a run; empty: a copy of "
-      "model.path");
-    v("eps_clip", eps_clip,
-      "how far a value may move from the old one before the loss stops following; null: no clip", above(0.0));
-    v("loss_coef", loss_coef, "of the value loss, beside the policy's where the backbone is shared",
-      above(0.0));
-    v("warmup_steps", warmup_steps, "first steps in which the critic alone is trained, the actor frozen",
-      at_least(0));
-    v("optimizer", optimizer, "AdamW of the critic; of its head alone where the backbone is shared");
+      "model of a critic with a backbone of its own: a Hugging Face directory, or checkpoints/step_N/critic "
+      "of a run; empty: a copy of model.path");
+    v("eps_clip", eps_clip, "clip range of a value around its old value; null: no clip", above(0.0));
+    v("loss_coef", loss_coef, "weight of the value loss; the policy loss has weight 1", above(0.0));
+    v("warmup_steps", warmup_steps, "number of first steps that train only the critic", at_least(0));
+    v("optimizer", optimizer, "AdamW of the critic; with a shared backbone, of value_head only");
   }
   // Throws UserError if settings contradict each other.
   void check() const {
     if (share_backbone.value_or(false) && !path.empty())
       throw UserError(str("critic.path is ", quoted(path),
-                          ", but critic.share_backbone takes the actor's model; leave one of them out"));
+                          ", but critic.share_backbone uses the actor's model; leave one of them out"));
   }
 };
 
@@ -212,22 +206,21 @@ struct ActorSettings {
   void visit(V& v) {
     tree.visit(v);
     v("threads", threads,
-      "threads that train, where generation and training run at once; 0: what rollout.threads leaves",
+      "training threads while generation and training run in parallel; 0: all but rollout.threads",
       range(0, 4096));
     v("deterministic", deterministic,
-      "the batch is cut into 8 shares, each walked by itself, and sums are in one order, so that 1, 2, 4 and "
-      "8 "
-      "ranks of a thread each have the same weights (docs/ranks.md)");
+      "same weights on 1, 2, 4 and 8 ranks of one thread each: the batch is cut into 8 shards, each computed "
+      "alone, and sums have a fixed order (docs/ranks.md)");
     v("backend", backend,
-      "ranks that train, as AReaL names them: fsdp:d4 are four that share the batch, fsdp:d2c2t2 eight, of "
-      "which two share each layer (t) and two each pass's tokens (c); p2: two of which each has half of the "
-      "layers (docs/ranks.md); empty: as many as are started, which share the batch");
+      "number of training ranks, with AReaL's names: ranks split the batch (d), the list of layers (p), the "
+      "tokens of a pass (c) and each layer (t); fsdp:d4: 4 ranks, fsdp:d2c2t2: 8 ranks (docs/ranks.md); "
+      "empty: all started ranks split the batch");
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
-    v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
-      range(1, 10'000));
+    v("ppo_n_minibatches", ppo_n_minibatches,
+      "number of mini-batches per batch, cut by whole groups; one optimizer step each", range(1, 10'000));
     v("ppo_epochs", ppo_epochs,
-      "times that each batch's mini-batches are gone over; pi_old stays that of the start", range(1, 10'000));
+      "how often each batch is trained on; pi_old stays the policy before the first time", range(1, 10'000));
     loss.visit(v);
     aggregation.visit(v);
     advantages.visit(v);
@@ -250,20 +243,19 @@ struct ActorSettings {
     advantages.check();
     filters.check();
     if (const auto sizes = sizes_of_backend(backend); sizes && deterministic && sizes->all() > sizes->data)
-      throw UserError(
-          str("actor.deterministic: got actor.backend ", backend,
-              ", whose ranks share passes and sum within them, in another order than one process; expected "
-              "ranks that share the batch (fsdp:dN), or false"));
+      throw UserError(str(
+          "actor.deterministic: got actor.backend ", backend,
+          ", which splits passes over ranks, so sums have another order than in one process; expected ranks "
+          "that only split the batch (fsdp:dN), or false"));
     if (mb_spec.counts() && tree.strategy() != "dense")
-      throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
+      throw UserError(str("mb_spec sets the number of micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),
-                          " has trees instead; leave them out, or take tree_training_mode dense"));
+                          " has none; leave n_mbs and allocation out, or set tree_training_mode to dense"));
     if (loss.use_decoupled_loss && loss.prox_logp_method == "reuse_train_logp" && updates_per_batch() > 1)
       throw UserError(str("prox_logp_method is reuse_train_logp with ppo_n_minibatches ", ppo_n_minibatches,
                           " and ppo_epochs ", ppo_epochs,
-                          ": after the first of several updates the training pass is no longer of the policy "
-                          "that the update began with; expected 1 of both, or recompute or "
-                          "loglinear"));
+                          ": after the first optimizer step the training pass no longer computes pi_old; "
+                          "expected 1 for both, or prox_logp_method recompute or loglinear"));
   }
 };
 
@@ -286,15 +278,15 @@ struct SparseTrainingSettings {
     v("mode", mode,
       "with rollout.sparse: sparse (only the dense policy is trained, on sparse samples), distill (like "
       "sparse; adapters also keep the generating policy close to the dense one), sparse_to_sparse (the "
-      "sparse policy "
-      "itself is trained), exact_top_k (sparse with rollout.sparse.summary exact; a slow baseline). With or "
-      "without rollout.sparse: draft (another model generates and is kept close to the trained one)",
+      "sparse policy itself is trained), exact_top_k (sparse with rollout.sparse.summary exact; a slow "
+      "baseline). With or without rollout.sparse: draft (another model generates and is kept close to the "
+      "trained one)",
       aliased({"sparse", "distill", "sparse_to_sparse", "exact_top_k", "draft"}, {{"weak", "draft"}}));
     v("draft_path", draft_path,
       "draft: the model that generates; it needs the tokenizer of the trained model");
     v("kl_loss_coef", kl_loss_coef,
       "distill, draft: weight of the KL from the generating policy to the trained one", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "distill, draft: estimator of that KL", one_of({"k1", "k2", "k3"}));
+    v("kl_loss_type", kl_loss_type, "distill, draft: estimator of the KL", one_of({"k1", "k2", "k3"}));
     v("lr_ratio", lr_ratio,
       "learning rate of the generating policy divided by actor.optimizer.lr; null: 5 for adapters, 1 for a "
       "draft model",

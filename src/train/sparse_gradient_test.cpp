@@ -125,7 +125,7 @@ void expect_gradient_of_masked(Model& model, const SparsePolicy& policy, const R
 
 constexpr uint64_t kSeeds[] = {3, 5, 7, 10, 16, 19};
 
-TEST(SparseGradient, OfTheSparsePolicyIsThatOfMaskedSequences) {
+TEST(SparseGradient, SparsePolicyEqualsMaskedSequences) {
   int64_t num_choices = 0;
   for (const uint64_t seed : kSeeds) {
     const auto r = long_batch(seed);
@@ -136,7 +136,7 @@ TEST(SparseGradient, OfTheSparsePolicyIsThatOfMaskedSequences) {
   EXPECT_GT(num_choices, 2000) << "few queries left anything out";
 }
 
-TEST(SparseGradient, OfExactTopKeysIsThatOfMaskedSequences) {
+TEST(SparseGradient, ExactTopKeysEqualMaskedSequences) {
   int64_t num_choices = 0;
   for (const uint64_t seed : {3, 10}) {
     const auto r = long_batch(seed);
@@ -150,7 +150,7 @@ TEST(SparseGradient, OfExactTopKeysIsThatOfMaskedSequences) {
 }
 
 // Keys that are all 0 give every page the same score, while the pages' values differ.
-TEST(SparseGradient, OfEqualScoresTheLowerPagesAreSeen) {
+TEST(SparseGradient, WithEqualScoresTheLowerPagesAreSeen) {
   int64_t num_choices = 0;
   for (const uint64_t seed : {5, 17}) {  // models without biases and norms of keys
     const auto r = long_batch(seed == 5 ? 5 : 16);
@@ -163,7 +163,7 @@ TEST(SparseGradient, OfEqualScoresTheLowerPagesAreSeen) {
   EXPECT_GT(num_choices, 500);
 }
 
-TEST(SparseGradient, OfTheAdaptersIsThatOfMaskedSequencesAndThetaHasNone) {
+TEST(SparseGradient, AdaptersEqualMaskedSequencesAndThePolicyHasNoGradient) {
   int64_t num_choices = 0;
   for (const uint64_t seed : kSeeds) {
     const auto r = long_batch(seed);

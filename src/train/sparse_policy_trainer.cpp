@@ -57,7 +57,8 @@ SparsePolicyTrainer::SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model>
     : actor_(sparse_policy_settings(is_adapter, settings, actor)),
       is_adapter_(is_adapter),
       model_(std::move(model)) {
-  BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data, "ranks that share passes");
+  BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data,
+              "the sparse policy supports data parallelism only");
   model_->allocate_gradients();
   // The reference log-probabilities for the KL come from the caller: no model is executed for them.
   gradient_ =
@@ -82,8 +83,8 @@ SparsePolicyTrainer::SparsePolicyTrainer(std::unique_ptr<Model> draft, const Spa
 MetricValues SparsePolicyTrainer::train(const std::vector<const Trajectory*>& rows,
                                         const at::Tensor& dense_log_probs_R, const std::string& strategy) {
   TrainBatch batch = gradient_->rows_of(rows);
-  BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "dense values of ", dense_log_probs_R.numel(),
-              " tokens, a batch of ", batch.num_rows());
+  BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "got dense log-probabilities of ",
+              dense_log_probs_R.numel(), " tokens for a batch of ", batch.num_rows());
   MetricValues metrics;
   batch.fields.proximal_is_current = true;
   batch.fields.reference_log_probs_R = dense_log_probs_R;

@@ -1,4 +1,5 @@
-// Tests of tensor parallelism: losses, checkpoints, adapters, traffic. ranks_test.cpp tests the gradients.
+// Tests of tensor parallelism: losses, checkpoints, adapters, traffic. parallel_groups_test.cpp tests the
+// gradients.
 #include "models/tensor_parallel.h"
 
 #include <ATen/Parallel.h>
@@ -22,7 +23,7 @@ namespace {
 const bool one_thread = (at::set_num_threads(1), true);
 
 // Losses that need other tokens than the sampled ones: the teacher's, and the policy's most likely.
-TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
+TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {
   const auto r = random_batch(11, 80);
   add_top_k_tokens(*r, 11);
   LossSettings settings;
@@ -103,7 +104,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
 }
 
 // Adapters beside frozen weights. Some adapter weights are copied on every rank, some are split.
-TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
+TEST(TensorParallel, AdaptersHaveTheUnshardedModelsGradient) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
     const auto loss = full_loss();
@@ -164,7 +165,7 @@ TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
 }
 
 // docs/ranks.md says what a pass sends.
-TEST(TensorParallel, SendsWhatIsSaid) {
+TEST(TensorParallel, SendsThePredictedBytes) {
   ModelConfig config = shared_config(6);
   config.post_norms = false;
   config.pre_norms = true;
@@ -199,7 +200,7 @@ TEST(TensorParallel, SendsWhatIsSaid) {
   });
 }
 
-TEST(TensorParallel, WhatCannotBeSharedIsRefused) {
+TEST(TensorParallel, ModelsThatCannotBeSplitAreRefused) {
   ModelConfig config = random_config(0);
   config.num_heads = 6;
   config.num_kv_heads = 2;

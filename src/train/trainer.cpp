@@ -90,7 +90,7 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
 }
 
 void Trainer::follow(const std::function<void(int32_t version)>& publish) {
-  BOUGH_CHECK(ranks_ && !is_rank_zero(), "rank 0 leads");
+  BOUGH_CHECK(ranks_ && !is_rank_zero(), "follow() is for all ranks but rank 0");
   while (true) {
     const RankOrder order = receive_order(*ranks_->all());
     switch (order.kind) {
@@ -159,7 +159,7 @@ Json Trainer::load(const RunCheckpoint& checkpoint) {
 
 Model& Trainer::unsharded_model() {
   if (model_.is_unsharded()) return model_;
-  BOUGH_CHECK(whole_ && is_rank_zero(), "the whole model is rank 0's");
+  BOUGH_CHECK(whole_ && is_rank_zero(), "only rank 0 can gather the unsharded model");
   send_order({.kind = RankOrder::Kind::kWeights, .batch = {}}, *ranks_->all());
   return *gather_unsharded();
 }
@@ -253,7 +253,7 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
 MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   if (!ranks_) return train_together(batch);
   const double sent = ranks_->bytes_sent();
-  BOUGH_CHECK(is_rank_zero(), "rank ", ranks_->all()->rank(), " follows");
+  BOUGH_CHECK(is_rank_zero(), "train() was called on rank ", ranks_->all()->rank(), ", expected rank 0");
   RankOrder order{.kind = RankOrder::Kind::kTrain, .version = num_batches_, .batch = {}};
   for (const Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) order.batch.push_back(trajectory);

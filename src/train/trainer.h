@@ -3,8 +3,8 @@
 // first one. A critic learns from the same mini-batches. A critic with its own backbone has its own plan
 // executions, before the policy's. A critic that shares the actor's backbone uses the policy's.
 //
-// With several ranks (ranks.h), each rank has a trainer with the same settings. Rank 0 calls train(), which
-// sends the batch to the other ranks. They wait in follow() and execute the same steps.
+// With several ranks (parallel_groups.h), each rank has a trainer with the same settings. Rank 0 calls
+// train(), which sends the batch to the other ranks. They wait in follow() and execute the same steps.
 #pragma once
 
 #include <cstdint>

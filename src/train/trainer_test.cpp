@@ -68,7 +68,7 @@ TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
 
 // AReaL's metric: the tokens of all trees over the tokens of the sequences. A group alone is a tree of 17
 // tokens, 5 + 4 x 3. Three groups, planned separately, repeat the 4 tokens that all groups share.
-TEST(Trainer, TreeTokenRatioIsWhatThePlansTreesHold) {
+TEST(Trainer, TreeTokenRatioCountsThePlansTrees) {
   const SteadyClock clock;
   const auto ratio = [&](const ActorSettings& settings) {
     const auto model = small_model(at::kDouble);

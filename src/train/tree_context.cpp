@@ -28,22 +28,22 @@ PrefixKvStack::PrefixKvStack(const ModelConfig& config, int64_t capacity, at::Sc
 void PrefixKvStack::push(int32_t first_token, int32_t end_token) {
   const int64_t begin = num_rows();
   const int64_t count = end_token - first_token;
-  BOUGH_CHECK(begin + count <= capacity_, "stack of ", begin, " rows, pushing ", count, ", capacity ",
-              capacity_);
+  BOUGH_CHECK(begin + count <= capacity_, "cannot push ", count, " rows: the stack has ", begin,
+              ", its capacity is ", capacity_);
   for (int32_t t = first_token; t < end_token; ++t) tokens_.push_back(t);
   for (auto& gradient : d_k_) gradient.narrow(0, begin, count).zero_();
   for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
 void PrefixKvStack::clear_above(int64_t begin, int64_t count) {
-  BOUGH_CHECK(num_rows() <= begin && begin + count <= capacity_, "stack of ", num_rows(), " rows, ", count,
-              " from ", begin, ", capacity ", capacity_);
+  BOUGH_CHECK(num_rows() <= begin && begin + count <= capacity_, "cannot clear ", count, " rows above row ",
+              begin, ": the stack has ", num_rows(), ", its capacity is ", capacity_);
   for (auto& gradient : d_k_) gradient.narrow(0, begin, count).zero_();
   for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
 void PrefixKvStack::pop(int64_t count) {
-  BOUGH_CHECK(count <= num_rows(), "popping ", count, " of ", num_rows(), " rows");
+  BOUGH_CHECK(count <= num_rows(), "cannot pop ", count, " of ", num_rows(), " rows");
   tokens_.resize(tokens_.size() - count);
 }
 
@@ -55,8 +55,9 @@ void TreeContext::Pass::Choice::replay(int64_t layer, PageChooser::Lists& lists)
   for (size_t i = 0; i < replays.size(); ++i) {
     if (replays[i].empty()) continue;
     const auto length = static_cast<size_t>(SparsePolicy::chosen_of(chooser.queries()[i].budget));
-    BOUGH_CHECK(replays[i].size() == layers * heads * length, "generation kept ", replays[i].size(),
-                " pages of a token, expected ", length, " in ", heads, " heads and ", layers, " layers");
+    BOUGH_CHECK(replays[i].size() == layers * heads * length, "the rollout has ", replays[i].size(),
+                " page choices of a token, expected ", length, " in ", heads, " heads and ", layers,
+                " layers");
     for (size_t g = 0; g < heads; ++g) {
       const auto kept = replays[i].subspan(
           ((static_cast<size_t>(layer) - static_cast<size_t>(chooser.policy().dense_layers)) * heads + g) *
@@ -69,7 +70,7 @@ void TreeContext::Pass::Choice::replay(int64_t layer, PageChooser::Lists& lists)
       }
       BOUGH_CHECK(list.size() == length + 3 && kept.front() > 0 && kept.back() < list[length + 1] &&
                       std::is_sorted(kept.begin(), kept.end()),
-                  "generation kept pages that are none of the token's context");
+                  "the rollout has page choices outside the token's context");
       std::copy(kept.begin(), kept.end(), list.begin() + 1);
     }
   }
@@ -128,7 +129,8 @@ TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor
       PageChooser::Lists lists =
           choose_in_tree(make_input(pass, layer, q, k, v), pages(), {*pass.pages, pass.choice->chooser});
       pass.choice->replay(layer, lists);
-      BOUGH_CHECK(chosen.empty() || chosen == lists, "a recompute chooses other pages, layer ", layer);
+      BOUGH_CHECK(chosen.empty() || chosen == lists,
+                  "a recompute selects other pages than its first forward, layer ", layer);
       chosen = std::move(lists);
     }
   }

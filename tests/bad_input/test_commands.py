@@ -106,7 +106,7 @@ STEP_OPTIONS = {
     "mode": (["--mode", "tree"], ["--mode", "tree", "path"]),
     "loss": (["--loss", "dpo"], ["--loss", "dpo", "pg"]),
     "memory": (["--memory", "much"], ["--memory", "much"]),
-    "too little memory": (["--memory", "1KiB"], ["--memory", "got 1024", "smallest that would do"]),
+    "too little memory": (["--memory", "1KiB"], ["--memory", "got 1024", "smallest budget that fits"]),
     "device": (["--device", "tpu"], ["--device", "tpu"]),
     "grads in a missing folder": (["--grads", "none/g.safetensors"], ["--grads", "none"]),
     "grads is a folder": (["--grads", "model"], ["--grads", "model", "folder"]),

@@ -231,7 +231,7 @@ def test_layers_computed_again(bough, tiny_models, tmp_path):
     def smallest(again):
         fixed = ("step", "--model", directory, "--rollouts", path, "--memory", "1KiB")
         message = bough(*fixed, f"actor.gradient_checkpointing={again}").stderr
-        return int(message.split("the smallest that would do is ")[1].split()[0])
+        return int(message.split("the smallest budget that fits is ")[1].split()[0])
 
     least = smallest("null")
     assert least <= smallest("true") and least <= smallest("false")
@@ -318,7 +318,7 @@ def test_memory_budget(bough, tiny_models, tmp_path):
     assert smaller["loss"] == pytest.approx(free["loss"], rel=1e-4)
     refused = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, "--memory", "1KiB")
     assert refused.returncode == 2
-    smallest = int(refused.stderr.split("would do is ")[1].split()[0])
+    smallest = int(refused.stderr.split("that fits is ")[1].split()[0])
     report, _ = step(bough, tiny_models("qwen3"), path, "--memory", smallest)
     assert report["predicted_peak_bytes"] == smallest
     below = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, "--memory", smallest - 1)

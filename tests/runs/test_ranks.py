@@ -715,9 +715,9 @@ def test_areals_names_say_how_many(bough, experiment):
     assert record["publication/bytes"] > 0 and "ranks/slowest_over_mean" in record
     for word, said in (
         ("allocation_mode=embedded:d1t2+fsdp:d2", "expected embedded:dN"),
-        ("allocation_mode=sglang:d1+fsdp:d2e2", "e2 is not there"),
+        ("allocation_mode=sglang:d1+fsdp:d2e2", "e2 is not supported"),
         ("allocation_mode=sglang:d4|fsdp:d4", "SERVERS+TRAINER"),
-        ("actor.backend=deepspeed:d2", "a trainer 'deepspeed'"),
+        ("actor.backend=deepspeed:d2", "unknown trainer 'deepspeed'"),
         ("actor.backend=fsdp:two", "expected fsdp:dN"),
         ("allocation_mode=sglang:d1+fsdp:d2", "rollout.servers.addresses"),
     ):
