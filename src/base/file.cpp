@@ -69,8 +69,7 @@ int open_to_read(const fs::path& path, struct stat& status) {
     const int code = S_ISDIR(status.st_mode) ? EISDIR : errno;
     ::close(descriptor);
     if (code == EISDIR)
-      throw UserError(
-          str("cannot read ", quoted(path.string(), 300), ": a folder, where a file was expected"));
+      throw UserError(str("cannot read ", quoted(path.string(), 300), ": expected a file, got a folder"));
     fail("read", path, code);
   }
   return descriptor;
@@ -143,8 +142,7 @@ AtomicFile::AtomicFile(const fs::path& path) : path_(path), target_(path) {
   struct stat status;
   const bool exists = ::stat(target_.c_str(), &status) == 0;
   if (path.empty() || !path.has_filename() || (exists && S_ISDIR(status.st_mode)))
-    throw UserError(
-        str("cannot write ", quoted(path.string(), 300), ": a folder, where a file was expected"));
+    throw UserError(str("cannot write ", quoted(path.string(), 300), ": expected a file, got a folder"));
   if (exists && !S_ISREG(status.st_mode)) {
     descriptor_ = open_retrying(target_, O_WRONLY);
   } else {
@@ -264,7 +262,7 @@ void publish_directory(const fs::path& temporary, const fs::path& final_path) {
     const int code = errno;
     if (!old.empty() && ::rename(old.c_str(), final_path.c_str()) != 0)
       throw IoError(str("cannot write ", quoted(final_path.string(), 300), ": ", std::strerror(code),
-                        "; what was there is now at ", quoted(old.string(), 300)));
+                        "; the previous content is now at ", quoted(old.string(), 300)));
     fail("write", final_path, code);
   }
   sync_path(parent_of(final_path), O_DIRECTORY);

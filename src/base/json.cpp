@@ -84,7 +84,7 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
 
 Json parse_json(std::string_view text, const std::string& source, int64_t first_line) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
-    throw UserError(str(source, ":", first_line, ": empty where a JSON value was expected"));
+    throw UserError(str(source, ":", first_line, ": the text is empty, expected a JSON value"));
   StrictBuilder builder;
   if (Json::sax_parse(text, &builder)) return std::move(builder.root);
   // The parser reports how far it had read. The builder's own errors (duplicate keys, depth) have no

@@ -30,7 +30,7 @@ TEST(Json, ErrorsSayWhere) {
   EXPECT_EQ(error_of("[1, x]", 17).substr(0, 10), "f.json:17:");
   EXPECT_EQ(error_of("{\"a\": 1, \"a\": 2}", 5),
             "f.json:5: not valid JSON: key 'a' is given twice in one object");
-  EXPECT_EQ(error_of(""), "f.json:1: empty where a JSON value was expected");
+  EXPECT_EQ(error_of(""), "f.json:1: the text is empty, expected a JSON value");
 }
 
 TEST(Json, RefusesWhatIsNotJson) {

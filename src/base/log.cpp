@@ -125,7 +125,7 @@ void set_log_file(const std::filesystem::path& path) {
   if (!path.empty()) {
     if (std::filesystem::is_directory(path))
       throw UserError(
-          str("cannot write the log ", quoted(path.string(), 300), ": a folder, where a file was expected"));
+          str("cannot write the log ", quoted(path.string(), 300), ": expected a file, got a folder"));
     try {
       file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
     } catch (const spdlog::spdlog_ex&) {

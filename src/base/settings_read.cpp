@@ -250,7 +250,8 @@ class Reader {
           throw UserError(str(where, ": ", quoted(name), ": ", error.what()));
         }
       }
-      if (!element.IsMap()) refuse(&element == &node ? shown(element) : shown(element) + " in it");
+      if (!element.IsMap())
+        refuse(&element == &node ? shown(element) : "an element that is " + shown(element));
       field.append([&](SettingField& group) {
         Reader reader(group, kNoAliases);
         reader.source = source;

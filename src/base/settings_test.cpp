@@ -47,7 +47,7 @@ struct Root {
   Optimizer optimizer;
   template <class V>
   void visit(V& v) {
-    v("seed", seed, "of all random draws", at_least(0));
+    v("seed", seed, "seeds all random numbers", at_least(0));
     v("deterministic", deterministic, "same bits on CUDA");
     v("tree_training_mode", mode, "how trees are computed",
       aliased({"dense", "packed", "path"}, {{"disabled", "dense"}, {"sparse", "packed"}, {"dta", "path"}}));
@@ -55,8 +55,8 @@ struct Root {
     v("sizes", sizes, "some sizes", range(0, 100));
     v("ratios", ratios, "some ratios");
     v("reward", reward, "file:function");
-    v("limit", limit, "at most so many");
-    v("fileroot", fileroot, "where runs go");
+    v("limit", limit, "largest number; null: no limit");
+    v("fileroot", fileroot, "folder of the runs");
     v("budget", budget, "memory", at_least(1024));
     v("model", model, "the model");
     v("optimizer", optimizer, "the optimizer");
@@ -275,7 +275,7 @@ struct Entry {
 
   template <class V>
   void visit(V& v) {
-    v("name", name, "what it is called");
+    v("name", name, "name of the entry");
     v("weight", weight, "its factor", range(-10, 10));
   }
   void check() const {
@@ -351,7 +351,8 @@ TEST(Settings, ErrorsInListsOfGroupsNameTheElement) {
   EXPECT_EQ(error("entries:\n  - weight: 2\n"), "run.yaml:2: entries[0]: name is missing");
   EXPECT_EQ(error("after: 1\nentries: bad\n"), "run.yaml:2: 'entries': got 'bad', expected a good name");
   EXPECT_EQ(error("entries: [[a]]"),
-            "run.yaml:1: 'entries': got a list of 1 in it, expected a list of groups of settings such as "
+            "run.yaml:1: 'entries': got an element that is a list of 1, expected a list of groups of "
+            "settings such as "
             "[{name: ...}], or a text");
   EXPECT_NE(error("entries:").find("got nothing, expected a list of groups"), std::string::npos);
   EXPECT_EQ(
@@ -404,7 +405,7 @@ TEST(Settings, FieldsThatFollowFromOthersAreSetBeforeTheChecks) {
   EXPECT_THROW(parse_settings<Completed>("both: abcdef", "file"), UserError);
 }
 
-TEST(Settings, AFailedCheckIsWhoseValuesItAreThatFail) {
+TEST(Settings, AFailedCheckNamesTheSourceOfItsValues) {
   const auto error = [](const std::string& yaml, const std::vector<std::string>& overrides) {
     try {
       parse_settings<Completed>(yaml, "job.yaml", overrides);

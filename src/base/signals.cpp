@@ -21,7 +21,7 @@ void handle(int signal_number) {
 }  // namespace
 
 StopFlag::StopFlag() {
-  BOUGH_CHECK(!installed.exchange(true), "two StopFlags at a time");
+  BOUGH_CHECK(!installed.exchange(true), "only one StopFlag may exist at a time");
   received = 0;
   struct sigaction action = {};
   action.sa_handler = handle;

@@ -88,8 +88,7 @@ void Communicator::finish(PendingCollective& pending, const Collective& collecti
     if (seconds_since(start) > deadline_seconds_)
       throw IoError(str("rank ", rank(), " of ", size(), " waited ", deadline_seconds_, " s in ",
                         name_of(collective.kind), " of ", collective.count,
-                        " elements: another rank has died or hangs; the log of each rank says what it did "
-                        "last"));
+                        " elements: another rank has died or hangs; see the end of each rank's log"));
     if (polls < 2000) std::this_thread::yield();
     else std::this_thread::sleep_for(std::chrono::microseconds(polls < 20'000 ? 50 : 500));
   }
@@ -208,8 +207,8 @@ class Meeting {
     const std::shared_ptr<Message> other = others.front();
     others.pop_front();
     const Collective &from = sends ? given : other->given, &to = sends ? other->given : given;
-    BOUGH_CHECK(from.count == to.count && from.element == to.element, "a message of ", from.count,
-                " elements, where ", to.count, " are expected");
+    BOUGH_CHECK(from.count == to.count && from.element == to.element, "got a message of ", from.count,
+                " elements, expected ", to.count);
     const int64_t bytes = from.count * size_of(from.element);
     if (bytes > 0) std::memcpy(to.receive, from.send, static_cast<size_t>(bytes));
     own->is_done = other->is_done = true;
@@ -244,8 +243,8 @@ class Meeting {
     for (size_t r = 0; r < given.size(); ++r)
       BOUGH_CHECK(given[r].kind == first.kind && given[r].count == first.count &&
                       given[r].element == first.element && given[r].root == first.root,
-                  "rank ", r, " calls ", name_of(given[r].kind), " of ", given[r].count, ", rank 0 ",
-                  name_of(first.kind), " of ", first.count);
+                  "rank ", r, " calls ", name_of(given[r].kind), " of ", given[r].count,
+                  " elements, rank 0 calls ", name_of(first.kind), " of ", first.count);
     const int64_t bytes = first.count * size_of(first.element);
     const auto at = [](const void* buffer, int64_t offset) {
       return static_cast<const char*>(buffer) + offset;
@@ -357,7 +356,7 @@ class ThreadCommunicator final : public Communicator {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size) {
-  BOUGH_CHECK(size > 0, "a group of ", size, " ranks");
+  BOUGH_CHECK(size > 0, "a group has size=", size, ", expected at least 1 rank");
   const auto meeting = std::make_shared<Meeting>(size);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int64_t r = 0; r < size; ++r) ranks.push_back(std::make_unique<ThreadCommunicator>(meeting, r, size));
@@ -407,11 +406,11 @@ std::unique_ptr<Communicator> mpi_communicator() {
   if (path.empty())
     throw UserError(
         str("several ranks: ", kMpiLibrary,
-            " is neither beside the program nor in its lib; it is built where Open MPI is installed "
-            "(libopenmpi-dev). Install it and build again, take --launcher processes, or use one rank"));
+            " is neither beside the program nor in its lib folder. Only a build with Open MPI has it: "
+            "install libopenmpi-dev and build again, use --launcher processes, or use one rank"));
   void* const library = open_library(path, "install Open MPI's libraries (openmpi-bin, libopenmpi3)");
   auto* const make = reinterpret_cast<Communicator* (*)()>(dlsym(library, "bough_mpi_communicator"));
-  BOUGH_CHECK(make, kMpiLibrary, " lacks what it is for");
+  BOUGH_CHECK(make, kMpiLibrary, " has no function bough_mpi_communicator");
   return std::unique_ptr<Communicator>(make());
 }
 
@@ -419,14 +418,14 @@ std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> ho
   constexpr const char* kName = "libbough_nccl.so";
   const std::filesystem::path path = find_library(kName);
   if (path.empty()) {
-    log_warning(
-        str("this build has no ", kName, ": what the GPUs' ranks sum goes through the host's memory"));
+    log_warning(str("this build has no ", kName,
+                    ": ranks on GPUs communicate through the host's memory, which is slower"));
     return host;
   }
-  void* const library = open_library(path, "the torch of this machine must be a CUDA build with NCCL");
+  void* const library = open_library(path, "install a CUDA build of PyTorch with NCCL");
   auto* const make =
       reinterpret_cast<Communicator* (*)(Communicator*)>(dlsym(library, "bough_nccl_communicator"));
-  BOUGH_CHECK(make, kName, " lacks what it is for");
+  BOUGH_CHECK(make, kName, " has no function bough_nccl_communicator");
   return std::unique_ptr<Communicator>(make(host.release()));
 }
 

@@ -170,7 +170,7 @@ TEST_P(CommunicatorTest, WaitsNoLongerThanItsDeadlineForAMessage) {
                    .count = 1,
                    .element = Element::kDouble,
                    .root = 0});
-    FAIL() << "nobody sent";
+    FAIL() << "no rank sent a message";
   } catch (const IoError& error) {
     EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos) << error.what();
   }
@@ -178,7 +178,7 @@ TEST_P(CommunicatorTest, WaitsNoLongerThanItsDeadlineForAMessage) {
 }
 
 // A text that is longer than one piece of the store, and an empty one.
-TEST_P(CommunicatorTest, SendsWhatIsLongAndWhatIsEmpty) {
+TEST_P(CommunicatorTest, SendsLongAndEmptyMessages) {
   on_ranks(2, [](Communicator& ranks) {
     const std::string mine(static_cast<size_t>(ranks.rank() == 0 ? 9'000'001 : 0), 'x');
     const auto texts = ranks.all_gather(mine);

@@ -68,8 +68,8 @@ class MpiCommunicator final : public Communicator {
     const auto start = [&](auto&& call) {
       MPI_Request request = MPI_REQUEST_NULL;
       const int code = call(&request);
-      BOUGH_CHECK(code == MPI_SUCCESS, "MPI: ", name_of(c.kind), " of ", c.count, " elements gives error ",
-                  code);
+      BOUGH_CHECK(code == MPI_SUCCESS, "MPI: ", name_of(c.kind), " of ", c.count,
+                  " elements failed with error ", code);
       pending->add(request);
     };
     using Kind = Collective::Kind;
@@ -110,8 +110,8 @@ class MpiCommunicator final : public Communicator {
       }
       return pending;
     }
-    BOUGH_CHECK(c.count <= kMostElements, name_of(c.kind), " of ", c.count, " elements a rank, at most ",
-                kMostElements);
+    BOUGH_CHECK(c.count <= kMostElements, name_of(c.kind), " of ", c.count,
+                " elements per rank, the limit is ", kMostElements);
     const int count = static_cast<int>(c.count);
     start([&](MPI_Request* request) {
       switch (c.kind) {

@@ -48,17 +48,17 @@ class NcclCommunicator final : public Communicator {
     ncclUniqueId id;
     std::string text(sizeof id, '\0');
     if (rank() == 0) {
-      expect(ncclGetUniqueId(&id), "an id for the group");
+      expect(ncclGetUniqueId(&id), "creating the id");
       std::memcpy(text.data(), &id, sizeof id);
     }
     text = host_->broadcast(text);
-    BOUGH_CHECK(text.size() == sizeof id, "an id of ", text.size(), " bytes");
+    BOUGH_CHECK(text.size() == sizeof id, "got an id of ", text.size(), " bytes");
     std::memcpy(&id, text.data(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;  // in blocking mode, a dead rank would hold the other ranks in a call forever
     expect(ncclCommInitRankConfig(&comm_, static_cast<int>(size()), id, static_cast<int>(rank()), &config),
-           "making a group");
-    settle("making a group");
+           "creating a group");
+    settle("creating a group");
   }
   ~NcclCommunicator() override {
     if (messages_) cudaStreamDestroy(messages_);
@@ -78,7 +78,7 @@ class NcclCommunicator final : public Communicator {
     cudaStream_t stream = kStream;
     if (c.kind == Collective::Kind::kSend || c.kind == Collective::Kind::kReceive) {
       if (!messages_)
-        check(cudaStreamCreateWithFlags(&messages_, cudaStreamNonBlocking), "a stream for messages");
+        check(cudaStreamCreateWithFlags(&messages_, cudaStreamNonBlocking), "creating a stream");
       stream = messages_;
       follow(kStream, stream);
     }
@@ -97,8 +97,8 @@ class NcclCommunicator final : public Communicator {
   class Pending final : public PendingCollective {
    public:
     Pending(NcclCommunicator& group, cudaStream_t stream) : group_(group) {
-      check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event");
-      check(cudaEventRecord(event_, stream), "an event");
+      check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "using an event");
+      check(cudaEventRecord(event_, stream), "using an event");
     }
     ~Pending() override { cudaEventDestroy(event_); }
     bool is_done() override {
@@ -117,9 +117,9 @@ class NcclCommunicator final : public Communicator {
   // Work enqueued on `later` from now on starts after the work already enqueued on `earlier`.
   static void follow(cudaStream_t earlier, cudaStream_t later) {
     cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
-    check(cudaEventRecord(event, earlier), "an event");
-    check(cudaStreamWaitEvent(later, event, 0), "an event");
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "using an event");
+    check(cudaEventRecord(event, earlier), "using an event");
+    check(cudaStreamWaitEvent(later, event, 0), "using an event");
     cudaEventDestroy(event);  // CUDA frees the event when it completes
   }
 
@@ -159,9 +159,9 @@ class NcclCommunicator final : public Communicator {
   void expect(ncclResult_t code, const char* what) {
     if (code == ncclSuccess || code == ncclInProgress) return;
     is_broken_ = true;
-    throw IoError(str("NCCL: ", what, " of ", size(), " ranks: ", ncclGetErrorString(code),
+    throw IoError(str("NCCL: ", what, ", ", size(), " ranks: ", ncclGetErrorString(code),
                       comm_ ? str(" (", ncclGetLastError(comm_), ")") : "",
-                      "; NCCL_DEBUG=INFO says more. Every rank needs a GPU of its own"));
+                      "; every rank needs its own GPU. NCCL_DEBUG=INFO prints details"));
   }
   ncclResult_t look_for_errors(const char* what) {
     ncclResult_t state = ncclSuccess;
@@ -175,7 +175,7 @@ class NcclCommunicator final : public Communicator {
     while (look_for_errors(what) == ncclInProgress) {
       if (seconds_since(start) > deadline()) {
         is_broken_ = true;
-        throw IoError(str("rank ", rank(), " waited ", deadline(), " s for the others in NCCL's ", what));
+        throw IoError(str("rank ", rank(), " waited ", deadline(), " s for the other ranks in NCCL: ", what));
       }
       std::this_thread::yield();
     }

@@ -111,7 +111,8 @@ class Members {
       if (other.said == kFailed) return str(who, " has failed");
       if (other.said != kGone &&
           std::chrono::duration<double>(now - *other.since).count() > rank_.silence_seconds)
-        return str(who, " has said nothing for ", rank_.silence_seconds, " s: it has died or is stopped");
+        return str(who, " has said nothing for ", rank_.silence_seconds,
+                   " s: the process has died or is stopped");
     }
     return "";
   }
@@ -290,7 +291,7 @@ class StoreCommunicator final : public Communicator {
         if (!store().has(key)) return false;
         const std::string piece = store().get({key})[0];
         BOUGH_CHECK(std::ssize(piece) == std::min(kMostBytes, message.bytes), name_of(c_.kind), " of ",
-                    c_.count, " elements: another rank sends ", piece.size(), " bytes");
+                    c_.count, " elements: another rank sent ", piece.size(), " bytes");
         std::memcpy(message.into + at, piece.data(), piece.size());
         if (!is_to_all()) store().erase(key);
       }

@@ -55,10 +55,9 @@ class LineReader {
     if (record.kind == Record::Kind::messages &&
         (record.messages.empty() ||
          (record.messages.back().role != "user" && record.messages.back().role != "tool"))) {
-      throw UserError(
-          str(where_, ": ", settings_.messages_key,
-              ": expected a message of user or tool before the answer, got ",
-              record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
+      throw UserError(str(
+          where_, ": ", settings_.messages_key, ": expected a user or tool message before the answer, got ",
+          record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
     }
     record.fields = std::move(line_);
     return record;
@@ -105,8 +104,8 @@ class LineReader {
       return;
     }
     throw UserError(str(where_, ": none of the fields ", settings_.messages_key, ", ", settings_.prompt_key,
-                        " and ", settings_.question_key, " is there (it has: ", keys(),
-                        "); name the right one by messages_key, prompt_key or question_key"));
+                        " and ", settings_.question_key, " is there (the line has: ", keys(),
+                        "); set messages_key, prompt_key or question_key to the right field"));
   }
 
   std::string keys() const {
@@ -160,8 +159,8 @@ void require_answer(const Record& record, const DatasetSettings& settings) {
   if (record.answer) return;
   throw UserError(
       str(record.where, ": ", settings.answer_key,
-          " is missing; name its field by answer_key, or set answer_required: false if the reward "
-          "does not need it"));
+          " is missing; set answer_key to its field, or set answer_required: false if the reward does not "
+          "need an answer"));
 }
 
 std::vector<WorkedExample> to_examples(std::span<const Record> records, const DatasetSettings& settings) {
@@ -199,7 +198,9 @@ Contents read_contents(const DatasetSettings& settings) {
     for (const WorkedExample& example : contents.examples) asked.insert(example.question);
     std::erase_if(records, [&](const Record& record) { return asked.contains(record.text); });
     if (records.empty())
-      throw UserError(str(settings.path, ": nothing is left beside the worked examples of few_shot"));
+      throw UserError(
+          str(settings.path,
+              ": the file has only the worked examples of few_shot; add problems or set few_shot.path"));
   }
   if (settings.max_problems > 0 && records.size() > static_cast<size_t>(settings.max_problems)) {
     records.resize(static_cast<size_t>(settings.max_problems));
@@ -247,8 +248,8 @@ std::vector<SftExample> read_sft(const DatasetSettings& settings) {
   examples.reserve(contents.records.size());
   for (const Record& record : contents.records) {
     if (!record.answer && !record.completion) {
-      throw UserError(str(record.where, ": nothing to learn: neither ", settings.completion_key, " nor ",
-                          settings.answer_key, " is there, and no assistant message at the end"));
+      throw UserError(str(record.where, ": nothing to learn: expected ", settings.completion_key, ", ",
+                          settings.answer_key, " or an assistant message at the end"));
     }
     SftExample example;
     lay_out(record, contents, settings, example);

@@ -33,7 +33,7 @@ struct FewShotSettings {
 
   template <class V>
   void visit(V& v) {
-    v("path", path, "JSON Lines whose first records are the worked examples; empty: the data set itself");
+    v("path", path, "JSON Lines file that begins with the worked examples; empty: the data set itself");
     v("shots", shots, "worked examples in front of every question", range(0, 1024));
   }
 };
@@ -57,20 +57,20 @@ struct DatasetSettings {
   template <class V>
   void visit(V& v) {
     v("path", path, "JSON Lines file");
-    v("format", format, "what a prompt or question becomes: text, or chat for the model's chat template",
+    v("format", format, "form of a prompt: plain text, or a conversation for the model's chat template",
       one_of({"text", "chat"}));
-    v("batch_size", batch_size, "problems of a batch", range(1, 1'000'000));
+    v("batch_size", batch_size, "problems per batch", range(1, 1'000'000));
     v("shuffle", shuffle, "a new random order every epoch; false: the file's order");
-    v("max_problems", max_problems, "read only so many problems; 0: all", at_least(0));
-    v("answer_required", answer_required, "a line without an answer is an error; false: its answer is empty");
+    v("max_problems", max_problems, "number of problems to read; 0: all", at_least(0));
+    v("answer_required", answer_required,
+      "true: a line without an answer is an error; false: its answer is empty");
     v("messages_key", messages_key, "field of the conversation", not_empty());
-    v("prompt_key", prompt_key, "field of the finished prompt", not_empty());
+    v("prompt_key", prompt_key, "field of a finished prompt, used as it is", not_empty());
     v("question_key", question_key, "field of the question", not_empty());
-    v("answer_key", answer_key, "field of the gold answer", not_empty());
+    v("answer_key", answer_key, "field of the reference answer", not_empty());
     v("completion_key", completion_key, "field of the completion, for sft", not_empty());
-    v("id_key", id_key, "field that names a problem; lines without it are named by their number",
-      not_empty());
-    v("layout", layout, "how questions become prompts");
+    v("id_key", id_key, "field of a problem's id; without it the id is the line's number", not_empty());
+    v("layout", layout, "layout of prompts that are made from questions");
     v("few_shot", few_shot, "worked examples");
   }
 };

@@ -164,7 +164,7 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
   expect(R"({"question": "q", "answer": true})", "data.jsonl:3: answer: got boolean 'true'");
   expect(R"({"q": "q", "answer": "1"})",
          "data.jsonl:3: none of the fields messages, prompt and question is there "
-         "(it has: 'answer, q')");
+         "(the line has: 'answer, q')");
   expect(R"({"question": "", "answer": "1"})", "data.jsonl:3: question: the text is empty");
   expect(R"({"question": "q", "answer": "1", "id": [1]})", "data.jsonl:3: id: got array");
   expect(R"({"messages": [], "answer": "1"})", "data.jsonl:3: messages: the list is empty");
@@ -177,7 +177,7 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
          "data.jsonl:3: messages[0].content: got null");
   expect(R"({"messages": [{"role": "bot", "content": "x"}]})", "data.jsonl:3: messages[0].role: got 'bot'");
   expect(R"({"messages": [{"role": "system", "content": "x"}], "answer": 1})",
-         "data.jsonl:3: messages: expected a message of user or tool before the answer, got a system "
+         "data.jsonl:3: messages: expected a user or tool message before the answer, got a system "
          "message");
   expect("{\"question\": \"\xFF\", \"answer\": \"1\"}", "data.jsonl:3:");
   expect(R"({"question": "q", "answer": 1e999})", "data.jsonl:3:");
@@ -195,7 +195,7 @@ TEST_F(DatasetFile, ErrorsOfTheWholeFile) {
   EXPECT_THROW(read_dataset(settings_), UserError);
 }
 
-TEST_F(DatasetFile, TemplateNeedsItsHole) {
+TEST_F(DatasetFile, TemplateNeedsItsPlaceholder) {
   settings_.layout.question_template = "Q: {Question}";
   EXPECT_TRUE(error_of(R"({"question": "q", "answer": "1"})").starts_with("question_template: got"));
   EXPECT_EQ(render_question("{question}", {.question_template = "<{question}|{question}>"}),

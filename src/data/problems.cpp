@@ -40,7 +40,7 @@ Dataset::Dataset(std::vector<Problem> problems, std::string source)
   for (const Problem& problem : problems_) {
     if (!ids.insert(problem.id).second) {
       throw UserError(str(source_, ": two problems have the id ", quoted(problem.id),
-                          "; an id must be unique (leave `id` out to number the lines)"));
+                          "; ids must be unique (lines without `id` are numbered)"));
     }
   }
 }
@@ -72,8 +72,8 @@ void ProblemOrder::restore(const Json& saved) {
   const Json now = save();
   for (const char* key : {"fingerprint", "seed", "shuffle"}) {
     if (!saved.contains(key) || saved[key] != now[key]) {
-      throw UserError(str(dataset_->source(), ": the order of problems cannot go on: ", key, " was ",
-                          saved.value(key, Json()).dump(), " when it was saved and is ", now[key].dump(),
+      throw UserError(str(dataset_->source(), ": cannot resume the order of problems: ", key, " was ",
+                          saved.value(key, Json()).dump(), " when it was saved, now it is ", now[key].dump(),
                           "; resume with the same data set and settings, or start a new trial_name"));
     }
   }

@@ -28,7 +28,7 @@ std::vector<std::string> next_ids(ProblemOrder& order, size_t n) {
   return ids;
 }
 
-TEST(Dataset, FingerprintIsThatOfTheContent) {
+TEST(Dataset, FingerprintDependsOnTheContentOnly) {
   EXPECT_EQ(numbered(5).fingerprint(), numbered(5).fingerprint());
   EXPECT_NE(numbered(5).fingerprint(), numbered(6).fingerprint());
   EXPECT_NE(numbered(5).fingerprint(), numbered(5, "Problem ").fingerprint());
@@ -65,7 +65,7 @@ TEST(ProblemOrder, DependsOnSeedAndPositionAlone) {
   EXPECT_NE(next_ids(other_seed, 100), ids);
 }
 
-TEST(ProblemOrder, WithoutShuffleTheFilesOrder) {
+TEST(ProblemOrder, WithoutShuffleTheFilesOrderIsKept) {
   const Dataset dataset = numbered(3);
   ProblemOrder order(dataset, 1, false);
   EXPECT_EQ(next_ids(order, 4), (std::vector<std::string>{"0", "1", "2", "0"}));

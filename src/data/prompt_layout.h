@@ -25,11 +25,10 @@ struct PromptLayout {
 
   template <class V>
   void visit(V& v) {
-    v("question_template", question_template,
-      "what a question becomes in a plain prompt; contains {question}");
+    v("question_template", question_template, "a question's text in a plain prompt; must contain {question}");
     v("answer_prefix", answer_prefix,
-      "between a plain prompt and its answer, in worked examples and sft records");
-    v("separator", separator, "between a worked example's answer and what follows, in plain prompts");
+      "text between a plain prompt and its answer, in worked examples and sft records");
+    v("separator", separator, "text after a worked example's answer, in plain prompts");
     v("system", system, "system message of conversations; empty: none");
   }
   void check() const;  // throws UserError if the template does not contain {question}

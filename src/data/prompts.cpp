@@ -60,7 +60,7 @@ Prompt parse_prompt(Json line, const std::string& where, int64_t line_number,
     if (!text.is_string()) throw UserError(str(where, "prompt: expected a text, got ", text.type_name()));
     if (!options.encode) {
       throw UserError(
-          str(where, "prompt: text needs the model's tokenizer.json, which is missing; give input_ids"));
+          str(where, "prompt: the model has no tokenizer.json to encode the text; give input_ids"));
     }
     prompt.input_ids = options.encode(text.get<std::string>());
     line.erase("prompt");
@@ -82,7 +82,7 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& path, const Prompt
   });
   if (prompts.empty()) {
     throw UserError(str(path.string(),
-                        ": no prompts; expected one JSON object a line, {\"prompt\": \"...\"} or "
+                        ": no prompts; expected one JSON object per line, {\"prompt\": \"...\"} or "
                         "{\"input_ids\": [...]}"));
   }
   return prompts;

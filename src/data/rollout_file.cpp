@@ -66,7 +66,7 @@ class LineSource {
       }
       const size_t left = ZSTD_decompressStream(stream_.get(), &out, &compressed_);
       if (ZSTD_isError(left))
-        throw UserError(str(path_.string(), ": not a sound zstd file: ", ZSTD_getErrorName(left),
+        throw UserError(str(path_.string(), ": the zstd file is damaged: ", ZSTD_getErrorName(left),
                             " near byte ", compressed_.pos, " of ", compressed_.size, "; write it again"));
       frame_ended_ = left == 0;
       if (out.pos == 0 && compressed_.pos == compressed_.size && !frame_ended_)
@@ -147,10 +147,10 @@ std::vector<Trajectory> read_rollouts(const std::filesystem::path& path, const R
     if (rollouts.back().temperature != rollouts.front().temperature)
       throw UserError(str(where, ", field 'temperature': got ", rollouts.back().temperature, "; expected ",
                           rollouts.front().temperature, " as in line ", first_line,
-                          " (1 where it is not given): a batch has one temperature; split the file"));
+                          " (default 1): all rollouts of a batch need the same temperature; split the file"));
   }
   if (rollouts.empty())
-    throw UserError(str(path.string(), ": got no rollouts; expected JSON Lines, one sequence a line"));
+    throw UserError(str(path.string(), ": got no rollouts; expected JSON Lines, one sequence per line"));
   return rollouts;
 }
 

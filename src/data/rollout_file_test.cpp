@@ -98,7 +98,7 @@ TEST_F(RolloutFile, ReadsEveryField) {
   EXPECT_TRUE(rollouts[1].fields.is_object());
 }
 
-TEST_F(RolloutFile, ReadsWhatRowsOfATrajectoryBring) {
+TEST_F(RolloutFile, ReadsAllFieldsOfTrajectoryRows) {
   Json line = Json::parse(kGood);
   line.update(Json::parse(
       R"({"trajectory": "t7", "turn": 2, "turns": [-1, 0, 1], "top_ids": [[], [6, 9], [7]],)"
@@ -127,7 +127,7 @@ TEST_F(RolloutFile, ReadsWhatRowsOfATrajectoryBring) {
   EXPECT_EQ(row.columns.at("own"), (std::vector<double>{1, 2, 3}));
   line["valid"] = false;
   line.erase("reward");
-  EXPECT_NO_THROW(read(line.dump())) << "no reward could be had";
+  EXPECT_NO_THROW(read(line.dump())) << "an invalid row needs no reward";
   line["valid"] = true;
   expect_names(refusal(line.dump()), {"'reward'", "nothing"});
 }
@@ -245,11 +245,11 @@ TEST_F(RolloutFile, NamesWhatIsMissing) {
   expect_names(refusal(line.dump()), {"'logprobs'", "'logprob'"});
 }
 
-TEST_F(RolloutFile, RefusesWhatIsNotOneObjectALine) {
+TEST_F(RolloutFile, RefusesLinesThatAreNotOneObject) {
   for (const char* text :
        {"[1]", "{", "}", "{\"group\"", "{\"group\": ", "{\"group\": \"a", "{group: 1}", "null", "\x01"})
     expect_names(refusal(str(kGood, "\n", text)), {"line 2"});
-  expect_names(refusal(str(kGood, kGood)), {"line 1", "column", "one object a line"});
+  expect_names(refusal(str(kGood, kGood)), {"line 1", "column", "one object per line"});
   expect_names(refusal(std::string(kGood).substr(0, 60)), {"line 1"});
   expect_names(refusal(with("more", "[1, 2")), {"line 1"});
   expect_names(refusal(with("more", std::string(100000, '['))), {"nested"});
@@ -289,7 +289,7 @@ TEST_F(RolloutFile, RefusesMixedTemperatures) {
   EXPECT_EQ(read(str(kGood, "\n", with("temperature", "1.0"))).size(), 2u);
 }
 
-TEST_F(RolloutFile, RefusesWhatIsNotAFileOfRollouts) {
+TEST_F(RolloutFile, RefusesFilesWithoutRollouts) {
   EXPECT_THROW(read_rollouts(folder_), UserError);
   EXPECT_THROW(read_rollouts(folder_ / "missing.jsonl"), UserError);
   EXPECT_THROW(read(""), UserError);
@@ -431,7 +431,7 @@ TEST_F(RolloutFile, RefusesToWriteBrokenRollouts) {
 }
 
 // Simulates a full disk: a process limit stops files from growing beyond a size.
-TEST_F(RolloutFile, FullDiskLeavesWhatWasThere) {
+TEST_F(RolloutFile, AFullDiskLeavesTheOldFile) {
   const fs::path path = write("full.jsonl", str(kGood, "\n"));
   const std::vector<Trajectory> many(5000, read(kGood)[0]);
   rlimit old_limit;

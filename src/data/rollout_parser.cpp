@@ -56,7 +56,7 @@ class LineParser {
       if (!take('}')) fail_syntax("',' or '}'");
     }
     skip_space();
-    if (at_ != end_) fail_syntax("the end of the line: one object a line");
+    if (at_ != end_) fail_syntax("the end of the line: one object per line");
     check();
     return std::move(rollout_);
   }
@@ -74,7 +74,7 @@ class LineParser {
     throw UserError(
         str(where_, ", column ", at_ - begin_ + 1, ": not JSON: got ",
             at_ == end_ ? "the end of the line" : quoted(std::string_view{at_, size_t(end_ - at_)}, 20),
-            "; expected ", expected, ". A rollout file holds one JSON object a line"));
+            "; expected ", expected, ". A rollout file has one JSON object per line"));
   }
   // The text of the scalar at the cursor, up to a delimiter. Quoted in errors.
   std::string got_here() const {
@@ -367,7 +367,7 @@ class LineParser {
         const std::string got = got_here();
         rollout_.temperature = parse_real<double>(here);
         if (!(rollout_.temperature > 0))
-          fail(here, got, "a number above 0: log-probabilities are of logits / temperature");
+          fail(here, got, "a number above 0, because log-probabilities use logits / temperature");
         break;
       }
       case kReward: rollout_.reward = parse_real<double>(here); break;
@@ -403,7 +403,7 @@ class LineParser {
     }
     if (!seen_[kGroup] && !seen_[kAdvantage])
       fail({kNames[kGroup]}, "nothing",
-           "a string that the sequences of one prompt share, or an 'advantage', which needs no group");
+           "a string, the same for all sequences of one prompt (not needed with an 'advantage')");
     if (options_.require_reward_or_advantage && rollout_.valid && !seen_[kReward] && !seen_[kAdvantage])
       fail({kNames[kReward]}, "nothing",
            str("a number, or an 'advantage': training needs one of them", near_miss("reward")));
@@ -411,8 +411,8 @@ class LineParser {
   void check_length(Field field, size_t got, size_t length) const {
     if (got == length) return;
     fail({kNames[field]}, str("a list of ", got, field == kAdvantage ? " numbers" : ""),
-         str(length, field == kAdvantage ? ", one a token of 'input_ids' (or one number for the sequence)"
-                                         : ", one a token of 'input_ids'"));
+         str(length, field == kAdvantage ? ", one per token of 'input_ids' (or one number for the sequence)"
+                                         : ", one per token of 'input_ids'"));
   }
   void check_top(size_t length) const {
     if (seen_[kTopIds]) check_length(kTopIds, rollout_.top_ids.size(), length);
@@ -421,14 +421,14 @@ class LineParser {
     for (size_t i = 0; i < length; ++i)
       if (const size_t ids = rollout_.top_ids[i].size(), got = rollout_.top_logprobs[i].size(); ids != got)
         fail(Place{kNames[kTopLogprobs]}.element(i), str("a list of ", got),
-             str(ids, ", one an id of 'top_ids' there"));
+             str(ids, ", one per id of 'top_ids' at this position"));
   }
   void check_columns(size_t length) const {
     for (const auto& [name, values] : rollout_.columns) {
       const auto generated = static_cast<size_t>(rollout_.num_generated());
       if (values.size() == length || values.size() == generated) continue;
       fail({name}, str("a list of ", values.size(), " numbers"),
-           str(length, ", one a token of 'input_ids', or ", generated, ", one a token of mask 1"));
+           str(length, ", one per token of 'input_ids', or ", generated, ", one per token with loss_mask 1"));
     }
   }
   // Returns " (it has 'logprob')" if an unknown field resembles the missing one.

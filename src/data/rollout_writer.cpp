@@ -36,7 +36,8 @@ class LineWriter {
   template <class T>
   void by_token(const char* name, const std::vector<T>& values) {
     if (values.empty()) return;
-    BOUGH_CHECK(values.size() == num_tokens_, values.size(), " ", name, " of ", num_tokens_, " tokens");
+    BOUGH_CHECK(values.size() == num_tokens_, name, " has ", values.size(), " values for ", num_tokens_,
+                " tokens");
     list(name, values);
   }
   void json(const std::string& name, const Json& value) {
@@ -103,7 +104,7 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
     if (const auto& value = rollout.*(text.member)) line.json(text.name, *value);
   for (const auto& [name, values] : rollout.columns) {
     BOUGH_CHECK(values.size() == length || static_cast<int64_t>(values.size()) == rollout.num_generated(),
-                name, " has ", values.size(), " values of ", length, " tokens");
+                name, " has ", values.size(), " values for ", length, " tokens");
     line.list(name, values);
   }
   // A field with a format of its own takes precedence over a preserved unknown field.

@@ -135,7 +135,7 @@ TEST_F(HttpReward, WhatAnEndpointDoesWrongFailsItsSampleOnly) {
       {"404", "the endpoint answered 404 Not Found: '<h1>no such page</h1>'"},
       {"307", "307 Temporary Redirect; redirects are not followed, give the final URL"},
       {"500", "the endpoint answered 500 Internal Server Error: 'Traceback'"},
-      {"no http", "the endpoint answered what is not HTTP/1.1"},
+      {"no http", "the endpoint's answer is not HTTP/1.1"},
       {"silence", "the endpoint closed the connection before its answer was complete"},
       {"half", "the endpoint closed the connection before its answer was complete"},
       {"hang", "no result within 2 s (timeout_seconds)"},
@@ -270,9 +270,9 @@ TEST(HttpUrl, ReadsAndRefusesByName) {
   refused("ftp://judge", "expected http://HOST:PORT/PATH");
   refused("http://", "no host");
   refused("http://:80/", "no host");
-  refused("http://judge:", "the port is no number");
-  refused("http://judge:70000", "the port is no number");
-  refused("http://judge:8o", "the port is no number");
+  refused("http://judge:", "the port is not a number");
+  refused("http://judge:70000", "the port is not a number");
+  refused("http://judge:8o", "the port is not a number");
   refused("http://me:secret@judge/", "names and passwords");
   refused("http://judge/a b", "no spaces");
   refused("http://judge/\r\nX: y", "no spaces");

@@ -91,7 +91,7 @@ HttpAddress wait_for_endpoint(const std::string& what, const HttpUrl& url, doubl
   for (;;) {
     int name_error = 0;
     const std::vector<HttpAddress> addresses = look_up(url, name_error);
-    if (name_error == EAI_NONAME) throw UserError(str(what, ": no machine is known as ", quoted(url.host)));
+    if (name_error == EAI_NONAME) throw UserError(str(what, ": unknown host ", quoted(url.host)));
     why = name_error != 0 ? gai_strerror(name_error) : "";
     for (const HttpAddress& address : addresses) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
@@ -143,7 +143,7 @@ HttpUrl parse_http_url(const std::string& url, const std::string& setting) {
                        out.port.find_first_not_of("0123456789") == std::string::npos &&
                        std::stoi(out.port) >= 1 && std::stoi(out.port) <= 65535;
   if (out.host.empty()) throw refuse(": no host, expected http://HOST:PORT/PATH");
-  if (!is_port) throw refuse(": the port is no number from 1 to 65535");
+  if (!is_port) throw refuse(": the port is not a number from 1 to 65535");
   return out;
 }
 
@@ -201,7 +201,7 @@ std::optional<HttpAnswer> HttpCall::advance() {
                  .message = str("the endpoint's answer is longer than ", max_bytes_, " bytes")});
   if (error)
     return done({.kind = HttpAnswer::kMalformed,
-                 .message = str("the endpoint answered what is not HTTP/1.1: ", error.message())});
+                 .message = str("the endpoint's answer is not HTTP/1.1: ", error.message())});
   if (!parser_->is_done()) return std::nullopt;
   HttpAnswer answer{.status = parser_->get().result_int(),
                     .reason = std::string(parser_->get().reason()),

@@ -270,11 +270,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (error == http::error::body_limit)
       return refuse(413, str("the body is longer than ", limits().max_body.count, " bytes (http.max_body)"));
     if (error == http::error::header_limit)
-      return refuse(431, str("the header is longer than ", limits().max_header.count, " bytes"));
-    if (error) return refuse(400, "this is not HTTP/1.1: " + error.message());
+      return refuse(431,
+                    str("the header is longer than ", limits().max_header.count, " bytes (http.max_header)"));
+    if (error) return refuse(400, "the request is not HTTP/1.1: " + error.message());
     hold_->grow(static_cast<int64_t>(parser_->get().body().size()));
     if (server_.buffered->load() > limits().max_buffered.count)
-      return refuse(503, "too much is being sent to this server (http.max_buffered); try again later");
+      return refuse(503,
+                    "the server is reading too many request bodies (http.max_buffered); try again later");
     if (parser_->is_done()) return take_request();
     if (parser_->is_header_done() && !is_body_due_) {
       is_body_due_ = true;

@@ -39,23 +39,28 @@ struct HttpLimits {
 
   template <class V>
   void visit(V& v) {
-    v("max_connections", max_connections, "connections at once; more are answered 503", range(1, 1000000));
-    v("max_body", max_body, "bytes of a request's body, whatever its encoding; more is answered 413");
-    v("max_buffered", max_buffered, "bytes of all bodies that are being read; more is answered 503");
-    v("max_header", max_header, "bytes of a request's header; more is answered 431");
+    v("max_connections", max_connections, "open connections; further ones get the answer 503",
+      range(1, 1000000));
+    v("max_body", max_body, "largest body of a request, in any encoding; a larger one gets the answer 413");
+    v("max_buffered", max_buffered,
+      "bytes of all bodies that are being read; a request beyond them gets the answer 503");
+    v("max_header", max_header, "largest header of a request; a larger one gets the answer 431");
     v("max_unsent", max_unsent,
-      "bytes of a stream that wait for a client that does not read; with more it is cut off");
-    v("header_timeout_seconds", header_timeout_seconds, "a request's header is complete within this time",
+      "unread bytes of a stream beyond which a client that does not read is disconnected");
+    v("header_timeout_seconds", header_timeout_seconds, "seconds until a request's header must be complete",
       range(0.01, 86400.0));
-    v("body_timeout_seconds", body_timeout_seconds, "and its body within this", range(0.01, 86400.0));
-    v("idle_timeout_seconds", idle_timeout_seconds, "a connection without a request is closed after this",
+    v("body_timeout_seconds", body_timeout_seconds, "seconds until a request's body must be complete",
       range(0.01, 86400.0));
+    v("idle_timeout_seconds", idle_timeout_seconds,
+      "seconds after which a connection without a request is closed", range(0.01, 86400.0));
     v("write_timeout_seconds", write_timeout_seconds,
-      "a client that takes nothing of an answer for this time is cut off", range(0.01, 86400.0));
+      "seconds after which a client that reads nothing of its answer is disconnected", range(0.01, 86400.0));
   }
   void check() const {
     for (const Bytes& bytes : {max_body, max_buffered, max_header, max_unsent})
-      if (bytes.count < 1024) throw UserError("http: a bound is below 1 KiB, or auto; give it in bytes");
+      if (bytes.count < 1024)
+        throw UserError(
+            "http: max_body, max_buffered, max_header and max_unsent need at least 1 KiB each, not auto");
   }
 };
 

@@ -65,7 +65,7 @@ TEST_F(HttpServerTest, HeadHasNoBodyAndVersion10Closes) {
   EXPECT_NE(answer.find("Content-Length: 7"), std::string::npos) << answer;
 }
 
-TEST_F(HttpServerTest, AnswersWhatIsNoHttp) {
+TEST_F(HttpServerTest, AnswersRequestsThatAreNotHttp) {
   start();
   for (const std::string text :
        {"\x16\x03\x01\x02\r\n\r\n", "GET\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
@@ -175,7 +175,7 @@ TEST_F(HttpServerTest, StreamsInChunksAndSaysWhenTheClientHasGone) {
   EXPECT_EQ(server_->statistics().gone, 1);
 }
 
-TEST_F(HttpServerTest, CutsOffWhoDoesNotRead) {
+TEST_F(HttpServerTest, DisconnectsAClientThatDoesNotRead) {
   start({.max_unsent = {100000}});
   RawClient slow(server_->port(), /*receive_buffer=*/4096);
   slow.send(get("/stream"));
@@ -190,7 +190,7 @@ TEST_F(HttpServerTest, CutsOffWhoDoesNotRead) {
   EXPECT_EQ(server_->statistics().cut_off, 1);
 }
 
-TEST_F(HttpServerTest, CutsOffWhoReadsNothingInTime) {
+TEST_F(HttpServerTest, DisconnectsAClientThatReadsNothingInTime) {
   start({.write_timeout_seconds = 0.1});
   RawClient slow(server_->port(), /*receive_buffer=*/4096);
   slow.send(get("/stream"));
@@ -199,7 +199,7 @@ TEST_F(HttpServerTest, CutsOffWhoReadsNothingInTime) {
   EXPECT_TRUE(eventually([&] { return gone_ == 1; }));
 }
 
-TEST_F(HttpServerTest, LooksAtAddresses) {
+TEST_F(HttpServerTest, RecognizesLoopbackAndTakenAddresses) {
   EXPECT_TRUE(is_loopback("127.0.0.1"));
   EXPECT_TRUE(is_loopback("::1"));
   EXPECT_TRUE(is_loopback("localhost"));

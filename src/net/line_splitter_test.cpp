@@ -7,7 +7,7 @@
 namespace bough {
 namespace {
 
-TEST(LineSplitter, ALineThatIsTooLongIsNotTakenInOnePieceEither) {
+TEST(LineSplitter, ATooLongLineIsRefusedEvenInOnePiece) {
   LineSplitter splitter;
   std::string line(kMaxReplyBytes + 1, 'x');
   line += '\n';

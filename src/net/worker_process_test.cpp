@@ -50,7 +50,7 @@ TEST_P(WorkerProcessTest, SendingNeverBlocks) {
   EXPECT_EQ(process.send("x"), 0u);
 }
 
-TEST_P(WorkerProcessTest, SendingToADeadOneIsNoSignal) {
+TEST_P(WorkerProcessTest, SendingToADeadProcessRaisesNoSignal) {
   WorkerProcess process({"/bin/true"}, GetParam());
   EXPECT_EQ(read_all(process), "");
   EXPECT_EQ(process.end(kLong), "exited with status 0");
@@ -76,7 +76,7 @@ TEST_P(WorkerProcessTest, InheritsNoOtherDescriptors) {
 
 // Three processes that try to survive: sleeps that ignore signals, one of them a daemon without an
 // environment, another one started by a program that has ended.
-TEST_P(WorkerProcessTest, WhatItStartedEndsWithIt) {
+TEST_P(WorkerProcessTest, ItsChildProcessesEndWithIt) {
   const std::string mark = str("8", getpid(), GetParam() ? ".125" : ".0625");
   const std::string script = str("trap '' TERM HUP INT QUIT; sleep ", mark, " & setsid sleep ", mark,
                                  " & (env -i setsid sleep ", mark, " < /dev/null > /dev/null 2>&1 &); ");
@@ -103,7 +103,7 @@ std::string ignored_signals() {
 
 // A shell starts background processes with SIGINT ignored, but the keeper must not. Signals that this process
 // ignores (nohup's SIGHUP) are ignored by its children, too.
-TEST_P(WorkerProcessTest, SignalsAreThoseOfAnyProgram) {
+TEST_P(WorkerProcessTest, SignalsAreHandledAsInAnyProgram) {
   // A shell may also have started this test with SIGINT ignored.
   const auto interrupt = std::signal(SIGINT, SIG_DFL), quit = std::signal(SIGQUIT, SIG_DFL);
   WorkerProcess process({"/bin/sh", "-c", "grep SigIgn /proc/self/status; kill -INT $$; echo deaf"},
@@ -113,7 +113,7 @@ TEST_P(WorkerProcessTest, SignalsAreThoseOfAnyProgram) {
   std::signal(SIGQUIT, quit);
 }
 
-TEST_P(WorkerProcessTest, WhatCannotBeExecutedIsAnError) {
+TEST_P(WorkerProcessTest, AProgramThatCannotBeExecutedIsAnError) {
   try {
     WorkerProcess process({"/nowhere/python3"}, GetParam());
     FAIL();

@@ -66,8 +66,8 @@ std::string head(const ConversationView& view) {
   for (const ConversationView::Run& run : view.runs) total += run.tokens;
   if (!view.forks_from.empty()) {
     const std::string other = html_escape(view.forks_from);
-    out += view.common_tokens == total ? str("<small>the tokens of ", other, "</small>")
-           : view.fork_turn < 0        ? str("<small>parts from ", other, " before the first turn</small>")
+    out += view.common_tokens == total ? str("<small>all tokens shared with ", other, "</small>")
+           : view.fork_turn < 0        ? str("<small>forks from ", other, " before the first turn</small>")
                                        : str("<small>forks from ", other, " in turn ", view.fork_turn, ", ",
                                              plural(view.common_tokens, "token"), " in common</small>");
   }
@@ -88,7 +88,8 @@ std::string body_of(const MessageView& message) {
     if (message.reward != 0) out += str("; reward ", number(message.reward));
     out += "</small>";
     if (message.retokenized)
-      out += " <small class=\"bad\">its text would have been other tokens than those sampled</small>";
+      out +=
+          " <small class=\"bad\">the template's text of this turn has other tokens than were sampled</small>";
   }
   out += "</div>";
   const auto text = [&](const char* kind, const std::string& value) {
@@ -123,10 +124,9 @@ std::string conversations_section(const std::vector<ConversationGroup>& groups) 
   if (groups.empty()) return "";
   std::string out =
       "<h2>Conversations</h2>\n<p class=\"hint\">Groups of some steps. A bar is a conversation's last row: "
-      "<span class=\"bar key\"><i class=\"model\"></i></span> what the model wrote, "
-      "<span class=\"bar key\"><i class=\"shown\"></i></span> what it was shown, pale what it has in common "
-      "with "
-      "the conversation that it forks from.</p>\n";
+      "<span class=\"bar key\"><i class=\"model\"></i></span> tokens from the model, "
+      "<span class=\"bar key\"><i class=\"shown\"></i></span> tokens given to the model; pale: tokens shared "
+      "with the conversation that it forks from.</p>\n";
   size_t num_left_out = 0;
   for (const ConversationGroup& group : groups) {
     std::string text = str("<section class=\"panel talks\"><h3>step ", group.step, ", group ",

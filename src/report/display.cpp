@@ -132,7 +132,7 @@ std::string LiveDisplay::table(int columns) const {
     bar += str("  ", static_cast<int>(fraction * 100), "%  ");
   }
   const double elapsed = std::chrono::duration<double>(clock_.now() - start_).count();
-  bar += format_duration(elapsed) + " so far";
+  bar += format_duration(elapsed) + " elapsed";
   if (!activity_.empty()) bar += "  " + activity_;
   return out + fit(bar, columns);
 }

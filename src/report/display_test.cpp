@@ -15,7 +15,7 @@ const MetricValues kStep = {{"reward/mean", 0.41234},  {"rollout/length_mean", 8
                             {"tree/compression", 3.1}, {"perf/generated_tokens_per_s", 12345},
                             {"time/step", 3.2},        {"eval/avg_at_k", 0.5}};
 
-TEST(LiveDisplay, ALineSaysWhatAStepHas) {
+TEST(LiveDisplay, ALineShowsTheMetricsOfAStep) {
   FakeClock clock;
   LiveDisplay display(100, clock, DisplayStyle::kSilent);
   display.write(12, kStep);
@@ -26,7 +26,7 @@ TEST(LiveDisplay, ALineSaysWhatAStepHas) {
   EXPECT_EQ(display.line(13, {{"reward/mean", NAN}}), "step 13/100  accuracy 0.500  left 4:38");
 }
 
-TEST(LiveDisplay, PipedItSaysWhatGoesOnWhereItWasQuietForLong) {
+TEST(LiveDisplay, PipedItPrintsTheActivityAfterALongSilence) {
   FakeClock clock;
   LiveDisplay display(100, clock, DisplayStyle::kLines);
   const auto seconds = [](double count) {
@@ -65,7 +65,7 @@ TEST(LiveDisplay, TheTableKeepsTheLastRowsAndFits) {
             std::string::npos)
       << table;
   EXPECT_EQ(table.find("     42/100"), std::string::npos);
-  EXPECT_NE(table.find("50%  1:15 so far  rollout 37/128"), std::string::npos) << table;
+  EXPECT_NE(table.find("50%  1:15 elapsed  rollout 37/128"), std::string::npos) << table;
   std::istringstream narrow(display.table(40));
   for (std::string line; std::getline(narrow, line);) EXPECT_LE(display_width(line), 40) << line;
 }

@@ -46,15 +46,15 @@ const std::vector<ChartPlan>& main_charts() {
        false,
        {{"eval/avg_at_k", "avg@k"}, {"eval/pass_at_k", "pass@k"}}},
       {"Completion length, mean", "tokens", true, {{"rollout/length_mean", "length"}}},
-      {"Time of a step",
+      {"Time per step",
        "s",
        true,
        {{"time/step", "step"}, {"time/rollout", "rollout"}, {"time/train", "train"}}},
-      {"Compression by the tree",
+      {"Compression by the prefix tree",
        "x",
        false,
        {{"tree/compression", "tokens"}, {"tree/attention_compression", "attention"}}},
-      {"Tokens each second",
+      {"Tokens per second",
        "tokens/s",
        true,
        {{"perf/generated_tokens_per_s", "generated"}, {"perf/train_tokens_per_s", "trained (flat)"}}},
@@ -63,65 +63,65 @@ const std::vector<ChartPlan>& main_charts() {
        false,
        {{"critic/value_mean", "values"}, {"critic/return_mean", "returns"}}},
       {"Staleness: versions behind", "", true, {{"staleness/mean", "mean"}, {"staleness/max", "largest"}}},
-      {"Idle in a step",
+      {"Idle time per step",
        "s",
        true,
        {{"idle/trainer_seconds", "trainer waits for samples"},
         {"idle/engine_seconds", "engine waits for weights"}}},
-      {"Cost of a step by its parts",
+      {"Cost of a step: its parts",
        "s",
        true,
        {{"time/rollout", "rollout"},
         {"time/recompute", "recompute"},
         {"time/update", "update"},
         {"time/sparse_train", "sparse policy's step"}}},
-      {"Acceptance by place in the response: sum of min(p, q) over the likeliest tokens and the rest",
+      {"Acceptance by position in the response: sum of min(p, q) over the top-k tokens and the rest",
        "",
        false,
        {{"sparse/overlap_to_255", "to 255"},
         {"sparse/overlap_to_1023", "to 1,023"},
         {"sparse/overlap_to_4095", "to 4,095"},
         {"sparse/overlap_beyond", "beyond"}}},
-      {"The same, 5th percentile of the tokens",
+      {"Acceptance by position in the response: 5th percentile over tokens",
        "",
        false,
        {{"sparse/overlap_p5_to_255", "to 255"},
         {"sparse/overlap_p5_to_1023", "to 1,023"},
         {"sparse/overlap_p5_to_4095", "to 4,095"},
         {"sparse/overlap_p5_beyond", "beyond"}}},
-      {"Acceptance by place, estimated from the drawn tokens",
+      {"Acceptance by position, estimated from the sampled tokens",
        "",
        false,
        {{"sparse/acceptance_to_255", "to 255"},
         {"sparse/acceptance_to_1023", "to 1,023"},
         {"sparse/acceptance_to_4095", "to 4,095"},
         {"sparse/acceptance_beyond", "beyond"}}},
-      {"Importance ratio by place, mean",
+      {"Importance ratio by position, mean",
        "",
        false,
        {{"sparse/ratio_to_255", "to 255"},
         {"sparse/ratio_to_1023", "to 1,023"},
         {"sparse/ratio_to_4095", "to 4,095"},
         {"sparse/ratio_beyond", "beyond"}}},
-      {"Importance ratio, 5th percentile by place",
+      {"Importance ratio, 5th percentile by position",
        "",
        false,
        {{"sparse/ratio_p5_to_255", "to 255"},
         {"sparse/ratio_p5_to_1023", "to 1,023"},
         {"sparse/ratio_p5_to_4095", "to 4,095"},
         {"sparse/ratio_p5_beyond", "beyond"}}},
-      {"Importance ratio, 95th percentile by place",
+      {"Importance ratio, 95th percentile by position",
        "",
        false,
        {{"sparse/ratio_p95_to_255", "to 255"},
         {"sparse/ratio_p95_to_1023", "to 1,023"},
         {"sparse/ratio_p95_to_4095", "to 4,095"},
         {"sparse/ratio_p95_beyond", "beyond"}}},
-      {"KL from the policy that drew the samples to the dense one",
+      {"KL from the behavior policy to the dense policy",
        "",
        true,
-       {{"sparse/kl_drawn", "drawn by these weights"},
-        {"staleness/kl", "drawn by older ones"},
+       {{"sparse/kl_drawn", "sampled by the current weights"},
+        {"staleness/kl", "sampled by older weights"},
         {"sparse/kl", "sparse policy after its step"}}},
   };
   return plans;
@@ -158,8 +158,8 @@ std::string charts_section(const std::vector<MetricRecord>& metrics) {
     out += chart_figure(chart);
   }
   for (const auto& [title, prefix] :
-       {std::pair{"Reward of the samples kept of the first N", "oversampling/reward_"},
-        std::pair{"Acceptance of the samples kept of the first N", "oversampling/acceptance_"}})
+       {std::pair{"Reward of the samples kept from the first N", "oversampling/reward_"},
+        std::pair{"Acceptance of the samples kept from the first N", "oversampling/acceptance_"}})
     out += chart_figure(chart_by_number(metrics, title, prefix, sampled));
   std::set<std::string> others;
   for (const MetricRecord& record : metrics)
@@ -200,14 +200,14 @@ std::string tiles(const ReportInput& input) {
   }
   if (const auto list = points("tree/compression"); !list.empty())
     out += tile("Compression", short_number(mean(list, 0, list.size())) + "x",
-                "tokens of the batch / of its tree");
+                "tokens of the batch / tokens of its prefix tree");
   if (const auto list = points("rollout/length_mean"); !list.empty())
     out +=
         tile("Length", short_number(list.back().second), str("tokens, from ", short_number(list[0].second)));
   if (const auto list = points("time/step"); !list.empty()) {
     const double whole = mean(list, 0, list.size()) * static_cast<double>(list.size());
     out += tile("Time", format_duration(whole),
-                format_duration(whole / static_cast<double>(list.size())) + " a step");
+                format_duration(whole / static_cast<double>(list.size())) + " per step");
   }
   if (!input.metrics.empty()) out += tile("Steps", format_thousands(input.metrics.back().step), "");
   return out + "</div>\n";

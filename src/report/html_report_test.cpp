@@ -87,7 +87,7 @@ TEST(HtmlReport, ShowsEveryMetricOnce) {
   EXPECT_NE(html.find("aria-label=\"plain over steps\""), std::string::npos);
 }
 
-TEST(HtmlReport, WhatSparseSamplesAreLikeIsAboveTheFold) {
+TEST(HtmlReport, ChartsOfSparseSamplesComeFirst) {
   ReportInput input;
   for (int64_t step = 1; step <= 3; ++step)
     input.metrics.push_back({step,
@@ -102,8 +102,8 @@ TEST(HtmlReport, WhatSparseSamplesAreLikeIsAboveTheFold) {
                               {"oversampling/reward_x", 1}}});
   const std::string html = html_report(input);
   EXPECT_EQ(unbalanced(html), "");
-  for (const char* title : {"Acceptance by place in the response", "Importance ratio, 5th percentile",
-                            "KL from the policy", "Cost of a step", "Reward of the samples kept"})
+  for (const char* title : {"Acceptance by position in the response", "Importance ratio, 5th percentile",
+                            "KL from the behavior policy", "Cost of a step", "Reward of the samples kept"})
     EXPECT_LT(html.find(title), html.find("more curves")) << title;
   EXPECT_LT(html.find("N = 8"), html.find("N = 12"));
   EXPECT_LT(html.find("N = 12"), html.find("N = 16"));
@@ -243,7 +243,7 @@ TEST(TreePicture, ManyNodesStayReadableInSize) {
   EXPECT_NE(figure.find("nodes too narrow to draw"), std::string::npos);
 }
 
-TEST(TreePicture, RefusesWhatIsNoPreorderForest) {
+TEST(TreePicture, RefusesForestsThatAreNotInPreorder) {
   using Nodes = std::vector<TreePictureNode>;
   const Nodes wrong[] = {{{0, 0, 5, 1, {}}},
                          {{-1, 1, 5, 1, {}}},
@@ -255,7 +255,7 @@ TEST(TreePicture, RefusesWhatIsNoPreorderForest) {
   for (const Nodes& nodes : wrong) EXPECT_THROW(tree_figure({"t", nodes, 0}), InternalError);
 }
 
-TEST(ConversationPage, IsReadByPeopleAndBelievesNothing) {
+TEST(ConversationPage, EscapesItsTextsAndShowsEveryTurn) {
   const std::string adversarial = "</pre><script>alert(1)</script>\"'&<b>\x01\xff";
   ConversationView view{.name = adversarial, .reason = adversarial, .failure = adversarial, .reward = 0.5};
   view.rewards = {{adversarial, 1}};
@@ -303,7 +303,7 @@ TEST(ConversationPage, IsBounded) {
 
 // A checkpoint's long span ends after the many short spans that run in parallel. The first of the short spans
 // are left out.
-TEST(TimelineFigure, BeginsWhereNothingIsLeftOut) {
+TEST(TimelineFigure, BeginsAfterTheLastOmittedSpan) {
   std::vector<TimelineSpan> spans;
   for (int i = 0; i < 2000; ++i) spans.push_back({"engine", "generate", 0.05 * i, 0.05 * (i + 1)});
   spans.push_back({"writer", "checkpoint", 0, 100});

@@ -23,8 +23,8 @@ std::vector<Line> parse_lines(const std::string& text, const std::string& source
     Json value = parse_json(std::string_view(text).substr(begin, end - begin), source, ++number);
     if (!value.is_object() || !value.contains("step") || !value["step"].is_number_integer())
       throw UserError(str(source, ":", number,
-                          ": expected an object with an integer \"step\"; this is not a metrics file, "
-                          "or it was damaged: move it away to go on without it"));
+                          ": expected an object with an integer \"step\"; the file is damaged or is "
+                          "not a metrics file: move it away to continue without it"));
     lines.push_back({number, begin, end + 1, std::move(value)});
   }
   return lines;

@@ -59,8 +59,9 @@ class Layout {
         BOUGH_CHECK(node.parent >= -1 && node.parent < static_cast<int64_t>(i) && node.begin < node.end &&
                         node.num_sequences > 0 && node.first_sequence >= 0 && node.block >= 0 &&
                         node.block < static_cast<int64_t>(plan_.blocks.size()),
-                    "node ", i, " [", node.begin, ", ", node.end, ") x ", node.num_sequences, " parent ",
-                    node.parent, " block ", node.block, " of ", plan_.blocks.size());
+                    "node ", i, ": positions [", node.begin, ", ", node.end,
+                    "), sequences=", node.num_sequences, ", parent=", node.parent, ", block=", node.block,
+                    " of ", plan_.blocks.size());
         const int64_t end = node.first_sequence + node.num_sequences;
         if (node.parent < 0) {
           BOUGH_CHECK(node.begin == 0, "root ", i, " begins at ", node.begin);

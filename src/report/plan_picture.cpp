@@ -34,15 +34,15 @@ struct KeepText {
 };
 // The more activations a block keeps, the more solid it looks.
 constexpr std::array<KeepText, 4> kKeepTexts = {{
-    {"n", "interior, keeps nothing but keys and values: backward recomputes all",
+    {"n", "interior, keeps keys and values only: backward recomputes everything else",
      "keeps keys and values only",
      "<path d=\"M-2 2L2 -2M0 8L8 0M6 10L10 6\" stroke=\"#fff\" stroke-opacity=\".38\"/>"},
-    {"a", "interior, keeps attention: recomputes the rest", "keeps attention's outputs",
+    {"a", "interior, keeps attention outputs: recomputes the rest", "keeps attention outputs",
      "<circle cx=\"2\" cy=\"2\" r=\"1\" fill=\"#fff\" fill-opacity=\".5\"/>"
      "<circle cx=\"6\" cy=\"6\" r=\"1\" fill=\"#fff\" fill-opacity=\".5\"/>"},
-    {"i", "interior, keeps inputs of layers: recomputes layer by layer", "keeps its layers' inputs",
+    {"i", "interior, keeps layer inputs: recomputes layer by layer", "keeps layer inputs",
      "<path d=\"M0 4H8\" stroke=\"#fff\" stroke-opacity=\".45\"/>"},
-    {"k", "interior, keeps activations: recomputes nothing", "keeps its activations", ""},
+    {"k", "interior, keeps activations: recomputes nothing", "keeps activations", ""},
 }};
 const KeepText& text_of(RecomputePolicy keep) {
   return kKeepTexts[static_cast<size_t>(keep)];
@@ -195,12 +195,13 @@ std::string label_text(const Label& label, const PlanBox& box, bool interior) {
 std::string tooltip(const PlanShape& shape, const PlanBand& band, const PlanPicture& plan) {
   std::string text;
   if (band.first_number == 0) {
-    text = "never run: nothing of it trains";
+    text = "never run: no trained token here or below";
   } else if (band.num_blocks > 1) {
     text = str("blocks ", range_text(band.first_number, band.last_number, " to "), ": ",
                tokens_text(band.num_tokens), "; passes ", range_text(band.first_pass, band.last_pass, " to "),
-               "\nhere ",
-               shape.interior ? str("interior ones, each ", text_of(shape.keep).tooltip) : "leaf blocks");
+               "\n",
+               shape.interior ? str("interior blocks here, each ", text_of(shape.keep).tooltip)
+                              : "leaf blocks here");
   } else if (shape.interior) {
     text = str("block ", format_thousands(band.first_number), ", interior, ", tokens_text(band.num_tokens),
                "\nforward in pass ", format_thousands(band.first_pass), ", backward in pass ",
@@ -303,7 +304,7 @@ std::string legend(const PlanLayout& layout, double& y) {
   if (leaf) entries.push_back({{"l0", "l1", "l2"}, "leaf: forward and backward in one pass"});
   for (const RecomputePolicy keep : keeps)
     entries.push_back({{str(text_of(keep).name, 0), str(text_of(keep).name, 1)}, text_of(keep).legend});
-  if (layout.num_never_run > 0) entries.push_back({{"z"}, "never run: nothing trains"});
+  if (layout.num_never_run > 0) entries.push_back({{"z"}, "never run: no trained token here or below"});
   std::string out;
   double x = kMargin;
   for (const auto& entry : entries) {
@@ -339,9 +340,9 @@ std::string caption(const PlanPicture& plan, const PlanLayout& layout) {
   if (layout.num_merged > 0) {
     int64_t num_bands = 0;
     for (const auto& band : layout.bands) num_bands += band.first_number > 0 && band.num_blocks > 1;
-    text += str(" Merged: ", format_thousands(layout.num_merged), " blocks too small to be told apart share ",
+    text += str(" Merged: ", format_thousands(layout.num_merged), " blocks that are too small to show share ",
                 counted(num_bands, "band", "bands"),
-                " of one colour with those that run next to them, labelled first–last.");
+                " of one colour with the blocks that run next to them, labelled first–last.");
   }
   return text;
 }
@@ -360,8 +361,8 @@ std::string plan_svg(const PlanPicture& plan) {
   y += 22;
   head += text_element(
       kMargin, y, "g",
-      "Width: sequences. Height: depth in tokens, roots at the top. Colour: a block, one pass through the "
-      "model; bold its number in the order of forward passes, then tokens (of all the block's).");
+      "Width: sequences. Height: depth in tokens, roots at the top. Colour: a block, one pass of the model. "
+      "Bold: its number in forward order. Then: its tokens here, of all its tokens.");
   const double top = y + 40;
   if (layout.depth > 0) head += depth_axis(layout.depth, top) + tree_names(layout, top);
 

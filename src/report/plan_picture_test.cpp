@@ -184,9 +184,9 @@ TEST(PlanLayout, BlocksTooSmallToBeSeenShareAColour) {
 }
 
 TEST(PlanPicture, AGroupOfSamplesIsLabelledAndExplained) {
-  for (const auto& [keep, text] : {std::pair(RecomputePolicy::kNothing, "keeps nothing but keys and values"),
-                                   std::pair(RecomputePolicy::kAttention, "keeps attention: "),
-                                   std::pair(RecomputePolicy::kLayerInputs, "keeps inputs of layers: "),
+  for (const auto& [keep, text] : {std::pair(RecomputePolicy::kNothing, "keeps keys and values only: "),
+                                   std::pair(RecomputePolicy::kAttention, "keeps attention outputs: "),
+                                   std::pair(RecomputePolicy::kLayerInputs, "keeps layer inputs: "),
                                    std::pair(RecomputePolicy::kActivations, "keeps activations: ")}) {
     const std::string svg = plan_svg(group(10, 2, keep));
     EXPECT_EQ(unbalanced(svg), "");
@@ -202,7 +202,7 @@ TEST(PlanPicture, AGroupOfSamplesIsLabelledAndExplained) {
   }
 }
 
-TEST(PlanPicture, WhatIsThinnedAndMergedIsSaid) {
+TEST(PlanPicture, SaysWhatIsThinnedAndMerged) {
   const std::string svg = plan_svg(group(1000, 1));
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_NE(svg.find("Thinned: 392 evenly spread sequences are drawn, one in 2.55."), std::string::npos);
@@ -244,7 +244,7 @@ TEST(PlanPicture, LoadsNothingAndEscapesItsHeadline) {
   EXPECT_EQ(unbalanced(plan_svg({.headline = "nothing"})), "");
 }
 
-TEST(PlanPicture, RefusesWhatIsNoTree) {
+TEST(PlanPicture, RefusesInvalidTrees) {
   const auto broken = [](auto change) {
     auto plan = group(4, 2);
     change(plan);

@@ -45,7 +45,7 @@ std::string number(double value) {
 
 // The text for a lane's idle time; "" if the lane has none.
 std::string idle_name(const std::string& lane) {
-  if (lane == "engine") return "idle: the gate is shut until the next weights";
+  if (lane == "engine") return "idle: the staleness limiter waits for new weights";
   if (lane == "trainer") return "idle: waits for samples";
   return "";
 }
@@ -152,12 +152,12 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
                   format_duration(end - busy), "</td><td class=\"number\">", share(end - busy, end),
                   "</td></tr>\n");
   }
-  return str(
-      "<figure><figcaption>Who did what, when <small>the last ", format_duration(end - begin), " of ",
-      format_duration(end), "</small>", legend(colours), "</figcaption>", svg,
-      "<details><summary>Shares of the whole run</summary><table><thead><tr><th>thread</th><th>what</th>"
-      "<th class=\"number\">time</th><th class=\"number\">share</th></tr></thead><tbody>\n",
-      rows, "</tbody></table></details></figure>\n");
+  return str("<figure><figcaption>What each thread did <small>the last ", format_duration(end - begin),
+             " of ", format_duration(end), "</small>", legend(colours), "</figcaption>", svg,
+             "<details><summary>Shares of the whole run</summary>"
+             "<table><thead><tr><th>thread</th><th>activity</th>"
+             "<th class=\"number\">time</th><th class=\"number\">share</th></tr></thead><tbody>\n",
+             rows, "</tbody></table></details></figure>\n");
 }
 
 }  // namespace bough

@@ -50,7 +50,7 @@ class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
   bool number_unsigned(number_unsigned_t value) override { return put(value); }
   bool number_float(number_float_t value, const string_t& text) override {
     if (text.find_first_of(".eE") == std::string::npos)
-      refuse(str("a whole number of more than 64 bits: ", quoted(text, 40)));
+      refuse(str("a whole number exceeds 64 bits: ", quoted(text, 40)));
     return put(value);
   }
   bool string(string_t& value) override { return put(std::move(value)); }
@@ -144,10 +144,11 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
   auto program = read("chat_template.jinja", "default");
   auto with_tools = read("additional_chat_templates/tool_use.jinja", "tool_use");
   if (!program)
-    throw UserError(str(directory.string(),
-                        ": no chat template (neither chat_template.jinja nor chat_template in "
-                        "tokenizer_config.json: a text, or a list with one named default); use plain prompts "
-                        "(`prompt` instead of `messages`)"));
+    throw UserError(
+        str(directory.string(),
+            ": no chat template: no chat_template.jinja, and in tokenizer_config.json no chat_template "
+            "(a text, or a list with one named default); use plain prompts (`prompt` instead of "
+            "`messages`)"));
   return ChatTemplate(std::move(program), std::move(with_tools));
 }
 

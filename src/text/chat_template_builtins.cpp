@@ -194,7 +194,7 @@ int64_t Machine::length_of(const Value& value) {
   if (value.is_dict()) return static_cast<int64_t>(value.as_dict().items.size());
   if (value.is_sequence() && !value.is(Flavour::kGenerator))
     return static_cast<int64_t>(value.as_sequence().items.size());
-  fail("the length of ", value.type_name());
+  fail(value.type_name(), " has no length");
 }
 
 // Functions and methods ------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ Value Machine::call(const Value& callee, Arguments arguments) {
         return call_macro(*macro, std::move(arguments));
       return call_object(*callee.as_object(), arguments);
     case Value::Kind::kUndefined: fail("the function ", bough::quoted(callee.name()), " is undefined");
-    default: fail("a call of ", callee.type_name(), ", which is no function");
+    default: fail(callee.type_name(), " cannot be called");
   }
 }
 
@@ -250,11 +250,11 @@ Value Machine::call_function(const std::string& name, const Arguments& arguments
     const int64_t begin = one ? 0 : integer_of(given[0], name);
     const int64_t end = integer_of(given[one ? 0 : 1], name);
     const int64_t by = given[2].is_undefined() ? 1 : integer_of(given[2], name);
-    if (by == 0) fail("range with the step 0");
+    if (by == 0) fail("the step of range is 0");
     Values items;
     for (int64_t i = begin; by > 0 ? i < end : i > end;) {
       items.push_back(Value::integer(i));
-      if (items.size() > 100'000) fail("a range of more than 100000");
+      if (items.size() > 100'000) fail("a range has more than 100000 items");
       if (__builtin_add_overflow(i, by, &i)) break;
     }
     step(static_cast<int64_t>(items.size()));
@@ -305,7 +305,8 @@ Value Machine::call_method(const Value& self, const std::string& name, const Arg
     if (auto* loop = dynamic_cast<Loop*>(self.as_object())) {
       const Values& given = arguments.positional;
       if (name == "cycle") {
-        if (given.empty() || !arguments.named.empty()) fail("loop.cycle takes values");
+        if (given.empty() || !arguments.named.empty())
+          fail("loop.cycle needs at least one value, without names");
         return given[loop->index % given.size()];
       }
       const bool changed =
@@ -326,7 +327,7 @@ Value Machine::call_method(const Value& self, const std::string& name, const Arg
     const auto& items = self.as_dict().items;
     if (name == "get") {
       const Values given = arguments.bind("get", {"key", "default"});
-      if (!is_hashable(given[0])) fail("get of a key that is ", given[0].type_name());
+      if (!is_hashable(given[0])) fail("get: ", given[0].type_name(), " cannot be a key of a dict");
       const Value* value = self.as_dict().find(given[0]);
       return value ? *value : arguments.positional.size() > 1 ? given[1] : Value::none();
     }
@@ -351,7 +352,7 @@ Value Machine::call_method(const Value& self, const std::string& name, const Arg
           std::count_if(all.begin(), all.end(), [&](const Value& item) { return equal(item, given[0]); }));
     for (size_t i = 0; i < all.size(); ++i)
       if (equal(all[i], given[0])) return Value::integer(static_cast<int64_t>(i));
-    fail("index of a value that is not in the list");
+    fail("index: the value is not in the list");
   }
   fail("the method ", bough::quoted(name), " of ", self.type_name(), " is not supported");
 }
@@ -420,14 +421,14 @@ Value Machine::text_method(const Value& self, const std::string& name, const Arg
       return Value::integer(count);
     }
     const size_t at = name[0] == 'r' ? s.rfind(wanted) : s.find(wanted);
-    if (at == std::string::npos && name.ends_with("index")) fail("index of a string that is not found");
+    if (at == std::string::npos && name.ends_with("index")) fail("index: the string is not found");
     return Value::integer(at == std::string::npos ? -1 : num_characters(std::string_view(s).substr(0, at)));
   }
   if (name == "join") {
     const Values given = bind({"iterable"});
     std::string out;
     bool first = true;
-    if (given[0].is_undefined()) fail("join of something undefined");
+    if (given[0].is_undefined()) fail("join needs a sequence, got something undefined");
     for (const Value& item : items_of(given[0])) {
       if (!std::exchange(first, false)) out += s;
       out += text_of(item, name);
@@ -444,7 +445,7 @@ Value Machine::text_method(const Value& self, const std::string& name, const Arg
   if (name == "partition" || name == "rpartition") {
     const Values given = bind({"sep"});
     const std::string& separator = text_of(given[0], name);
-    if (separator.empty()) fail("partition by an empty string");
+    if (separator.empty()) fail("partition: the separator is empty");
     const size_t at = name == "partition" ? s.find(separator) : s.rfind(separator);
     if (at == std::string::npos) {
       const Value empty = Value::text("");
@@ -506,7 +507,7 @@ Value Machine::text_method(const Value& self, const std::string& name, const Arg
         continue;
       }
       const size_t end = s.find('}', i);
-      if (s[i] == '}' || end == std::string::npos) fail("a wrong format string");
+      if (s[i] == '}' || end == std::string::npos) fail("a format string is malformed");
       const std::string field = s.substr(i + 1, end - i - 1);
       i = end;
       if (field.find_first_of(".[!:{") != std::string::npos)
@@ -518,7 +519,7 @@ Value Machine::text_method(const Value& self, const std::string& name, const Arg
       if (named != arguments.named.end()) out += to_text(named->second);
       else if (number && *number >= 0 && *number < static_cast<int64_t>(arguments.positional.size()))
         out += to_text(arguments.positional[static_cast<size_t>(*number)]);
-      else fail("a format string without its argument");
+      else fail("there are fewer arguments than fields in the format string");
       if (out.size() > (size_t{1} << 27)) fail("it makes a text that is too long");
     }
     return made(std::move(out));
@@ -543,14 +544,14 @@ Value Machine::format_percent(const Value& format, const Value& given) {
     }
     if (kind != 's' && kind != 'd' && kind != 'i' && kind != 'r')
       fail("the format ", bough::quoted(std::string("%") + kind), " is not supported");
-    if (used >= arguments.size()) fail("a format string without its argument");
+    if (used >= arguments.size()) fail("there are fewer arguments than fields in the format string");
     const Value& argument = arguments[used++];
     if (kind == 'd' || kind == 'i') out += std::to_string(integer_of(argument, "the format %d"));
     else out += kind == 'r' ? to_repr(argument) : to_text(argument);
     if (out.size() > (size_t{1} << 27)) fail("it makes a text that is too long");
   }
   if (used < arguments.size() && !(given.is_dict() || given.is(Flavour::kList)))
-    fail("a format string with more arguments than it has is not supported");
+    fail("more arguments than fields of the format string are not supported");
   return text(std::move(out), format.is_markup());
 }
 

@@ -47,10 +47,10 @@ Value Machine::filter(const std::string& name, const Value& value, const Argumen
     return text(to_json(value, format));
   }
   if (value.is_undefined() && is_one_of(name, {"int", "float", "round", "abs"}))
-    fail(bough::quoted(value.name()), " is undefined: it is no number");
+    fail(bough::quoted(value.name()), " is undefined, expected a number");
   if (name == "abs") {
     bind({});
-    if (!value.is_number()) fail("abs of ", value.type_name());
+    if (!value.is_number()) fail("abs takes a number, got ", value.type_name());
     return value.as_float() < 0 ? unary("-", value)
            : value.is_whole()   ? Value::integer(value.as_integer())
                                 : value;
@@ -79,7 +79,7 @@ Value Machine::filter(const std::string& name, const Value& value, const Argumen
   if (name == "round") {
     const Values given = bind({"precision", "method"});
     const int64_t precision = given[0].is_undefined() ? 0 : integer_of(given[0], name);
-    if (!value.is_number()) fail("round of ", value.type_name());
+    if (!value.is_number()) fail("round takes a number, got ", value.type_name());
     const std::string method = given[1].is_undefined() ? "common" : text_of(given[1], name);
     if (method == "common" && value.is_whole() && precision >= 0) return Value::integer(value.as_integer());
     if (precision < 0 || precision > 15) fail("round with this precision is not supported");
@@ -88,7 +88,7 @@ Value Machine::filter(const std::string& name, const Value& value, const Argumen
       std::snprintf(buffer, sizeof buffer, "%.*f", static_cast<int>(precision), value.as_float());
       return Value::number(std::strtod(buffer, nullptr));
     }
-    if (method != "ceil" && method != "floor") fail("round with the method ", bough::quoted(method));
+    if (method != "ceil" && method != "floor") fail("unknown method of round: ", bough::quoted(method));
     const double scale = std::pow(10, precision);
     const double scaled = value.as_float() * scale;
     return Value::number((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
@@ -152,7 +152,7 @@ Value Machine::text_filter(const std::string& name, const Value& value, const Ar
     else if (!given[0].is_undefined())
       indent =
           std::string(static_cast<size_t>(std::clamp<int64_t>(integer_of(given[0], name), 0, 1000)), ' ');
-    if (!value.is_text()) fail("indent of ", value.type_name());
+    if (!value.is_text()) fail("indent takes a string, got ", value.type_name());
     return made(indented(value.as_text(), indent, is_true(given[1]), is_true(given[2])));
   }
   if (name == "format") {
@@ -171,7 +171,7 @@ Value Machine::text_filter(const std::string& name, const Value& value, const Ar
     const std::string& s = text_of(value, name);
     if (num_characters(s) <= length + leeway) return value;
     const int64_t kept = length - num_characters(end);
-    if (kept < 0) fail("truncate to fewer characters than its end has");
+    if (kept < 0) fail("truncate: the length is shorter than the end mark");
     const std::vector<Character> all = characters_of(s);
     std::string out;
     for (int64_t i = 0; i < kept; ++i) out += all[static_cast<size_t>(i)].bytes;
@@ -291,7 +291,7 @@ Value Machine::sequence_filter(const std::string& name, const Value& value, cons
   if (name == "list") return bind({}), Value::list(items_of(value));
   if (name == "first" || name == "last") {
     bind({});
-    if (name == "last" && value.is(Flavour::kGenerator)) fail("the last item of a generator");
+    if (name == "last" && value.is(Flavour::kGenerator)) fail("last takes a list, got a generator");
     if (value.is(Flavour::kGenerator)) fail("the first item of a generator is not supported: use list");
     const Values items = items_of(value);
     if (items.empty()) return Value::undefined(str("the ", name, " item of an empty sequence"));
@@ -322,13 +322,13 @@ Value Machine::sequence_filter(const std::string& name, const Value& value, cons
   if (name == "items" || name == "dictsort") {
     Values out;
     if (name == "items" && value.is_undefined()) return Value::sequence(Flavour::kGenerator, {});
-    if (!value.is_dict()) fail("the filter ", name, " of ", value.type_name());
+    if (!value.is_dict()) fail("the filter ", name, " takes a dict, got ", value.type_name());
     for (const auto& [key, item] : value.as_dict().items)
       out.push_back(Value::sequence(Flavour::kTuple, {key, item}));
     if (name == "items") return bind({}), Value::sequence(Flavour::kGenerator, std::move(out));
     const Values given = bind({"case_sensitive", "by", "reverse"});
     const std::string by = given[1].is_undefined() ? "key" : text_of(given[1], name);
-    if (by != "key" && by != "value") fail("dictsort by ", bough::quoted(by));
+    if (by != "key" && by != "value") fail("dictsort takes by = key or value, got ", bough::quoted(by));
     Arguments how;
     how.named = {{"case_sensitive", given[0]},
                  {"attribute", Value::integer(by == "key" ? 0 : 1)},
@@ -342,7 +342,7 @@ Value Machine::sequence_filter(const std::string& name, const Value& value, cons
       const Value key = sort_key(item, given[1], is_true(given[0]));
       if (name == "unique") {
         step(static_cast<int64_t>(keys.size()));
-        if (!is_hashable(key)) fail("unique of ", key.type_name());
+        if (!is_hashable(key)) fail("unique cannot compare ", key.type_name());
         if (std::any_of(keys.begin(), keys.end(), [&](const Value& other) { return equal(other, key); }))
           continue;
       } else if (!keys.empty()) {
@@ -366,7 +366,7 @@ Value Machine::sequence_filter(const std::string& name, const Value& value, cons
   if (name == "batch") {
     const Values given = bind({"linecount", "fill_with"});
     const int64_t size = integer_of(given[0], name);
-    if (size < 1) fail("batch of less than one");
+    if (size < 1) fail("batch: the size must be at least 1");
     Values out, line;
     for (const Value& item : items_of(value)) {
       if (static_cast<int64_t>(line.size()) == size) out.push_back(Value::list(std::exchange(line, {})));

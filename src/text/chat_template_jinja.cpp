@@ -205,12 +205,12 @@ void Machine::assign(const Expression& target, const Value& value, Frame& frame)
   } else if (target.kind == Expression::Kind::kAttribute) {
     const Value base = evaluate(target.operands[0], frame);
     auto* name_space = base.is(Value::Kind::kObject) ? dynamic_cast<Namespace*>(base.as_object()) : nullptr;
-    if (!name_space) fail("`set` of an attribute of ", base.type_name(), ", which is no namespace");
+    if (!name_space) fail("`set` of an attribute of ", base.type_name(), ", expected a namespace");
     name_space->attributes[target.name] = value;
   } else {
     const std::vector<Value> items = items_of(value);
     if (items.size() != target.operands.size())
-      fail("`set` of ", target.operands.size(), " names to ", items.size(), " values");
+      fail("`set` has ", target.operands.size(), " names, but ", items.size(), " values");
     for (size_t i = 0; i < items.size(); ++i) assign(target.operands[i], items[i], frame);
   }
 }
@@ -330,7 +330,7 @@ Value Machine::evaluate(const Expression& expression, Frame& frame) {
       std::vector<std::pair<Value, Value>> items;
       for (size_t i = 0; i < expression.operands.size(); i += 2) {
         Value key = operand(i), value = operand(i + 1);
-        if (!is_hashable(key)) fail("a dict with a key that is ", key.type_name());
+        if (!is_hashable(key)) fail(key.type_name(), " cannot be a key of a dict");
         const auto same = std::find_if(items.begin(), items.end(),
                                        [&](const auto& item) { return equal(item.first, key); });
         if (same != items.end()) same->second = std::move(value);
@@ -370,7 +370,7 @@ Value Machine::evaluate_call(const Expression& expression, Frame& frame) {
 
 Value Machine::unary(const std::string& operation, const Value& value) {
   if (operation == "not") return Value::boolean(!is_true(value));
-  if (!value.is_number()) fail("the sign ", operation, " of ", value.type_name());
+  if (!value.is_number()) fail("the sign ", operation, " needs a number, got ", value.type_name());
   const int sign = operation == "-" ? -1 : 1;
   if (!value.is_whole()) return Value::number(sign * value.as_float());
   if (value.as_integer() == INT64_MIN) fail("a whole number beyond 64 bits is not supported");
@@ -440,7 +440,7 @@ Value Machine::arithmetic(const std::string& operation, const Value& a, const Va
          " and ", b.type_name(), b.is_undefined() ? " (" + b.name() + ")" : "");
   const bool whole = a.is_whole() && b.is_whole();
   if ((operation == "/" || operation == "//" || operation == "%") && b.as_float() == 0)
-    fail("a division by zero");
+    fail("division by zero");
   if (whole && operation != "/" && !(operation == "**" && b.as_integer() < 0)) {
     const int64_t x = a.as_integer();
     const int64_t y = b.as_integer();
@@ -487,14 +487,15 @@ Value Machine::evaluate_slice(const Expression& expression, Frame& frame) {
   if (base.is_undefined()) fail(base.name(), " is undefined");
   const bool sliced = base.is_text() || base.is(Sequence::Flavour::kList) ||
                       base.is(Sequence::Flavour::kTuple) || base.is(Sequence::Flavour::kRange);
-  if (!sliced) fail("a slice of ", base.type_name());
+  if (!sliced) fail(base.type_name(), " cannot be sliced");
   for (const Value& bound : bounds)
-    if (!bound.is_none() && !bound.is_whole()) fail("a slice with a bound that is ", bound.type_name());
+    if (!bound.is_none() && !bound.is_whole())
+      fail("a bound of a slice must be a whole number, got ", bound.type_name());
   std::vector<Value> items = items_of(base);
   const int64_t size = static_cast<int64_t>(items.size());
   const int64_t step_of = bounds[2].is_none() ? 1 : bounds[2].as_integer();
-  if (step_of == 0) fail("a slice with the step 0");
-  if (step_of > size + 1 || step_of < -size - 1) fail("a slice with a step that large is not supported");
+  if (step_of == 0) fail("the step of a slice is 0");
+  if (step_of > size + 1 || step_of < -size - 1) fail("a slice with such a large step is not supported");
   const auto bound = [&](const Value& value, int64_t otherwise) {
     if (value.is_none()) return otherwise;
     const int64_t index = value.as_integer() < 0 ? value.as_integer() + size : value.as_integer();

@@ -299,7 +299,7 @@ class Lexer {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
     if (error != std::errc() || end != text.data() + length || number > 0x10FFFF ||
         (number >= 0xD800 && number < 0xE000))
-      refuse(name_, line_, "an escape in a string is wrong");
+      refuse(name_, line_, "an escape in a string is invalid");
     unicode::append(out, number);
   }
 

@@ -524,7 +524,7 @@ class Parser {
 Block parse(std::string_view source, const std::string& name) {
   if (source.size() > kLongestTemplate)
     throw UserError(
-        str(name, ": chat template: it has ", source.size(), " bytes, at most ", kLongestTemplate));
+        str(name, ": chat template: got ", source.size(), " bytes, expected at most ", kLongestTemplate));
   return Parser(tokens_of(source, name), name).run();
 }
 

@@ -63,7 +63,7 @@ TEST(ChatTemplate, OrderedJsonIsStrict) {
   EXPECT_EQ(parse_ordered_json("[1e30]", "x")[0], 1e30);
 }
 
-TEST(ChatTemplate, WhatIsMissingOrRefused) {
+TEST(ChatTemplate, MissingTemplatesAndRefusedConversationsAreUserErrors) {
   EXPECT_THROW(ChatTemplate::from_directory("/no/such/directory"), UserError);
   const auto chat = ChatTemplate::from_text("\n{{ raise_exception('no ' + messages[0].role) }}", "file");
   try {
@@ -207,7 +207,7 @@ TEST(Jinja, ErrorsAreUserErrors) {
     EXPECT_THROW(run(source), UserError) << source;
 }
 
-TEST(Jinja, WhatIsNotSupportedIsNamedWithItsLine) {
+TEST(Jinja, UnsupportedFeaturesAreNamedWithTheirLine) {
   EXPECT_EQ(error_of("a\n\n{{ 'x' | urlize }}"),
             "test:3: chat template: the filter 'urlize' is not supported");
   EXPECT_EQ(error_of("{{ 'x'.encode() }}"),
@@ -220,7 +220,7 @@ TEST(Jinja, WhatIsNotSupportedIsNamedWithItsLine) {
   EXPECT_EQ(run("{% if false %}{{ 'x' | urlize }}{% endif %}ok"), "ok");
 }
 
-TEST(Jinja, HostileTemplatesEnd) {
+TEST(Jinja, AdversarialTemplatesEnd) {
   const std::vector<std::string> pieces = {"(",     "[",    "{{",   "not ",  "-",
                                            "{'a':", "x.a(", "x|f(", "x if ", "x["};
   for (const std::string& piece : pieces) {

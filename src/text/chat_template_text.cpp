@@ -104,7 +104,7 @@ Values split_white(const std::string& text, int64_t most) {
 }
 
 Values split(const std::string& text, const std::string& separator, int64_t most, bool from_right) {
-  if (separator.empty()) fail("split by an empty string");
+  if (separator.empty()) fail("split: the separator is empty");
   Values parts;
   if (from_right) {
     size_t end = text.size();

@@ -165,7 +165,7 @@ class JsonWriter {
       }
       default: break;
     }
-    fail("tojson of ", value.is_undefined() ? "something undefined" : value.type_name());
+    fail("tojson cannot write ", value.is_undefined() ? "something undefined" : value.type_name());
   }
 
   std::string take() { return std::move(out_); }
@@ -183,7 +183,7 @@ class JsonWriter {
       case Value::Kind::kBool: return value.as_bool() ? "true" : "false";
       case Value::Kind::kInteger: return std::to_string(value.as_integer());
       case Value::Kind::kFloat: return number(value.as_float());
-      default: fail("tojson of a dict with a key that is ", value.type_name());
+      default: fail("tojson cannot write a key that is ", value.type_name());
     }
   }
   template <class Items, class WriteItem>
@@ -401,7 +401,7 @@ int compare(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
     if (a.is_whole() && b.is_whole())
       return a.as_integer() < b.as_integer() ? -1 : a.as_integer() > b.as_integer();
-    if (std::isnan(a.as_float()) || std::isnan(b.as_float())) fail("an order of NaN is not supported");
+    if (std::isnan(a.as_float()) || std::isnan(b.as_float())) fail("ordering NaN is not supported");
     return a.as_float() < b.as_float() ? -1 : a.as_float() > b.as_float();
   }
   // UTF-8 bytes sort like code points.
@@ -414,7 +414,7 @@ int compare(const Value& a, const Value& b) {
       if (!equal(x[i], y[i])) return compare(x[i], y[i]);
     return x.size() < y.size() ? -1 : x.size() > y.size();
   }
-  fail(a.type_name(), " and ", b.type_name(), " have no order");
+  fail(a.type_name(), " and ", b.type_name(), " cannot be ordered");
 }
 
 bool is_hashable(const Value& value) {

@@ -39,12 +39,12 @@ std::string arguments_of(const OrderedJson& given) {
     if (inner.is_object()) return dumped(inner);
   }
   if (given.is_null()) return "{}";
-  if (!given.is_object()) fail("the arguments are no JSON object");
+  if (!given.is_object()) fail("the arguments are not a JSON object");
   return dumped(given);
 }
 
 ToolCall call_of(const OrderedJson& object) {
-  if (!object.is_object()) fail("a call is no JSON object");
+  if (!object.is_object()) fail("a call is not a JSON object");
   const auto name = object.find("name");
   if (name == object.end() || !name->is_string() || name->get_ref<const std::string&>().empty())
     fail("the call has no name");
@@ -63,14 +63,15 @@ Calls read_objects(std::string_view body, const OrderedJson&) {
   if (value.is_array())
     for (const OrderedJson& each : value) calls.push_back(call_of(each));
   else calls.push_back(call_of(value));
-  if (calls.empty()) fail("a list without calls");
+  if (calls.empty()) fail("the list has no calls");
   return calls;
 }
 
 // A call without a marker must name its arguments. Otherwise a model could not answer in JSON.
 Calls read_bare_object(std::string_view body, const OrderedJson& tools) {
   const OrderedJson value = read_json_text(body);
-  if (!value.is_object() || (!value.contains("arguments") && !value.contains("parameters"))) fail("no call");
+  if (!value.is_object() || (!value.contains("arguments") && !value.contains("parameters")))
+    fail("not a call: it has neither arguments nor parameters");
   return {call_of(value)};
 }
 
@@ -280,8 +281,8 @@ class PythonReader {
     }
     if (list && !take(']')) fail("a list of calls is not closed");
     skip();
-    if (position_ != text_.size()) fail("text behind the calls");
-    if (calls.empty()) fail("a list without calls");
+    if (position_ != text_.size()) fail("unexpected text after the calls");
+    if (calls.empty()) fail("the list has no calls");
     return calls;
   }
 
@@ -307,13 +308,13 @@ class PythonReader {
 
   ToolCall call() {
     ToolCall result{call_name(word()), "", "", "", ""};
-    if (!take('(')) fail("a name without '('");
+    if (!take('(')) fail("expected '(' after a name");
     OrderedJson arguments = OrderedJson::object();
     while (!take(')')) {
       const std::string key = word();
-      if (key.empty() || !take('=')) fail("an argument without a name");
+      if (key.empty() || !take('=')) fail("an argument has no name");
       arguments[key] = value(0);
-      if (!take(',') && (skip(), peek() != ')')) fail("arguments that are not closed");
+      if (!take(',') && (skip(), peek() != ')')) fail("the arguments are not closed");
     }
     result.arguments = dumped(arguments);
     return result;
@@ -330,9 +331,9 @@ class PythonReader {
       OrderedJson object = OrderedJson::object();
       while (!take('}')) {
         const OrderedJson key = value(depth + 1);
-        if (!key.is_string() || !take(':')) fail("a dict that is wrong");
+        if (!key.is_string() || !take(':')) fail("a dict is malformed");
         object[key.get<std::string>()] = value(depth + 1);
-        if (!take(',') && (skip(), peek() != '}')) fail("a dict that is not closed");
+        if (!take(',') && (skip(), peek() != '}')) fail("a dict is not closed");
       }
       return object;
     }
@@ -345,14 +346,14 @@ class PythonReader {
     if (text == "False" || text == "false") return false;
     if (text == "None" || text == "null") return nullptr;
     if (text.empty() || text.find_first_not_of("0123456789.-+eE") != std::string_view::npos)
-      fail("an argument that is no literal");
+      fail("an argument is not a literal");
     return read_json_text(text);
   }
   OrderedJson items(char close, int depth) {
     OrderedJson list = OrderedJson::array();
     while (!take(close)) {
       list.push_back(value(depth + 1));
-      if (!take(',') && (skip(), peek() != close)) fail("a list that is not closed");
+      if (!take(',') && (skip(), peek() != close)) fail("a list is not closed");
     }
     return list;
   }
@@ -370,7 +371,7 @@ class PythonReader {
         out += std::string_view("\n\t\r\\'\"\0", 7)[index];
       else (out += '\\') += peek();
     }
-    if (position_ >= text_.size()) fail("a string that is not closed");
+    if (position_ >= text_.size()) fail("a string is not closed");
     ++position_;
     return out;
   }

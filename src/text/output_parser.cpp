@@ -70,7 +70,7 @@ OutputParser::OutputParser(const std::string& reasoning_parser, const std::strin
                           const std::vector<std::string>& names) {
     std::string all;
     for (const std::string& each : names) all += (all.empty() ? "" : ", ") + each;
-    return UserError(str(setting, ": no parser ", quoted(name), "; there are ", all));
+    return UserError(str(setting, ": unknown parser ", quoted(name), "; the parsers are ", all));
   };
   if (!reasoning_parser.empty() && !(reasoning_ = find_reasoning_format(reasoning_parser)))
     throw unknown("reasoning_parser", reasoning_parser, reasoning_parser_names());
@@ -336,8 +336,8 @@ std::string forced_call(const std::string& reasoning_parser, const std::string& 
                         bool in_reasoning) {
   const ToolFormat* format = find_tool_format(tool_call_parser);
   if (!format || format->is_harmony)
-    throw UserError(str("no call can be forced in the format ", quoted(tool_call_parser),
-                        ": it has no marker that any call begins with"));
+    throw UserError(str("a tool call cannot be forced with the parser ", quoted(tool_call_parser),
+                        ": its format has no marker at the start of a call"));
   std::string text;
   const ReasoningFormat* reasoning = find_reasoning_format(reasoning_parser);
   if (reasoning && (in_reasoning || reasoning->starts_inside)) text = str(reasoning->end, "\n\n");

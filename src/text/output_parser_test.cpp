@@ -98,7 +98,7 @@ TEST(OutputParser, Hermes) {
   check({"", "qwen25", "no call", "", "no call", {}});
 }
 
-TEST(OutputParser, MalformedCallsAreGivenOutAsSuch) {
+TEST(OutputParser, MalformedCallsAreReturnedAsInvalid) {
   for (const std::string body :
        {"{\"name\": \"f\", \"arguments\": {\"a\": }}", "f(1)", "{}", "", "{\"name\": 1}",
         "{\"name\": \"f\", \"arguments\": [1]}", "[]", "{\"name\": \"f\", \"name\": \"g\"}",

@@ -56,8 +56,7 @@ void PreTokenizer::add(const Json& description, const std::string& where) {
   } else {
     throw UserError(str(where, " ", bough::quoted(type),
                         " is not supported. Supported are ByteLevel, Metaspace, Split, Digits, "
-                        "WhitespaceSplit and a Sequence of these: use a model whose tokenizer needs no "
-                        "other"));
+                        "WhitespaceSplit and a Sequence of these: use a model with such a tokenizer"));
   }
 }
 

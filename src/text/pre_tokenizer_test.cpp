@@ -155,7 +155,7 @@ TEST(PreTokenizer, NothingIsPutInFrontOfAContinuation) {
   }
 }
 
-TEST(PreTokenizer, WhatFollowsByteLevelSeesCharacters) {
+TEST(PreTokenizer, StepsAfterByteLevelSeeCharacters) {
   const Json digits = {{"type", "Digits"}};
   EXPECT_EQ(words(sequence({byte_level(false), digits}), "é 1"), (Texts{"Ã©Ġ", "1"}));
   EXPECT_FALSE(PreTokenizer::from_json(sequence({byte_level(false), digits}), "test").byte_level());

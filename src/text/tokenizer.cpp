@@ -42,7 +42,7 @@ Template read_template(const Json& description, const std::string& where) {
     const Json tokens = description.value("special_tokens", Json());
     if (!name.is_string() || !tokens.is_object() || !tokens.contains(name.get<std::string>()))
       throw UserError(
-          str(in, ": unsupported part ", shown(part), ": expected one Sequence A and special tokens"));
+          str(in, ": unsupported part ", shown(part), ", expected one Sequence A and special tokens"));
     const Json ids = tokens[name.get<std::string>()].value("ids", Json());
     if (!ids.is_array() ||
         !std::all_of(ids.begin(), ids.end(), [](const Json& id) { return id.is_number_unsigned(); }))
@@ -67,7 +67,7 @@ void read_post_processor(const Json& description, const std::string& where, Temp
     throw UserError(
         str(where, ": post_processor ", bough::quoted(type),
             " is not supported. Supported are ByteLevel, TemplateProcessing and a Sequence of these: use a "
-            "model whose tokenizer needs no other"));
+            "model with such a tokenizer"));
   }
 }
 
@@ -144,18 +144,18 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
     const std::string pattern =
         token.normalized ? normalizer.normalize(token.content, anywhere) : token.content;
     if (pattern.empty())
-      throw UserError(str(where, ": added_tokens: nothing is left of ", bough::quoted(token.content),
-                          " after normalization: set its `normalized` to false"));
+      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content),
+                          " is empty after normalization; set its `normalized` to false"));
     if (!added_ids.emplace(token.content, token.id).second ||
         !patterns[token.normalized].emplace(pattern, true).second)
-      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " is there twice"));
+      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " occurs twice"));
     const auto known = vocabulary.find(token.content);
     const int64_t id = known != vocabulary.end() ? known->second : next_id++;
     // `tokenizers` numbers added tokens itself. A file with other numbers would give other ids there.
     if (token.id != id)
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " has id ", token.id,
-                          ", but ",
-                          known != vocabulary.end() ? "the vocabulary says " : "the next free one is ", id));
+                          ", expected ", id,
+                          known != vocabulary.end() ? " from the vocabulary" : ", the next free id"));
     (token.normalized ? in_normalized_text : in_raw_text).add(pattern, token);
     if (token.special) special.insert(token.content);
     added.emplace_back(token, pattern);
@@ -163,8 +163,8 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
   for (const auto& [token, pattern] : added) {
     if (token.id < static_cast<int64_t>(tokens.size()) && !vocabulary.contains(token.content) &&
         tokens[token.id].exists)
-      throw UserError(
-          str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content), " is taken"));
+      throw UserError(str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content),
+                          " belongs to another token"));
     // `tokenizers` recognises a special token by its content when decoding, but decodes the normalized
     // content.
     set_token(token.id, pattern, special.contains(pattern));
@@ -175,7 +175,7 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
   const Json file = parse_json(json_text, name);
   if (!file.is_object() || !file.contains("model"))
     throw UserError(
-        str(name, ": expected an object with `model`: not a tokenizer.json of the tokenizers library"));
+        str(name, ": expected an object with `model`, the tokenizer.json of the tokenizers library"));
   PreTokenizer pre_tokenizer = PreTokenizer::from_json(file.value("pre_tokenizer", Json()), name);
   auto data =
       std::make_shared<Data>(BytePairEncoder::from_json(file["model"], pre_tokenizer.byte_level(), name));
@@ -187,8 +187,8 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
   const int64_t most_ids = 16 * static_cast<int64_t>(data->encoder.vocabulary().size()) + 65536;
   for (const auto& [spelling, id] : data->encoder.vocabulary()) {
     if (id >= most_ids)
-      throw UserError(
-          str(name, ": model: vocab: the id ", id, " of ", bough::quoted(spelling), " is out of proportion"));
+      throw UserError(str(name, ": model: vocab: the id ", id, " of ", bough::quoted(spelling),
+                          " is too large for this vocabulary"));
     data->set_token(id, spelling, false);
   }
   data->read_added_tokens(file.value("added_tokens", Json()), name);

@@ -146,7 +146,7 @@ BytePairEncoder BytePairEncoder::from_json(const Json& model, bool byte_level, c
     throw UserError(
         str(here, " ", shown(type),
             " is not supported: only BPE is. Use a model with a BPE tokenizer (GPT-2, Llama, Qwen, "
-            "Mistral, Gemma, Phi-3 and their kin have one), or work with token ids"));
+            "Mistral, Gemma, Phi-3 and similar models have one), or work with token ids"));
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json value = model.value(name, Json());
     const bool absent = value.is_null() || value == "" || value == false || value == 0.0;
@@ -329,10 +329,10 @@ void BytePairEncoder::add_unknown(std::string_view character, Symbols& symbols) 
   }
   if (!unknown_token_) return;
   if (unknown_id_ < 0)
-    throw UserError(str("text to encode: the tokenizer has no token for ", bough::quoted(character),
-                        ", and its unk_token ", bough::quoted(*unknown_token_),
-                        " is not in the vocabulary of its model: take the character out of the text, or mend "
-                        "tokenizer.json"));
+    throw UserError(
+        str("text to encode: the tokenizer has no token for ", bough::quoted(character),
+            ", and its unk_token ", bough::quoted(*unknown_token_),
+            " is not in its vocabulary; remove the character from the text or correct tokenizer.json"));
   symbols.add_unknown(unknown_id_, fuse_unknown_);
 }
 
@@ -347,8 +347,8 @@ std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
       return rank != other.rank ? rank > other.rank : position > other.position;
     }
   };
-  BOUGH_CHECK(word.size() < static_cast<size_t>(std::numeric_limits<int32_t>::max()), "a word of ",
-              word.size(), " bytes");
+  BOUGH_CHECK(word.size() < static_cast<size_t>(std::numeric_limits<int32_t>::max()), "a word has ",
+              word.size(), " bytes, the limit is 2^31 - 1");
   Symbols unmerged(word.size());
   for (size_t i = 0; i < word.size();) {
     if (byte_level_) {

@@ -57,8 +57,8 @@ TokenDecoder TokenDecoder::from_json(const Json& description, const std::string&
   const std::string here = where + ": decoder";
   if (description.is_null())
     throw UserError(str(here,
-                        ": expected one, found none: add the decoder that fits the pre_tokenizer, such "
-                        "as {\"type\": \"ByteLevel\"}"));
+                        ": missing; add the decoder that fits the pre_tokenizer, such as "
+                        "{\"type\": \"ByteLevel\"}"));
   TokenDecoder result;
   result.add(description, here);
   const std::vector<Step>& steps = result.steps_;
@@ -95,7 +95,7 @@ void TokenDecoder::add(const Json& description, const std::string& where) {
     step.regex = tokenizer_json::pattern_of(description, here);
     step.text = tokenizer_json::text_of(description, "content", here);
     if (step.regex->may_match_nothing())
-      throw UserError(str(here, ": a pattern that may match nothing is not supported"));
+      throw UserError(str(here, ": a pattern that may match the empty string is not supported"));
     step.wants_whole = true;
   } else if (type == "ByteFallback") {
     step.kind = Kind::kByteFallback;
@@ -113,13 +113,13 @@ void TokenDecoder::add(const Json& description, const std::string& where) {
     };
     step.start = count("start");
     if (count("stop") != 0)
-      throw UserError(str(here, ": stop = ", count("stop"), " is not supported: only at the start"));
+      throw UserError(str(here, ": stop = ", count("stop"), " is not supported, expected 0"));
     if (step.text.empty() || unicode::decode(step.text).length != step.text.size())
       throw UserError(str(here, ": content must be one character, got ", bough::quoted(step.text)));
   } else {
     throw UserError(str(where, " ", bough::quoted(type),
                         " is not supported. Supported are ByteLevel, Metaspace, Replace, ByteFallback, Fuse, "
-                        "Strip and a Sequence of these: use a model whose tokenizer needs no other"));
+                        "Strip and a Sequence of these: use a model with such a tokenizer"));
   }
   steps_.push_back(std::move(step));
 }

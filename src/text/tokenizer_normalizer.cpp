@@ -27,13 +27,14 @@ void Normalizer::add(const Json& description, const std::string& where) {
   } else if (type == "Prepend") {
     step.kind = Kind::kPrepend;
     step.content = tokenizer_json::text_of(description, "prepend", here);
-    if (step.content.empty()) throw UserError(str(here, ": nothing to prepend: take the normalizer out"));
+    if (step.content.empty())
+      throw UserError(str(here, ": the text to prepend is empty; remove this normalizer"));
   } else if (type == "Replace") {
     step.kind = Kind::kReplace;
     step.regex = tokenizer_json::pattern_of(description, here);
     step.content = tokenizer_json::text_of(description, "content", here);
     if (step.regex->may_match_nothing())
-      throw UserError(str(here, ": a pattern that may match nothing is not supported"));
+      throw UserError(str(here, ": a pattern that may match the empty string is not supported"));
   } else if (type == "Strip") {
     step.kind = Kind::kStrip;
     step.left = tokenizer_json::flag(description, "strip_left", true, here);
@@ -41,7 +42,7 @@ void Normalizer::add(const Json& description, const std::string& where) {
   } else {
     throw UserError(str(where, " ", bough::quoted(type),
                         " is not supported. Supported are NFC, Prepend, Replace, Strip and a Sequence of "
-                        "these: use a model whose tokenizer needs no other"));
+                        "these: use a model with such a tokenizer"));
   }
   steps_.push_back(std::move(step));
 }

@@ -160,7 +160,7 @@ TEST(Tokenizer, WrongFilesAreNamed) {
   expect(with("/model/end_of_word_suffix", "</w>"), "end_of_word_suffix");
   expect(with("/model/vocab/a", -1), "'a'");
   expect(with("/model/vocab/a", 98), "98");
-  expect(with("/model/vocab/zz", 2'000'000'000), "out of proportion");
+  expect(with("/model/vocab/zz", 2'000'000'000), "too large for this vocabulary");
   expect(with("/model/merges/0", "a b c"), "merge 0");
   expect(with("/model/merges/0", {"a", "c"}), "'ac'");
   expect(with("/model/merges/0", {"q", "unknown"}), "'unknown'");
@@ -172,8 +172,8 @@ TEST(Tokenizer, WrongFilesAreNamed) {
   expect(with("/normalizer", {{"type", "NFKC"}}), "NFKC");
   expect(with("/normalizer", {{"type", "Prepend"}, {"prepend", ""}}), "Prepend");
   const Json nothing = {{"type", "Replace"}, {"pattern", {{"Regex", "x*"}}}, {"content", "y"}};
-  expect(with("/normalizer", nothing), "may match nothing");
-  expect(with("/decoder", nothing), "may match nothing");
+  expect(with("/normalizer", nothing), "may match the empty string");
+  expect(with("/decoder", nothing), "may match the empty string");
   expect(with("/decoder", {{"type", "CTC"}}), "CTC");
   expect(with("/decoder", {{"type", "Strip"}, {"content", " "}, {"start", 0}, {"stop", 1}}), "stop = 1");
   expect(with("/decoder", {{"type", "Sequence"}, {"decoders", Json::array()}}), "without a decoder");

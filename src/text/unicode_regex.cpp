@@ -46,7 +46,7 @@ Regex::Regex(std::string_view pattern, uint32_t options, const std::string& wher
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options,
                                    &error, &position, nullptr);
   if (!code)
-    throw UserError(str(where, ": the regular expression ", quoted(pattern), " is wrong at byte ", position,
+    throw UserError(str(where, ": the regular expression ", quoted(pattern), " is invalid at byte ", position,
                         ": ", message_of(error)));
   code_ = std::shared_ptr<const void>(code, [code](const void*) { pcre2_code_free(code); });
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it pcre2_match interprets: slower, the same matches
@@ -60,7 +60,7 @@ Regex Regex::compile(std::string_view pattern, const std::string& where) {
 }
 
 Regex Regex::trusted(std::string_view pattern) {
-  return Regex(pattern, PCRE2_UTF | PCRE2_UCP, "own pattern");
+  return Regex(pattern, PCRE2_UTF | PCRE2_UCP, "a built-in pattern");
 }
 
 Regex Regex::literal(std::string_view text) {

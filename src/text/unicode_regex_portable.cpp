@@ -22,9 +22,9 @@ bool is_ascii_letter_or_digit(char32_t c) {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
 }
 
-class Walk {
+class PatternChecker {
  public:
-  Walk(std::string_view pattern, const std::string& where) : pattern_(pattern), where_(where) {}
+  PatternChecker(std::string_view pattern, const std::string& where) : pattern_(pattern), where_(where) {}
 
   void run() {
     while (position_ < pattern_.size()) {
@@ -71,7 +71,7 @@ class Walk {
     const bool folds = (last_literal_ == 's' && (lower == 's' || lower == 't')) ||
                        (last_literal_ == 'f' && (lower == 'f' || lower == 'i' || lower == 'l'));
     if (folds && last_literal_end_ + 1 == position_)
-      refuse(1, "letters with a joint case folding inside (?i:...)");
+      refuse(1, "letters that fold to one character inside (?i:...)");
     last_literal_ = lower;
     last_literal_end_ = position_;
   }
@@ -166,7 +166,7 @@ class Walk {
         take();
         if (peek() == '[') refuse(2, "a class inside a class");
         const char32_t last = peek() == '\\' ? escape(true) : take();
-        if (last < previous) refuse(1, "a range without an end");
+        if (last < previous) refuse(1, "a range that ends before it begins");
         check_range(previous, last);
         if (ignore_case_depth_ > 0 && last >= 0x80) refuse(1, "a letter outside ASCII inside (?i:...)");
         previous = 0;
@@ -229,7 +229,7 @@ class Walk {
 }  // namespace
 
 void check_portable(std::string_view pattern, const std::string& where) {
-  Walk(pattern, where).run();
+  PatternChecker(pattern, where).run();
 }
 
 }  // namespace bough::unicode

@@ -149,46 +149,46 @@ std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
     return std::span(child_list).subspan(child_begin[n + 1], child_begin[n + 2] - child_begin[n + 1]);
   };
   // First traversal, parents before children. Weights are summed in its reverse order.
-  std::vector<int32_t> walk;
-  walk.reserve(count);
+  std::vector<int32_t> node_order;
+  node_order.reserve(count);
   std::vector<int32_t> open(children(-1).rbegin(), children(-1).rend());
   while (!open.empty()) {
     const int32_t n = open.back();
     open.pop_back();
-    walk.push_back(n);
+    node_order.push_back(n);
     open.insert(open.end(), children(n).rbegin(), children(n).rend());
   }
   for (const int32_t end : trie.end_node)
     if (end >= 0) ++nodes[end].num_sequences;
-  for (auto it = walk.rbegin(); it != walk.rend(); ++it) {
+  for (auto it = node_order.rbegin(); it != node_order.rend(); ++it) {
     auto& node = nodes[*it];
     node.weight += node.end - node.begin;
     if (node.parent < 0) continue;
     nodes[node.parent].weight += node.weight;
     nodes[node.parent].num_sequences += node.num_sequences;
   }
-  if (!heaviest_first) return walk;
+  if (!heaviest_first) return node_order;
   for (int32_t n = -1; n < count; ++n) {
     const auto list = children(n);
     std::stable_sort(list.begin(), list.end(),
                      [&](int32_t a, int32_t b) { return nodes[a].weight > nodes[b].weight; });
   }
-  walk.clear();
+  node_order.clear();
   open.assign(children(-1).rbegin(), children(-1).rend());
   while (!open.empty()) {
     const int32_t n = open.back();
     open.pop_back();
-    walk.push_back(n);
+    node_order.push_back(n);
     open.insert(open.end(), children(n).rbegin(), children(n).rend());
   }
-  return walk;
+  return node_order;
 }
 
 PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie, bool heaviest_first) {
-  const auto walk = preorder(trie, heaviest_first);
+  const auto node_order = preorder(trie, heaviest_first);
   auto& nodes = trie.nodes;
   int64_t total = 0;
-  for (const int32_t n : walk) {
+  for (const int32_t n : node_order) {
     nodes[n].first_token = total;
     total += nodes[n].end - nodes[n].begin;
   }
@@ -202,7 +202,7 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
   };
   // Goes node by node, so memory is first touched when it is written. Zeroing everything first would be a
   // second pass over memory, half of the time of a large batch.
-  for (const int32_t n : walk) {
+  for (const int32_t n : node_order) {
     const auto& node = nodes[n];
     const int32_t begin = static_cast<int32_t>(node.first_token);
     const int32_t length = static_cast<int32_t>(node.end - node.begin);
@@ -232,7 +232,7 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
 void check_tree_size(int64_t num_tokens) {
   if (num_tokens > INT32_MAX)
     throw UserError(str("the batch has ", num_tokens, " distinct tokens; a prefix tree holds at most ",
-                        INT32_MAX, ": train on fewer sequences at once"));
+                        INT32_MAX, "; use fewer sequences per batch"));
 }
 
 PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences) {
@@ -251,7 +251,8 @@ std::vector<int32_t> PrefixTree::path(int64_t sequence) const {
   int64_t filled = static_cast<int64_t>(result.size());
   for (int32_t token = sequence_end[sequence]; token >= 0; token = parent[chain_begin[token]])
     for (int32_t t = token; t >= chain_begin[token]; --t) result[--filled] = t;
-  BOUGH_CHECK(filled == 0, "sequence ", sequence, " has ", result.size(), " tokens, its path lacks ", filled);
+  BOUGH_CHECK(filled == 0, "sequence ", sequence, " has ", result.size(), " tokens, but ", filled,
+              " are missing from its path");
   return result;
 }
 

@@ -102,7 +102,7 @@ TEST(PrefixTree, PrefixesOfEveryLengthAroundARunAreFound) {
     }
 }
 
-TEST(PrefixTree, HostileBatches) {
+TEST(PrefixTree, AdversarialBatches) {
   const auto build = [](const std::vector<TokenSpan>& spans) {
     const auto tree = build_prefix_tree(spans);
     tree.check_integrity(spans);

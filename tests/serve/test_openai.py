@@ -420,7 +420,7 @@ def test_streamed_responses_are_the_unstreamed_ones(client: openai.OpenAI, scrip
         (["host=example.org"], "expected an IP address"),
         (["tool_call_parser=hermse"], "hermes"),
         (["--port", "70000"], "0 (a free one) to 65535"),
-        (["http.max_body=12"], "below 1 KiB"),
+        (["http.max_body=12"], "at least 1 KiB"),
         (["gconfig.max_new_token=3"], "gconfig.max_new_tokens"),
     ],
 )
