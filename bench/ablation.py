@@ -43,12 +43,16 @@ def parse_arguments():
     )
     parser.add_argument("--out", type=Path, default=ROOT / "runs/ablation")
     parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--lr", type=float, default=1.25e-4, help="the demo's, with one mini-batch, is 5e-4")
+    parser.add_argument(
+        "--lr", type=float, default=1.25e-4, help="learning rate; the demo has 5e-4, with one mini-batch"
+    )
     parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 4, 8, UNBOUNDED])
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="for every eta")
-    parser.add_argument("--more-seeds", type=int, nargs="*", default=[2, 3], help="besides, for eta 0 and 4")
-    parser.add_argument("--table-only", action="store_true", help="of what has been run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds of every eta")
+    parser.add_argument(
+        "--more-seeds", type=int, nargs="*", default=[2, 3], help="further seeds of eta 0 and 4"
+    )
+    parser.add_argument("--table-only", action="store_true", help="only print the tables of existing runs")
     return parser.parse_args()
 
 
@@ -78,7 +82,7 @@ def run(args, eta, loss, seed):
         command += ["rollout.max_buffered_groups=1536"]  # 32 batches
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
     if subprocess.run(command, env=environment).returncode != 0:
-        raise SystemExit(f"stopped at eta {eta}, {loss}, seed {seed}; the same command goes on from there")
+        raise SystemExit(f"stopped at eta {eta}, {loss}, seed {seed}; the same command continues from there")
 
 
 def read_metrics(folder):
@@ -153,7 +157,7 @@ def print_runs(rows):
 
 
 def print_curves(args, rows):
-    print("\neta   loss       seed  accuracy (samples drawn, seconds of training)")
+    print("\neta   loss       seed  accuracy (samples generated, seconds of training)")
     for (eta, loss, seed), _ in rows.items():
         samples = seconds = 0
         points = []

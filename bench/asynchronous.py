@@ -69,17 +69,17 @@ def parse_arguments():
         epilog="\n".join(__doc__.splitlines()[2:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("pairs", nargs="*", help=f"of {', '.join(PAIRS)} (default: all)")
+    parser.add_argument("pairs", nargs="*", help=f"pairs to run: {', '.join(PAIRS)} (default: all)")
     parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     parser.add_argument(
         "--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model"
     )
-    parser.add_argument("--steps", type=int, default=12, help="of a run; the first two are not counted")
+    parser.add_argument("--steps", type=int, default=12, help="steps per run; the first two are not counted")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     unknown = set(args.pairs) - set(PAIRS)
     if unknown:
-        parser.error(f"no pair is named {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
+        parser.error(f"no pair is named {', '.join(sorted(unknown))}; expected {', '.join(PAIRS)}")
     if not (args.demo / "warm/model.safetensors").exists():
         parser.error(f"no warm model in {args.demo}: run `make demo` first, or name its folder with --demo")
     return args

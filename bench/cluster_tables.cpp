@@ -119,7 +119,7 @@ void run(int64_t eta) {
       by_formula[i] = std::min(row.measured[kFew] * static_cast<double>(rollout),
                                row.measured[kMany] * static_cast<double>(kDevices - rollout));
     }
-    std::printf("%s, %s: fitted %.1f generated and %.1f trained by a device, %.1f s a step beside\n",
+    std::printf("%s, %s: fitted per device: %.1f generated, %.1f trained; fixed time per step %.1f s\n",
                 row.model, row.system, rates.generate, rates.train, rates.step_seconds);
     print("measured", row.measured);
     print("simulated", said);
@@ -129,7 +129,7 @@ void run(int64_t eta) {
   }
   for (const auto& [name, errors] : {std::pair{"simulated", &ours}, std::pair{"equation 3", &formula}})
     std::printf(
-        "%-10s: the four cells of a row that were not given are off by %.0f%% on average, %.0f%% at most; "
+        "%-10s: errors of the four cells per row that were not fitted: mean %.0f%%, largest %.0f%%; "
         "best split found in %d of 4 rows\n",
         name, 100 * errors->sum / errors->count, 100 * errors->largest, errors->best_found);
 }

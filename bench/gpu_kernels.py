@@ -37,11 +37,13 @@ def parse_arguments():
         epilog="\n".join(__doc__.splitlines()[3:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--libraries", type=Path, default=ROOT / "build/lib", help="of Bough: DIR")
+    parser.add_argument(
+        "--libraries", type=Path, default=ROOT / "build/lib", help="folder of Bough's libraries"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--repeat", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="one JSON object")
+    parser.add_argument("--out", type=Path, help="file for the results, one JSON object")
     return parser.parse_args()
 
 

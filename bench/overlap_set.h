@@ -23,14 +23,14 @@ struct OverlapSettings {
 
   template <class V>
   void visit(V& v) {
-    v("out", out, "the rollout file to write, .jsonl or .jsonl.zst; empty: only say what the set is");
+    v("out", out, "the rollout file to write, .jsonl or .jsonl.zst; empty: only print the statistics");
     v("por", por, "potential overlap ratio: 1 - tree tokens / tokens", bough::range(0, 0.99));
-    v("leaves", leaves, "sequences, none a prefix of another", bough::range(1, 100'000));
-    v("mean_length", mean_length, "tokens of a sequence, in the mean", bough::range(2, 1e6));
-    v("sigma", sigma, "of the logarithm of lengths", bough::range(0, 2));
-    v("vocab", vocab, "tokens are below it", bough::range(100, std::numeric_limits<int32_t>::max()));
-    v("seed", seed, "of every random draw; lengths depend on it alone, whatever the ratio",
-      bough::range(0, 1e15));
+    v("leaves", leaves, "number of sequences; none is a prefix of another", bough::range(1, 100'000));
+    v("mean_length", mean_length, "mean tokens per sequence", bough::range(2, 1e6));
+    v("sigma", sigma, "standard deviation of the logarithm of lengths", bough::range(0, 2));
+    v("vocab", vocab, "vocabulary size; all token ids are below",
+      bough::range(100, std::numeric_limits<int32_t>::max()));
+    v("seed", seed, "seeds all random numbers; the lengths do not depend on por", bough::range(0, 1e15));
   }
 };
 

@@ -38,7 +38,7 @@ TEST(OverlapSet, AWrittenSetHasTheRatioThatWasAskedFor) {
   }
 }
 
-TEST(OverlapSet, TheSeedIsTheSet) {
+TEST(OverlapSet, TheSeedDeterminesTheSet) {
   const OverlapSettings settings{.out = "x", .por = 0.6, .leaves = 8, .mean_length = 50};
   OverlapSettings other = settings;
   other.seed = 2;

@@ -162,7 +162,7 @@ def step_flex(model, rows, capacity, shares):
     longest = max(len(row["input_ids"]) for row in rows)
     if longest > capacity:
         raise SystemExit(
-            f"--block {capacity}: a pass holds whole sequences, the longest has {longest} tokens"
+            f"--block {capacity}: a pass has whole sequences, and the longest has {longest} tokens"
         )
     trained = count_trained(rows)
     if model.config._attn_implementation != "bench_flex":
@@ -273,11 +273,11 @@ def parse_arguments():
     )
     parser.add_argument("rollouts", type=Path)
     parser.add_argument("--peer", choices=PEERS, required=True)
-    parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")
+    parser.add_argument("--model", choices=SHAPES, default="small", help="shape of the model (small)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument(
-        "--lora-rank", type=int, default=0, help="of PEFT's adapter of all linear layers; 0: none"
+        "--lora-rank", type=int, default=0, help="rank of PEFT's adapter of all linear layers; 0: no adapter"
     )
     parser.add_argument("--block", type=int, default=2048, help="tokens of a pass of dta, flex_* (2048)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

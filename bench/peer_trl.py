@@ -62,10 +62,10 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("precision", choices=["fp32", "bf16"])
-    parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")
+    parser.add_argument("--model", choices=SHAPES, default="small", help="shape of the model (small)")
     parser.add_argument("--new", type=int, default=64, help="most tokens of a sample (64)")
-    parser.add_argument("--steps", type=int, default=4, help="the first included (4)")
-    parser.add_argument("--shots", type=int, default=0, help="worked examples in front of each problem (0)")
+    parser.add_argument("--steps", type=int, default=4, help="steps, the first included (4)")
+    parser.add_argument("--shots", type=int, default=0, help="worked examples before each problem (0)")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -30,15 +30,15 @@ def add_program_options(parser):
         "--bough", type=Path, default=bough, help="the program ($BOUGH, else build/bin/bough)"
     )
     peers = ROOT / ".venv-peers/bin/python"
-    parser.add_argument("--python", type=Path, default=peers, help="has the peers (that of .venv-peers)")
-    parser.add_argument("--threads", type=int, default=2, help="of Bough and of the peers (2)")
+    parser.add_argument("--python", type=Path, default=peers, help="Python that has the peers (.venv-peers)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of Bough and of the peers (2)")
 
 
 def check_programs(args):
     if not os.access(args.bough, os.X_OK):
         raise SystemExit(f"{PROGRAM}: no program at {args.bough}: run `make build`, or set BOUGH")
     if not os.access(args.python, os.X_OK):
-        raise SystemExit(f"{PROGRAM}: no Python at {args.python}: `make bench-peers` makes .venv-peers")
+        raise SystemExit(f"{PROGRAM}: no Python at {args.python}: `make bench-peers` creates .venv-peers")
 
 
 def init_model(bough, folder, shape):

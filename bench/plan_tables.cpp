@@ -175,7 +175,7 @@ void splitting() {
     }
     table.add({"whole tree", "1", fixed(set.statistics.compression, 2), "", "", "", "9.43"});
   }
-  Table table("The same set in chunks: the tree stays whole, what is forwarded again is without a graph",
+  Table table("The same set in chunks: the tree stays whole, recomputed tokens have no autograd graph",
               {"tokens a chunk", "DTA, released", "DTA, as printed", "path", "blocks"});
   const auto& set = tau2_set();
   for (const int64_t block : {256, 512, 1024, 2048, 4096, 8192}) {
@@ -216,7 +216,7 @@ void schedule() {
   Table table("AReaL-DTA, section 3.2: rounds of its schedule on tau2, tree of C = " +
                   fixed(tau2_set().statistics.compression, 2),
               {"order", "tokens a chunk", "leaves", "forward+backward", "forward only",
-               "forward only a trajectory", "share of work"});
+               "forward only per trajectory", "share of work"});
   const auto& tree = tau2_set().tree;
   const auto add = [&](const char* name, bough::DtaOrder order, int64_t block) {
     const auto s = simulate_dta(tree, {.block_size = block, .order = order});
@@ -279,8 +279,8 @@ void balance() {
                                                                  {"tokens and pairs", {1, 0.23e6 / 2.8e9}}};
   for (const auto& [cost, weights] : costs) {
     Table table(std::string("AReaL-DTA, Figures 7 to 9: load balance on and off on tau2, cost: ") + cost,
-                {"GPUs", "balance", "tree tokens", "computed again", "largest share", "mean share",
-                 "lower bound", "throughput", "on over off"});
+                {"GPUs", "balance", "tree tokens", "recomputed", "largest share", "mean share", "lower bound",
+                 "throughput", "on over off"});
     const auto& tree = tau2_set().tree;
     const double whole = largest_cost(balance_load(tree, 1, weights));
     for (const int64_t ranks : {2, 4, 8}) {

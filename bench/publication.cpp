@@ -178,7 +178,7 @@ void publish(Model& model, Communicator& requests, PublicationRanks& publication
     take();
   }
   print_rate("beside", bytes, seconds / static_cast<double>(publications), copy);
-  std::printf("tokens/s     %.1f alone, %.1f with a publication always on its way (%.0f%%)\n", median(alone),
+  std::printf("tokens/s     %.1f alone, %.1f with continuous publication (%.0f%%)\n", median(alone),
               median(beside), 100 * median(beside) / median(alone));
   std::printf("exchange     %.2f ms, longest %.2f ms; a pass %.2f ms\n", 1e3 * median(exchanges),
               1e3 * std::ranges::max(exchanges), 1e3 * median(pass));

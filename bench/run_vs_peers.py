@@ -58,16 +58,14 @@ def parse_arguments():
         "--model", type=Path, help="a Hugging Face directory to generate with (random weights of --shape)"
     )
     vllm = ROOT / ".venv-vllm/bin/python"
-    parser.add_argument("--vllm-python", type=Path, default=vllm, help="has vLLM (that of .venv-vllm)")
+    parser.add_argument("--vllm-python", type=Path, default=vllm, help="Python that has vLLM (.venv-vllm)")
     parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--train", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
-    parser.add_argument("--rounds", type=int, default=2, help="repetitions, in turns (2)")
-    parser.add_argument("--shape", choices=BOUGH_SHAPES, default="small", help="the model's (small)")
+    parser.add_argument("--rounds", type=int, default=2, help="interleaved repetitions (2)")
+    parser.add_argument("--shape", choices=BOUGH_SHAPES, default="small", help="shape of the model (small)")
     parser.add_argument("--train-new", type=int, default=64, help="tokens of a sample in training (64)")
-    parser.add_argument(
-        "--quick", action="store_true", help="few tokens, tiny model, one round: does it run?"
-    )
+    parser.add_argument("--quick", action="store_true", help="smoke test: few tokens, tiny model, one round")
     add_program_options(parser)
     args = parser.parse_args()
     if args.quick:
@@ -127,7 +125,7 @@ def main():
     check_programs(args)
     if args.vllm and not os.access(args.vllm_python, os.X_OK):
         raise SystemExit(
-            f"run_vs_peers: no Python at {args.vllm_python}: `make bench-peers` makes .venv-vllm; "
+            f"run_vs_peers: no Python at {args.vllm_python}: `make bench-peers` creates .venv-vllm; "
             "--no-vllm leaves that column out"
         )
     jobs = [(case, dtype) for case in args.generate for dtype in args.dtypes]

@@ -62,18 +62,18 @@ def parse_arguments(arguments=None):
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add("--budgets", type=float, nargs="+", default=[0.07, 0.10], help="shares of the mean response")
     add("--steps", type=int, default=60)
-    add("--prompts", type=int, default=4, help="of a step")
-    add("--samples", type=int, default=8, help="of a prompt")
+    add("--prompts", type=int, default=4, help="prompts per step")
+    add("--samples", type=int, default=8, help="samples per prompt")
     add("--lr", type=float, default=5e-5)
     add(
         "--correction",
         default="obrs",
-        help="of the arms whose samples another policy drew; obrs is the paper's",
+        help="actor.correction of the modes whose behavior policy is not the policy; the paper uses obrs",
     )
     add("--kl", type=float, default=0.001, help="sparse_training.kl_loss_coef of distill")
     add("--dense-layers", type=int, default=2, help="rollout.sparse.dense_layers")
-    add("--hours", type=float, default=8, help="no run is begun after so long; 0: no bound")
-    add("--registers", type=int, default=5, help="of a program of the task")
+    add("--hours", type=float, default=8, help="no run starts after so many hours; 0: no limit")
+    add("--registers", type=int, default=5, help="registers per program of the task")
     add("--program-steps", type=int, nargs=2, default=[46, 60], metavar=("LEAST", "MOST"))
     add("--hidden-size", type=int, default=192)
     add("--layers", type=int, default=4)
@@ -85,23 +85,23 @@ def parse_arguments(arguments=None):
         nargs="*",
         default=["1:5:32:600", "4:16:16:400", "8:60:8:1000"],
         metavar="LEAST:MOST:BATCH:STEPS",
-        help="before whole programs: of LEAST to MOST steps, BATCH at a time, STEPS of the optimizer",
+        help="warm-up before whole programs: programs of LEAST to MOST steps, BATCH per step, STEPS steps",
     )
     add("--lesson-programs", type=int, default=20000)
     add("--warm-programs", type=int, default=4000)
     add("--warm-steps", type=int, default=150)
     add("--warm-batch", type=int, default=8)
     add("--warm-lr", type=float, default=1e-3)
-    add("--warm-dtype", default="bf16", help="of the warm start")
+    add("--warm-dtype", default="bf16", help="dtype of the warm start")
     add(
         "--warm-slips",
         type=float,
         default=0.013,
-        help="of the steps of whole demonstrations, so that there is something left to learn",
+        help="share of wrong steps in whole demonstrations, so that there is something left to learn",
     )
-    add("--settings", nargs="*", default=[], help="further key=value of every run")
+    add("--settings", nargs="*", default=[], help="further key=value settings of every run")
     add("--warm-only", action="store_true")
-    add("--table-only", action="store_true", help="of what has been run")
+    add("--table-only", action="store_true", help="only write the table of existing runs")
     return parser.parse_args(arguments)
 
 
@@ -123,7 +123,7 @@ class Experiment:
         with path.open("a") as errors:
             done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
         if done.returncode != 0:
-            raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command goes on")
+            raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command continues")
         return done.stdout
 
     def prepare(self):
@@ -132,7 +132,9 @@ class Experiment:
         kept = {name: getattr(args, name) for name in WARM_SETTINGS}
         path = self.out / "warm_settings.json"
         if path.exists() and json.loads(path.read_text()) != kept:
-            raise SystemExit(f"{path} has other settings of data or warm start; take them, or another --out")
+            raise SystemExit(
+                f"{path} has other settings of data or warm start; use the same, or another --out"
+            )
         if not path.exists():
             write_aside(path, json.dumps(kept, indent=1))
         least, most = args.program_steps
@@ -187,14 +189,14 @@ class Experiment:
         """Tuples (mode, budget, seed), by seed, so that a partial run is balanced. dense has budget None."""
         cases = []
         for seed in self.args.seeds:
-            for arm in self.args.arms:
-                budgets = self.args.budgets if arm in MORE_BUDGETS else self.args.budgets[:1]
-                cases += [(arm, None if arm == "dense" else budget, seed) for budget in budgets]
+            for mode in self.args.arms:
+                budgets = self.args.budgets if mode in MORE_BUDGETS else self.args.budgets[:1]
+                cases += [(mode, None if mode == "dense" else budget, seed) for budget in budgets]
         return cases
 
     def folder(self, case):
-        arm, budget, seed = case
-        name = arm if budget is None else f"{arm}-{budget:g}"
+        mode, budget, seed = case
+        name = mode if budget is None else f"{mode}-{budget:g}"
         return self.out / "trace" / f"{name}-seed{seed}"
 
     def sparse_settings(self, budget):
@@ -204,7 +206,7 @@ class Experiment:
         ]
 
     def settings(self, case):
-        arm, budget, seed = case
+        mode, budget, seed = case
         args = self.args
         settings = {
             "fileroot": self.out,
@@ -222,14 +224,14 @@ class Experiment:
             "saver.freq_steps": 10,
             "saver.keep": 1,
         }
-        if arm not in ("dense", "sparse_to_sparse"):  # the behavior policy is not the trained policy
+        if mode not in ("dense", "sparse_to_sparse"):  # the behavior policy is not the trained policy
             settings["actor.correction"] = args.correction
             settings["gconfig.top_logprobs"] = 20
-        if arm != "dense":
-            settings["sparse_training.mode"] = arm
-        if arm == "exact_top_k":
+        if mode != "dense":
+            settings["sparse_training.mode"] = mode
+        if mode == "exact_top_k":
             settings["rollout.sparse.summary"] = "exact"
-        if arm == "distill":
+        if mode == "distill":
             settings["sparse_training.kl_loss_coef"] = args.kl
         lines = [f"{key}={value}" for key, value in settings.items()]
         return lines + ([] if budget is None else self.sparse_settings(budget)) + list(args.settings)
@@ -256,14 +258,14 @@ class Experiment:
         return scores[key]
 
     def evaluate_case(self, case):
-        arm, budget, _ = case
+        mode, budget, _ = case
         folder = self.folder(case)
         step = folder / "checkpoints" / (folder / "latest").read_text().strip()
         model = step / "model"
         self.evaluate(folder.name, model, None)
-        for share in self.args.budgets if arm == "dense" else [budget]:
+        for share in self.args.budgets if mode == "dense" else [budget]:
             self.evaluate(folder.name, model, share)
-        if arm == "distill":  # this mode's sparse policy has adapters
+        if mode == "distill":  # this mode's sparse policy has adapters
             merged = folder / "sparse_policy"
             key = f"{folder.name} phi"
             if f"{key}/{budget:g}" not in read_scores(self.out):
@@ -280,7 +282,7 @@ class Experiment:
             return
         for case in self.cases():
             if time.monotonic() > self.deadline:
-                print(f"{self.args.hours:g} hours are over before {self.folder(case).name}")
+                print(f"{self.args.hours:g} hours ended before {self.folder(case).name}")
                 return
             self.train(case)
             self.evaluate_case(case)
@@ -352,12 +354,12 @@ def summaries(experiment):
         records = read_metrics(folder)
         if f"{folder.name}/dense" not in scores or records[-1]["step"] < experiment.args.steps:
             continue
-        arm, budget, _ = case
-        row = rows.setdefault((arm, budget), {name: [] for name in ROW_NAMES})
+        mode, budget, _ = case
+        row = rows.setdefault((mode, budget), {name: [] for name in ROW_NAMES})
         row["dense"].append(scores[f"{folder.name}/dense"]["score"])
-        for share in experiment.args.budgets if arm == "dense" else [budget]:
+        for share in experiment.args.budgets if mode == "dense" else [budget]:
             row["sparse"].append(scores[f"{folder.name}/{share:g}"]["score"])
-        if arm == "distill":
+        if mode == "distill":
             row["phi"].append(scores[f"{folder.name} phi/{budget:g}"]["score"])
         row["length"].append(of_last_tenth(records, "rollout/length_mean"))
         row["reward"].append(of_last_tenth(records, "reward/mean"))
@@ -396,16 +398,16 @@ def table(experiment, rows):
         return f"{statistics.mean(values):.{digits}f}{spread}"
 
     lines = [
-        "| arm | budget | seeds | score, dense attention | with the budget | its own sparse policy | "
+        "| mode | budget | seeds | score, dense attention | with the budget | its own sparse policy | "
         "length | acceptance | 5th percentile | s a step (rollout) | against dense |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         f"| warm model | | | {warm:.3f} | "
         + ", ".join(f"{scores[f'warm/{b:g}']['score']:.3f} at {b:.0%}" for b in experiment.args.budgets)
         + f" | | {scores['warm/dense']['length']:.0f} | | | | |",
     ]
-    for (arm, budget), row in rows.items():
+    for (mode, budget), row in rows.items():
         verdict = ""
-        if dense and arm != "dense":
+        if dense and mode != "dense":
             verdict = judge(
                 statistics.mean(row["dense"]),
                 statistics.mean(row["length"]),
@@ -415,7 +417,7 @@ def table(experiment, rows):
             )
         share = "" if budget is None else f"{budget:.0%} ({experiment.pages(budget)} pages)"
         lines.append(
-            f"| {arm} | {share} | {len(row['dense'])} | {cell(row['dense'])} | {cell(row['sparse'])} | "
+            f"| {mode} | {share} | {len(row['dense'])} | {cell(row['dense'])} | {cell(row['sparse'])} | "
             f"{cell(row['phi'])} | {cell(row['length'], 0)} | {cell(row['overlap'] or row['acceptance'])} | "
             f"{cell(row['overlap_p5'])} | {cell(row['seconds'], 1)} ({cell(row['rollout'], 1)}) | {verdict} |"
         )
@@ -424,15 +426,15 @@ def table(experiment, rows):
 
 def curves_of(experiment, metric):
     """Per (mode, budget): [(step, mean, smallest, largest)] over the seeds that have the step."""
-    by_arm = {}
+    by_mode = {}
     for case in experiment.cases():
         for record in read_metrics(experiment.folder(case)):
             if record["step"] > 0 and metric in record:
-                by_step = by_arm.setdefault(case[:2], {})
+                by_step = by_mode.setdefault(case[:2], {})
                 by_step.setdefault(record["step"], []).append(record[metric])
     return {
-        arm: [(step, statistics.mean(v), min(v), max(v)) for step, v in sorted(steps.items())]
-        for arm, steps in by_arm.items()
+        mode: [(step, statistics.mean(v), min(v), max(v)) for step, v in sorted(steps.items())]
+        for mode, steps in by_mode.items()
     }
 
 
@@ -443,8 +445,8 @@ def svg(experiment):
     panels = [(title, curves_of(experiment, metric)) for metric, title in CURVES]
     panels = [(title, curves) for title, curves in panels if curves]
     for _, curves in panels:
-        for arm in curves:
-            names.setdefault(arm, COLOURS[len(names) % len(COLOURS)])
+        for mode in curves:
+            names.setdefault(mode, COLOURS[len(names) % len(COLOURS)])
     for number, (title, curves) in enumerate(panels):
         points = [point for curve in curves.values() for point in curve]
         low, high = min(p[2] for p in points), max(p[3] for p in points)
@@ -467,15 +469,15 @@ def svg(experiment):
             parts.append(
                 f'<text x="{x(step):.1f}" y="{y0 + height - 10}" text-anchor="{anchor}">step {step}</text>'
             )
-        for arm, curve in curves.items():
+        for mode, curve in curves.items():
             band = [(x(p[0]), y(p[3])) for p in curve] + [(x(p[0]), y(p[2])) for p in reversed(curve)]
             shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in band)
             line = " ".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in curve)
-            parts.append(f'<polygon points="{shape}" fill="{names[arm]}" opacity="0.12"/>')
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{names[arm]}" stroke-width="1.6"/>')
+            parts.append(f'<polygon points="{shape}" fill="{names[mode]}" opacity="0.12"/>')
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{names[mode]}" stroke-width="1.6"/>')
     end, at = len(panels) * height, left
-    for (arm, budget), colour in names.items():
-        label = arm if budget is None else f"{arm}, {budget:.0%}"
+    for (mode, budget), colour in names.items():
+        label = mode if budget is None else f"{mode}, {budget:.0%}"
         if at + 20 + 7 * len(label) > width:
             end, at = end + 20, left
         parts.append(f'<rect x="{at}" y="{end}" width="14" height="10" fill="{colour}"/>')

@@ -39,11 +39,11 @@ def parse_arguments():
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--out", type=Path, default=ROOT / "runs/sparse_step")
     add("--lengths", type=int, nargs="+", default=[8192, 16384], help="tokens of a response")
-    add("--samples", type=int, default=8, help="of the one prompt of a step")
+    add("--samples", type=int, default=8, help="samples per step, all of one prompt")
     add("--budget", default="512")
-    add("--steps", type=int, default=1, help="of a run, all of them counted")
-    add("--rounds", type=int, default=1, help="runs of either arm")
-    add("--settings", nargs="*", default=[], help="further key=value of every run")
+    add("--steps", type=int, default=1, help="steps per run, all of them counted")
+    add("--rounds", type=int, default=1, help="runs of each mode")
+    add("--settings", nargs="*", default=[], help="further key=value settings of every run")
     add("--hidden-size", type=int, default=768)
     add("--layers", type=int, default=12)
     add("--heads", type=int, default=12)
@@ -77,9 +77,9 @@ def prepare(args):
     )
 
 
-def run(args, arm, length, number):
+def run(args, mode, length, number):
     """Trains a run and returns the metrics of its steps."""
-    name = f"{arm}-{length}-{number}"
+    name = f"{mode}-{length}-{number}"
     settings = {
         "fileroot": args.out,
         "experiment_name": "steps",
@@ -101,7 +101,7 @@ def run(args, arm, length, number):
     }
     if (args.out / "calibration.json").exists():
         settings["calibration"] = "calibration.json"
-    if arm == "distill":
+    if mode == "distill":
         settings["sparse_training.mode"] = "distill"
         settings["rollout.sparse.budget"] = args.budget
         settings["actor.correction"] = "obrs"
@@ -123,14 +123,14 @@ def main():
     for length in args.lengths:
         records = {"dense": [], "distill": []}
         for number in range(args.rounds):
-            for arm in records:
-                records[arm] += run(args, arm, length, number)
+            for mode in records:
+                records[mode] += run(args, mode, length, number)
         seconds = {}
-        for arm, steps in records.items():
+        for mode, steps in records.items():
             for name in TIMES:
-                seconds[arm, name] = statistics.median(step.get(f"time/{name}", 0.0) for step in steps)
-            shown = ", ".join(f"{name} {seconds[arm, name]:.1f}" for name in TIMES)
-            print(f"{length:,} tokens, {args.samples} samples, {arm}: seconds of {shown}", flush=True)
+                seconds[mode, name] = statistics.median(step.get(f"time/{name}", 0.0) for step in steps)
+            shown = ", ".join(f"{name} {seconds[mode, name]:.1f}" for name in TIMES)
+            print(f"{length:,} tokens, {args.samples} samples, {mode}: seconds of {shown}", flush=True)
         update = seconds["distill", "update"]
         theta = update + seconds["distill", "recompute"]
         phi = seconds["distill", "sparse_train"]
@@ -139,7 +139,7 @@ def main():
             f"step {seconds['dense', 'step'] / seconds['distill', 'step']:.2f} times as fast, "
             f"rollout {seconds['dense', 'rollout'] / seconds['distill', 'rollout']:.2f} "
             f"(share {seconds['dense', 'rollout'] / seconds['dense', 'step']:.0%}), "
-            f"phi {phi / theta:.0%} of theta's ({phi / update:.0%} of its update alone)",
+            f"phi {phi / theta:.0%} of theta's step ({phi / update:.0%} of theta's update alone)",
             flush=True,
         )
 

@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--model", type=Path, help="Hugging Face directory, vocabulary 4,096 or more")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 56])
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions, in turns (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
     parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
     args = parser.parse_args()
 
@@ -43,7 +43,7 @@ def main():
                 report = run_json(command)
                 seconds[dtype, groups].append(report["seconds_per_step"])
                 tokens[groups] = report["tree_tokens"]
-    print("dtype  tree tokens  seconds  microseconds a token  of the first's")
+    print("dtype  tree tokens  seconds  microseconds / token  ratio to first")
     for (dtype, groups), runs in seconds.items():
         median = statistics.median(runs)
         each = median / tokens[groups]

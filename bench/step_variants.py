@@ -45,12 +45,12 @@ def parse_arguments():
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (5)")
     parser.add_argument(
-        "--shape", choices=["tiny", "small", "0.6b"], default="small", help="the model's (small)"
+        "--shape", choices=["tiny", "small", "0.6b"], default="small", help="shape of the model (small)"
     )
-    parser.add_argument("--rank", type=int, default=16, help="of the adapters (16)")
+    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters (16)")
     parser.add_argument("--mode", default="auto", help="Bough's plan (auto)")
     parser.add_argument("--dtype", choices=TORCH_DTYPES, default="fp32")
-    parser.add_argument("--quick", action="store_true", help="tiny sets: does it run?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: tiny sets")
     add_program_options(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench/step_variants.json")
     return parser.parse_args()

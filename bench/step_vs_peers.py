@@ -100,8 +100,8 @@ def parse_arguments():
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
-    parser.add_argument("--shape", choices=SHAPES, default="small", help="the model's (small)")
-    parser.add_argument("--quick", action="store_true", help="tiny sets and model, one round: does it run?")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="shape of the model (small)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: tiny sets and model, one round")
     add_program_options(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench/step_vs_peers.json")
     args = parser.parse_args()
@@ -220,7 +220,10 @@ def main():
     wrong = [row for row in rows if row["wrong_losses"]]
     for row in wrong:
         others = ", ".join(row["wrong_losses"])
-        say(f"step_vs_peers: {row['set']} {row['dtype']}: not the loss of {args.contenders[0]}: {others}")
+        say(
+            f"step_vs_peers: {row['set']} {row['dtype']}: the loss differs from "
+            f"that of {args.contenders[0]}: {others}"
+        )
     return 1 if wrong else 0
 
 

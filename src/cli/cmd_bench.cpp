@@ -116,7 +116,7 @@ void run_bench_step(const Options& options) {
   for (const auto& mode : options.modes) check_strategy("--modes", mode);
   const StepInput input = load_step(options, step_settings(options, ""));
   if (input.settings.tree.strategy() != "auto")
-    throw UserError("actor.tree_training_mode: what is measured is named by --modes");
+    throw UserError("actor.tree_training_mode: cannot be set here; choose the strategies with --modes");
   const TreeStatistics& statistics = input.statistics;
   const StepWork& work = input.work;
 
@@ -167,15 +167,15 @@ void run_bench_step(const Options& options) {
     return;
   }
   print_table(
-      {{"tokens", str(format_thousands(statistics.num_flat_tokens), ", of the tree ",
+      {{"tokens", str(format_thousands(statistics.num_flat_tokens), ", in the tree ",
                       format_thousands(statistics.num_tree_tokens))},
        {"compression", format_significant(statistics.compression)},
-       {"work ratio", str(format_significant(work.ratio()), ": FLOPs of dense over those with the tree")},
+       {"work ratio", str(format_significant(work.ratio()), ": FLOPs of a dense step / FLOPs with the tree")},
        {"matrix products", str(format_significant(bound.rate / 1e9, 3), " GFLOP/s, measured")},
        {"lower bound", str(format_duration(bound.seconds), " with the tree, ",
                            format_duration(bound.dense_seconds), " dense")},
        {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, medians of ",
-                           options.repeat, " in turns")}});
+                           options.repeat, " interleaved runs")}});
   const auto dense = std::find_if(lines.begin(), lines.end(),
                                   [](const Line& line) { return line.mode == "dense" && line.timer; });
   const double dense_seconds = dense == lines.end() ? 0 : dense->timer->median_seconds();
@@ -186,7 +186,7 @@ void run_bench_step(const Options& options) {
     rows.emplace_back(line.mode, line_text(line, statistics, bound, dense_seconds));
   print_table(rows);
   if (first == lines.end()) return;
-  print_text(str("\nwhere the time of ", first->mode, " goes:\n"));
+  print_text(str("\ntime of ", first->mode, " by op:\n"));
   rows.clear();
   for (const auto& [op, share] : shares)
     if (share >= 0.005) rows.emplace_back(op, str(format_significant(100 * share, 2), "%"));
@@ -218,42 +218,47 @@ void run_bench_profile(const ProfileOptions& options) {
     print_json(profile.to_json());
     return;
   }
-  print_table({{"device", str(profile.name, ", ", profile.dtype, ", ",
-                              format_bytes(static_cast<double>(profile.memory_bytes)))},
-               {"source", profile.source},
-               {"GFLOP/s by tokens", ""},
-               {"products forward", rates_text(profile.linear_forward)},
-               {"  and backward", rates_text(profile.linear_backward)},
-               {"head forward", rates_text(profile.head_forward)},
-               {"  and backward", rates_text(profile.head_backward)},
-               {"attention forward", rates_text(profile.attention_forward.by_queries)},
-               {"  and backward", rates_text(profile.attention_backward.by_queries)},
-               {"a layer at least", str(format_duration(profile.seconds_per_layer_forward), " forward, ",
-                                        format_duration(profile.seconds_per_layer_backward), " backward")}});
+  print_table(
+      {{"device", str(profile.name, ", ", profile.dtype, ", ",
+                      format_bytes(static_cast<double>(profile.memory_bytes)))},
+       {"source", profile.source},
+       {"GFLOP/s by tokens", ""},
+       {"products forward", rates_text(profile.linear_forward)},
+       {"  and backward", rates_text(profile.linear_backward)},
+       {"lm_head forward", rates_text(profile.head_forward)},
+       {"  and backward", rates_text(profile.head_backward)},
+       {"attention forward", rates_text(profile.attention_forward.by_queries)},
+       {"  and backward", rates_text(profile.attention_backward.by_queries)},
+       {"least time of a layer", str(format_duration(profile.seconds_per_layer_forward), " forward, ",
+                                     format_duration(profile.seconds_per_layer_backward), " backward")}});
 }
 
 }  // namespace
 
 void add_bench_command(CommandLine& line) {
   Command bench = line.add("bench", "Measures this machine on your own data", [] {
-    throw UserError("what to measure is missing: bough bench step, bough bench rollout, bough bench profile");
+    throw UserError("the benchmark's name is missing; expected step, rollout, serve or profile");
   });
   add_bench_rollout_command(line, bench);
   add_bench_serve_command(line, bench);
   auto options = std::make_shared<Options>();
   options->repeat = 3;
   Command command =
-      line.add(bench, "step", "The gradient of a rollout file by every strategy, against the bound",
+      line.add(bench, "step", "Times the gradient of a rollout file by every strategy, beside a lower bound",
                [options] { run_bench_step(*options); });
   add_step_options(command, *options);
-  command.add_option("--modes", options->modes, "Which, in turns; of the first the time by op is shown")
+  command
+      .add_option("--modes", options->modes,
+                  "Strategies to time, interleaved; the first one's time is also shown by op")
       .type_name("MODE ...");
 
   auto profile = std::make_shared<ProfileOptions>();
-  Command profiling = line.add(bench, "profile", "The device's rates that plans are made from, measured anew",
-                               [profile] { run_bench_profile(*profile); });
+  Command profiling =
+      line.add(bench, "profile", "Measures the device profile from which plan costs are computed",
+               [profile] { run_bench_profile(*profile); });
   add_torch_options(profiling, profile->torch);
-  profiling.add_option("--out", profile->out, "Write them: a run takes the file as `calibration`")
+  profiling
+      .add_option("--out", profile->out, "File for the profile; the setting `calibration` of a run reads it")
       .type_name("FILE");
   add_json_flag(profiling, profile->json);
 }

@@ -273,28 +273,28 @@ void run_bench_rollout(Options options) {
                           format_thousands(std::llround(new_tokens / seconds)), " a second")},
        {"lower bound",
         str(format_duration(bound.seconds), ": ", format_thousands(std::llround(new_tokens / bound.seconds)),
-            " a second; reached ", percent(bound.seconds / seconds), "; bound by memory in ",
+            " a second; reached ", percent(bound.seconds / seconds), "; memory-bound for ",
             percent(bound.memory_seconds / bound.seconds), " of it")},
        {"rates", str(format_significant(rates.flops / 1e9, 3), " GFLOP/s, ",
-                     format_significant(rates.bytes / 1e9, 3), " GB/s of reading the weights, measured")},
+                     format_significant(rates.bytes / 1e9, 3), " GB/s for reading the weights, measured")},
        {"batches",
         str(format_thousands(static_cast<int64_t>(run.passes.size())), " passes, ", percent(occupancy),
             " of ", options.engine.max_concurrent_rollouts, " slots decoding")},
        {"prompt tokens", str(format_thousands(run.statistics.prefill_tokens), " computed, ",
-                             format_thousands(run.statistics.cached_tokens), " found computed; ",
-                             format_thousands(run.statistics.preemptions), " samples set back")},
+                             format_thousands(run.statistics.cached_tokens), " from the cache; ",
+                             format_thousands(run.statistics.preemptions), " samples preempted")},
        {"weights", describe(run.matrices)},
-       {"mismatch", str("log-probabilities ", format_significant(mismatch.logprob_abs_diff, 2),
-                        " from training's, mean; largest importance weight ",
+       {"mismatch", str("mean difference of log-probabilities from training ",
+                        format_significant(mismatch.logprob_abs_diff, 2), "; largest importance weight ",
                         format_significant(mismatch.importance_weight_max, 4))},
        {"computed in", str(options.torch.dtype, model->batch_invariant() ? ", batch-invariant, " : ", ",
                            at::get_num_threads(), " threads, median of ", options.repeat)}});
   if (interruption)
     print_table({{"weight update",
                   str(format_duration(interruption->swap_seconds), "; a decoding step takes ",
-                      format_duration(interruption->decode_seconds), "; with it the run took ",
+                      format_duration(interruption->decode_seconds), "; the run with the update took ",
                       format_duration(interruption->seconds), ", ",
-                      format_thousands(interruption->recomputed_tokens), " tokens computed again")}});
+                      format_thousands(interruption->recomputed_tokens), " tokens recomputed")}});
 }
 
 }  // namespace
@@ -304,25 +304,24 @@ void add_bench_rollout_command(CommandLine& line, Command& bench) {
   SamplingParameters& generation = options->generation;
   generation.n_samples = 8;
   generation.max_new_tokens = 64;
-  Command command = line.add(bench, "rollout", "Generation by the embedded engine, against the bound",
-                             [options] { run_bench_rollout(*options); });
+  Command command =
+      line.add(bench, "rollout", "Times generation by the embedded engine, beside a lower bound",
+               [options] { run_bench_rollout(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
-  command.add_option("--prompts", options->prompts, "Prompts, of random tokens");
-  command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens of each");
-  command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
-  command.add_option("--max-new-tokens", generation.max_new_tokens, "Tokens of each sample");
+  command.add_option("--prompts", options->prompts, "Number of prompts, each of random tokens");
+  command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens per prompt");
+  command.add_option("--n-samples", generation.n_samples, "Samples per prompt");
+  command.add_option("--max-new-tokens", generation.max_new_tokens, "Tokens per sample");
   add_engine_options(command, options->engine_options);
   command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted");
-  command.add_option("--seed", options->seed, "Prompts and draws are a function of it");
+  command.add_option("--seed", options->seed, "Seed of the prompts and of sampling");
   command
-      .add_option(
-          "--contexts", options->contexts,
-          "Instead: steps of decoding --n-samples samples with so many tokens of context each, shared "
-          "and distinct, dense beside sparse (rollout.sparse.budget)")
+      .add_option("--contexts", options->contexts,
+                  "Instead, time decoding steps of --n-samples samples at these context lengths: shared and "
+                  "distinct contexts, dense and sparse attention (rollout.sparse.budget)")
       .delimiter(',')
       .type_name("TOKENS,...");
-  command.add_flag("--interrupt", options->interrupt,
-                   "Once more, with a weight update in the middle: what it costs");
+  command.add_flag("--interrupt", options->interrupt, "Also time a run with a weight update in the middle");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);
 }

@@ -166,7 +166,7 @@ Measured run_clients(int port, const Options& options, const Prompts& prompts, b
             ? client.answer.find("data: [DONE]") != std::string::npos
             : client.answer.find(str("\"completion_tokens\":", options.max_new_tokens)) != std::string::npos;
     if (!client.answer.starts_with("HTTP/1.1 200") || !is_whole)
-      throw IoError(str("an answer is not complete: ", quoted(client.answer, 200)));
+      throw IoError(str("the server's answer is not complete: ", quoted(client.answer, 200)));
   }
   return out;
 }
@@ -246,30 +246,29 @@ void run_bench_serve(Options& options) {
   const auto per_second = [](double rate) {
     return format_thousands(std::llround(rate)) + " tokens a second";
   };
-  print_table(
-      {{"requests", str(format_thousands(options.requests), " at once, of ", options.prompt_tokens, " + ",
-                        options.max_new_tokens, " tokens; median of ", options.repeat)},
-       {"engine", per_second(median(alone))},
-       {"served", str(per_second(median(unstreamed)), ": ", format_significant(100 * median(ratios), 3),
-                      "% of the engine's")},
-       {"first tokens", str("the last client has its one after ", format_duration(median(first_streamed)),
-                            ", the engine alone after ", format_duration(median(first_alone)), "; at most ",
-                            format_duration(median(late)), " late")}});
+  print_table({{"requests", str(format_thousands(options.requests), " at once, of ", options.prompt_tokens,
+                                " + ", options.max_new_tokens, " tokens; median of ", options.repeat)},
+               {"engine", per_second(median(alone))},
+               {"served", str(per_second(median(unstreamed)), ": ",
+                              format_significant(100 * median(ratios), 3), "% of the engine's")},
+               {"first tokens", str("the last client's after ", format_duration(median(first_streamed)),
+                                    ", with the engine alone after ", format_duration(median(first_alone)),
+                                    "; at most ", format_duration(median(late)), " late")}});
 }
 
 }  // namespace
 
 void add_bench_serve_command(CommandLine& line, Command& bench) {
   auto options = std::make_shared<Options>();
-  Command command = line.add(bench, "serve", "The HTTP server, against the engine that it serves",
+  Command command = line.add(bench, "serve", "Times the HTTP server, beside its engine alone",
                              [options] { run_bench_serve(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
-  command.add_option("--requests", options->requests, "Requests at once, each over a connection of its own");
-  command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens of each prompt, random");
-  command.add_option("--max-new-tokens", options->max_new_tokens, "Tokens of each answer");
+  command.add_option("--requests", options->requests, "Concurrent requests, each over its own connection");
+  command.add_option("--prompt-tokens", options->prompt_tokens, "Random tokens per prompt");
+  command.add_option("--max-new-tokens", options->max_new_tokens, "Tokens per answer");
   add_engine_options(command, options->engine);
   command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted");
-  command.add_option("--seed", options->seed, "Prompts and draws are a function of it");
+  command.add_option("--seed", options->seed, "Seed of the prompts and of sampling");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);
 }

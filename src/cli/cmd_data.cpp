@@ -59,7 +59,7 @@ Settings settings_of(const DataOptions& options) {
   if (!given.empty()) {
     std::string option = given.begin()->first;
     std::replace(option.begin(), option.end(), '_', '-');
-    throw UserError(str("--", option, " is no option of the task ", options.task));
+    throw UserError(str("--", option, " is not an option of the task ", options.task));
   }
   internal::check_settings(root, "command line");
   return settings;
@@ -83,8 +83,8 @@ void run_data(const DataOptions& options) {
   auto count = options.n;
   const bool are_worked_out = options.task == "sums" || options.task == "trace";
   if (are_worked_out && options.traces)
-    throw UserError(
-        str("--traces: the answers of ", options.task, " are worked out already; `bough sft` takes them"));
+    throw UserError(str("--traces: the problems of ", options.task,
+                        " already have worked answers; leave it out, and give the file to `bough sft`"));
   if (options.task == "sums") {
     write_sums_dataset(options.out, options.n, split_of(options.split), static_cast<uint64_t>(options.seed),
                        settings_of<SumsSettings>(options));
@@ -112,17 +112,17 @@ void run_data(const DataOptions& options) {
 
 void add_data_command(CommandLine& line) {
   auto options = std::make_shared<DataOptions>();
-  Command command = line.add(
-      "data",
-      "Problems of a built-in task (sums, trace, calculator, guess) as JSON Lines; splits are disjoint",
-      [options] { run_data(*options); });
+  Command command = line.add("data",
+                             "Writes problems of a built-in task (sums, trace, calculator, guess) as JSON "
+                             "Lines; splits are disjoint",
+                             [options] { run_data(*options); });
   command.add_option("task", options->task, "sums | trace | calculator | guess").required().type_name("TASK");
   command.add_option("--out", options->out, "File to write").required().type_name("FILE");
-  command.add_option("-n,--count", options->n, "Problems");
+  command.add_option("-n,--count", options->n, "Number of problems");
   command.add_option("--split", options->split, "train | test | example");
-  command.add_option("--seed", options->seed, "Problems are a function of it");
+  command.add_option("--seed", options->seed, "Seed of the problems");
   command.add_flag("--traces", options->traces,
-                   "Demonstrations of the problems for `bough sft`, one turn a line (calculator, guess)");
+                   "Write demonstrations for `bough sft` instead, one turn per line (calculator, guess)");
   const auto integer = [&](const char* name, const char* key, const char* help) {
     command.add_option(name, options->integers[key], help);
   };
@@ -130,19 +130,18 @@ void add_data_command(CommandLine& line) {
   integer("--max-operand", "max_operand", "Largest number in a question (sums, calculator)");
   integer("--min-steps", "min_steps", "Fewest operations of a problem (sums, trace, calculator)");
   integer("--max-steps", "max_steps", "Most operations of a problem (sums, trace, calculator)");
-  integer("--registers", "registers", "Registers of a program (trace)");
-  integer("--max-first", "max_first", "The first step's label is one of the first so many (trace)");
+  integer("--registers", "registers", "Registers per program (trace)");
+  integer("--max-first", "max_first", "The first step has one of the first N labels (trace)");
   command.add_option("--mixing", options->numbers["mixing"],
                      "Share of the steps that add another register (trace)");
-  integer("--max-low", "max_low", "Ranges begin at 1 to this (guess)");
+  integer("--max-low", "max_low", "Largest beginning of a range; the smallest is 1 (guess)");
   integer("--width", "width", "Numbers in a range (guess)");
-  integer("--guesses", "guesses", "Guesses of a game (guess)");
+  integer("--guesses", "guesses", "Guesses per game (guess)");
   command.add_option("--slips", options->numbers["slips"],
-                     "Imperfect demonstrations: share of worked answers whose result is a little off (sums), "
-                     "of steps with a wrong digit (trace), of turns with a wrong number (calculator), of "
-                     "guesses that forget (guess)");
-  command
-      .add_option("--operations", options->operations, "add | subtract | multiply; may be given often (sums)")
+                     "Share of imperfect demonstrations: answers with a slightly wrong result (sums), steps "
+                     "with a wrong digit (trace), turns with a wrong number (calculator), guesses that "
+                     "ignore earlier answers (guess)");
+  command.add_option("--operations", options->operations, "add | subtract | multiply; may be repeated (sums)")
       .one_value_each_time();
   add_json_flag(command, options->json);
 }

@@ -94,20 +94,23 @@ void add_eval_command(CommandLine& line) {
   Command command = line.add("eval", "Accuracy of a model on problems: avg@k, pass@k, 95% interval",
                              [options] { run_eval(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
-  command.add_option("--data", options->dataset.path, "JSON Lines of problems").required().type_name("FILE");
-  command.add_option("--format", options->dataset.format, "text | chat: what a question becomes");
+  command.add_option("--data", options->dataset.path, "Problems as JSON Lines").required().type_name("FILE");
+  command.add_option("--format", options->dataset.format,
+                     "Form of the prompts: text | chat (the model's chat template)");
   command.add_option("--shots", options->dataset.few_shot.shots,
-                     "Worked examples in front of every question");
-  command.add_option("--shots-from", options->dataset.few_shot.path, "Take them from the head of this file")
+                     "Number of worked examples before each question");
+  command
+      .add_option("--shots-from", options->dataset.few_shot.path,
+                  "File whose first records are the worked examples")
       .type_name("FILE");
-  command.add_option("--limit", options->dataset.max_problems, "Only the first so many problems");
+  command.add_option("--limit", options->dataset.max_problems, "Number of problems to read; 0: all");
   command.add_option(
       "--reward", options->reward,
-      "What `bough train` has as reward: FILE.py:FUNCTION, http://..., '[{...}]' (default: number)");
+      "Reward, as in `bough train`: FILE.py:FUNCTION, http://... or '[{...}]' (default: number)");
   add_environment_options(command, options->environment);
-  command.add_option("--k", options->generation.n_samples, "Samples of each problem");
+  command.add_option("--k", options->generation.n_samples, "Samples per problem");
   add_sampling_options(command, options->generation);
-  command.add_option("--seed", options->seed, "Draws are a function of it");
+  command.add_option("--seed", options->seed, "Seed of sampling");
   add_engine_options(command, options->engine);
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);

@@ -75,8 +75,8 @@ fs::path checked_target(const fs::path& directory, bool force) {
                         " is not empty; name a new folder, or give --force to replace the model in it"));
   if (!fs::exists(target / "config.json", error))
     throw UserError(str("DIR: ", quoted(directory.string()),
-                        " holds no config.json, so it is no model that --force ",
-                        "could replace (the whole folder would go); name another"));
+                        " contains no config.json, so it is not a model that --force may replace "
+                        "(the whole folder would be deleted); name another"));
   return target;
 }
 
@@ -132,8 +132,8 @@ class ImportScript {
   static std::string text(const Json& message, const char* key) { return message[key].get<std::string>(); }
 
   [[noreturn]] void fail_after_end() {
-    throw IoError(str("import: the script, which ", python_, " runs, ", process_.end(std::chrono::seconds(2)),
-                      " before it was done; if that is no Python 3.10 or later, set BOUGH_PYTHON to one"));
+    throw IoError(str("import: the script, run by ", python_, ", ", process_.end(std::chrono::seconds(2)),
+                      " before it was done; it needs Python 3.10 or later: set BOUGH_PYTHON to one"));
   }
 
   std::string file_;
@@ -186,27 +186,27 @@ void run_import(const Options& options) {
 
 void add_import_command(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  Command command =
-      line.add("import", "A GGUF file to a Hugging Face model directory, tokenizer and chat template too",
-               [options] { run_import(*options); });
+  Command command = line.add(
+      "import", "Converts a GGUF file to a Hugging Face model directory with tokenizer and chat template",
+      [options] { run_import(*options); });
   command
       .add_option("FILE", options->file,
-                  "The file: llama, qwen2 or qwen3; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K")
+                  "GGUF file of a llama, qwen2 or qwen3 model; tensors in F32, F16, BF16, Q8_0, Q4_0, Q4_1, "
+                  "Q4_K, Q6_K")
       .required()
       .type_name("");
-  command.add_option("DIR", options->directory, "The folder to make").required().type_name("");
+  command.add_option("DIR", options->directory, "Folder to create").required().type_name("");
   command
       .add_option("--dtype", options->dtype,
-                  "fp32 | bf16: what weights are stored in (default: bf16, or fp32 where a matrix of the "
-                  "file is F32 or "
-                  "F16)")
+                  "Type of the stored weights: fp32 | bf16 (default: bf16, or fp32 if a matrix of the file "
+                  "is F32 or F16)")
       .type_name("TEXT");
   command
       .add_option("--pre", options->pre,
-                  "Cut text into words as this pre-tokenizer does, whatever the file says (gpt-2, qwen2, "
-                  "llama-bpe, smollm, ...)")
+                  "Pre-tokenizer that replaces the one named in the file: gpt-2, qwen2, llama-bpe, smollm, "
+                  "...")
       .type_name("NAME");
-  command.add_flag("--force", options->force, "Replace a model directory that is there");
+  command.add_flag("--force", options->force, "Replace an existing model directory");
   add_json_flag(command, options->json);
 }
 

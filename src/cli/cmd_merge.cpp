@@ -23,7 +23,7 @@ std::string stored_dtype(const ModelConfig& config) {
   for (const auto& [stored, name] : {std::pair{"float32", "fp32"}, {"float64", "fp64"}, {"bfloat16", "bf16"}})
     if (config.torch_dtype == stored) return name;
   throw UserError(str("DIR is stored in ", config.torch_dtype,
-                      ", which is not written; say what the merged model is to be stored in: --dtype fp32 "
+                      ", which cannot be written; choose the type of the merged model with --dtype fp32 "
                       "or bf16"));
 }
 
@@ -50,20 +50,21 @@ void run_merge(const Options& options) {
 
 void add_merge_command(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  Command command = line.add("merge", "A model and a LoRA adapter, Bough's or PEFT's, to one model directory",
-                             [options] { run_merge(*options); });
+  Command command =
+      line.add("merge", "Merges a model and a LoRA adapter, Bough's or PEFT's, into one model directory",
+               [options] { run_merge(*options); });
   command.add_option("DIR", options->model, "Hugging Face directory of the base model")
       .required()
       .type_name("");
   command
-      .add_option("ADAPTER", options->adapter, "The adapter: adapter_config.json, adapter_model.safetensors")
+      .add_option("ADAPTER", options->adapter,
+                  "Folder with adapter_config.json and adapter_model.safetensors")
       .required()
       .type_name("");
-  command.add_option("OUT", options->out, "The folder to make").required().type_name("");
-  command.add_option(
-      "--dtype", options->dtype,
-      "fp32 | bf16 | fp64: what weights are stored in (default: as DIR's); they are added in fp32,\n"
-      "or in fp64");
+  command.add_option("OUT", options->out, "Folder to create").required().type_name("");
+  command.add_option("--dtype", options->dtype,
+                     "Type of the stored weights: fp32 | bf16 | fp64 (default: that of DIR);\n"
+                     "sums are computed in fp32, for fp64 in fp64");
   add_json_flag(command, options->json);
 }
 

@@ -88,7 +88,7 @@ struct PlanReport {
 
 CostModel cost_model_of(const PlanOptions& options) {
   if (!options.model.empty() && !options.shape.empty())
-    throw UserError("--model and --shape both say which model; give one of them");
+    throw UserError("--model and --shape both choose the model; give only one of them");
   const std::string dtype = !options.dtype.empty()    ? options.dtype
                             : options.device == "cpu" ? "fp32"
                                                       : "bf16";
@@ -273,8 +273,8 @@ std::string percent(double ratio) {
 std::string reuse_note(const PlanReport& report) {
   std::string text =
       str("POR (potential overlap ratio) ", percent(report.tree.potential_overlap_ratio),
-          ": the part of the tokens that the whole tree saves. ERR (effective reuse ratio), the "
-          "part that a plan saves: ");
+          ": the share of the tokens that the whole tree saves. ERR (effective reuse ratio), the "
+          "share that a plan saves: ");
   std::string separator;
   for (const StrategyCost& cost : report.strategies) {
     if (!cost.error.empty()) continue;
@@ -286,8 +286,8 @@ std::string reuse_note(const PlanReport& report) {
 
 std::string strategy_table(const PlanReport& report) {
   using Row = std::array<std::string, 9>;
-  std::vector<Row> rows = {{"strategy", "passes", "of at most", "forwarded", "recomputed", "ERR", "seconds",
-                            "peak memory", "over dense"}};
+  std::vector<Row> rows = {{"strategy", "passes", "max tokens", "forwarded", "recomputed", "ERR", "seconds",
+                            "peak memory", "vs dense"}};
   const StrategyCost& dense = report.of("dense");
   std::string notes;
   for (const StrategyCost& cost : report.strategies) {
@@ -304,7 +304,7 @@ std::string strategy_table(const PlanReport& report) {
          str(format_bytes(static_cast<double>(s.peak_bytes)), cost.fits ? "" : " (!)"),
          dense.error.empty() ? str(format_significant(dense.simulation.seconds / s.seconds, 3), "x") : "-"});
     if (!cost.fits && notes.find("(!)") == std::string::npos)
-      notes += "(!) more than the device holds beside weights and gradients\n";
+      notes += "(!) does not fit into the device's memory beside weights and gradients\n";
   }
   std::array<size_t, 9> widths{};
   for (const Row& row : rows)
@@ -322,9 +322,9 @@ std::string choice(const PlanReport& report) {
   const StrategyCost& chosen = report.of("auto");
   const StrategyCost& dense = report.of("dense");
   std::string text =
-      str("auto takes ", chosen.plan.strategy, " with passes of at most ",
-          format_thousands(chosen.plan.max_tokens_per_pass), " tokens: least memory of the fastest (within ",
-          format_significant(100 * (kAsFast - 1), 2), "% of the least predicted time)");
+      str("auto chooses ", chosen.plan.strategy, " with passes of at most ",
+          format_thousands(chosen.plan.max_tokens_per_pass), " tokens: least memory of the plans within ",
+          format_significant(100 * (kAsFast - 1), 2), "% of the least predicted time");
   int64_t num_blocks = 0, num_by_layer = 0;
   for (const PlannedTree& planned : chosen.plan.trees)
     for (const Block& block : planned.blocks) {
@@ -332,10 +332,10 @@ std::string choice(const PlanReport& report) {
       num_by_layer += recomputes_layers(block.keep);
     }
   if (num_by_layer > 0)
-    text += str("; of its ", format_thousands(num_blocks), " blocks ", format_thousands(num_by_layer),
-                " compute their layers again for backward");
+    text += str("; ", format_thousands(num_by_layer), " of its ", format_thousands(num_blocks),
+                " blocks recompute their layers in backward");
   if (const int64_t num_on_host = chosen.simulation.num_on_host; num_on_host > 0)
-    text += str(", ", format_thousands(num_on_host), " with the layers' inputs in the host's memory");
+    text += str(", ", format_thousands(num_on_host), " with the layer inputs in host memory");
   if (dense.error.empty())
     text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
                 "x faster than dense, which does ", format_significant(report.work_ratio, 3),
@@ -354,13 +354,13 @@ std::string rank_table(const std::vector<RankCost>& ranks) {
   }
   if (largest > 0)
     text += str("balance ", format_significant(100 * sum / static_cast<double>(ranks.size()) / largest, 3),
-                "%: mean over slowest\n");
+                "%: mean time / slowest time\n");
   return text;
 }
 
 std::string iteration_table(const PlanReport& report, const PlanOptions& options) {
-  std::string text = str("\nan iteration, predicted, of at most ", format_thousands(options.max_running),
-                         " samples at once (s):\n");
+  std::string text = str("\npredicted seconds of an iteration, with at most ",
+                         format_thousands(options.max_running), " samples at once:\n");
   const auto line = [&](const std::string& name, const IterationCost& cost) {
     const auto seconds = [](double value) { return format_significant(value, 3); };
     text += str(name, ": rollout ", seconds(cost.rollout.seconds()), " (attention ",
@@ -368,20 +368,19 @@ std::string iteration_table(const PlanReport& report, const PlanOptions& options
                 " of keys and values), recompute ", seconds(cost.recompute_seconds), ", update ",
                 seconds(cost.update_seconds));
     if (cost.sparse_step_seconds > 0)
-      text += str(", sparse policy's step ", seconds(cost.sparse_step_seconds));
-    text += str("; ", seconds(cost.total()), ", of which the rollout is ",
-                percent(cost.rollout.seconds() / cost.total()), "\n");
+      text += str(", step of the sparse policy ", seconds(cost.sparse_step_seconds));
+    text += str("; total ", seconds(cost.total()), ", rollout ",
+                percent(cost.rollout.seconds() / cost.total()), " of it\n");
   };
   line("dense", report.dense_iteration);
   if (!report.sparse_iteration) return text;
   line(str("budget ", options.sparse.budget_text()), *report.sparse_iteration);
   return text +
-         str("rollout ",
+         str("speed over dense: rollout ",
              format_significant(
                  report.dense_iteration.rollout.seconds() / report.sparse_iteration->rollout.seconds(), 3),
              "x, iteration ",
-             format_significant(report.dense_iteration.total() / report.sparse_iteration->total(), 3),
-             "x of dense's speed\n");
+             format_significant(report.dense_iteration.total() / report.sparse_iteration->total(), 3), "x\n");
 }
 
 void print_readable_report(const PlanReport& report, const CostModel& costs) {
@@ -391,22 +390,21 @@ void print_readable_report(const PlanReport& report, const CostModel& costs) {
                {"tree tokens", format_thousands(tree.num_tree_tokens)},
                {"compression", format_significant(tree.compression)},
                {"work ratio",
-                str(format_significant(report.work_ratio), ": FLOPs of dense over those with the tree")},
+                str(format_significant(report.work_ratio), ": FLOPs of a dense step / FLOPs with the tree")},
                {"attention compression", format_significant(tree.attention_compression)},
                {"POR", str(percent(tree.potential_overlap_ratio),
-                           ": potential overlap ratio, the part of the tokens that the tree saves")},
+                           ": potential overlap ratio, the share of the tokens that the tree saves")},
                {"longest path", str(format_thousands(tree.longest_path), " tokens")},
                {"leaves", format_thousands(tree.num_leaves)},
                {"branch points", format_thousands(tree.num_branch_points)},
                {"model", str(costs.shape().name, ", ", costs.device().dtype)},
                {"device", str(costs.device().name, ": ", costs.device().source)}});
-  print_text(
-      str("\none gradient step, predicted, ",
-          report.stages > 1 ? str("of ", report.stages, " stages that have the layers in a row, ") : "",
-          "with at most ", format_thousands(report.max_tokens_per_mb), " tokens' activations held:\n",
-          strategy_table(report),
-          "ERR: effective reuse ratio, the part of the tokens that the plan saves; at most POR\n\n",
-          choice(report)));
+  print_text(str("\npredicted gradient step",
+                 report.stages > 1 ? str(" over ", report.stages, " pipeline stages") : "",
+                 ", passes of at most ", format_thousands(report.max_tokens_per_mb), " tokens:\n",
+                 strategy_table(report),
+                 "ERR: effective reuse ratio, the share of the tokens that the plan saves; at most POR\n\n",
+                 choice(report)));
   if (report.ranks.size() > 1) print_text(rank_table(report.ranks));
 }
 
@@ -430,8 +428,8 @@ void run_plan(const PlanOptions& options) {
       read_rollouts(options.rollouts, {.require_reward_or_advantage = false});
   const CostModel costs = cost_model_of(options);
   if (options.stages > costs.shape().num_layers)
-    throw UserError(str("--stages: got ", options.stages, ", for a model of ", costs.shape().num_layers,
-                        " layers; expected at most as many"));
+    throw UserError(str("--stages: got ", options.stages, ", expected at most ", costs.shape().num_layers,
+                        ", the layers of the model"));
   const std::vector<TokenSpan> sequences = token_spans(rollouts);
   const PrefixTree tree = build_prefix_tree(sequences);
   const PlanRequest request{
@@ -475,12 +473,12 @@ void run_plan(const PlanOptions& options) {
 void add_plan_command(CommandLine& line) {
   auto options = std::make_shared<PlanOptions>();
   Command command =
-      line.add("plan", "What a rollout file shares, and what each strategy would cost on a device",
+      line.add("plan", "Shows how much a rollout file shares, and what each strategy would cost on a device",
                [options] { run_plan(*options); });
-  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
+  command.add_option("--rollouts", options->rollouts, "Rollout file, .jsonl or .jsonl.zst")
       .required()
       .type_name("FILE");
-  command.add_option("--model", options->model, "Hugging Face directory; its config.json alone is read")
+  command.add_option("--model", options->model, "Hugging Face directory; only config.json is read")
       .type_name("DIR");
   command
       .add_option("--shape", options->shape,
@@ -488,43 +486,42 @@ void add_plan_command(CommandLine& line) {
       .type_name("NAME");
   command
       .add_option("--device", options->device,
-                  "cpu: this one, measured once | h100 | h200 | a100: published rates")
+                  "cpu: this machine, measured once | h100 | h200 | a100: published rates")
       .type_name("NAME");
   command.add_option("--dtype", options->dtype, "fp32 | bf16 (default: fp32 on the CPU, else bf16)");
   command
       .add_option("--memory", options->memory,
-                  "Budget over weights and gradients, 40GiB; a batch that no plan fits is refused")
+                  "Budget over weights and gradients, such as 40GiB; if no plan fits, the batch is refused")
       .type_name("BYTES");
-  command.add_option("--max-running", options->max_running, "Samples that are generated at once")
-      .type_name("N");
+  command.add_option("--max-running", options->max_running, "Samples generated at once").type_name("N");
   add_sparse_options(command, options->sparse);
-  command.add_option("--ranks", options->ranks, "Balance the batch over so many devices").type_name("K");
+  command.add_option("--ranks", options->ranks, "Balance the batch over K devices").type_name("K");
   command
-      .add_option("--stages", options->stages,
-                  "Each of the ranks is a pipeline of so many devices, which have the layers in a row")
+      .add_option("--stages", options->stages, "Each rank is a pipeline of P devices, which split the layers")
       .type_name("P");
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
-                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
-                      " on the CPU, else ", kDefaultMaxTokensPerPassOfGpu, ")"))
+                  str("Most tokens of a pass (default: ", kDefaultMaxTokensPerPass, " on the CPU, else ",
+                      kDefaultMaxTokensPerPassOfGpu, ")"))
       .type_name("B");
   command
       .add_option("--packer", options->packer,
-                  str("How packed cuts the batch into trees: ", format_choices(packer_names())))
+                  str("Packer by which the strategy packed cuts the batch into trees: ",
+                      format_choices(packer_names())))
       .type_name("NAME");
   command
       .add_option("--gradient-checkpointing", options->gradient_checkpointing,
-                  "true: every pass computes its layers again for backward | false: none\n"
-                  "(default: where --memory makes that the fastest plan, or the only one)")
-      .type_name("WHETHER");
+                  "true: every pass recomputes its layers in backward | false: none does\n"
+                  "(default: if --memory makes that the fastest plan, or the only one)")
+      .type_name("BOOL");
   command
-      .add_option("--activation-offload", options->activation_offload,
-                  "true: passes that compute their layers again have the layers' inputs in the host's memory "
-                  "| false: none\n(default: where --memory leaves no room for them)")
-      .type_name("WHETHER");
-  command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
-      .type_name("FILE");
-  command.add_option("--svg", options->svg, "Write the picture of the chosen plan, coloured by block")
+      .add_option(
+          "--activation-offload", options->activation_offload,
+          "true: passes that recompute their layers keep the layer inputs in host memory | false: none "
+          "does\n(default: if --memory leaves no room for them)")
+      .type_name("BOOL");
+  command.add_option("--html", options->html, "Write a page with the picture of the tree").type_name("FILE");
+  command.add_option("--svg", options->svg, "Write the picture of the chosen plan, one color per block")
       .type_name("FILE");
   add_json_flag(command, options->json);
 }

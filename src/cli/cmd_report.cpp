@@ -14,7 +14,7 @@ void add_report_command(CommandLine& line) {
     bool json = false;
   };
   auto options = std::make_shared<ReportOptions>();
-  Command command = line.add("report", "Rebuild report.html of a run's folder", [options] {
+  Command command = line.add("report", "Rebuilds report.html of a run's folder", [options] {
     std::error_code ignored;
     if (std::filesystem::is_directory(options->run, ignored) &&
         !std::filesystem::exists(std::filesystem::path(options->run) / "config.yaml", ignored))
@@ -35,7 +35,7 @@ void add_threads_command(CommandLine& line) {
   };
   auto options = std::make_shared<ThreadsOptions>();
   Command command =
-      line.add("threads", "Change how a run that goes on shares its cores, from its next step on", [options] {
+      line.add("threads", "Changes how a running run divides its cores, from its next step on", [options] {
         if (!std::filesystem::exists(std::filesystem::path(options->run) / "config.yaml"))
           throw UserError(str("cannot change ", quoted(options->run, 300),
                               ": no config.yaml in it; give a run's folder, FILEROOT/EXPERIMENT/TRIAL"));
@@ -43,9 +43,9 @@ void add_threads_command(CommandLine& line) {
         print_table({{"threads", (std::filesystem::path(options->run) / "threads.json").string()}});
       });
   command.add_option("run", options->run, "The run's folder").required().type_name("RUN");
-  command.add_option("--rollout", options->change.generating, "Threads that generate; 0: as they are")
+  command.add_option("--rollout", options->change.generating, "Threads for generation; 0: no change")
       .range(0, 4096);
-  command.add_option("--actor", options->change.training, "Threads that train; 0: as they are")
+  command.add_option("--actor", options->change.training, "Threads for training; 0: no change")
       .range(0, 4096);
 }
 

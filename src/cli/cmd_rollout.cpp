@@ -41,7 +41,7 @@ void check_options(const RolloutOptions& options) {
   check_at_least("--seed", options.seed, 0);
   check_output_file("--out", options.out);
   if (options.trace && options.environment.empty())
-    throw UserError("--trace shows conversations: give --environment, too");
+    throw UserError("--trace prints conversations, which need an environment; give --environment, too");
 }
 
 // The tokenizer, if the directory has one. Prompts as input_ids need none.
@@ -62,7 +62,7 @@ std::vector<FinishedGroup> generate(const GeneratorParts& parts, const RolloutOp
       .sampling = options.generation, .seed = static_cast<uint64_t>(options.seed), .all_logprobs = true};
   if (parts.environment) generation.samples_in_flight = 2 * options.engine.settings.max_concurrent_rollouts;
   Generator generator(parts, std::move(next_task), generation);
-  log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples of ",
+  log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples for each of ",
                format_thousands(count), " prompts"));
   Progress progress("rollout", count, "prompts");
   auto groups = generator.collect(
@@ -159,7 +159,7 @@ void run_rollout(const RolloutOptions& options) {
         {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds), ", ",
                            format_count(rate), " a second")},
         {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
-                              format_thousands(statistics.cached_tokens), " found computed")}};
+                              format_thousands(statistics.cached_tokens), " from the cache")}};
     if (settings.quantization != "none") table.emplace_back("weights", describe(matrices));
     for (const auto& [name, value] : conversation_metrics(rows))
       table.emplace_back(name.substr(name.find('/') + 1), format_significant(value, 4));
@@ -172,36 +172,37 @@ void run_rollout(const RolloutOptions& options) {
 void add_rollout_command(CommandLine& line) {
   auto options = std::make_shared<RolloutOptions>();
   SamplingParameters& generation = options->generation;
-  Command command = line.add("rollout", "Samples of each prompt of a file, as a rollout file",
-                             [options] { run_rollout(*options); });
+  Command command =
+      line.add("rollout", "Samples responses to the prompts of a file, and writes a rollout file",
+               [options] { run_rollout(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
   command
       .add_option("--prompts", options->prompts,
-                  "JSON Lines with `prompt` text or `input_ids`; problems, with --environment")
+                  "JSON Lines with `prompt` or `input_ids`; with --environment: problems")
       .required()
       .type_name("FILE");
   command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")
       .required()
       .type_name("FILE");
-  command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
+  command.add_option("--n-samples", generation.n_samples, "Samples per prompt");
   add_sampling_options(command, generation);
   command.add_option("--min-new-tokens", generation.min_new_tokens,
-                     "Stop tokens are not drawn before this many");
+                     "Stop tokens are not sampled before this many tokens");
   command.add_option("--top-p", generation.top_p,
-                     "Draw from the most likely tokens with this probability together");
-  command.add_option("--top-k", generation.top_k, "Draw from this many most likely tokens; 0: all");
+                     "Sample from the most likely tokens whose probabilities sum to this; 1: all");
+  command.add_option("--top-k", generation.top_k, "Sample from this many most likely tokens; 0: all");
   command.add_option("--min-p", generation.min_p,
-                     "Draw from tokens with at least this part of the most likely one's probability; 0: all");
+                     "Sample from tokens with at least this share of the highest probability; 0: all");
   command.add_option("--repetition-penalty", generation.repetition_penalty,
-                     "Divides the logits of tokens of prompt and response; 1: off");
+                     "Divides the logits of tokens that are in the prompt or the response; 1: off");
   command.add_option("--presence-penalty", generation.presence_penalty,
-                     "Subtracted from the logits of tokens of the response; 0: off");
+                     "Subtracted from the logits of tokens that are in the response; 0: off");
   command.add_option("--frequency-penalty", generation.frequency_penalty,
-                     "Subtracted as often as the token stands in the response; 0: off");
-  command.add_flag("--ignore-eos", generation.ignore_eos, "The model's own stop tokens do not stop");
+                     "Subtracted from a token's logit once per occurrence in the response; 0: off");
+  command.add_flag("--ignore-eos", generation.ignore_eos, "The model's own stop tokens do not end a sample");
   add_environment_options(command, options->environment);
-  command.add_flag("--trace", options->trace, "Print the conversations as people read them");
-  command.add_option("--seed", options->seed, "Draws are a function of it");
+  command.add_flag("--trace", options->trace, "Print the conversations as readable text");
+  command.add_option("--seed", options->seed, "Seed of sampling");
   add_engine_options(command, options->engine);
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);

@@ -32,14 +32,13 @@ void run_serve(const ServeOptions& options) {
                                : load_settings<ServeSettings>(options.config, options.overrides);
   if (options.port) settings.port = *options.port;
   if (settings.port < 0 || settings.port > 65535)
-    throw UserError(str("--port: got ", settings.port, ", expected 0 (a free one) to 65535"));
+    throw UserError(str("--port: got ", settings.port, ", expected 0 (any free port) to 65535"));
   const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
   check_serving(settings, key);  // before the slow loading of the model
   if (!settings.lora_modules.empty() && settings.rollout.quantization == "int8")
     throw UserError(
-        "lora_modules: adapters are not served beside int8 weights yet; leave rollout.quantization out, or "
-        "merge "
-        "one (bough merge) and serve that");
+        "lora_modules: adapters are not supported with int8 weights yet; leave rollout.quantization out, or "
+        "merge an adapter into the model (bough merge) and serve the result");
   const TorchSetup setup = set_up_torch(options.torch);
   ServedModel served = load_served_model(options.model, settings);
   LoadedEngine loaded =
@@ -58,7 +57,7 @@ void run_serve(const ServeOptions& options) {
   Server server(*engine, std::move(served), key);
   if (options.json) print_json({{"url", server.url()}});
   else print_text(server.url() + "\n");
-  log_info(str("serve: ", options.model, " at ", server.url(), key.empty() ? ", without a key" : ""));
+  log_info(str("serve: ", options.model, " at ", server.url(), key.empty() ? ", without an API key" : ""));
   server.run([&stop] { return stop.requested(); });
   log_info("serve: stopped");
 }
@@ -67,17 +66,16 @@ void run_serve(const ServeOptions& options) {
 
 void add_serve_command(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  Command command = line.add("serve", "A model behind OpenAI's and Anthropic's HTTP APIs",
+  Command command = line.add("serve", "Serves a model through OpenAI's and Anthropic's HTTP APIs",
                              [options] { run_serve(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").type_name("DIR");
-  command.add_option("--port", options->port, "As the setting port; 0: a free one");
+  command.add_option("--port", options->port, "Overrides the setting `port`; 0: any free port");
   command.add_option("--config", options->config, "YAML file of settings").type_name("FILE");
   command
       .add_option("overrides", options->overrides,
-                  "Settings that win over the file's: tool_call_parser=hermes rollout.kv_memory=8GiB")
+                  "Settings that override the file: tool_call_parser=hermes rollout.kv_memory=8GiB")
       .type_name("key=value");
-  command.add_flag("--settings", options->list_settings,
-                   "List every setting with its default, and do nothing");
+  command.add_flag("--settings", options->list_settings, "List every setting with its default, and exit");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);
 }

@@ -82,7 +82,7 @@ void run_command(const SftCommand& command) {
                {"examples", format_thousands(summary.examples)},
                {"steps", format_thousands(summary.steps)},
                {"loss", str(format_significant(summary.first_loss, 3), " -> ",
-                            format_significant(summary.last_loss, 3), " nats a token")},
+                            format_significant(summary.last_loss, 3), " nats per token")},
                {"compression", str(format_significant(summary.compression, 3), "x")},
                {"time", format_duration(summary.seconds)}});
 }
@@ -95,24 +95,23 @@ void add_sft_command(CommandLine& line) {
   Command command =
       line.add("sft", "Supervised fine-tuning on prompts and completions, questions and answers, or chats",
                [options] { run_command(*options); });
-  command.add_option("arguments", options->arguments, "A YAML file of settings, if any, then key=value")
+  command.add_option("arguments", options->arguments, "Optional YAML file of settings, then key=value")
       .type_name("[CONFIG] [key=value ...]");
   command.add_option("--model", options->model, "Hugging Face directory to start from").type_name("DIR");
-  command.add_option("--data", options->data, "JSON Lines").type_name("FILE");
+  command.add_option("--data", options->data, "Training examples as JSON Lines").type_name("FILE");
   command.add_option("--out", options->out, "Folder for the trained model").type_name("DIR");
-  command.add_option("--shots", options->shots, "Worked examples in front of every question");
-  command.add_option("--shots-from", options->shots_from, "Take them from the head of this file")
+  command.add_option("--shots", options->shots, "Number of worked examples before each question");
+  command.add_option("--shots-from", options->shots_from, "File whose first records are the worked examples")
       .type_name("FILE");
   command.add_option("--epochs", options->epochs, "Passes over the data");
-  command.add_option("--batch-size", options->batch_size, "Examples of a step");
+  command.add_option("--batch-size", options->batch_size, "Examples per step");
   command.add_option("--lr", options->lr, "Peak learning rate");
   command.add_option("--max-steps", options->max_steps, "Stop after this many steps");
-  command.add_option("--seed", options->seed, "Of the order of examples");
+  command.add_option("--seed", options->seed, "Seed of the order of the examples");
   command.add_option("--dtype", options->torch.dtype, "fp32 | bf16 | fp64");
   command.add_option("--device", options->torch.device, "cpu | cuda");
   command.add_option("--threads", options->torch.threads, "Threads to compute with (default: all cores)");
-  command.add_flag("--settings", options->list_settings,
-                   "List every setting with its default, and do nothing");
+  command.add_flag("--settings", options->list_settings, "List every setting with its default, and exit");
   add_json_flag(command, options->json);
 }
 

@@ -125,7 +125,8 @@ void read_run(const SimulateOptions& options, Assumed& assumed) {
     if (rows > 20000) break;
   }
   if (lengths.empty())
-    throw UserError(str("--run ", quoted(options.run, 300), ": no rollouts in it (saver.rollouts is off)"));
+    throw UserError(
+        str("--run ", quoted(options.run, 300), ": it has no rollouts; give a run with saver.rollouts=true"));
   simulation.prompt_tokens = std::llround(prompts / static_cast<double>(rows));
   simulation.lengths.seen = std::move(lengths);
   assumed.lengths = str(format_thousands(rows), " responses of ", options.run);
@@ -145,12 +146,12 @@ void read_run(const SimulateOptions& options, Assumed& assumed) {
 
 Assumed assume(const SimulateOptions& options) {
   for (const int64_t devices : options.devices)
-    check_at_least("--devices", devices, 2, "a split has one device for each side");
+    check_at_least("--devices", devices, 2, "a split needs a device on each side");
   if (options.cluster.empty() && options.devices.size() > 1)
-    throw UserError("--devices: several numbers of devices are for --cluster FILE; give one");
+    throw UserError("--devices: several numbers need --cluster FILE; give one number");
   if (!options.cluster.empty() && !options.run.empty())
     throw UserError(
-        "--cluster: rates of --run are those of one device of that run's machine; leave out one of them");
+        "--cluster: cannot be used with --run, whose rates are those of one device; leave out one of them");
   check_at_least("--steps", options.steps, 1);
   for (const int64_t eta : options.max_staleness) check_at_least("--eta", eta, 0);
   check_at_least("--batch-groups", options.batch_groups, 1);
@@ -172,8 +173,8 @@ Assumed assume(const SimulateOptions& options) {
           format_significant(options.length_sigma, 3), ", at most ", format_thousands(options.longest));
   if (!options.run.empty() && options.sparse.is_sparse())
     throw UserError(
-        "--sparse-budget: the rates of --run are those that it had, whatever it attended to; leave out "
-        "one of them");
+        "--sparse-budget: cannot be used with --run, whose rates already include that run's attention; leave "
+        "out one of them");
   if (options.run.empty()) plan_rates(options, assumed);
   else read_run(options, assumed);
   simulation.controller.total_steps = options.steps;
@@ -282,13 +283,13 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
   print_table({{"lengths", assumed.lengths},
                {"rates", assumed.rates},
                {"links", str(settings.nvlink_gb_per_s, " GB/s within a node of ", settings.n_gpus_per_node,
-                             ", ", settings.network_gb_per_s, " GB/s a device between nodes")},
+                             ", ", settings.network_gb_per_s, " GB/s per device between nodes")},
                {"batch", str(assumed.simulation.controller.batch_groups, " groups of ",
                              assumed.simulation.controller.group_size)}});
   std::ostringstream out;
   char line[200];
   std::snprintf(line, sizeof line, "\n%7s %-10s %10s   %-16s %4s %10s %9s %8s %8s %8s\n", "devices",
-                "in turns", "tokens/s", "best split", "eta", "tokens/s", "over it", "scaling", "trainer",
+                "in turns", "tokens/s", "best split", "eta", "tokens/s", "speedup", "scaling", "trainer",
                 "engine");
   out << line;
   const ClusterRow* first = nullptr;
@@ -324,12 +325,13 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
   }
   print_text(out.str());
   print_text(
-      "\ntokens/s: generated ones that were trained on. A split is ENGINES+REPLICAS, dN: N of them, tN: N "
-      "devices share each\nlayer, pN: as many stages of a pipeline; in turns (eta 0): all devices for both. "
-      "scaling: tokens/s a device, over the first\nrow's. trainer, engine: how long it waited\nas a run, "
-      "where "
-      "engines have no tN: bough train CONFIG actor.backend=fsdp:REPLICAS rollout.ranks=ENGINES "
-      "rollout.max_head_offpolicyness=ETA;\nin turns, where no tN stands, --ranks alone\n");
+      "\ntokens/s: generated tokens that were trained on\n"
+      "in turns (eta 0): all devices generate, then all train\n"
+      "split: ENGINES+REPLICAS; dN: N of them, tN: N devices share each layer, pN: N pipeline stages\n"
+      "speedup: of the best split over in turns; scaling: tokens/s per device, relative to the first row\n"
+      "trainer, engine: share of the time that it waited\n"
+      "as a run, if engines have no tN: bough train CONFIG actor.backend=fsdp:REPLICAS rollout.ranks=ENGINES "
+      "rollout.max_head_offpolicyness=ETA;\nin turns, without tN: --ranks alone\n");
 }
 
 void run_simulate(const SimulateOptions& options) {
@@ -368,13 +370,13 @@ void run_simulate(const SimulateOptions& options) {
   print_table(rows);
   print_text("\n" + table_of(splits, synchronous));
   print_text(str(
-      "\ngenerated tokens that were trained on, a second; trainer, engine: the share of the time in which it "
-      "waited; staleness in versions, of a group\nbest: ",
-      best->max_staleness == 0 ? str("all ", options.devices.front(), " devices for both in turns")
+      "\ntokens/s: generated tokens that were trained on; trainer, engine: share of the time that it waited; "
+      "staleness: in versions, of a group\nbest: ",
+      best->max_staleness == 0 ? str("all ", options.devices.front(), " devices generate, then train")
                                : str(best->rollout_devices, " devices generate, ", best->train_devices,
                                      " train, rollout.max_head_offpolicyness ", best->max_staleness),
       synchronous > 0 ? str(", ", format_significant(best->result.tokens_per_second() / synchronous, 3),
-                            " times the synchronous run")
+                            " times as fast as the synchronous run")
                       : "",
       "\nas a run: bough train CONFIG ", rank_options(*best), "\n"));
 }
@@ -383,41 +385,42 @@ void run_simulate(const SimulateOptions& options) {
 
 void add_simulate_command(CommandLine& line) {
   auto options = std::make_shared<SimulateOptions>();
-  Command command = line.add("simulate", "What a run would take on every split of a cluster, simulated",
+  Command command = line.add("simulate", "Simulates how fast a run would be on every split of a cluster",
                              [options] { run_simulate(*options); });
   command
       .add_option("--devices", options->devices,
-                  "Of the cluster, all alike; with --cluster one number or several")
+                  "Devices of the cluster, all of one kind; with --cluster one number or several")
       .type_name("N");
   command
       .add_option("--cluster", options->cluster,
-                  "YAML file of the cluster's nodes and links: counts them, and what fits into memory")
+                  "YAML file of the cluster's nodes and links; adds link times and memory limits")
       .type_name("FILE");
   command.add_option("--eta", options->max_staleness,
                      "rollout.max_head_offpolicyness, one or several; 0: synchronous");
   command
       .add_option("--run", options->run,
-                  "A run's folder: its batch, its lengths, and its rates as those of one device")
+                  "Folder of a run, which gives the batch, the lengths, and the rates of one device")
       .type_name("RUN");
   command.add_option("--shape", options->shape, "Model: qwen3-0.6b ... qwen3-14b, small");
   command.add_option("--device", options->device, "h100 | h200 | a100 | cpu (measured)");
   command.add_option("--dtype", options->dtype, "fp32 | bf16");
-  command.add_option("--efficiency", options->efficiency, "Share of the device's peaks that is reached");
+  command.add_option("--efficiency", options->efficiency, "Share of the device's peak rates that is reached");
   command.add_option("--memory-bandwidth", options->memory_bandwidth,
-                     "GB/s, where the data sheet's is not meant");
-  command.add_option("--batch-groups", options->batch_groups, "Groups of a batch");
-  command.add_option("--group-size", options->group_size, "Samples of a group");
-  command.add_option("--prompt-tokens", options->prompt_tokens, "Of a prompt");
-  command.add_option("--length", options->length_mean, "Mean tokens of a response");
+                     "Memory bandwidth in GB/s; 0: that of the data sheet");
+  command.add_option("--batch-groups", options->batch_groups, "Groups per batch");
+  command.add_option("--group-size", options->group_size, "Samples per group");
+  command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens per prompt");
+  command.add_option("--length", options->length_mean, "Mean tokens per response");
   command.add_option("--sigma", options->length_sigma,
-                     "Deviation of the logarithm of lengths: 1.4 is heavy-tailed");
-  command.add_option("--longest", options->longest, "A response ends after so many tokens");
+                     "Standard deviation of the logarithm of lengths; 1.4 is heavy-tailed");
+  command.add_option("--longest", options->longest, "Most tokens per response");
   add_sparse_options(command, options->sparse);
   command.add_option("--max-running", options->max_running, "Samples that a device generates at once");
-  command.add_option("--reward-seconds", options->reward_seconds, "Least and most time of a reward")
+  command.add_option("--reward-seconds", options->reward_seconds, "Least and most seconds of a reward")
       .expected(2);
-  command.add_flag("--no-sharing", options->no_sharing, "Training computes a group's prompt for each sample");
-  command.add_flag("--no-interrupt", options->no_interrupt, "Running samples finish on the old weights");
+  command.add_flag("--no-sharing", options->no_sharing,
+                   "Training computes the prompt again for each sample of a group");
+  command.add_flag("--no-interrupt", options->no_interrupt, "Running samples finish with the old weights");
   command.add_option("--steps", options->steps, "Steps to simulate");
   add_json_flag(command, options->json);
 }

@@ -80,8 +80,8 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
         str(format_thousands(simulation.num_passes), " of at most ",
             format_thousands(step.max_tokens_per_pass()), " tokens (", step.strategy(), "), ",
             format_thousands(simulation.tokens_recomputed), " tokens recomputed",
-            simulation.num_on_host > 0 ? str(", layers' inputs of ", format_thousands(simulation.num_on_host),
-                                             " blocks in the host's memory")
+            simulation.num_on_host > 0 ? str(", layer inputs of ", format_thousands(simulation.num_on_host),
+                                             " blocks in host memory")
                                        : "")},
        {"peak memory",
         str(format_bytes(static_cast<double>(step.peak_bytes())), " over weights and gradients, predicted ",
@@ -120,14 +120,14 @@ void run_step(const Options& options) {
 
 void add_step_command(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  Command command = line.add("step", "The gradient of one training step on a rollout file, timed",
+  Command command = line.add("step", "Computes and times the gradient of one training step on a rollout file",
                              [options] { run_step(*options); });
   add_step_options(command, *options);
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
       .type_name("FILE");
   add_ranks_options(command, options->ranks);
   command.add_option("--mode", options->mode,
-                     str(format_choices(strategy_names()), "; auto is the least predicted time"));
+                     str(format_choices(strategy_names()), "; auto: the least predicted time"));
 }
 
 }  // namespace bough

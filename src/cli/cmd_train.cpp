@@ -48,7 +48,7 @@ void print_summary(const RunSummary& summary) {
   rows.emplace_back("steps", format_thousands(summary.steps));
   if (summary.compression > 0) {
     rows.emplace_back("compression", str(format_significant(summary.compression, 3),
-                                         "x: tokens of a batch over those computed"));
+                                         "x: tokens of a batch / tokens computed"));
   }
   if (const auto& comparison = summary.comparison; comparison && comparison->seconds > 0) {
     rows.emplace_back("gradient of a batch",
@@ -88,7 +88,7 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
       std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
   if (json) print_json({{"url", server->url()}});
   else print_text("agents: " + server->url() + "\n");
-  log_info(str("agents start sessions at ", server->url(), key.empty() ? ", without a key" : ""));
+  log_info(str("agents start sessions at ", server->url(), key.empty() ? ", without an API key" : ""));
   return server;
 }
 
@@ -125,8 +125,8 @@ void run_train(const TrainOptions& options) {
   RanksOptions of_ranks = options.ranks;
   if (!of_ranks.ranks) of_ranks.ranks = wanted;
   if (wanted && *wanted != *of_ranks.ranks)
-    throw UserError(str("--ranks: got ", *of_ranks.ranks, ", but actor.backend is ", settings.actor.backend,
-                        " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
+    throw UserError(str("--ranks: got ", *of_ranks.ranks, ", but actor.backend=", settings.actor.backend,
+                        " and rollout.ranks=", settings.rollout.ranks, " need ", *wanted,
                         " ranks; leave one of them out"));
   std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, settings.device);
   // For a rank that only generates, the device is used by its engine process.
@@ -171,11 +171,9 @@ void add_train_command(CommandLine& line) {
                [options] { run_train(*options); });
   command.add_option("config", options->config, "YAML file of settings").type_name("CONFIG");
   command
-      .add_option("overrides", options->overrides,
-                  "Settings that win over the file's: actor.optimizer.lr=1e-4")
+      .add_option("overrides", options->overrides, "Settings that override the file: actor.optimizer.lr=1e-4")
       .type_name("key=value");
-  command.add_flag("--settings", options->list_settings,
-                   "List every setting with its default, and do nothing");
+  command.add_flag("--settings", options->list_settings, "List every setting with its default, and exit");
   line.add(kEngineCommand, "The engine of a rank that only generates: `train` starts it", run_engine).hide();
   add_ranks_options(command, options->ranks);
   add_max_restarts_option(command, options->ranks);

@@ -151,7 +151,7 @@ CommandOption Command::add_flag_function(const std::string& names, std::function
 
 CommandLine::CommandLine()
     : app_(std::make_unique<CLI::App>(
-          "RL post-training of language models over prefix trees: what rollouts share is computed once.",
+          "RL post-training of language models over prefix trees: shared tokens are computed once.",
           "bough")) {
   app_->set_version_flag("--version", "bough " BOUGH_VERSION, "Print the version");
   app_->set_help_flag("-h,--help", "Print this help");
@@ -160,7 +160,7 @@ CommandLine::CommandLine()
   app_->get_formatter()->label("SUBCOMMAND", "COMMAND");
   app_->get_formatter()->label("Subcommands", "Commands");
   app_->footer(
-      "`bough COMMAND --help` says more.\n"
+      "`bough COMMAND --help` lists the options of a command.\n"
       "Exit codes: 0 done, 2 bad use or bad input, 3 a failure at run time, 130 interrupted.");
 }
 
@@ -205,7 +205,7 @@ void CommandLine::parse(int argc, const char* const* argv) {
     const auto extras = deepest(*app_).remaining(true);
     throw UserError(extras.empty() ? error.what() : describe_extras(deepest(*app_), extras));
   }
-  if (!action_) throw UserError("what to do is missing");
+  if (!action_) throw UserError("there is no command to run");
 }
 
 int CommandLine::run(int argc, const char* const* argv) {
@@ -213,7 +213,7 @@ int CommandLine::run(int argc, const char* const* argv) {
   const auto fail = [&](ExitCode code, const std::string& message) {
     show_status("");
     print_line(str(rank_prefix(), chosen_, ": ", bounded(message)));
-    if (!parsed) print_line(str("`", chosen_, " --help` lists what there is."));
+    if (!parsed) print_line(str("`", chosen_, " --help` shows the usage."));
     return code;
   };
   try {
@@ -257,7 +257,7 @@ void print_text(std::string_view text) {
       std::signal(SIGPIPE, SIG_DFL);
       std::raise(SIGPIPE);
     } else if (errno != EINTR) {
-      throw IoError(str("stdout cannot be written: ", std::strerror(errno)));
+      throw IoError(str("cannot write to stdout: ", std::strerror(errno)));
     }
   }
 }
@@ -296,7 +296,7 @@ void check_output_file(const std::string& option, const std::string& path) {
   const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored))
     throw UserError(str(option, ": ", quoted(path), " cannot be written: there is no folder ",
-                        quoted(folder.string()), "; make it first"));
+                        quoted(folder.string()), "; create it first"));
 }
 
 }  // namespace bough

@@ -6,7 +6,7 @@
 //
 //   void add_plan_command(CommandLine& line) {
 //     auto options = std::make_shared<PlanOptions>();
-//     Command command = line.add("plan", "what a rollout file shares", [options] { run(*options); });
+//     Command command = line.add("plan", "Shows what a rollout file shares", [options] { run(*options); });
 //     command.add_option("--rollouts", options->rollouts, "...").required().type_name("FILE");
 //     add_json_flag(command, options->json);
 //   }

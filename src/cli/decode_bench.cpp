@@ -113,8 +113,8 @@ std::vector<DecodeTimes> run_decode_bench(const Model& model, const DecodeBench&
   const SparsePolicy sparse = sparse_policy(bench.sparse, model.device());
   if (!sparse.has_summaries())
     throw UserError(
-        "--contexts: there are no chosen pages to compare with dense; give rollout.sparse.budget=512, and "
-        "summary mean or minmax");
+        "--contexts: compares dense with sparse attention, which needs a budget; give "
+        "rollout.sparse.budget=512, and rollout.sparse.summary=mean or minmax");
   if (!model.device().is_cpu())
     throw UserError(str("--contexts: got the device ", model.device().str(),
                         "; dense and sparse steps are compared on the CPU only; expected cpu"));
@@ -174,7 +174,7 @@ void print_decode_bench(const std::vector<DecodeTimes>& times, bool json) {
         str(format_thousands(row.context), row.shared ? " shared" : " distinct"),
         str("dense ", format_duration(row.dense_seconds), ", sparse ", format_duration(row.sparse_seconds),
             ": ", format_significant(gain, 3), " times as fast, ", format_significant(possible, 3),
-            " by the bytes (", format_duration(row.dense_bound), ", ", format_duration(row.sparse_bound),
+            " by the bytes read (", format_duration(row.dense_bound), ", ", format_duration(row.sparse_bound),
             "); ", format_significant(100 * row.active_fraction, 3), "% of the pages"));
   }
   print_table(lines);

@@ -13,8 +13,8 @@ namespace bough {
 void add_sampling_options(Command& command, SamplingParameters& generation) {
   command.add_option("--max-new-tokens", generation.max_new_tokens, "A sample ends after this many tokens");
   command.add_option("--temperature", generation.temperature,
-                     "Logits are divided by it; 0: the most likely token");
-  command.add_option("--stop", generation.stop, "A string that ends a sample; may be given often")
+                     "Divides the logits; 0: always the most likely token");
+  command.add_option("--stop", generation.stop, "A string that ends a sample; may be repeated")
       .one_value_each_time()
       .type_name("TEXT");
 }
@@ -42,14 +42,14 @@ void check_generation(const SamplingParameters& generation) {
 void add_engine_options(Command& command, EngineOptions& options) {
   command.add_option("--max-concurrent", options.settings.max_concurrent_rollouts,
                      "Samples generated at once");
-  command.add_option("--kv-memory", options.kv_memory, "Bound on keys and values (auto: 4GiB)")
+  command.add_option("--kv-memory", options.kv_memory, "Most memory for keys and values (auto: 4GiB)")
       .type_name("BYTES");
   add_batch_invariant_flag(command, options.settings.batch_invariant);
   command.add_option("--quantization", options.settings.quantization,
                      "none | int8: generate with 8-bit weights in the layers");
   command
       .add_option("settings", options.overrides,
-                  "Further settings of the engine, as a run has them: rollout.sparse.budget=512")
+                  "Further engine settings, as in a run: rollout.sparse.budget=512")
       .type_name("[rollout.KEY=VALUE ...]");
 }
 
@@ -71,9 +71,8 @@ void add_sparse_options(Command& command, SparseSettings& sparse) {
   command
       .add_option_function(
           "--sparse-budget", take_budget,
-          "rollout.sparse.budget to price beside dense generation: tokens (512), pages (16x32), or a list "
-          "that "
-          "grows with the context (512 8192:1024)")
+          "Also estimate generation with this rollout.sparse.budget: tokens (512), pages (16x32), or a "
+          "list that grows with the context (512 8192:1024)")
       .type_name("TOKENS ...");
   command.add_option("--sparse-summary", sparse.summary, "rollout.sparse.summary: mean | minmax");
   command.add_option("--sparse-dense-layers", sparse.dense_layers, "rollout.sparse.dense_layers");
@@ -97,7 +96,7 @@ SparseAttention priced_attention(const SparseSettings& sparse) {
 void add_environment_options(Command& command, std::vector<std::string>& options) {
   command
       .add_option("--environment", options,
-                  "Samples are conversations with it: calculator, guess, python, command or mcp, and then "
+                  "Sample conversations with an environment: calculator, guess, python, command or mcp, then "
                   "key=value as under `environment` of a run (path=my_env.py:MyEnv max_turns=8)")
       .type_name("TYPE KEY=VALUE ...");
 }

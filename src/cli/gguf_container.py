@@ -81,8 +81,7 @@ class Header:
         if count > self.left():
             raise damaged(
                 f"{what} at byte {self.position}: got a length of {count} bytes; expected at most "
-                f"{self.left()}, "
-                f"what is left of this file of {self.size}"
+                f"{self.left()}, the rest of this file of {self.size} bytes"
             )
         self.position += count
         return self.data[self.position - count : self.position]
@@ -96,14 +95,14 @@ class Header:
             return content.decode()
         except UnicodeDecodeError as error:
             bad = quoted(content[error.start : error.start + 16])
-            raise damaged(f"{what}: got bytes that are no UTF-8 ({bad}); expected text") from None
+            raise damaged(f"{what}: got bytes that are not UTF-8 ({bad}); expected text") from None
 
     def count(self, what, bytes_each):
         """Reads a number of items, each of which takes at least `bytes_each` bytes."""
         value, most = self.number("Q", what), self.size // bytes_each
         if value > most:
             raise damaged(
-                f"{what}: got {value}; expected at most {most}, as many as fit this file of {self.size} bytes"
+                f"{what}: got {value}; expected at most {most}, which fit this file of {self.size} bytes"
             )
         return value
 
@@ -131,9 +130,8 @@ class Header:
         count = self.count(f"{what}, its length", least)
         if count > self.left() // least:
             raise damaged(
-                f"{what}: got an array of {count} elements; expected at most {self.left() // least}, as many "
-                "as "
-                "the rest of the file holds"
+                f"{what}: got an array of {count} elements; expected at most {self.left() // least}, "
+                "which fit the rest of the file"
             )
         if kind in NUMBERS:
             return np.frombuffer(self.take(count * least, what), "<" + NUMBERS[kind]).tolist()
@@ -164,9 +162,8 @@ class GgufFile:
             )
         if version not in (2, 3):
             raise Refused(
-                f"got GGUF version {version}; expected 2 or 3: convert the model again with a llama.cpp of "
-                "September "
-                "2023 or later"
+                f"got GGUF version {version}; expected 2 or 3: convert the model again with llama.cpp of "
+                "September 2023 or later"
             )
         # A tensor's entry takes at least 24 bytes (no name, no dimension), a metadata entry 13.
         num_tensors = header.count("the number of tensors", 24)
@@ -201,10 +198,8 @@ class GgufFile:
         if type_name not in READABLE:
             raise Refused(
                 f"{what}: got a tensor of type {type_name}; expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K "
-                "or Q6_K: "
-                "use a file of the same model in one of these (of llama.cpp's names Q8_0, Q4_0, Q4_1, BF16, "
-                "F16 or "
-                "F32; or Q4_K_M or Q6_K where the widths are multiples of 256)"
+                "or Q6_K: use a file of the same model in one of these types (llama.cpp names such files "
+                "Q8_0, Q4_0, Q4_1, BF16, F16 or F32; or Q4_K_M or Q6_K if the widths are multiples of 256)"
             )
         block_elements, block_bytes = GGML_QUANT_SIZES[kind]
         row = sizes[0] if sizes else 1
@@ -231,11 +226,10 @@ class GgufFile:
             if offset + num_bytes > available:
                 raise damaged(
                     f"{what}: got {num_bytes} bytes at offset {offset}; expected them within the {available} "
-                    "bytes of "
-                    "data in this file"
+                    "bytes of data in this file"
                 )
             if name in self.tensors:
-                raise damaged(f"{what}: got two of this name")
+                raise damaged(f"{what}: got two tensors of this name; expected one")
             begin = data_begin + offset
             self.tensors[name] = Tensor(kind, shape, begin, begin + num_bytes)
 
@@ -246,8 +240,7 @@ class GgufFile:
             if tensor.begin < before.end:
                 raise damaged(
                     f"tensor {quoted(name)}: got bytes that begin at {tensor.begin}; expected at least "
-                    f"{before.end}, "
-                    f"where {quoted(before_name)} ends"
+                    f"{before.end}, where {quoted(before_name)} ends"
                 )
 
     def get(self, key, kind, *default):
@@ -257,8 +250,7 @@ class GgufFile:
                 return default[0]
             raise Refused(
                 f"got no metadata {quoted(key)}; expected it: convert the model again with a current "
-                "llama.cpp "
-                "(convert_hf_to_gguf.py)"
+                "llama.cpp (convert_hf_to_gguf.py)"
             )
         value = self.metadata[key]
         if not KINDS[kind](value):

@@ -79,7 +79,7 @@ class Vocabulary:
         self.ids = {}  # by spelling, without the fillers for embedding rows that have no token
         if len(self.types) != len(tokens):
             raise damaged(
-                f"metadata '{TYPES}': got {len(self.types)} types; expected {len(tokens)}, one a token"
+                f"metadata '{TYPES}': got {len(self.types)} types; expected {len(tokens)}, one per token"
             )
         for token, kind in enumerate(self.types):
             if type(kind) is not int or not NORMAL <= kind <= BYTE:
@@ -100,8 +100,7 @@ class Vocabulary:
             if self.ids.setdefault(name, token) != token:
                 raise Refused(
                     f"metadata '{TOKENS}': got the token {quoted(name)} twice (ids {self.ids[name]} and "
-                    f"{token}); "
-                    "expected each once: this vocabulary has no tokenizer.json"
+                    f"{token}); expected each token once: tokenizer.json cannot store this vocabulary"
                 )
 
     def special(self, name):
@@ -146,8 +145,7 @@ class Vocabulary:
             if not left or not right or any(part not in self.ids for part in (left, right, left + right)):
                 raise Refused(
                     f"metadata '{MERGES}': got {quoted(compact(merge))} for merge {rank}; expected two "
-                    "tokens with a "
-                    "space between that make a third"
+                    "tokens with a space between them, which together are a third token"
                 )
             merges.append([left, right])
         return merges
@@ -161,7 +159,7 @@ class Vocabulary:
         scores = self.file.get(SCORES, LIST)
         if len(scores) != len(self.tokens):
             raise damaged(
-                f"metadata '{SCORES}': got {len(scores)} scores; expected {len(self.tokens)}, one a token"
+                f"metadata '{SCORES}': got {len(scores)} scores; expected {len(self.tokens)}, one per token"
             )
         for score in scores:
             if type(score) not in (int, float) or score != score:
@@ -190,10 +188,8 @@ def byte_level_parts(vocabulary, asked):
         where = "--pre" if asked else f"metadata '{PRE}'"
         raise Refused(
             f"{where}: got {quoted(name) if name else 'nothing'}; expected one of "
-            f"{', '.join(PRE_TOKENIZERS)}: how "
-            "text is cut into words is not known otherwise. If the model's tokenizer is known to cut as one "
-            "of these "
-            "does, say which with --pre"
+            f"{', '.join(PRE_TOKENIZERS)}: they say how text is cut into words. If the model's tokenizer "
+            "cuts text as one of these does, name it with --pre"
         )
     pre = PRE_TOKENIZERS[name]
     steps = [
@@ -216,14 +212,12 @@ def sentencepiece_parts(vocabulary):
     if file.get("tokenizer.ggml.remove_extra_whitespaces", FLAG, False):
         raise Refused(
             "metadata 'tokenizer.ggml.remove_extra_whitespaces': got true; expected false: a tokenizer that "
-            "drops "
-            "spaces is not supported"
+            "drops spaces is not supported"
         )
     if "tokenizer.ggml.precompiled_charsmap" in file.metadata:
         raise Refused(
             "metadata 'tokenizer.ggml.precompiled_charsmap': a tokenizer with a table of characters to "
-            "replace is "
-            "not supported; use the model's original directory"
+            "replace is not supported; use the model's original directory"
         )
     prefix = file.get("tokenizer.ggml.add_space_prefix", FLAG, True)
     steps = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
@@ -291,8 +285,7 @@ def read_tokenizer(file, asked_pre):
     if model not in ("gpt2", "llama"):
         raise Refused(
             f"metadata 'tokenizer.ggml.model': got a tokenizer of type {quoted(model)}; expected gpt2 "
-            "(byte-level BPE) "
-            "or llama (SentencePiece BPE): no other is supported"
+            "(byte-level BPE) or llama (SentencePiece BPE): no other type is supported"
         )
     if model == "llama" and asked_pre:
         raise Refused(

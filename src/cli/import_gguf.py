@@ -122,8 +122,7 @@ class Importer:
         if architecture not in FAMILIES:
             raise Refused(
                 f"metadata 'general.architecture': got {quoted(architecture)}; expected one of "
-                f"{', '.join(FAMILIES)}: "
-                "no other is read from GGUF; use the model's original Hugging Face directory"
+                f"{', '.join(FAMILIES)}; use the model's original Hugging Face directory"
             )
         self.file, self.architecture, self.family = file, architecture, FAMILIES[architecture]
         self.tokenizer = read_tokenizer(file, pre)
@@ -159,8 +158,7 @@ class Importer:
                 short,
                 quoted(compact(value)),
                 f"no such key: this feature of {self.architecture} models is not supported; use the model's "
-                "original "
-                "Hugging Face directory",
+                "original Hugging Face directory",
             )
 
     def read_config(self):
@@ -168,16 +166,14 @@ class Importer:
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise Refused(
-                "got no matrix 'token_embd.weight'; expected the embedding: this is no complete model (one "
-                "of several "
-                "files? only single files are read: merge them with llama-gguf-split --merge)"
+                "got no matrix 'token_embd.weight'; expected the embedding: the model is not complete. If "
+                "this is one of several files, merge them with llama-gguf-split --merge"
             )
         rows = embedding.shape[0]
         if rows < self.tokenizer.num_tokens:
             raise Refused(
                 f"tensor 'token_embd.weight': got {rows} rows; expected at least "
-                f"{self.tokenizer.num_tokens}, as many "
-                "as there are tokens"
+                f"{self.tokenizer.num_tokens}, the number of tokens"
             )
         width, heads = self.size("embedding_length"), self.size("attention.head_count")
         if self.key("attention.key_length") not in file.metadata and width % heads != 0:
@@ -189,8 +185,7 @@ class Importer:
                     name,
                     got,
                     f"{head_dim}, the size of a head: values of another size, or rotating a part of a head, "
-                    "are not "
-                    "supported",
+                    "are not supported",
                 )
         if (got := self.size("vocab_size", rows)) != rows:
             self.refuse("vocab_size", got, f"{rows}, the rows of 'token_embd.weight'")
@@ -242,7 +237,7 @@ class Importer:
             if kind == "yarn":
                 rope["original_max_position_embeddings"] = self.size("rope.scaling.original_context_length")
         elif kind != "none":
-            self.refuse("rope.scaling.type", quoted(kind), "none, linear or yarn: no other is supported")
+            self.refuse("rope.scaling.type", quoted(kind), "none, linear or yarn: no other type is supported")
         return rope | {"rope_theta": as_written(theta)}
 
     def llama3_scaling(self, head_dim, theta):
@@ -262,9 +257,9 @@ class Importer:
                 equal = bool((abs(stored - expected) <= 1e-5 * expected).all())
         if not equal:
             raise Refused(
-                f"tensor '{ROPE_FREQUENCIES}': got divisors of the rotary angles that are not those of Llama "
-                "3 "
-                "(factor, 1, 4, 8192); expected these: use the model's original Hugging Face directory"
+                f"tensor '{ROPE_FREQUENCIES}': got divisors of the rotary angles that differ from those of "
+                "Llama 3 (factor, 1, 4, 8192); expected these: use the model's original Hugging Face "
+                "directory"
             )
         return {
             "rope_type": "llama3",
@@ -279,8 +274,7 @@ class Importer:
         if layers > len(tensors):
             raise damaged(
                 f"metadata {quoted(self.key('block_count'))}: got {layers}; expected at most {len(tensors)}, "
-                "the "
-                "number of tensors"
+                "the number of tensors"
             )
         head_dim = config["head_dim"]
         sizes = {"V": config["vocab_size"], "D": config["hidden_size"], "F": config["intermediate_size"]}
@@ -296,8 +290,7 @@ class Importer:
                     if got != shape:
                         raise Refused(
                             f"tensor {quoted(gguf_name)}: got the shape {compact(got)}; expected "
-                            f"{compact(shape)}, as "
-                            "the metadata says"
+                            f"{compact(shape)}, as the metadata says"
                         )
                     hugging_face = name.hugging_face.replace("#", str(layer))
                     named[gguf_name] = name._replace(gguf=gguf_name, hugging_face=hugging_face)
@@ -313,8 +306,7 @@ class Importer:
             if name not in self.tensors and name != ROPE_FREQUENCIES:
                 raise Refused(
                     f"got a tensor {quoted(name)}; expected none of this name in a {self.architecture} model "
-                    "of "
-                    f"{self.config['num_hidden_layers']} layers: what it is for is not known, so it cannot "
+                    f"of {self.config['num_hidden_layers']} layers: its purpose is not known, so it cannot "
                     "be left out"
                 )
         if self.architecture != "llama":
@@ -325,8 +317,7 @@ class Importer:
                 got, beside = ("no tensor", "a") if q_bias else ("a tensor", "no")
                 raise Refused(
                     f"got {got} {quoted(name)} beside {beside} 'blk.0.attn_q.bias'; expected biases of q, k, "
-                    "v and "
-                    "output together or none"
+                    "v and output together or none"
                 )
 
     def natural_dtype(self):

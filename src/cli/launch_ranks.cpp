@@ -14,21 +14,20 @@ namespace bough {
 void add_ranks_options(Command& command, RanksOptions& options) {
   command
       .add_option("--ranks", options.ranks,
-                  "Processes that take each step together, each its share of the batch")
+                  "Processes that compute each step together, each on its shard of the batch")
       .type_name("N");
   command
       .add_option(
           "--launcher", options.launcher,
-          "With --ranks, who starts them: mpirun; processes (this command, without MPI); auto: mpirun "
-          "where it is installed and built against")
-      .type_name("WHO");
+          "With --ranks, how they are started: mpirun; processes (by this command, without MPI); auto: "
+          "mpirun if it is installed and this program was built with it")
+      .type_name("NAME");
 }
 
 void add_max_restarts_option(Command& command, RanksOptions& options) {
   command
-      .add_option(
-          "--max-restarts", options.max_restarts,
-          "With --ranks: times that all are started again from the last checkpoint after one has died")
+      .add_option("--max-restarts", options.max_restarts,
+                  "With --ranks, how often all may restart from the last checkpoint after one has died")
       .type_name("N");
 }
 
@@ -50,13 +49,14 @@ void check(const RanksOptions& options) {
     throw UserError(str("--max-restarts: got ", options.max_restarts,
                         options.max_restarts < 0
                             ? ", expected at least 0"
-                            : " without several --ranks, which are what it starts again; a run of one "
-                              "process goes on where it is started with the same command"));
+                            : " without several --ranks, which it restarts; a run of one process continues "
+                              "if the same command is started again"));
   if (options.launcher != "auto" && options.launcher != "mpirun" && options.launcher != "processes")
     throw UserError(
         str("--launcher: got ", quoted(options.launcher), ", expected auto, mpirun or processes"));
   if (options.launcher != "auto" && !options.ranks)
-    throw UserError(str("--launcher: got ", options.launcher, " without --ranks, which are what it starts"));
+    throw UserError(
+        str("--launcher: got ", options.launcher, " without --ranks, which it starts; give --ranks, too"));
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ void see_one_gpu(int64_t local_rank) {
   if (listed.size() == 1) return;
   if (local_rank >= std::ssize(listed))
     throw UserError(str(kName, ": got ", quoted(std::string(given)), ", ", listed.size(), " GPUs, for rank ",
-                        local_rank, " of this host; expected one for each rank, or fewer ranks a host"));
+                        local_rank, " of this host; expected a GPU for each rank, or fewer ranks per host"));
   setenv(kName, listed[static_cast<size_t>(local_rank)].c_str(), 1);
 }
 
@@ -91,7 +91,7 @@ std::unique_ptr<Communicator> enter_ranks(const RanksOptions& options, const std
   std::unique_ptr<Communicator> group = by_store ? store_communicator(*by_store) : mpi_communicator();
   if (options.ranks && group->size() != *options.ranks)
     throw UserError(str("--ranks: got ", *options.ranks, ", but ", group->size(),
-                        " were started; leave it out, or start as many"));
+                        " ranks were started; leave it out, or start as many"));
   return group;
 }
 

@@ -19,7 +19,7 @@ std::string seen(const char* given, int64_t local_rank) {
   return std::getenv("CUDA_VISIBLE_DEVICES");
 }
 
-TEST(SeeOneGpu, IsTheRanksOwnOfThoseThatAreListed) {
+TEST(SeeOneGpu, EachRankSeesItsEntryOfTheList) {
   EXPECT_EQ(seen(nullptr, 3), "3");
   EXPECT_EQ(seen("4,5,6,7", 2), "6");
   EXPECT_EQ(seen("GPU-a,GPU-b", 1), "GPU-b");
@@ -45,7 +45,7 @@ struct Environment : testing::Test {
   }
 };
 
-TEST_F(Environment, SaysWhoARankIsAndWhereAllMeet) {
+TEST_F(Environment, GivesTheRankAndTheStoresAddress) {
   EXPECT_FALSE(store_environment());
   set_environment(0, 4, 1234);
   EXPECT_TRUE(store_environment()->rank.holds_store);

@@ -48,9 +48,9 @@ pid_t start(std::vector<std::string> words, int at_our_end) {
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   int failure[2];
-  BOUGH_CHECK(pipe2(failure, O_CLOEXEC) == 0, "a pipe: ", std::strerror(errno));
+  BOUGH_CHECK(pipe2(failure, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
   const pid_t child = fork();
-  BOUGH_CHECK(child >= 0, "a process: ", std::strerror(errno));
+  BOUGH_CHECK(child >= 0, "cannot start a process: ", std::strerror(errno));
   if (child == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, at_our_end);
@@ -68,7 +68,7 @@ pid_t start(std::vector<std::string> words, int at_our_end) {
   if (!failed) return child;
   waitpid(child, nullptr, 0);
   throw UserError(str("--ranks: ", words[0], " cannot be started: ", std::strerror(code),
-                      "; install Open MPI (openmpi-bin), take --launcher processes, or start the command by "
+                      "; install Open MPI (openmpi-bin), use --launcher processes, or start the command with "
                       "your own mpirun or srun"));
 }
 
@@ -105,8 +105,8 @@ int wait_for(std::vector<pid_t> children, const StopFlag& stop) {
   if (code == kExitDone || code == kExitBadInput || code == kExitInterrupted) return code;
   if (is_asked && code == 128 + SIGUSR1) return kExitInterrupted;  // the command does not catch SIGUSR1
   if (code > 128)
-    print_line(
-        str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128), "), and with it all"));
+    print_line(str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128),
+                   "); all ranks were ended"));
   return kExitFailure;
 }
 
@@ -160,7 +160,7 @@ bool is_on_path(const std::string& program) {
 void launch_ranks(bool by_mpirun, int64_t ranks, int64_t max_restarts) {
   char program[4096] = {};
   BOUGH_CHECK(readlink("/proc/self/exe", program, sizeof program - 1) > 0,
-              "who am I: ", std::strerror(errno));
+              "cannot read /proc/self/exe: ", std::strerror(errno));
   std::vector<std::string> own = own_command_line();
   own[0] = program;
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
@@ -170,8 +170,8 @@ void launch_ranks(bool by_mpirun, int64_t ranks, int64_t max_restarts) {
   for (int64_t restart = 0;; ++restart) {
     const int code = by_mpirun ? run_by_mpirun(own, ranks, stop) : run_by_ourselves(own, ranks, stop);
     if (code != kExitFailure || restart == max_restarts || stop.requested()) _exit(code);
-    print_line(str("starting all ", ranks, " ranks again from the last checkpoint: restart ", restart + 1,
-                   " of ", max_restarts));
+    print_line(str("restarting all ", ranks, " ranks from the last checkpoint: restart ", restart + 1, " of ",
+                   max_restarts));
   }
 }
 

@@ -47,7 +47,7 @@ void end_op(const at::RecordFunction& function, at::ObserverContext* context) {
 OpTimes::OpTimes(c10::Device device) {
   {
     const MutexLock lock(present.mutex);
-    BOUGH_CHECK(!present.seconds, "op times are already taken");
+    BOUGH_CHECK(!present.seconds, "op times are already being measured");
     present.seconds = &seconds_;
   }
   present.device = device;

@@ -27,14 +27,15 @@ ServedModel load_served_model(const std::filesystem::path& directory, const Serv
     if (model.is_adapter(adapter.name) ||
         std::find(model.names.begin(), model.names.end(), adapter.name) != model.names.end())
       throw UserError(
-          str("lora_modules: two are called ", quoted(adapter.name), "; requests tell them by name"));
+          str("lora_modules: the name ", quoted(adapter.name),
+              " is used twice; expected a unique name, because requests choose a model by its name"));
     model.adapters.push_back(adapter.name);
   }
   try {
     model.chat_template = ChatTemplate::from_directory(directory);
   } catch (const UserError& error) {
     model.no_template = error.what();  // matters only for conversations
-    log_warning(str("serve: no conversations: ", error.what()));
+    log_warning(str("serve: chat requests are refused: ", error.what()));
   }
   return model;
 }
@@ -47,8 +48,8 @@ void raise_descriptor_limit(int64_t connections) {
   limit.rlim_cur = std::min(wanted, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);
   if (limit.rlim_cur < wanted)
-    log_warning(str("serve: this process may open ", limit.rlim_cur,
-                    " files; http.max_connections=", connections, " needs ", wanted));
+    log_warning(str("serve: this process may open ", limit.rlim_cur, " files; http.max_connections=",
+                    connections, " needs ", wanted, "; raise the limit (ulimit -n)"));
 }
 
 }  // namespace bough

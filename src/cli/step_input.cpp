@@ -29,8 +29,8 @@ struct StepSettings {
 
   template <class V>
   void visit(V& v) {
-    v("actor", actor, "how the gradient is taken");
-    v("lora", actor.lora, "take it of low-rank adapters in place of the model's weights");
+    v("actor", actor, "how the gradient is computed");
+    v("lora", actor.lora, "train low-rank adapters in place of the model's weights");
   }
 };
 
@@ -71,10 +71,10 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
   const ActorSettings settings = parse_settings<StepSettings>("{}", "command line", overrides).actor;
   if (settings.ppo_epochs != 1)
     throw UserError(str("actor.ppo_epochs: got ", settings.ppo_epochs,
-                        ", expected 1: the step is the gradient of the file as the weights are"));
+                        ", expected 1: a step is one gradient, at the weights of --model"));
   if (settings.ppo_n_minibatches != 1)
     throw UserError(str("actor.ppo_n_minibatches: got ", settings.ppo_n_minibatches,
-                        ", expected 1: the step is the gradient of the whole file; split the file"));
+                        ", expected 1: a step is the gradient of the whole file; split the file"));
   return settings;
 }
 
@@ -102,12 +102,12 @@ void add_step_options(Command& command, StepOptions& options) {
   command.add_option("--model", options.model, "Hugging Face directory; its weights are not changed")
       .required()
       .type_name("DIR");
-  command.add_option("--rollouts", options.rollouts, "JSON Lines, .jsonl or .jsonl.zst")
+  command.add_option("--rollouts", options.rollouts, "Rollout file, .jsonl or .jsonl.zst")
       .required()
       .type_name("FILE");
   command
       .add_option("settings", options.overrides,
-                  "Settings of a run's actor, which win over the options:\n"
+                  "Settings of a run's actor, which override the options:\n"
                   "actor.loss=ppo actor.loss_aggregation=sequence_mean\n"
                   "actor.adv_estimator=rloo actor.use_decoupled_loss=true ...\n"
                   "and of its adapters, lora.rank=16 lora.targets=[q_proj,v_proj] ...\n"
@@ -116,19 +116,19 @@ void add_step_options(Command& command, StepOptions& options) {
   command.add_option("--repeat", options.repeat, "Repetitions, after one that is not counted").type_name("K");
   command
       .add_option("--max-tokens-per-mb", options.max_tokens_per_mb,
-                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
-                      ", on a GPU ", kDefaultMaxTokensPerPassOfGpu, ")"))
+                  str("Most tokens of a pass (default: ", kDefaultMaxTokensPerPass, ", on a GPU ",
+                      kDefaultMaxTokensPerPassOfGpu, ")"))
       .type_name("B");
   command
       .add_option("--memory", options.memory,
-                  "Budget over weights and gradients, 40GiB: the plan keeps within it, or the\n"
-                  "step is refused with what would do")
+                  "Budget over weights and gradients, such as 40GiB; if no plan fits, the step\n"
+                  "is refused, and the message names a budget that would do")
       .type_name("BYTES");
   command.add_option("--loss", options.loss,
                      "pg: minus the mean of advantage x log-probability |\n"
                      "grpo: PPO clip against the file's log-probabilities");
   command.add_flag("--from-rewards", options.from_rewards,
-                   "Advantages are those of the rewards, also where the file gives some");
+                   "Compute advantages from the rewards, even if the file has advantages");
   add_torch_options(command, options.torch);
   add_batch_invariant_flag(command, options.batch_invariant);
   add_json_flag(command, options.json);

@@ -23,7 +23,7 @@ namespace {
 
 int64_t number_of(const char* name, int64_t least, int64_t most) {
   const char* const text = std::getenv(name);
-  if (!text) throw UserError(str(name, ": is missing beside RANK and WORLD_SIZE; expected a number"));
+  if (!text) throw UserError(str(name, ": not set, but RANK and WORLD_SIZE are; expected a number"));
   int64_t value = 0;
   const auto [end, code] = std::from_chars(text, text + std::strlen(text), value);
   if (code != std::errc() || *end != 0 || value < least || value > most)
@@ -80,14 +80,13 @@ class TcpStore final : public KeyValueStore {
     std::string reason = connect(environment, kFirstSeconds);
     if (!reason.empty() && !environment.rank.holds_store) {
       log_warning(str("rank ", environment.rank.rank, ": no store at ", where_,
-                      " yet (MASTER_ADDR, MASTER_PORT): ", reason, "; looking for it for ", kConnectSeconds,
-                      " s"));
+                      " yet (MASTER_ADDR, MASTER_PORT): ", reason, "; retrying for ", kConnectSeconds, " s"));
       reason = connect(environment, kConnectSeconds);
     }
     if (!reason.empty())
       throw UserError(str("MASTER_ADDR, MASTER_PORT: no store at ", where_, ": ", reason,
-                          "; expected the address of rank 0's host, where rank 0 is started too, and a port "
-                          "that is free there"));
+                          "; expected the address of rank 0's host and a port that is free there; check "
+                          "that rank 0 was started"));
     const double seconds = environment.rank.silence_seconds;
     store_->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
     answer_within(seconds, environment.port);
@@ -158,7 +157,7 @@ int listen_to_own() {
   if (bind(listening, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
       listen(listening, SOMAXCONN) == 0)
     return listening;
-  throw IoError(str("a free port of 127.0.0.1: ", std::strerror(errno)));
+  throw IoError(str("cannot get a free port of 127.0.0.1: ", std::strerror(errno)));
 }
 
 uint16_t port_of(int socket) {
@@ -193,7 +192,7 @@ std::optional<StoreEnvironment> store_environment() {
   if (environment.rank.size == 1) return {};
   const char* const host = std::getenv("MASTER_ADDR");
   if (!host || *host == 0)
-    throw UserError("MASTER_ADDR: is missing beside RANK and WORLD_SIZE; expected the host of rank 0");
+    throw UserError("MASTER_ADDR: not set, but RANK and WORLD_SIZE are; expected the host of rank 0");
   environment.host = host;
   environment.port = static_cast<uint16_t>(number_of("MASTER_PORT", 1, 65'535));
   const char* const agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
@@ -212,7 +211,8 @@ std::unique_ptr<HeldStore> hold_store() {
   try {
     return std::make_unique<OwnStore>(socket);
   } catch (const c10::Error& error) {
-    throw IoError(str("a store for the ranks at 127.0.0.1:", port_of(socket), ": ", reason_of(error)));
+    throw IoError(
+        str("cannot create the store for the ranks at 127.0.0.1:", port_of(socket), ": ", reason_of(error)));
   }
 }
 

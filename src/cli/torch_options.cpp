@@ -17,8 +17,7 @@ constexpr int64_t kMaxThreads = 4096;
 }  // namespace
 
 void add_torch_options(Command& command, TorchOptions& options) {
-  command.add_option("--dtype", options.dtype,
-                     "fp32 | bf16 | fp64: what weights and activations are computed in");
+  command.add_option("--dtype", options.dtype, "Type of weights and activations: fp32 | bf16 | fp64");
   command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")
       .type_name("N");
   command.add_option("--device", options.device, "cpu | cuda");
@@ -29,7 +28,7 @@ void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invar
   command.add_flag_function(
       "--batch-invariant,!--no-batch-invariant",
       [&batch_invariant](int64_t count) { batch_invariant = count > 0; },
-      "Log-probabilities do not depend on what is computed together: same bits in generation and training");
+      "Log-probabilities do not depend on the batch: same bits in generation and training");
 }
 
 Bytes parse_bytes(const std::string& option, const std::string& text) {

@@ -150,7 +150,7 @@ def test_ranks_start_where_there_is_no_mpirun(bough, step):
     said = bough(*step, "--ranks", 2, ok=True, env={**ENVIRONMENT, "PATH": "/nowhere"})
     assert said.stdout.count("gradient norm") == 1
     asked = bough(*step, "--ranks", 2, "--launcher", "mpirun", env={**ENVIRONMENT, "PATH": "/nowhere"})
-    assert asked.returncode == 2 and "take --launcher processes" in asked.stderr
+    assert asked.returncode == 2 and "use --launcher processes" in asked.stderr
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

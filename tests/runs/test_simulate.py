@@ -52,7 +52,7 @@ def test_plan_prices_an_iteration_dense_beside_sparse(bough):
     assert 0 < dense["recompute_seconds"] < dense["update_seconds"]
     assert 0 < sparse["sparse_step_seconds"] < sparse["update_seconds"] and dense["sparse_step_seconds"] == 0
     text = bough(*words[:-1], ok=True).stdout
-    assert "budget 16x32: rollout" in text and "of dense's speed" in text
+    assert "budget 16x32: rollout" in text and "speed over dense: rollout" in text
     refused = bough("plan", "--rollouts", "rollouts.jsonl", "--device", "h100", "--sparse-budget", "many")
     assert refused.returncode == 2 and "--sparse-budget" in refused.stderr
 
@@ -92,7 +92,7 @@ def test_clusters_of_several_sizes(bough):
     assert best[0] < best[1] < 4 * best[0]
     text = bough(*words, ok=True).stdout
     assert text.count("too large") == 2
-    assert "50 GB/s a device between nodes" in text and "best split" in text and "100%" in text
+    assert "50 GB/s per device between nodes" in text and "best split" in text and "100%" in text
     # Slower links make a slower step.
     slow = bough.cwd / "slow.yaml"
     slow.write_text("{ nvlink_gb_per_s: 5, network_gb_per_s: 0.5 }\n")

@@ -75,5 +75,5 @@ def test_it_never_replaces_a_folder_that_is_no_bundle(bundle: Path, bough_progra
     (tmp_path / "thesis.txt").write_text("years of work")
     command = [ROOT / "scripts" / "bundle", "--build-dir", bough_program.parents[1], "--out", tmp_path]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "is no bundle" in done.stderr
+    assert done.returncode != 0 and "is not a bundle" in done.stderr
     assert (tmp_path / "thesis.txt").read_text() == "years of work"

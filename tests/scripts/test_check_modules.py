@@ -102,7 +102,9 @@ def test_limits_fail_only_where_they_are_asked_for(check):
     assert check({"src/base/long.h": "// " + "x" * 40 + "\n" + lines(90, 9000)}, "--no-limits") == []
     assert check(
         {**long_files, "src/base/long.h": "// " + "x" * 40 + "\n" + lines(90, 9000)}, "--limits"
-    ) == ["src/base/long.h:1: 1 lines, this the first, of more than 40 columns (.clang-format): break them"]
+    ) == [
+        "src/base/long.h:1: 1 lines have more than 40 columns (.clang-format), this is the first: break them"
+    ]
 
 
 def test_a_copy_is_found_whatever_stands_between_its_lines_and_a_test_may_have_it(check):
@@ -115,7 +117,7 @@ def test_a_copy_is_found_whatever_stands_between_its_lines_and_a_test_may_have_i
         + lines(82, 5000)
     )
     assert check({**files, "src/plan/copy.cpp": copy}, "--limits") == [
-        "src/plan/plan.h:11: 8 lines as at src/plan/copy.cpp:2: let one function serve both"
+        "src/plan/plan.h:11: 8 lines equal those at src/plan/copy.cpp:2: use one function for both"
     ]
     almost = copy.replace("value_1013\t=\t1013", "value_1013\t=\t0")
     assert check({**files, "src/plan/copy.cpp": almost}, "--limits") == []

@@ -76,7 +76,7 @@ def test_it_repairs_a_half_made_environment_and_a_second_call_does_nothing(machi
     (machine.root / ".venv/bin").mkdir(parents=True)
     (machine.root / ".venv/bin/python").symlink_to("/nonexistent/python3")
     done = machine.setup()
-    assert done.returncode == 0 and ".venv is broken or half made" in done.stderr, done.stderr
+    assert done.returncode == 0 and ".venv is broken or incomplete" in done.stderr, done.stderr
     assert "installing pinned Python wheels" in done.stderr
     subprocess.run([machine.root / ".venv/bin/python", "-c", "import pip"], check=True)
     machine.put_wheels_there()

@@ -419,7 +419,7 @@ def test_streamed_responses_are_the_unstreamed_ones(client: openai.OpenAI, scrip
         (["host=0.0.0.0"], "BOUGH_API_KEY"),
         (["host=example.org"], "expected an IP address"),
         (["tool_call_parser=hermse"], "hermes"),
-        (["--port", "70000"], "0 (a free one) to 65535"),
+        (["--port", "70000"], "0 (any free port) to 65535"),
         (["http.max_body=12"], "at least 1 KiB"),
         (["gconfig.max_new_token=3"], "gconfig.max_new_tokens"),
     ],
