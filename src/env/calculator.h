@@ -34,9 +34,9 @@ struct CalculatorSettings {
     v("min_operand", min_operand, "smallest number in a chain", range(0, 1'000'000));
     v("max_operand", max_operand, "largest number in a chain", range(1, 1'000'000));
     v("min_steps", min_steps, "fewest operations of a problem", range(1, 32));
-    v("max_steps", max_steps, "most operations of a problem; uniform between the two", range(1, 32));
-    v("slips", slips, "share of the turns of demonstrations that have a wrong number in them",
-      range(0.0, 1.0));
+    v("max_steps", max_steps,
+      "most operations of a problem; the number is uniform from min_steps to max_steps", range(1, 32));
+    v("slips", slips, "share of the turns of demonstrations that contain a wrong number", range(0.0, 1.0));
   }
   void check() const;
 };

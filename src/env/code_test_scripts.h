@@ -152,10 +152,10 @@ inline constexpr const char* kCodeTester = R"py(
 import ast, builtins, math, os, socket, time
 
 tests = json.load(open("tests.json", encoding="utf-8"))
-verdict_to = os.fdopen(os.dup(1), "w")  # what tests print is no verdict
+verdict_to = os.fdopen(os.dup(1), "w")  # printed text of the tests is dropped
 sys.stdout = open(os.devnull, "w")
 channel = socket.socket(fileno=3)
-LONGEST = 8 << 20  # of an answer
+LONGEST = 8 << 20  # bytes of an answer
 until = time.monotonic() + tests["total"]
 received = b""
 calls = 0
@@ -215,12 +215,12 @@ def receive():
         except OSError:
             part = b""
         if part is None:
-            raise NoAnswer("it took longer than it may")
+            raise NoAnswer("the program took longer than its time limit")
         if not part:
-            raise NoAnswer("it ended, or was ended, before it answered")
+            raise NoAnswer("the program ended, or was killed, before it answered")
         received += part
         if len(received) > LONGEST:
-            raise NoAnswer("it answered more than 8 MiB")
+            raise NoAnswer("the program's answer is longer than 8 MiB")
     line, _, received = received.partition(b"\n")
     try:
         answer = json.loads(line)
@@ -231,7 +231,7 @@ def receive():
             return (raised if is_exception else ProgramError)("%s: %s" % (name, message)), None
         return None, answer
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise NoAnswer("it wrote something else to its channel") from None
+        raise NoAnswer("the program wrote invalid data to its channel") from None
 
 
 def ask(kind, target, name, args, kwargs):
@@ -242,7 +242,7 @@ def ask(kind, target, name, args, kwargs):
         channel.settimeout(tests["seconds"])
         channel.sendall(json.dumps(message).encode("ascii") + b"\n")
     except OSError:
-        raise NoAnswer("it ended, or was ended, before it answered") from None
+        raise NoAnswer("the program ended, or was killed, before it answered") from None
     error, answer = receive()
     calls += kind == "call"
     if error is not None:
@@ -250,7 +250,7 @@ def ask(kind, target, name, args, kwargs):
     try:
         return unpack(answer["value"], lambda packed: Handle(int(packed["h"])))
     except Exception:
-        raise NoAnswer("it wrote something else to its channel") from None
+        raise NoAnswer("the program wrote invalid data to its channel") from None
 
 
 def remote(name):
@@ -284,8 +284,8 @@ def run_call(test):
 
 
 def namespace_for(code, names):
-    """Names that the tests use and do not have themselves: of modules, else of the program. A builtin is
-    never the program's, which could otherwise define an `all` or a `set` to its liking."""
+    """Values of the names that the tests use but do not define: standard modules, else functions of the
+    program. A builtin never comes from the program, which could otherwise define its own `all` or `set`."""
     space = {"__name__": "tests"}
     tree = ast.parse(code)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -301,7 +301,7 @@ def namespace_for(code, names):
 
 check = tests["check"]
 code = "\n".join([tests["setup"], *tests["asserts"], check["code"] if check else ""])
-try:  # before anything of the program's is heard: whose fault it is cannot be mistaken
+try:  # before any message of the program is read: an error here is the tests' fault
     ast.parse(code)
 except (SyntaxError, ValueError, RecursionError) as error:
     verdict_to.write(json.dumps({"broken": "%s: %s" % (type(error).__name__, error)}) + "\n")

@@ -129,7 +129,7 @@ void add_inputs_outputs(const Json& field, const char* name, CodeTests& tests) {
   const Json& inputs = at(field, singular ? "input" : "inputs", name);
   const Json& outputs = at(field, singular ? "output" : "outputs", name);
   if (!inputs.is_array() || !outputs.is_array() || inputs.size() != outputs.size())
-    throw UserError(str(name, ": expected as many outputs as inputs"));
+    throw UserError(str(name, ": expected two lists of the same length, the inputs and the outputs"));
   const std::string function = text_field(field, {"fn_name"});
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (function.empty()) {
@@ -156,7 +156,8 @@ void add_cases(const Json& field, const char* name, const std::string& function,
     if (kind == "functional" || !called.empty()) {
       const std::string callee = called.empty() ? function : called;
       if (callee.empty())
-        throw UserError(str(name, ": a functional test without fn_name, and no metadata with func_name"));
+        throw UserError(str(
+            name, ": a functional test names no function; expected fn_name in it, or func_name in metadata"));
       const Json& output = at(test, "output", name);
       tests.calls.push_back({{"name", callee},
                              {"args", arguments_of(at(test, "input", name), name)},
@@ -178,13 +179,14 @@ class CodeReward : public RewardFunction {
     python_ = {options_.python, "-I", "-B"};
     if (options_.interpreter.empty() && options_.language != "python")
       throw UserError(str("code verifier: language is ", quoted(options_.language),
-                          ", and interpreter is not set: the command that runs such a program"));
+                          " but interpreter is not set; set it to the command that runs such a program"));
     const auto probe = [&](const std::vector<std::string>& command, const char* setting) {
       const SandboxResult result = sandbox_.run(
           {.command = {"/bin/sh", "-c", "command -v -- \"$1\" >/dev/null", "sh", command[0]}, .seconds = 30});
       if (!result.ok() || command[0].empty())
-        throw UserError(str("code verifier: ", setting, ": no program ", quoted(command[0]),
-                            " inside the sandbox, which holds /usr and what sandbox.read_only_paths names"));
+        throw UserError(
+            str("code verifier: ", setting, ": no program ", quoted(command[0]),
+                " in the sandbox, which contains /usr and the folders of sandbox.read_only_paths"));
     };
     if (options_.language == "python") probe(python_, "python");
     if (!options_.interpreter.empty()) probe(options_.interpreter, "interpreter");
@@ -217,7 +219,7 @@ class CodeReward : public RewardFunction {
         const CodeTests tests = read_code_tests(problem);
         if (tests.size() > tests.runs.size() && options_.language != "python")
           throw UserError(
-              str("tests of functions are for Python, and language is ", quoted(options_.language)));
+              str("tests that call functions must be Python, but language is ", quoted(options_.language)));
       } catch (const UserError& error) {
         throw UserError(where + error.what());
       }
@@ -232,7 +234,7 @@ class CodeReward : public RewardFunction {
   };
 
   RewardResult test(const RewardRequest& request) const {
-    BOUGH_CHECK(request.problem != nullptr, "no problem");
+    BOUGH_CHECK(request.problem != nullptr, "the request has no problem");
     CodeTests tests = read_code_tests(*request.problem);
     std::string program = extract_program(request.completion, options_.language);
     if (program.size() > kMaxProgram) return {0, false, "the program is longer than 1 MiB"};
@@ -278,7 +280,7 @@ class CodeReward : public RewardFunction {
       if (tally.message.empty()) tally.message = str("test ", number + 1, ": ", why);
     };
     const double seconds = seconds_until(deadline);
-    if (seconds <= 0) return failed("no time was left");
+    if (seconds <= 0) return failed("total_timeout_seconds was over before this test");
     std::vector<std::string> command = options_.interpreter.empty() ? python_ : options_.interpreter;
     command.push_back("program.py");
     const SandboxResult result = sandbox_.run(
@@ -293,12 +295,13 @@ class CodeReward : public RewardFunction {
   void run_functions(const std::string& program, const CodeTests& tests, auto deadline, Tally& tally) const {
     const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
     if (left <= 0) {
-      if (tally.message.empty()) tally.message = "no time was left for the tests of functions";
+      if (tally.message.empty())
+        tally.message = "total_timeout_seconds was over before the tests that call functions";
       return;
     }
     std::array<int, 2> ends;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-      throw IoError(str("no socket: ", std::strerror(errno)));
+      throw IoError(str("code verifier: cannot make a socket: ", std::strerror(errno)));
     const Json input{{"setup", tests.setup},
                      {"asserts", tests.asserts},
                      {"calls", tests.calls},
@@ -332,12 +335,13 @@ class CodeReward : public RewardFunction {
     if (!servant_error.empty()) throw IoError(servant_error);
     refuse_not_started(servant);
     refuse_not_started(tester);
-    Json verdict{{"passed", Json::array()}, {"message", str("the tests' own process ", tester.describe())}};
+    Json verdict{{"passed", Json::array()},
+                 {"message", str("the process that runs the tests ", tester.describe())}};
     // If the tester ends in another way, the program's values caused it (a range of 10^12 numbers): not
     // passed.
     if (tester.ok()) verdict = parse_json(tester.output, "the tester");
     if (verdict.contains("broken"))
-      throw UserError(str("the tests are no Python: ", verdict.at("broken").get<std::string>()));
+      throw UserError(str("the tests are not valid Python: ", verdict.at("broken").get<std::string>()));
     for (const Json& passed : verdict.at("passed"))
       if (passed.get<bool>()) ++tally.passed;
     std::string message = verdict.at("message");

@@ -46,19 +46,23 @@ struct CodeVerifierOptions {
 
   template <class V>
   void visit(V& v) {
-    v("score", score, "all: 1 if every test passes, else 0; fraction: the part that passes",
+    v("score", score, "all: 1 if every test passes, else 0; fraction: the share of the tests that pass",
       one_of({"all", "fraction"}));
-    v("language", language, "of the fence that holds the program; python also takes py and python3",
-      not_empty());
+    v("language", language,
+      "language of the fenced block with the program; python also accepts py and python3", not_empty());
     v("interpreter", interpreter,
-      "command that runs a program for tests of stdin and stdout, before the file's name; empty: python");
-    v("python", python, "interpreter of programs and of tests of functions; empty: python3 in /usr");
-    v("timeout_seconds", timeout_seconds, "limit of one test", range(0.05, 3600));
-    v("total_timeout_seconds", total_timeout_seconds, "limit of all tests of one completion",
+      "command that runs a program file for tests of stdin and stdout; empty: the setting python");
+    v("python", python,
+      "Python interpreter of programs and of tests that call functions; empty: python3 in /usr");
+    v("timeout_seconds", timeout_seconds, "time limit of one test, in seconds", range(0.05, 3600));
+    v("total_timeout_seconds", total_timeout_seconds, "time limit of all tests of one completion, in seconds",
       range(0.05, 86400));
-    v("max_tests", max_tests, "of a problem's tests so many are run, the first ones", range(1, 1'000'000));
-    v("tolerance", tolerance, "numbers may differ by so much, relative or absolute; null: compared as text");
-    v("sandbox", sandbox, "limits of a program, and what may be done where no sandbox can be made");
+    v("max_tests", max_tests,
+      "maximum tests of each kind (stdin, calls, asserts) that run for a problem, the first ones",
+      range(1, 1'000'000));
+    v("tolerance", tolerance,
+      "allowed difference of numbers, relative or absolute; null: outputs are compared as text");
+    v("sandbox", sandbox, "limits of a program, and the fallback if no sandbox can be made");
   }
 };
 

@@ -68,7 +68,7 @@ TEST(SameOutput, ComparesTrimmedLines) {
   EXPECT_TRUE(same_output("\n", "", {}));
 }
 
-TEST(CodeTests, FormsThatAreNotReadAreTheUsersError) {
+TEST(CodeTests, UnknownFormsAreUserErrors) {
   for (const char* fields :
        {R"json({})json", R"json({"tests": []})json",
         R"json({"input_output": {"inputs": ["1"], "outputs": []}})json",
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // A program that hangs is stopped at its limit and counts as wrong, not as failed. Otherwise hanging would
 // remove bad samples from training.
-TEST(CodeVerifier, WhatHangsIsWrong) {
+TEST(CodeVerifier, HangingProgramsScoreZero) {
   NEEDS_SANDBOX();
   CodeVerifierOptions options;
   options.timeout_seconds = 0.4;
@@ -206,7 +206,7 @@ TEST(CodeVerifier, WhatHangsIsWrong) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
-TEST(CodeVerifier, AFractionOfTheTests) {
+TEST(CodeVerifier, ScoreIsTheFractionOfPassedTests) {
   NEEDS_SANDBOX();
   CodeVerifierOptions options;
   options.score = "fraction";
@@ -219,7 +219,7 @@ TEST(CodeVerifier, AFractionOfTheTests) {
             "test 2: ZeroDivisionError: ZeroDivisionError: division by zero, 1 of 2 tests passed");
 }
 
-TEST(CodeVerifier, RunsWithoutASandboxOnlyWhereAllowed) {
+TEST(CodeVerifier, RunsWithoutASandboxOnlyIfAllowed) {
   CodeVerifierOptions options;
   options.sandbox.bubblewrap = "/nowhere/bwrap";
   EXPECT_THROW(make_code_reward(options), UserError);
@@ -233,13 +233,13 @@ TEST(CodeVerifier, RunsWithoutASandboxOnlyWhereAllowed) {
   EXPECT_EQ(verifier->score({"", "import os; os._exit(0)", &add}).reward, 0);
 }
 
-TEST(CodeVerifier, TestsThatAreNoPythonFailTheReward) {
+TEST(CodeVerifier, InvalidPythonTestsFailTheReward) {
   NEEDS_SANDBOX();
   const RewardResult result =
       reward("def f(): return 1", problem_of(R"json({"tests": ["assert f( == 1"]})json"));
   EXPECT_TRUE(result.failed);
   EXPECT_FALSE(result.valid);
-  EXPECT_NE(result.message.find("the tests are no Python"), std::string::npos) << result.message;
+  EXPECT_NE(result.message.find("the tests are not valid Python"), std::string::npos) << result.message;
 }
 
 TEST(CodeVerifier, AnyInterpreter) {

@@ -16,18 +16,18 @@ void EnvironmentSettings::check() const {
   const auto needs = [&](const std::string& value, const char* key, const char* what) {
     if (value.empty()) throw UserError(str("environment.", key, " is missing: type ", type, " needs ", what));
   };
-  const auto is_of = [&](const std::string& value, const char* key, const char* types) {
+  const auto only_for = [&](const std::string& value, const char* key, const char* types) {
     if (!value.empty())
       throw UserError(str("environment.", key, ": got ", quoted(value), " with type ", quoted(type),
-                          "; it is of ", types, " only"));
+                          "; only ", types, " it"));
   };
   if (type == "python") needs(path, "path", "FILE.py:CLASS");
-  else is_of(path, "path", "type python");
+  else only_for(path, "path", "type python uses");
   if (type == "command" || type == "mcp") needs(command, "command", "a shell command");
-  else is_of(command, "command", "the types command and mcp");
+  else only_for(command, "command", "the types command and mcp use");
   if (type == "http") needs(url, "url", "http://HOST:PORT/PATH");
-  else is_of(url, "url", "type http");
-  if (type != "mcp" && server != EnvironmentSettings{}.server) is_of(server, "server", "type mcp");
+  else only_for(url, "url", "type http uses");
+  if (type != "mcp" && server != EnvironmentSettings{}.server) only_for(server, "server", "type mcp uses");
 }
 
 const char* failure_name(EpisodeFailure failure) {
@@ -100,7 +100,7 @@ void ThreadedEnvironment::post(uint64_t episode, std::function<Observation(Episo
   {
     const MutexLock lock(mutex_);
     const auto found = episodes_.find(episode);
-    BOUGH_CHECK(found != episodes_.end(), "no episode ", episode);
+    BOUGH_CHECK(found != episodes_.end(), "there is no episode ", episode);
     queue_.push_back([episode, running = found->second, work = std::move(work)] {
       EpisodeReply reply{.episode = episode};
       try {

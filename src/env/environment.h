@@ -62,39 +62,42 @@ struct EnvironmentSettings {
 
   template <class V>
   void visit(V& v) {
-    v("type", type, "calculator, guess, python, command, http or mcp; empty: prompts of one turn",
+    v("type", type, "kind of environment; empty: none, conversations have one turn",
       one_of({"", "calculator", "guess", "python", "command", "http", "mcp"}));
-    v("path", path, "FILE.py:CLASS, of type python");
-    v("command", command, "a shell command that answers lines of JSON, or an MCP server's");
-    v("url", url, "http://HOST:PORT/PATH that answers the same, of type http");
-    v("server", server, "an MCP server for each conversation, for each worker, or one for the run",
+    v("path", path, "Python class of type python, FILE.py:CLASS");
+    v("command", command,
+      "shell command that answers lines of JSON (type command) or is an MCP server (type mcp)");
+    v("url", url, "http://HOST:PORT/PATH of an endpoint that answers POSTs of JSON (type http)");
+    v("server", server, "MCP servers: one for each conversation, one for each worker, or one for the run",
       one_of({"conversation", "worker", "run"}));
-    v("max_turns", max_turns, "a conversation ends after this many turns of the model", range(1, 4096));
-    v("max_tokens", max_tokens, "and after this many tokens of the model, all turns; 0: no bound",
+    v("max_turns", max_turns, "maximum turns of the model in a conversation", range(1, 4096));
+    v("max_tokens", max_tokens, "maximum tokens of the model in all turns of a conversation; 0: no limit",
       at_least(0));
-    v("max_context", max_context, "and when it has this many tokens, all told; 0: what the model takes",
-      at_least(0));
+    v("max_context", max_context,
+      "maximum tokens of a conversation, messages included; 0: the model's context length", at_least(0));
     v("max_invalid_calls", max_invalid_calls,
-      "and after more calls than this that could not be read; each is answered with what was wrong",
-      at_least(0));
+      "maximum invalid calls of a conversation, each answered with the error; one more ends it", at_least(0));
     v("max_tool_response_length", max_tool_response_length,
-      "bytes of a message of the environment; a longer one is cut; 0: never", at_least(0));
-    v("tool_response_truncate_side", tool_response_truncate_side, "where it is cut",
+      "maximum bytes of a message of the environment; longer ones are cut; 0: no limit", at_least(0));
+    v("tool_response_truncate_side", tool_response_truncate_side, "part that is cut from a long message",
       one_of({"left", "middle", "right"}));
-    v("tool_call_parser", tool_call_parser, "how the model writes calls (docs/chat.md); empty: it has none");
-    v("reasoning_parser", reasoning_parser, "how it writes reasoning; empty: it has none");
+    v("tool_call_parser", tool_call_parser,
+      "format of the model's tool calls (docs/chat.md); empty: no tool calls");
+    v("reasoning_parser", reasoning_parser,
+      "format of the model's reasoning (docs/chat.md); empty: no reasoning");
     v("chat_template_kwargs", chat_template_kwargs,
-      "JSON object of the template's own settings, such as {\"enable_thinking\": false}");
+      "JSON object with settings of the chat template, such as {\"enable_thinking\": false}");
     v("workers", workers,
-      "conversations outside of this process, and processes that hold one each; as many more for an "
-      "evaluation",
+      "maximum conversations open outside of this process; an evaluation may open as many more",
       range(1, 65536));
     v("timeout_seconds", timeout_seconds,
-      "limit of one answer; beyond it the conversation ends and its process is killed", range(0.001, 86400));
-    v("startup_timeout_seconds", startup_timeout_seconds, "limit of what comes before the first answer",
-      range(0.1, 86400));
-    v("retries", retries, "further attempts at opening a conversation whose process died", range(0, 100));
-    v("python", python, "interpreter; empty: as reward_service.python");
+      "time limit of one answer, in seconds; then the conversation ends and its process is killed",
+      range(0.001, 86400));
+    v("startup_timeout_seconds", startup_timeout_seconds,
+      "time limit in seconds until a process or an endpoint is ready", range(0.1, 86400));
+    v("retries", retries, "retries of opening a conversation if its process or connection failed",
+      range(0, 100));
+    v("python", python, "Python interpreter; empty: the same as reward_service.python");
   }
   void check() const;  // throws UserError if a setting that `type` needs is missing, or one does not fit it
 

@@ -73,10 +73,10 @@ class HttpEpisodes final : public EpisodeChannel {
     const auto reply = read_message<OrderedJson>(answer.body);
     if (!reply)
       return failed(EpisodeFailure::kProtocol,
-                    str("it answered ", quoted(answer.body), ", which is no JSON object"));
+                    str("it answered ", quoted(answer.body), ", which is not a JSON object"));
     if (reply->has_id && reply->id != request_)
       return failed(EpisodeFailure::kProtocol,
-                    str("it answered ", quoted(answer.body), ", which nobody asked"));
+                    str("it answered ", quoted(answer.body), ", expected id ", request_));
     if (reply->error) return failed(EpisodeFailure::kError, *reply->error);
     try {
       return {.kind = ChannelReply::kAnswer, .observation = read_observation(reply->object, num_calls_)};

@@ -101,7 +101,7 @@ TEST_F(HttpEnvironmentTest, HoldsConversationsSideBySide) {
   EXPECT_EQ(countdown.num_open(), 0u) << "the endpoint is told of the end of all";
 }
 
-TEST_F(HttpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
+TEST_F(HttpEnvironmentTest, AFailureEndsOnlyItsConversation) {
   settings_.timeout_seconds = 3;
   Countdown countdown;
   Endpoint endpoint(countdown.handler());
@@ -117,7 +117,7 @@ TEST_F(HttpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
   } kFaults[] = {{"hang", kTimeout, "no answer within 3 s", 1},
                  {"broken", kCrash, "the endpoint answered 500 Internal Server Error: 'oops'", 1},
                  {"gone", kCrash, "closed the connection", 1},
-                 {"garbage", kProtocol, "'what?', which is no JSON object", 1},
+                 {"garbage", kProtocol, "'what?', which is not a JSON object", 1},
                  {"huge", kProtocol, "longer than 1048576 bytes", 1},
                  {"error", kError, "no such thing", 1},
                  {"busy", kNone, "", 3}};

@@ -106,7 +106,7 @@ class McpServer {
     const auto broken = [&](const char* what) {
       break_off(EpisodeFailure::kProtocol, str("the server wrote ", quoted(line), ", ", what));
     };
-    if (!message.is_object()) return broken("which is no JSON-RPC message");
+    if (!message.is_object()) return broken("which is not a JSON-RPC message");
     const auto id = message.find("id");
     if (message.contains("method")) {
       if (id == message.end()) return;  // a notification
@@ -116,11 +116,12 @@ class McpServer {
       return send(reply);
     }
     const auto error = message.find("error");
-    if (message.contains("result") == (error != message.end())) return broken("which is no JSON-RPC message");
-    if (id == message.end() || !id->is_number_integer()) return broken("an answer that nobody asked");
+    if (message.contains("result") == (error != message.end()))
+      return broken("which is not a JSON-RPC message");
+    if (id == message.end() || !id->is_number_integer()) return broken("which answers no open request");
     const auto number = id->get<int64_t>();
     if (cancelled_.erase(number) > 0) return;
-    if (open_.erase(number) == 0) return broken("an answer that nobody asked");
+    if (open_.erase(number) == 0) return broken("which answers no open request");
     if (number == initialize_ || number == list_) {
       if (error != message.end())
         return broken(number == list_ ? "instead of its tools" : "instead of a protocol version");
@@ -137,8 +138,8 @@ class McpServer {
       std::string known;
       for (const std::string_view each : kMcpVersions)
         known += (known.empty() ? "" : ", ") + std::string(each);
-      return break_off(EpisodeFailure::kProtocol, str("the server speaks the protocol's version ",
-                                                      quoted(name), ", expected one of ", known));
+      return break_off(EpisodeFailure::kProtocol,
+                       str("the server speaks protocol version ", quoted(name), ", expected one of ", known));
     }
     notify("notifications/initialized", OrderedJson::object());
     list_ = request("tools/list", OrderedJson::object());
@@ -147,12 +148,12 @@ class McpServer {
   void take_tools(const OrderedJson& result) {
     const auto tools = result.find("tools");
     if (tools == result.end() || !tools->is_array())
-      return break_off(EpisodeFailure::kProtocol, "the server lists no tools");
+      return break_off(EpisodeFailure::kProtocol, "the reply to tools/list has no list of tools");
     for (const OrderedJson& tool : *tools) {
       const auto name = tool.find("name");
       if (name == tool.end() || !name->is_string())
         return break_off(EpisodeFailure::kProtocol,
-                         str("a tool without a name: ", quoted(dump_ordered(tool))));
+                         str("the server lists a tool without a name: ", quoted(dump_ordered(tool))));
       OrderedJson function = {{"name", *name}};
       if (const auto text = tool.find("description"); text != tool.end() && text->is_string())
         function["description"] = *text;
@@ -200,7 +201,7 @@ class McpChannel final : public EpisodeChannel {
     const bool is_alive = server_->num_heard() > num_heard_before_;
     cancel();
     if (kind_ != "run") return false;
-    if (!is_alive) server_->give_up("the server, which all conversations share, was silent for too long");
+    if (!is_alive) server_->give_up("the server that all conversations share did not answer in time");
     return is_alive;
   }
 

@@ -134,7 +134,7 @@ class McpEnvironmentTest : public EpisodeTest {
   }
 };
 
-TEST_F(McpEnvironmentTest, ItsToolsAreTheModels) {
+TEST_F(McpEnvironmentTest, TheModelGetsTheServersTools) {
   const auto environment = make_environment(settings_);
   const uint64_t episode = begin(*environment, problem(1));
   const Observation opened = wait().observation;
@@ -192,7 +192,7 @@ TEST_F(McpEnvironmentTest, ServersAreSharedAsTheSettingSays) {
   }
 }
 
-TEST_F(McpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
+TEST_F(McpEnvironmentTest, AFailureEndsOnlyItsConversation) {
   settings_.timeout_seconds = 3;
   const std::string mark = str("7", getpid(), ".25");
   set_server("spawn " + mark);
@@ -203,7 +203,7 @@ TEST_F(McpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
     const char* message;
   } kFaults[] = {{"hang", kTimeout, "no answer within 3 s"},
                  {"die", kCrash, "exited with status 5"},
-                 {"garbage", kProtocol, "'what?', which is no JSON-RPC message"},
+                 {"garbage", kProtocol, "'what?', which is not a JSON-RPC message"},
                  {"huge", kProtocol, "without a line break"},
                  {"close", kCrash, "the worker"}};
   auto environment = make_environment(settings_);
@@ -298,15 +298,15 @@ server.run()
   }
 }
 
-TEST_F(McpEnvironmentTest, WhatCannotBeUsedIsTheUsersErrorAtTheStart) {
+TEST_F(McpEnvironmentTest, UnusableEnvironmentsAreUserErrorsAtTheStart) {
   set_server("old");
-  EXPECT_NE(error_of().find("speaks the protocol's version '1999-01-01', expected one of 2025-11-25, "),
+  EXPECT_NE(error_of().find("speaks protocol version '1999-01-01', expected one of 2025-11-25, "),
             std::string::npos)
       << error_of();
   set_server("none");
   EXPECT_NE(error_of().find("the server has no tools"), std::string::npos) << error_of();
   settings_.command = "echo hello; sleep 100";
-  EXPECT_NE(error_of().find("'hello', which is no JSON-RPC message"), std::string::npos) << error_of();
+  EXPECT_NE(error_of().find("'hello', which is not a JSON-RPC message"), std::string::npos) << error_of();
   settings_.command = "/no/such/program";
   EXPECT_NE(error_of().find("exited with status 127"), std::string::npos) << error_of();
   settings_.command = "sleep 100";

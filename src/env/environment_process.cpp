@@ -44,13 +44,13 @@ class EpisodeProcess final : public EpisodeChannel {
  private:
   ChannelReply read(const std::string& line) {
     const auto reply = read_message<OrderedJson>(line);
-    if (!reply) return broken_protocol(str("it answered ", quoted(line), ", which is no JSON object"));
+    if (!reply) return broken_protocol(str("it answered ", quoted(line), ", which is not a JSON object"));
     const std::string error = shortened(reply->error.value_or("it says that it is not ready"));
     if (reply->has_ready)
       return reply->ready.value_or(false) ? ChannelReply{.kind = ChannelReply::kReady}
                                           : broken_protocol(error);
     if (!is_asked_ || reply->id != request_)
-      return broken_protocol(str("it answered ", quoted(line), ", which nobody asked"));
+      return broken_protocol(str("it answered ", quoted(line), ", which answers no open request"));
     is_asked_ = false;
     if (reply->error)
       return {.kind = ChannelReply::kFailed, .failure = EpisodeFailure::kError, .message = error};

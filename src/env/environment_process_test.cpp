@@ -126,7 +126,7 @@ TEST_F(ProcessEnvironmentTest, ProcessesAreUsedAgain) {
   for (int i = 0; i < 20; ++i) EXPECT_EQ(say(*environment, "x").failure, EpisodeFailure::kNone);
 }
 
-TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
+TEST_F(ProcessEnvironmentTest, AFailureEndsOnlyItsConversation) {
   settings_.timeout_seconds = 4;
   auto environment = make_environment(settings_);
   const uint64_t bystander = begin(*environment, problem(100));
@@ -142,7 +142,7 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
                  {"garbage", kProtocol, "what?"},
                  {"huge", kProtocol, "without a line break"},
                  {"close", kCrash, "closed its connection"},
-                 {"nan", kProtocol, "no JSON object"},
+                 {"nan", kProtocol, "not a JSON object"},
                  {"odd", kError, "rewrad"}};
   for (const auto& [word, failure, message] : kFaults) {
     const EpisodeReply reply = say(*environment, str("spawn ", mark(), " ", word));
@@ -161,7 +161,7 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
 }
 
 // One fault at a time, because a process that goes on keeps its child processes.
-TEST_F(ProcessEnvironmentTest, WhatABrokenOneStartedIsGoneWhileOthersGoOn) {
+TEST_F(ProcessEnvironmentTest, ProcessesOfABrokenEnvironmentAreKilled) {
   settings_.timeout_seconds = 4;
   const auto environment = make_environment(settings_);
   for (const char* word : {"hang", "die", "garbage", "huge", "close"}) {
@@ -187,7 +187,7 @@ TEST_F(ProcessEnvironmentTest, NothingOutlivesAKillOfBough) {
   expect_none_with((folder_ / "env.py").string());
 }
 
-TEST_F(ProcessEnvironmentTest, OpeningIsTriedAgainWhereTheProcessDied) {
+TEST_F(ProcessEnvironmentTest, OpeningIsRetriedIfTheProcessDied) {
   const auto environment = make_environment(settings_);
   begin(*environment, problem(1, {{"die", (folder_ / "once").string()}}));
   const EpisodeReply reply = wait();
@@ -234,7 +234,7 @@ for line in sys.stdin:
   EXPECT_EQ(say(*environment, "again").observation.reward, 1) << "a process is used again";
 }
 
-TEST_F(ProcessEnvironmentTest, WhatCannotBeUsedIsTheUsersErrorAtTheStart) {
+TEST_F(ProcessEnvironmentTest, UnusableEnvironmentsAreUserErrorsAtTheStart) {
   settings_.path =
       write("other.py", "class Other:\n    def reset(self, problem, seed): pass\n") + ":Countdown";
   EXPECT_NE(error_of().find("no class 'Countdown' in it; it has: Other"), std::string::npos) << error_of();

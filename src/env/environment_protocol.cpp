@@ -66,7 +66,7 @@ Observation read_observation(const OrderedJson& reply, size_t num_calls) {
   };
   out.messages = read_messages(field("messages"), num_calls);
   if (OrderedJson tools = field("tools"); !tools.is_null()) {
-    if (!tools.is_array()) throw Malformed("tools: expected a list of schemas of functions");
+    if (!tools.is_array()) throw Malformed("tools: expected a list of function schemas");
     if (!tools.empty()) out.tools = std::move(tools);
   }
   if (const OrderedJson reward = field("reward"); !reward.is_null())

@@ -101,7 +101,7 @@ TEST(Guess, AnswersUntilItIsFoundOrOver) {
   EXPECT_THROW(episode->reset({"p", "", {}, "4", {}}, 1), UserError);
 }
 
-TEST(Guess, DemonstrationsStayInsideWhatIsLeft) {
+TEST(Guess, DemonstrationsGuessInTheRemainingRange) {
   for (const Json& trace : make_guess_traces(50, Split::train, 1, {})) {
     const Json& messages = trace.at("messages");
     int64_t low = 0, high = 1'000'000;
@@ -115,7 +115,7 @@ TEST(Guess, DemonstrationsStayInsideWhatIsLeft) {
   }
 }
 
-TEST(ThreadedEnvironment, AnswersWhoAskedAndReportsWhatIsThrown) {
+TEST(ThreadedEnvironment, RepliesToTheCallerAndReportsExceptions) {
   const auto environment = make_environment({.type = "guess"});
   const auto reply_queue = std::make_shared<ReplyQueue>();
   const Problem good = problem_of(make_guess_problems(1, Split::train, 1, {})[0]);

@@ -10,6 +10,7 @@ namespace bough {
 GroupFilter::GroupFilter(const std::string& specification, const RewardSettings& settings) {
   RewardSettings own = settings;
   own.failure_reward.reset();  // a number in place of a failure would count as a verdict
+  parse_python_function(specification, "filter", "FILE.py:FUNCTION such as my_filter.py:keep");
   try {
     function_ = make_python_reward(specification, own);
   } catch (const UserError& error) {

@@ -64,11 +64,11 @@ class Guess final : public Episode {
       const auto found = problem.fields.find(key);
       if (found == problem.fields.end() || !found->is_number_integer())
         throw UserError(str("problem ", quoted(problem.id), ": ", key,
-                            " is missing or no whole number; `bough data guess` writes such problems"));
+                            " is missing or not a whole number; `bough data guess` writes such problems"));
       return found->get<int64_t>();
     };
     const auto secret = last_number(problem.answer);
-    if (!secret) throw UserError(str("problem ", quoted(problem.id), ": its answer is no whole number"));
+    if (!secret) throw UserError(str("problem ", quoted(problem.id), ": its answer is not a whole number"));
     game_ = {number("low"), number("high"), *secret, number("guesses")};
     Observation out;
     out.messages.push_back(message_of("user", game_.question()));

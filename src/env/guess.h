@@ -28,10 +28,10 @@ struct GuessSettings {
 
   template <class V>
   void visit(V& v) {
-    v("max_low", max_low, "the smallest number of a range is 1 to this", range(1, 1'000'000));
+    v("max_low", max_low, "a range starts at a random number from 1 to max_low", range(1, 1'000'000));
     v("width", width, "numbers in a range", range(2, 1'000'000));
     v("guesses", guesses, "guesses of a game", range(1, 64));
-    v("slips", slips, "share of the guesses of demonstrations that forget what was answered",
+    v("slips", slips, "share of the guesses of demonstrations that ignore the previous answers",
       range(0.0, 1.0));
   }
 };

@@ -35,7 +35,7 @@ class HttpChannel : public RewardChannel {
           .kind = Kind::failure, .message = answer->message, .transient = answer->is_transient()};
     WorkerReply reply = parse_reply(answer->body, /*needs_id=*/false);
     if (reply.kind != Kind::ready && reply.kind != Kind::refused) return reply;
-    return WorkerReply{.message = str("it answered ", quoted(answer->body), ", which is no reply")};
+    return WorkerReply{.message = str("it answered ", quoted(answer->body), ", which is not a valid reply")};
   }
 
  private:

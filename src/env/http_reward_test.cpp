@@ -87,7 +87,7 @@ TEST_F(HttpReward, ReadsEveryFormOfAnswer) {
   EXPECT_EQ(results[5].reward, 5e6) << results[5].message;
 }
 
-TEST_F(HttpReward, WhatAnEndpointDoesWrongFailsItsSampleOnly) {
+TEST_F(HttpReward, AnErrorOfTheEndpointFailsOnlyItsSample) {
   settings_.timeout_seconds = 2;
   const Endpoint endpoint([](const Endpoint::Connection& connection) {
     const std::string how = connection.request["completion"];
@@ -126,12 +126,12 @@ TEST_F(HttpReward, WhatAnEndpointDoesWrongFailsItsSampleOnly) {
   const auto reward = make_http_reward(endpoint.url(), settings_);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"error", "/score: cannot parse the proof"},
-      {"text", "it answered '1.0 points', which is no reply"},
-      {"nan", "which is no reply"},
+      {"text", "it answered '1.0 points', which is not a valid reply"},
+      {"nan", "which is not a valid reply"},
       {"null", "it answered the reward 'null', expected a finite number"},
-      {"other id", "what it was not asked (id 123456)"},
-      {"ready", "which is no reply"},
-      {"empty", "it answered '', which is no reply"},
+      {"other id", "unexpected reply (id 123456)"},
+      {"ready", "which is not a valid reply"},
+      {"empty", "it answered '', which is not a valid reply"},
       {"404", "the endpoint answered 404 Not Found: '<h1>no such page</h1>'"},
       {"307", "307 Temporary Redirect; redirects are not followed, give the final URL"},
       {"500", "the endpoint answered 500 Internal Server Error: 'Traceback'"},
@@ -153,7 +153,7 @@ TEST_F(HttpReward, WhatAnEndpointDoesWrongFailsItsSampleOnly) {
   }
 }
 
-TEST_F(HttpReward, OnlyWhatMayBeTransientIsTriedAgain) {
+TEST_F(HttpReward, OnlyTransientFailuresAreRetried) {
   settings_.retries = 1;
   settings_.workers = 8;
   Mutex mutex;

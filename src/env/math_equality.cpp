@@ -349,7 +349,7 @@ class MathReward : public RewardFunction {
   std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) override {
     std::vector<RewardResult> results;
     for (const RewardRequest& request : requests) {
-      BOUGH_CHECK(request.problem != nullptr, "request ", results.size());
+      BOUGH_CHECK(request.problem != nullptr, "request ", results.size(), " has no problem");
       const std::string_view answer = find_math_answer(request.completion, options_.require_marker);
       if (answer.empty()) {
         results.push_back({0, false, "no answer"});
@@ -357,7 +357,7 @@ class MathReward : public RewardFunction {
       }
       const MathComparison comparison = compare_math(answer, math_reference(request.problem->answer));
       std::string message = comparison.equal ? "correct" : str(quoted(answer), " is not the answer");
-      if (comparison.by_text) message += " (the reference is no formula that is read: compared as text)";
+      if (comparison.by_text) message += " (the reference could not be read as a formula: compared as text)";
       results.push_back({comparison.equal ? 1.0 : 0.0, false, std::move(message)});
     }
     return results;
@@ -367,7 +367,7 @@ class MathReward : public RewardFunction {
     for (const Problem& problem : dataset.problems()) {
       if (math_reference(problem.answer).empty())
         throw UserError(str(dataset.source(), ": problem ", quoted(problem.id),
-                            ": it has no answer, which reward: math compares with"));
+                            ": it has no answer, and reward: math needs one"));
     }
   }
 

@@ -63,7 +63,7 @@ class RewardProcess final : public RewardChannel {
     if (!end) return std::nullopt;
     if (!end->overflowed) return WorkerReply{.kind = WorkerReply::Kind::lost, .message = end->how};
     return WorkerReply{
-        .message = str("the worker's answer has no end: ", kMaxReplyBytes, " bytes and no line break")};
+        .message = str("the worker's answer has more than ", kMaxReplyBytes, " bytes without a line break")};
   }
 
  private:
@@ -107,7 +107,7 @@ std::string find_python(const std::string& setting, const std::string& program) 
   if (!wanted.empty()) {
     if (auto found = find_executable(wanted)) return *found;
     throw UserError(str(setting.empty() ? "BOUGH_PYTHON" : "python", ": got ", quoted(wanted),
-                        ", which is no program that can be run; expected a Python 3 interpreter"));
+                        ", which is not an executable program; expected a Python 3 interpreter"));
   }
   fs::path folder = fs::path(program).parent_path();
   for (int level = 0; level < 4 && folder.has_relative_path(); ++level) {

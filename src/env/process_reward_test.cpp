@@ -118,7 +118,7 @@ TEST_F(ProcessReward, ResultsKeepTheOrderAndWorkersRunTogether) {
   EXPECT_EQ(reward->num_restarts(), 0);
 }
 
-TEST_F(ProcessReward, WhatItPrintsOrReadsDoesNotDisturbTheProtocol) {
+TEST_F(ProcessReward, PrintingAndReadingDoNotDisturbTheProtocol) {
   const auto reward = load(
       "import os, sys, subprocess\n"
       "print('{\"ready\": false, \"error\": \"printed\"}')\n"
@@ -237,9 +237,9 @@ TEST_F(ProcessReward, AWorkerThatBreaksTheProtocolIsReplaced) {
       "    if completion == 'noise': __main__.replies.write(b'noise\\n')\n"
       "    return 1\n");
   const auto results = score(*reward, {"endless", "other", "noise", "a"});
-  expect_failure(results[0], "the worker's answer has no end");
-  expect_failure(results[1], "the worker answered what it was not asked");
-  expect_failure(results[2], "it answered 'noise', which is no reply");
+  expect_failure(results[0], "bytes without a line break");
+  expect_failure(results[1], "the worker sent an unexpected reply");
+  expect_failure(results[2], "it answered 'noise', which is not a valid reply");
   EXPECT_EQ(results[3].reward, 1);
   EXPECT_EQ(reward->num_restarts(), 3);
 }
@@ -255,7 +255,7 @@ TEST_F(ProcessReward, AWorkerThatDiesIdleCostsNothing) {
   EXPECT_NE(after.reward, pid);
 }
 
-TEST_F(ProcessReward, WhatCannotBeLoadedIsTheUsersErrorAtTheStart) {
+TEST_F(ProcessReward, UnloadableFilesAreUserErrorsAtTheStart) {
   const auto expect = [&](const std::string& code, const std::string& part) {
     const std::string got = error_of(code);
     EXPECT_NE(got.find(part), std::string::npos) << "got: " << got << "\nexpected: " << part;
@@ -365,7 +365,7 @@ TEST_F(ProcessReward, LeavesNoProcessBehind) {
   for (const pid_t pid : pids) expect_gone(pid);
 }
 
-TEST_F(ProcessReward, WhatLeftItsGroupDiesWithItsWorker) {
+TEST_F(ProcessReward, AProcessThatLeftItsGroupDiesWithItsWorker) {
   settings_.timeout_seconds = 3;
   const auto reward = load(
       "import os, signal, subprocess, time\n"
@@ -466,7 +466,7 @@ TEST_F(ProcessReward, ErrorsAreAnswersAndNotTriedAgain) {
   EXPECT_EQ(reward->num_retries(), 0);
 }
 
-TEST_F(ProcessReward, TimeoutsAreTriedAgainOnlyWhereASettingSaysSo) {
+TEST_F(ProcessReward, TimeoutsAreRetriedOnlyIfASettingSaysSo) {
   settings_.timeout_seconds = 0.5;
   settings_.retries = 1;
   const std::string code = "import time\ndef score(completion, **_): time.sleep(1000)\n";
@@ -496,7 +496,7 @@ TEST_F(ProcessReward, ACommandAnswersLinesAndStays) {
   EXPECT_EQ(results[1].reward, results[3].reward) << "the same process";
 }
 
-TEST_F(ProcessReward, ACommandIsAShells) {
+TEST_F(ProcessReward, ACommandMayUseShellSyntax) {
   const std::string shell =
       "while read -r line; do id=${line##*'\"id\":'}; echo \"{\\\"id\\\": ${id%%,*}, \\\"reward\\\": "
       "$TWO}\"; done";
@@ -533,7 +533,7 @@ TEST_F(ProcessReward, ACommandThatCannotRunEndsTheRunAtItsStart) {
 }
 
 // Every kind of missing answer costs only its own sample, and leaves a worker for the next call.
-TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
+TEST_F(ProcessReward, AnErrorOfTheCommandFailsOnlyItsSample) {
   settings_.timeout_seconds = 3;
   const auto reward = command(
       "write('{\"ready\": true}\\n')\n"
@@ -562,14 +562,14 @@ TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
       /*ready_line=*/true);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"error", "judge.py': xxx"},
-      {"nan", "which is no reply"},
-      {"infinite", "which is no reply"},
+      {"nan", "which is not a valid reply"},
+      {"infinite", "which is not a valid reply"},
       {"text", "it answered the reward '\"1\"', expected a finite number"},
       {"null", "it answered the reward 'null'"},
-      {"other id", "the worker answered what it was not asked (id "},
-      {"garbage", "which is no reply"},
-      {"flood", "the worker's answer has no end: 1048576 bytes and no line break"},
-      {"flood of lines", "it answered 'debug: x', which is no reply"},
+      {"other id", "the worker sent an unexpected reply (id "},
+      {"garbage", "which is not a valid reply"},
+      {"flood", "the worker's answer has more than 1048576 bytes without a line break"},
+      {"flood of lines", "it answered 'debug: x', which is not a valid reply"},
       {"close", "the worker closed its connection"},
       {"close stdout", "no result within 3 s"},
       {"half", "the worker exited with status 0"},
@@ -588,7 +588,7 @@ TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
 }
 
 // The clock does not advance, so that no time limit ends a call.
-TEST_F(ProcessReward, CancelEndsWhatWaits) {
+TEST_F(ProcessReward, CancelEndsWaitingCalls) {
   const auto reward = load("import time\ndef score(completion, **_):\n    open('" + folder_.string() +
                                "/begun', 'w').close()\n    time.sleep(1000)\n",
                            fake_time());

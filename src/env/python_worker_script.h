@@ -38,7 +38,7 @@ def describe(error):
 
 
 def load(kind, is_kind):
-    """What the file calls `name`; `is_kind` tells what it might have meant."""
+    """Loads `name` from the file. If it is missing, the error lists the objects that `is_kind` accepts."""
     sys.path[0] = os.path.dirname(path)
     module_name = os.path.splitext(os.path.basename(path))[0]
     if module_name in sys.modules:  # such as json.py
@@ -59,7 +59,7 @@ def load(kind, is_kind):
 inline constexpr char kPythonRewardWorker[] = R"PY(
 
 def accepted_names(function):
-    """The keyword arguments it takes; None if it takes any."""
+    """The keyword arguments that the function takes; None if it takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

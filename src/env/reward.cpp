@@ -85,7 +85,7 @@ void RewardEntry::check() const {
     throw UserError(str("name: got ", quoted(name),
                         ", expected letters, digits, '_', '-' and '.' only: it is "
                         "part of a metric's name"));
-  if (ready_line && command.empty()) throw UserError("ready_line is of a command only; remove it");
+  if (ready_line && command.empty()) throw UserError("ready_line applies to a command only; remove it");
   const auto builtins = builtin_reward_names();
   if (!verifier.empty() && std::find(builtins.begin(), builtins.end(), verifier) == builtins.end())
     throw UserError(str("verifier: got ", quoted(verifier), ", expected one of ", names_of_builtins()));
@@ -125,7 +125,8 @@ std::vector<std::string> builtin_reward_names() {
 std::unique_ptr<RewardFunction> make_builtin_reward(const std::string& name, const RewardSettings& settings) {
   for (const BuiltinReward& builtin : kBuiltinRewards)
     if (name == builtin.name) return builtin.make(settings);
-  throw UserError(str("reward: no verifier is named ", quoted(name), "; there is ", names_of_builtins()));
+  throw UserError(
+      str("reward: no verifier is named ", quoted(name), "; expected one of ", names_of_builtins()));
 }
 
 std::unique_ptr<RewardFunction> make_reward(const RewardEntries& entries, const RewardSettings& settings) {
@@ -137,7 +138,7 @@ std::unique_ptr<RewardFunction> make_reward(const RewardEntries& entries, const 
     const std::string name = entry.metric_name();
     if (name.empty())
       throw UserError(str("reward: the entry with ", entry.url.empty() ? "command " : "url ",
-                          quoted(entry.command + entry.url), " has no name; give it one, of its metrics"));
+                          quoted(entry.command + entry.url), " has no name; give it one for its metrics"));
     if (!names.insert(name).second)
       throw UserError(str("reward: two entries are named ", quoted(name), "; give each a name of its own"));
   }
@@ -178,7 +179,7 @@ std::vector<RewardResult> VerifierReward::score_all(std::span<const RewardReques
   std::vector<RewardResult> results;
   results.reserve(requests.size());
   for (const RewardRequest& request : requests) {
-    BOUGH_CHECK(request.problem != nullptr, "request ", results.size());
+    BOUGH_CHECK(request.problem != nullptr, "request ", results.size(), " has no problem");
     try {
       const ExactNumber gold = verifier_.gold(request.problem->answer, request.problem->id);
       Verdict verdict = verifier_.verify(request.completion, gold);
@@ -220,7 +221,7 @@ std::vector<RewardResult> WeightedReward::score_all(std::span<const RewardReques
     std::string failures;
     for (size_t p = 0; p < parts_.size(); ++p) {
       BOUGH_CHECK(of_part[p].size() == requests.size(), parts_[p].name, ": ", of_part[p].size(),
-                  " results for ", requests.size());
+                  " results for ", requests.size(), " requests");
       const RewardResult& part = of_part[p][i];
       if (part.failed) {
         failures += str(failures.empty() ? "" : "; ", parts_[p].name, ": ", part.message);

@@ -72,25 +72,26 @@ struct RewardSettings {
 
   template <class V>
   void visit(V& v) {
-    v("workers", workers, "processes, or connections, that compute a reward side by side", range(1, 1024));
+    v("workers", workers, "processes or connections that compute a reward in parallel", range(1, 1024));
     v("timeout_seconds", timeout_seconds,
-      "limit of one call; a call beyond it fails and its worker is restarted", range(0.001, 86400));
+      "time limit of one call, in seconds; a longer call fails and its worker is restarted",
+      range(0.001, 86400));
     v("retries", retries,
-      "further attempts at a call whose worker died, or whose endpoint refused, broke off or answered 5xx",
+      "retries of a call if its worker died, or its endpoint refused, disconnected or answered 5xx",
       range(0, 100));
-    v("retry_timeouts", retry_timeouts, "retry also calls that took too long");
+    v("retry_timeouts", retry_timeouts, "also retry calls that took longer than timeout_seconds");
     v("startup_timeout_seconds", startup_timeout_seconds,
-      "limit of what comes before the first call: importing the user's file, a command's ready line, an "
-      "endpoint that accepts connections",
+      "time limit in seconds until a worker is ready (file imported, ready line written, endpoint reached)",
       range(0.1, 86400));
     v("failure_reward", failure_reward,
-      "reward of a call that failed; null: its sample is left out, of its group's mean and of the loss");
+      "reward of a failed call; null: the sample is left out of its group's mean and of the loss");
     v("max_consecutive_failures", max_consecutive_failures,
-      "so many failed rewards in a row, and no other between them, end the run", range(1, 1'000'000'000));
-    v("python", python, "interpreter; empty: $BOUGH_PYTHON, else .venv of the installation, else python3");
-    v("verifier", verifier, "of the final number, where no function is given");
-    v("math", math, "of the verifier math");
-    v("code", code, "of the verifier code");
+      "number of failed rewards in a row that ends the run", range(1, 1'000'000'000));
+    v("python", python,
+      "Python interpreter; empty: $BOUGH_PYTHON, else the installation's .venv, else python3");
+    v("verifier", verifier, "verifier of the final number, the default reward");
+    v("math", math, "settings of the verifier math");
+    v("code", code, "settings of the verifier code");
   }
 };
 
@@ -108,15 +109,16 @@ struct RewardEntry {
 
   template <class V>
   void visit(V& v) {
-    v("name", name, "of its metrics, reward/NAME/...; default: the function's or the verifier's name");
-    v("function", function, "FILE.py:FUNCTION");
-    v("command", command, "a shell command that answers lines of JSON (docs/add_a_reward.md)");
+    v("name", name, "name in the metrics, reward/NAME/...; empty: the function's or the verifier's name");
+    v("function", function, "Python function, FILE.py:FUNCTION");
+    v("command", command, "shell command that answers lines of JSON (docs/add_a_reward.md)");
     v("url", url, "http://HOST:PORT/PATH of an endpoint that answers POSTs of JSON");
-    v("verifier", verifier, "one that is built in, by its name");
-    v("weight", weight, "its factor in the sum; 0: it is only recorded", range(-1e6, 1e6));
-    v("workers", workers, "null: reward_service.workers", range(1, 1024));
-    v("timeout_seconds", timeout_seconds, "null: reward_service.timeout_seconds", range(0.001, 86400));
-    v("ready_line", ready_line, "the command says when it has loaded, by the line {\"ready\": true}");
+    v("verifier", verifier, "name of a built-in verifier");
+    v("weight", weight, "factor in the sum of the rewards; 0: only recorded", range(-1e6, 1e6));
+    v("workers", workers, "like reward_service.workers, for this reward; null: the same", range(1, 1024));
+    v("timeout_seconds", timeout_seconds,
+      "like reward_service.timeout_seconds, for this reward; null: the same", range(0.001, 86400));
+    v("ready_line", ready_line, "the command writes the line {\"ready\": true} when it has loaded");
   }
   void check() const;
 

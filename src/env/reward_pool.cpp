@@ -30,7 +30,7 @@ RewardPool::RewardPool(WorkerPoolOptions options, const RewardSettings& settings
 std::vector<RewardResult> RewardPool::score_all(std::span<const RewardRequest> requests) {
   if (requests.empty()) return {};
   for (const RewardRequest& request : requests)
-    BOUGH_CHECK(request.problem != nullptr, "of ", requests.size());
+    BOUGH_CHECK(request.problem != nullptr, "one of ", requests.size(), " requests has no problem");
   Batch batch{requests, std::vector<RewardResult>(requests.size())};
   const MutexLock lock(mutex_);
   for (size_t i = 0; i < requests.size(); ++i) new_calls_.push_back({.batch = &batch, .index = i});
@@ -57,7 +57,7 @@ bool RewardPool::take_calls() {
 }
 
 void RewardPool::drop_everything() {
-  const std::string why = "cancelled, since the run ends";
+  const std::string why = "cancelled because the run ends";
   pool_.remove_all();
   for (const auto& [id, call] : std::exchange(calls_, {})) finish(call, failed(why));
   fail_what_waits(why);
@@ -130,7 +130,7 @@ bool RewardPool::handle_reply(Worker& worker) {
   } else {
     const std::string got = reply->id ? str(" (id ", *reply->id, ")") : "";
     const std::string expected = worker.state == State::kBusy ? str("; expected id ", job) : "";
-    lose(worker, str("the worker answered what it was not asked", got, expected), /*transient=*/false);
+    lose(worker, str("the worker sent an unexpected reply", got, expected), /*transient=*/false);
   }
   return true;
 }

@@ -12,8 +12,8 @@ namespace {
 
 WorkerReply malformed(std::string_view text) {
   WorkerReply reply;
-  reply.message =
-      str("it answered ", quoted(text), ", which is no reply; expected {\"id\": ..., \"reward\": ...}");
+  reply.message = str("it answered ", quoted(text),
+                      ", which is not a valid reply; expected {\"id\": ..., \"reward\": ...}");
   return reply;
 }
 

@@ -23,7 +23,7 @@ TEST(WorkerProtocol, RequestIsOneLineOfJson) {
                         {"fields", {{"level", 2}}}}));
 }
 
-TEST(WorkerProtocol, AnswerComesFromTheProblemWhereTheRecordNamesItOtherwise) {
+TEST(WorkerProtocol, AnswerComesFromTheProblemIfTheRecordHasNone) {
   Problem problem{"3", "", {}, "4", {{"Solution", "4"}}};
   const Json json = Json::parse(encode_request(0, {"", "", &problem}));
   EXPECT_EQ(json["answer"], "4");
@@ -46,7 +46,7 @@ TEST(WorkerProtocol, ReadsReplies) {
   EXPECT_EQ(failure.message, "ValueError: x");
 }
 
-TEST(WorkerProtocol, WhatIsNoReplyIsMalformed) {
+TEST(WorkerProtocol, InvalidRepliesAreMalformed) {
   for (const char* line :
        {"", "hello", "[]", "7", "null", "{}", R"({"id": 7})", R"({"id": "7", "reward": 1})",
         R"({"id": 7, "reward": NaN})", R"({"id": 7, "reward": 1e999})", R"({"reward": 1})",
@@ -58,7 +58,7 @@ TEST(WorkerProtocol, WhatIsNoReplyIsMalformed) {
   }
 }
 
-TEST(WorkerProtocol, ARewardThatIsNoFiniteNumberIsAFailureOfItsCall) {
+TEST(WorkerProtocol, ARewardThatIsNotFiniteFailsItsCall) {
   for (const char* line :
        {R"({"id": 7, "reward": null})", R"({"id": 7, "reward": "1"})", R"({"id": 7, "reward": [1]})"}) {
     const WorkerReply reply = parse_reply(line);

@@ -58,7 +58,7 @@ std::string error_of(const std::function<void()>& run) {
   return "no error";
 }
 
-TEST(RewardSetting, WhatItCannotBeIsNamed) {
+TEST(RewardSetting, InvalidSettingsAreNamed) {
   const auto expect = [](const std::string& text, const std::string& part) {
     const std::string got = error_of([&] { make_reward(text, RewardSettings{}); });
     EXPECT_NE(got.find(part), std::string::npos) << text << "\ngot: " << got << "\nexpected: " << part;
@@ -69,7 +69,7 @@ TEST(RewardSetting, WhatItCannotBeIsNamed) {
   expect("[{function: 'a.py:f', command: x}]", "got several of function, command, url and verifier");
   expect("[{verifier: maths}]", "verifier: got 'maths', expected one of number");
   expect("[{verifier: number, name: 'a/b'}]", "name: got 'a/b', expected letters");
-  expect("[{verifier: number, ready_line: true}]", "ready_line is of a command only");
+  expect("[{verifier: number, ready_line: true}]", "ready_line applies to a command only");
   expect("[{verifier: number, wieght: 2}]", "unknown setting 'reward[0].wieght'; did you mean 'weight'?");
   expect("[{verifier: number}, {command: ./judge}]", "the entry with command './judge' has no name");
   expect("[{verifier: number}, {verifier: number}]", "two entries are named 'number'");

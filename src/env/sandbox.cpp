@@ -65,7 +65,7 @@ struct Descriptor {
 };
 
 [[noreturn]] void no_descriptor(const char* what) {
-  throw IoError(str("sandbox: no ", what, ": ", std::strerror(errno)));
+  throw IoError(str("sandbox: cannot make a ", what, ": ", std::strerror(errno)));
 }
 
 struct Pipe {
@@ -297,9 +297,9 @@ std::string SandboxResult::describe() const {
         return str("was ended by signal ", status - 128, " (", strsignal(status - 128), ")", said);
       return str("ended with status ", status, said);
     case End::kTimedOut: return str("took longer than ", std::round(seconds * 10) / 10, " s");
-    case End::kMemory: return "took more memory than it may";
-    case End::kProcesses: return "started more processes than it may";
-    case End::kOutput: return "printed more than it may";
+    case End::kMemory: return "used more memory than sandbox.memory allows";
+    case End::kProcesses: return "started more processes than sandbox.processes allows";
+    case End::kOutput: return "printed more than sandbox.output allows";
     case End::kStopped: return "was stopped";
     case End::kNotStarted: return str("could not be started", said);
   }
@@ -316,7 +316,8 @@ Sandbox::Sandbox(const SandboxSettings& settings)
     throw UserError(str("sandbox: disk is ", settings_.disk.to_string(), ", expected at least 1MiB"));
   for (const std::string& path : settings_.read_only_paths) {
     if (path.empty() || path[0] != '/' || access(path.c_str(), F_OK) != 0)
-      throw UserError(str("sandbox: read_only_paths: no folder ", quoted(path), " (an absolute path)"));
+      throw UserError(
+          str("sandbox: read_only_paths: got ", quoted(path), ", expected the absolute path of a folder"));
   }
   if (bwrap_.empty()) {
     why_not_ = settings_.bubblewrap.empty() ? "there is no program bwrap on PATH"
@@ -360,7 +361,8 @@ std::vector<std::string> Sandbox::box_arguments() const {
 }
 
 SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) const {
-  BOUGH_CHECK(!program.command.empty() && program.files.size() < 16, "files: ", program.files.size());
+  BOUGH_CHECK(!program.command.empty() && program.files.size() < 16, "command: ", program.command.size(),
+              " words, files: ", program.files.size());
   SandboxResult result;
   Launch child;
   child.user = spare_user();

@@ -49,16 +49,17 @@ struct SandboxSettings {
   template <class V>
   void visit(V& v) {
     v("allow_unsandboxed", allow_unsandboxed,
-      "run programs without a sandbox where none can be made (no user namespaces): limits only");
-    v("bubblewrap", bubblewrap, "the program bwrap; empty: the one on PATH");
-    v("read_only_paths", read_only_paths, "folders beside /usr that programs may read, as an interpreter's");
-    v("memory", memory, "what the processes of one program may hold together; auto: 1GiB");
-    v("address_space", address_space, "address space of each process; auto: as much as memory");
+      "if no sandbox can be made (no user namespaces), run programs with the limits only");
+    v("bubblewrap", bubblewrap, "path of the program bwrap; empty: the one on PATH");
+    v("read_only_paths", read_only_paths,
+      "folders besides /usr that programs may read, such as an interpreter's");
+    v("memory", memory, "maximum memory of all processes of one program together; auto: 1GiB");
+    v("address_space", address_space, "maximum address space of each process; auto: the same as memory");
     v("disk", disk, "size of the program's /tmp, which is in memory; auto: 64MiB");
-    v("output", output, "what a program may print; auto: 8MiB");
-    v("processes", processes, "processes and threads of one program, with two of the sandbox",
+    v("output", output, "maximum output of a program; auto: 8MiB");
+    v("processes", processes, "maximum processes and threads of one program, including two of the sandbox",
       range(4, 4096));
-    v("open_files", open_files, "open files of each process", range(32, 65536));
+    v("open_files", open_files, "maximum open files of each process", range(32, 65536));
   }
 };
 

@@ -93,7 +93,7 @@ TEST(Sandbox, RunsWithInputFilesAndStatus) {
   EXPECT_EQ(sandbox.run({.command = {"cat"}, .input = large}).output, large);
 }
 
-TEST(Sandbox, RefusesWhereNoneCanBeMade) {
+TEST(Sandbox, RefusesIfNoneCanBeMade) {
   SandboxSettings settings = without_bwrap();
   settings.allow_unsandboxed = false;
   try {
@@ -115,7 +115,7 @@ TEST(Sandbox, RefusesWhereNoneCanBeMade) {
   EXPECT_THROW(Sandbox{settings}, UserError);
 }
 
-TEST(Sandbox, WithoutOneLimitsStillHold) {
+TEST(Sandbox, LimitsHoldWithoutASandbox) {
   const Sandbox sandbox(without_bwrap());
   EXPECT_FALSE(sandbox.sandboxed());
   EXPECT_EQ(
@@ -424,7 +424,7 @@ TEST(SandboxLimits, NothingOutlivesBough) {
   EXPECT_EQ(count_processes_left(mark), 0);
 }
 
-TEST(SandboxLimits, WhateverTheMomentNothingIsLeft) {
+TEST(SandboxLimits, NoProcessIsLeftWheneverTheLimitIsReached) {
   NEEDS_SANDBOX();
   const std::string mark = unique_mark("moment");
   const Sandbox sandbox({});

@@ -35,14 +35,12 @@ struct SumsSettings {
     v("min_operand", min_operand, "smallest number in a question", range(1, 1'000'000));
     v("max_operand", max_operand, "largest number in a question", range(1, 1'000'000));
     v("min_steps", min_steps, "fewest operations of a problem", range(1, 8));
-    v("max_steps", max_steps, "most operations of a problem; uniform between the two", range(1, 8));
-    v("operations", operations, "which ones; multiply only as the first of a problem",
+    v("max_steps", max_steps,
+      "most operations of a problem; the number is uniform from min_steps to max_steps", range(1, 8));
+    v("operations", operations, "allowed operations; multiply is used only as the first of a problem",
       one_of({"add", "subtract", "multiply"}));
-    v("slips", slips,
-      "share of worked answers whose last result is off by one to three: demonstrations as imperfect as text "
-      "is",
-      range(0.0, 1.0));
-    v("shots", shots, "worked examples in front of every question, the same for the whole data set",
+    v("slips", slips, "share of worked answers whose last result is wrong by one to three", range(0.0, 1.0));
+    v("shots", shots, "number of worked examples before every question, the same ones for the whole data set",
       range(0, 64));
   }
   // Throws UserError if a minimum exceeds its maximum, if there is no operation, or if multiply is the only

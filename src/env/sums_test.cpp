@@ -148,7 +148,7 @@ TEST(Sums, SlipsMakeTheirShareOfAnswersWrongAndChangeNothingElse) {
   EXPECT_NEAR(wrong / 2000.0, 0.6, 0.04);
 }
 
-TEST(Sums, RefusesWhatCannotBe) {
+TEST(Sums, RefusesImpossibleSettings) {
   SumsSettings settings;
   settings.max_operand = 1;
   EXPECT_THROW(make_sums(100'000, Split::train, 1, settings), UserError);
@@ -191,7 +191,7 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
 }
 
 // The prompts of a model's warm-up must begin like the prompts that the model is asked later.
-TEST(SumsDataset, SftPromptsAreTheDatasets) {
+TEST(SumsDataset, SftPromptsEqualTheDatasets) {
   DatasetSettings settings;
   settings.path = (std::filesystem::path(::testing::TempDir()) / str("sums_", ::getpid(), ".jsonl")).string();
   for (const int64_t shots : {0, 3}) {

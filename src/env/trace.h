@@ -36,12 +36,14 @@ struct TraceSettings {
 
   template <class V>
   void visit(V& v) {
-    v("registers", registers, "registers of a program, named from a on", range(2, 16));
+    v("registers", registers, "number of registers of a program, named a, b, ...", range(2, 16));
     v("min_steps", min_steps, "fewest steps of a program", range(1, kTraceLabels));
-    v("max_steps", max_steps, "most steps of a program; uniform between the two", range(1, kTraceLabels));
-    v("max_first", max_first, "the first step's label is one of the first so many", range(1, kTraceLabels));
-    v("mixing", mixing, "share of the steps that add another register, not a digit", range(0.0, 1.0));
-    v("slips", slips, "share of the steps of worked answers whose digit is wrong, and carried on",
+    v("max_steps", max_steps, "most steps of a program; the number is uniform from min_steps to max_steps",
+      range(1, kTraceLabels));
+    v("max_first", max_first, "the first step has one of the first max_first labels, at random",
+      range(1, kTraceLabels));
+    v("mixing", mixing, "share of the steps that add another register instead of a digit", range(0.0, 1.0));
+    v("slips", slips, "share of the steps of worked answers with a wrong digit, which later steps use",
       range(0.0, 1.0));
   }
   void check() const;  // throws UserError if min_steps exceeds max_steps or there are too few labels

@@ -156,7 +156,7 @@ TEST(Trace, SplitsAreDisjointAndListsBeginAlike) {
   for (size_t i = 0; i < few.size(); ++i) EXPECT_EQ(few[i], more[i]);
 }
 
-TEST(Trace, RefusesWhatIsNotThere) {
+TEST(Trace, RefusesImpossibleSettings) {
   TraceSettings tiny;
   tiny.registers = 2;
   tiny.min_steps = tiny.max_steps = 1;

@@ -28,7 +28,7 @@ struct VerifierSettings {
   template <class V>
   void visit(V& v) {
     v("require_marker", require_marker, "an answer counts only after ####, \\boxed or 'the answer is'");
-    v("fractions", fractions, "read 3/4 as a quotient; false: as two numbers");
+    v("fractions", fractions, "read 3/4 as one number, a fraction; false: as two numbers");
   }
 };
 

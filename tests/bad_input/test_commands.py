@@ -265,7 +265,7 @@ def test_prompts(bough, model, tmp_path, damage):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_report_of_what_is_no_run(bough, model):
+def test_a_report_of_a_folder_that_is_no_run(bough, model):
     before = sorted(model.iterdir())
     assert_refused(bough("report", model), "model", "config.yaml", "run's folder")
     assert sorted(model.iterdir()) == before
@@ -280,7 +280,7 @@ def test_sft_does_not_overwrite_the_model_it_starts_from(bough, model, tmp_path)
     assert (model / "model.safetensors").read_bytes() == before
 
 
-def test_a_device_that_there_is_not(bough, rollouts):
+def test_an_unknown_device(bough, rollouts):
     assert_refused(
         bough("plan", "--rollouts", rollouts, "--device", "h1000"), "--device", "h1000", "h200", "cpu"
     )
@@ -290,7 +290,7 @@ def test_too_many_problems(bough, tmp_path):
     assert_refused(bough("data", "sums", "--out", "x.jsonl", "-n", 10**11), "-n", "at most 10000000")
 
 
-def test_a_value_of_an_instruction_set_that_there_is_not(bough, model, rollouts):
+def test_an_unknown_instruction_set(bough, model, rollouts):
     result = bough("step", "--model", model, "--rollouts", rollouts, env={"BOUGH_MAX_ISA": "avx-2"})
     assert_refused(result, "BOUGH_MAX_ISA", "avx-2", "baseline, avx2, avx512, avx512_bf16 or amx")
 

@@ -461,7 +461,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_named(name, tmp_path):
+def test_refusals_name_the_cause(name, tmp_path):
     template, named = REFUSED[name]
     write(tmp_path, template)
     (answer,) = ask({"op": "chat", "path": str(tmp_path), "messages": [{"role": "user", "content": "Hi."}]})

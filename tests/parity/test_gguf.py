@@ -353,7 +353,7 @@ def test_another_pre_tokenizer_can_be_named(bough, tmp_path):
     assert [encoding.ids for encoding in theirs.encode_batch(texts)] != expected
 
 
-def test_where_transformers_converts_rightly_the_ids_are_its_own(bough, tmp_path):
+def test_ids_equal_transformers_if_it_converts_correctly(bough, tmp_path):
     """A qwen2 file. For architecture llama, transformers sets byte_fallback and splits text as GPT-2 does."""
     vocabulary = gguf_vocabulary(original_tokenizer("qwen2")) | {"pre": "qwen2"}
     out = import_tokenizer(bough, tmp_path, vocabulary, "qwen2")

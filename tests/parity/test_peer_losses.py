@@ -186,7 +186,7 @@ def test_kl_estimators_and_the_controller_are_verls(build_dir):
 
 def comparable_groups(name, seed):
     """A random batch without sequences that have no token, since verl's batches have none. Groups for which
-    Bough differs on purpose are left out too (test_groups_of_one_are_taken_differently)."""
+    Bough differs on purpose are left out too (test_groups_of_one_differ_from_verl)."""
     batch = random_groups(seed)
     keep = [i for i, n in enumerate(batch["tokens"]) if n > 0]
     batch = {key: [values[i] for i in keep] for key, values in batch.items()}
@@ -254,7 +254,7 @@ def test_advantages_are_verls(build_dir):
                 assert got == pytest.approx(expected[i, :n].tolist(), abs=2e-6), name
 
 
-def test_groups_of_one_are_taken_differently(build_dir):
+def test_groups_of_one_differ_from_verl(build_dir):
     """A group of one sample has nothing to compare the sample with. verl gives the sample its whole reward.
     If rewards are above 0, this moves the policy towards anything that it did. In Bough, Dr.GRPO and the
     baseline form of REINFORCE++ give 0, and RLOO is an error. GRPO gives R / (1 + eps), as in verl (AReaL and
@@ -488,8 +488,8 @@ def test_rejection_sampling_is_areals(build_dir, action, level, metric):
     areal = areal_losses()
     areal.apply_rejection_sampling.__globals__["RejectionSamplingResult"] = types.SimpleNamespace
     lower, upper = {"ratio": (0.9, 1.1), "kl_k1": (-0.1, 0.1)}.get(metric, (None, 0.01))
-    # AReaL computes k3 of 1 / w (test_k3_is_of_the_ratio_differently), which is Bough's k3 of -log w. The
-    # weight then has the opposite sign of log w, so only the decisions are compared.
+    # AReaL computes k3 of 1 / w (test_k3_differs_from_areal_in_its_direction), which is Bough's k3 of -log w.
+    # The weight then has the opposite sign of log w, so only the decisions are compared.
     sign = -1.0 if metric == "kl_k3" else 1.0
     batches = list(random_log_ws())
     for how in ("sum", "mean", "max") if level == "sequence" else ("mean",):
@@ -519,7 +519,7 @@ def test_rejection_sampling_is_areals(build_dir, action, level, metric):
         assert num_masked > 0 or action == "clamp", "the bounds decide nothing"
 
 
-def test_k3_is_of_the_ratio_differently(build_dir):
+def test_k3_differs_from_areal_in_its_direction(build_dir):
     """For samples from mu, k3 is w - 1 - log w with w = pi_old / mu. Its mean is KL(mu, pi_old), as in verl.
     AReaL's code passes the two policies to its estimator in the opposite order and gets 1/w - 1 + log w. The
     mean of that under mu is no divergence."""
@@ -533,7 +533,7 @@ def test_k3_is_of_the_ratio_differently(build_dir):
     assert below[0] == [0.0] and above[0] == pytest.approx([math.exp(0.5)])
 
 
-def test_a_divergence_clamps_no_weight_differently(build_dir):
+def test_clamping_by_a_divergence_is_refused_unlike_areal(build_dir):
     """AReaL clamps a weight to the bounds of the KL that it judges, though these are numbers of another kind.
     In Bough only a ratio can be clamped."""
     rule = {"metric": "kl_k2", "action": "clamp", "upper": 0.01}

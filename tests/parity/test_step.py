@@ -175,7 +175,7 @@ def test_gradients_in_bf16(bough, tmp_path):
     assert 0 < sum(ours) <= 1.1 * sum(theirs), (sum(ours) / len(ours), sum(theirs) / len(theirs))
 
 
-def test_what_is_printed(bough, tiny_models, tmp_path):
+def test_summary_and_json_have_the_expected_values(bough, tiny_models, tmp_path):
     path = write_rollouts(tmp_path / "rollouts.jsonl", random_rollouts(1, 311))
     report, _ = step(bough, tiny_models("qwen2"), path, "--repeat", 3)
     assert report["seconds_min"] <= report["seconds_per_step"] <= report["seconds_max"]
@@ -262,7 +262,7 @@ def test_layers_computed_again(bough, tiny_models, tmp_path):
     assert there["predicted_peak_bytes"] <= here["predicted_peak_bytes"]
 
 
-def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):
+def test_overlap_and_reuse_of_plans(bough, tiny_models, tmp_path):
     """POR and ERR, counted by hand: prompts of 4 tokens with answers of 3 and 2, and of 3, 2 and 1."""
     answers = {1: [[2, 2, 2], [3, 3]], 5: [[6, 6, 6], [7, 7], [8]]}
     rollouts = [

@@ -316,7 +316,7 @@ def test_leases_end_and_the_run_waits_for_agents(bough, experiment):
     assert record["refused/too_few_rewards"] == 1
 
 
-def test_settings_that_cannot_be(bough, experiment):
+def test_invalid_settings_are_refused(bough, experiment):
     config = experiment()
     for overrides, message in [
         (["serve.host=0.0.0.0"], "there is no key"),

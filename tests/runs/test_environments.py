@@ -290,7 +290,7 @@ def test_rows_of_a_conversation(bough, experiment):
     assert all(about["messages"][0]["role"] == "user" for about in last)
 
 
-def test_what_cannot_be_used_ends_the_run_at_its_start(bough, experiment):
+def test_an_unusable_environment_ends_the_run_at_its_start(bough, experiment):
     config = experiment({"type": "python", "path": "echo.py:Nothing", "python": sys.executable})
     for overrides, message in [
         ([], "no class 'Nothing' in it; it has: Echo"),

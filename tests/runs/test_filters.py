@@ -58,7 +58,7 @@ def test_dynamic_sampling_fills_every_batch(bough, parity, eta):
         assert final_state(folders[0]) == final_state(folders[1])
 
 
-def test_what_is_not_refused_is_what_it_was(bough, parity):
+def test_a_filter_that_refuses_nothing_changes_nothing(bough, parity):
     """If no group is refused, the setting alone changes nothing."""
     (bough.cwd / "filter.py").write_text("def keep(samples):\n    return True\n")
     config = write_experiment(bough, **parity)
@@ -84,7 +84,7 @@ def test_the_documents_filter_in_a_run(bough, parity):
     assert sum(record.get("refused/filter", 0) for record in records) > 0
 
 
-def test_a_run_of_which_filters_leave_nothing_ends_and_says_so(bough, parity):
+def test_a_run_ends_with_a_message_if_filters_refuse_everything(bough, parity):
     (bough.cwd / "filter.py").write_text("def keep(samples):\n    return False\n")
     config = write_experiment(bough, **parity, **{"filter": "filter.py:keep", "actor.max_num_gen_batches": 2})
     ended = bough("train", config, env=ENVIRONMENT)

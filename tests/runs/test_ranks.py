@@ -25,7 +25,7 @@ from run_util import (
     write_experiment,
 )
 from safetensors.numpy import load_file
-from test_sparse import DISTILL, SPARSE, WEAK, init_weak
+from test_sparse import DISTILL, DRAFT, SPARSE, init_draft
 
 LAUNCHERS = ["mpirun", "processes"]
 # torch's store looks up the name of each address. If no name server answers, the lookup takes as long as
@@ -134,7 +134,7 @@ def test_torchrun_starts_ranks(bough, step):
     assert math.isclose(together["grad_norm"], alone["grad_norm"], rel_tol=1e-10)
 
 
-def test_what_keeps_ranks_from_meeting_is_named(bough, step):
+def test_failed_connections_of_ranks_name_the_cause(bough, step):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -274,7 +274,7 @@ def test_ranks_train_as_one_process_does(experiment):
 
 
 @pytest.mark.parametrize("ended, how", [(2, signal.SIGKILL), (2, signal.SIGSTOP), (0, signal.SIGSTOP)])
-def test_ranks_that_nobody_watches_meet_and_miss_each_other(bough, experiment, ended, how):
+def test_ranks_without_a_launcher_connect_and_detect_dead_ranks(bough, experiment, ended, how):
     """The ranks are started one by one. Rank 0 holds the store. A rank that has died or stopped is detected
     by its silence."""
     with socket.socket() as free:
@@ -361,7 +361,7 @@ def test_a_pipeline_is_killed_and_goes_on_as_others(bough, experiment):
 
 
 @pytest.mark.parametrize("backend", ["fsdp:t2", "fsdp:p2"])
-def test_ranks_that_share_layers_need_somebody_who_generates(bough, experiment, backend):
+def test_ranks_that_share_layers_need_ranks_that_generate(bough, experiment, backend):
     said = bough("train", "config.yaml", f"actor.backend={backend}", env=ENVIRONMENT)
     assert said.returncode == 2
     assert "rollout.ranks above 0" in said.stderr
@@ -697,7 +697,7 @@ def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, s
         assert largest_difference(whole, killed) < 1e-4
 
 
-def test_ranks_keep_what_the_dense_policy_would_have_drawn(experiment):
+def test_ranks_choose_samples_by_acceptance(experiment):
     """The samples come from sparse attention. Dense samples would all be accepted alike, up to rounding."""
     sparse = [f"{key}={str(value).lower()}" for key, value in SPARSE.items()]
     words = (*sparse, "actor.keep_samples=2", "actor.keep_samples_by=acceptance", "gconfig.n_samples=4")
@@ -706,7 +706,7 @@ def test_ranks_keep_what_the_dense_policy_would_have_drawn(experiment):
     assert largest_difference(experiment.folder("one"), experiment.folder("two")) < 1e-5
 
 
-def test_areals_names_say_how_many(bough, experiment):
+def test_allocations_in_areals_syntax_set_the_ranks(bough, experiment):
     experiment("named", "allocation_mode=fsdp:d2", "total_train_steps=1")
     record = read_metrics(experiment.folder("named"))[-1]
     assert record["step"] == 1 and record["ranks/bytes_sent"] > 0
@@ -727,11 +727,11 @@ def test_areals_names_say_how_many(bough, experiment):
     assert twice.returncode == 2 and "leave one of them out" in twice.stderr
 
 
-def test_what_ranks_cannot_do_is_refused(bough, experiment):
+def test_unsupported_settings_of_ranks_are_refused(bough, experiment):
     sparse = ("rollout.sparse.budget=64", "gconfig.top_logprobs=20", "actor.backend=fsdp:c2")
     for words, said in (
-        ((*sparse, "sparse_training.arm=distill"), "trains with chosen pages"),
-        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains with chosen pages"),
+        ((*sparse, "sparse_training.mode=distill"), "trains with chosen pages"),
+        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains with chosen pages"),  # old key
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "rollout.batch_invariant=true"), "another order"),
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
         (("actor.backend=fsdp:p2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
@@ -758,28 +758,28 @@ def test_a_reference_of_shared_layers_is_renewed(experiment, backend):
 # ---- A policy that generates, beside the trained policy.
 
 
-def student_weights(run, arm):
-    folder = {"distill": "sparse_adapter/adapter_model", "weak": "weak/model/model"}[arm]
+def trained_weights(run, mode):
+    folder = {"distill": "sparse_adapter/adapter_model", "draft": "weak/model/model"}[mode]
     return load_file(last_checkpoint(run) / f"{folder}.safetensors")
 
 
 @pytest.mark.parametrize("words", ["--ranks 2", "--ranks 2 rollout.ranks=1", "--ranks 4 rollout.ranks=2"])
-@pytest.mark.parametrize("arm", ["distill", "weak"])
-def test_ranks_train_the_policy_that_generates(bough, experiment, arm, words):
+@pytest.mark.parametrize("mode", ["distill", "draft"])
+def test_ranks_train_the_policy_that_generates(bough, experiment, mode, words):
     """Metrics, samples and both policies' weights equal those of one process. Any number of ranks continues
     from a checkpoint."""
-    init_weak(bough)
-    arms = {
-        **(DISTILL if arm == "distill" else WEAK),
-        "gconfig.max_new_tokens": 80 if arm == "distill" else 24,
+    init_draft(bough)
+    chosen = {
+        **(DISTILL if mode == "distill" else DRAFT),
+        "gconfig.max_new_tokens": 80 if mode == "distill" else 24,
     }
-    settings = [f"{key}={str(value).lower()}" for key, value in arms.items()]
+    settings = [f"{key}={str(value).lower()}" for key, value in chosen.items()]
     experiment("one", *settings)
     experiment("two", *settings, *words.split(), "total_train_steps=4")
     experiment("two", *settings, "--ranks", 3)
     one, two = experiment.folder("one"), experiment.folder("two")
     assert largest_difference(one, two) < 1e-4
-    own, other = student_weights(one, arm), student_weights(two, arm)
+    own, other = trained_weights(one, mode), trained_weights(two, mode)
     assert max(float(abs(own[name] - other[name]).max()) for name in own) < 1e-4
     assert max(float(abs(own[name]).max()) for name in own) > 1e-3
     for a, b in zip(comparable_metrics(one), comparable_metrics(two), strict=True):
@@ -798,7 +798,7 @@ def test_ranks_replay_the_pages_that_generation_chose(bough, experiment):
     assert [r["sparse/replayed"] for r in two] == pytest.approx([r["sparse/replayed"] for r in one])
 
 
-def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):
+def test_deterministic_training_gives_the_same_bits_on_any_number_of_ranks(bough, experiment):
     words = ("actor.deterministic=true", "calibration=calibration.json", "total_train_steps=3")
     bough("bench", "profile", "--out", "calibration.json", ok=True, env=ENVIRONMENT)
     experiment("one", *words)

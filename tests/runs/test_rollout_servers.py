@@ -147,7 +147,7 @@ def refused(bough, *arguments):
     return result.stderr
 
 
-def test_what_cannot_be_right_is_refused_with_the_remedy(bough, serve):
+def test_wrong_servers_are_refused_with_the_remedy(bough, serve):
     write_experiment(bough)
     server = settings("vllm", serve("vllm", raw_logprobs=True))
     said = refused(bough, *server)

@@ -57,7 +57,7 @@ def test_plan_prices_an_iteration_dense_beside_sparse(bough):
     assert refused.returncode == 2 and "--sparse-budget" in refused.stderr
 
 
-def test_what_cannot_be_simulated_is_refused(bough, tmp_path):
+def test_invalid_options_are_refused(bough, tmp_path):
     for words, said in (
         (["--run", tmp_path, "--sparse-budget", 512], "--sparse-budget"),
         (["--devices", 1], "--devices"),

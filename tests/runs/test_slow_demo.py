@@ -31,7 +31,7 @@ def run_demo(script, bough_program, folder, seed, timeout):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_demo_halves_what_is_missing(bough_program, tmp_path, seed):
+def test_the_demo_halves_the_error_rate(bough_program, tmp_path, seed):
     summary = run_demo("demo", bough_program, tmp_path / "demo", seed, 3000)
     before, after = summary["before"], summary["after"]
     assert 0.2 <= before["avg_at_k"] <= 0.5, summary

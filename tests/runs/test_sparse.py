@@ -28,7 +28,7 @@ DISTILL = {
 
 
 # A draft policy generates with dense attention.
-WEAK = {
+DRAFT = {
     **{key: value for key, value in SPARSE.items() if "sparse" not in key},
     "sparse_training.mode": "draft",
     "sparse_training.draft_path": "weak",
@@ -39,31 +39,31 @@ WEAK = {
 }
 
 
-def init_weak(bough, *options):
+def init_draft(bough, *options):
     sizes = ("--hidden-size", 16, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--seed", 2)
     bough("init", "weak", *sizes, *options, ok=True)
 
 
-def test_arms_train_what_they_say(bough):
+def test_each_mode_trains_the_expected_policy(bough):
     config = write_experiment(bough, **SPARSE, total_train_steps=3)
     runs = bough.cwd / "runs/tiny"
     more = {
         "exact_top_k": ["rollout.sparse.summary=exact"],
         "sparse_to_sparse": ["rollout.sparse.replay=true", "rollout.sparse.budget=[16x4, 100:16x5]"],
     }
-    for arm in ("sparse", "exact_top_k", "distill", "sparse_to_sparse"):
-        arguments = [f"sparse_training.mode={arm}", f"trial_name={arm}", *more.get(arm, [])]
+    for mode in ("sparse", "exact_top_k", "distill", "sparse_to_sparse"):
+        arguments = [f"sparse_training.mode={mode}", f"trial_name={mode}", *more.get(mode, [])]
         bough("train", config, *arguments, ok=True, env=ENVIRONMENT)
-        records = read_metrics(runs / arm)
+        records = read_metrics(runs / mode)
         assert len(records) == 3
         assert all(record["rollout/active_pages"] < 1 for record in records)
         mismatch = [record["mismatch/logprob_abs_diff"] for record in records]
-        if arm == "sparse_to_sparse":  # the trained policy is the policy that generates
+        if mode == "sparse_to_sparse":  # the trained policy is the policy that generates
             assert max(mismatch) < 1e-4
         else:
-            assert min(mismatch) > (1e-6 if arm == "exact_top_k" else 1e-4)
-        assert all(("sparse/acceptance" in record) == (arm != "sparse_to_sparse") for record in records)
-        assert all(("sparse/kl" in record) == (arm == "distill") for record in records)
+            assert min(mismatch) > (1e-6 if mode == "exact_top_k" else 1e-4)
+        assert all(("sparse/acceptance" in record) == (mode != "sparse_to_sparse") for record in records)
+        assert all(("sparse/kl" in record) == (mode == "distill") for record in records)
         if "rollout.sparse.replay=true" in arguments:
             assert all(record["sparse/replayed"] > 0.9 for record in records)
     assert (runs / "distill/checkpoints/step_3/sparse_adapter/adapter_model.safetensors").exists()
@@ -72,7 +72,7 @@ def test_arms_train_what_they_say(bough):
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
 
-def test_samples_are_chosen_by_what_the_dense_policy_accepts(bough):
+def test_samples_are_chosen_by_acceptance(bough):
     config = write_experiment(bough, **SPARSE, total_train_steps=2)
     chosen = {"actor.keep_samples": 2, "actor.keep_samples_by": "acceptance", "gconfig.top_logprobs": 20}
     words = [f"{key}={value}" for key, value in chosen.items()]
@@ -89,9 +89,9 @@ def test_samples_are_chosen_by_what_the_dense_policy_accepts(bough):
     assert refused.returncode == 2 and "keep_samples_by" in refused.stderr
 
 
-def test_a_weak_model_generates_and_both_are_trained(bough):
-    config = write_experiment(bough, **WEAK, total_train_steps=4, **{"actor.keep_samples": 3})
-    init_weak(bough)
+def test_a_draft_policy_generates_and_both_policies_are_trained(bough):
+    config = write_experiment(bough, **DRAFT, total_train_steps=4, **{"actor.keep_samples": 3})
+    init_draft(bough)
     bough("train", config, ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs/tiny/trial0"
     records = read_metrics(run)
@@ -113,9 +113,9 @@ def test_a_weak_model_generates_and_both_are_trained(bough):
     assert read_metrics(bough.cwd / "runs/tiny/sparse")[0]["rollout/active_pages"] < 1
 
 
-def test_what_a_weak_model_may_not_be(bough):
-    config = write_experiment(bough, **WEAK)
-    init_weak(bough)
+def test_unsupported_draft_policies_are_refused(bough):
+    config = write_experiment(bough, **DRAFT)
+    init_draft(bough)
     cases = [
         (["sparse_training.draft_path="], "draft_path"),
         (["sparse_training.mode=distill", "rollout.sparse.budget=16x4"], "draft_path"),
@@ -139,10 +139,10 @@ def test_what_a_weak_model_may_not_be(bough):
     assert result.returncode == 2 and "another vocabulary" in result.stderr
 
 
-@pytest.mark.parametrize("arm", ["distill", "weak"])
-def test_a_killed_run_of_two_policies_ends_as_one_that_was_not(bough, arm):
-    settings = DISTILL if arm == "distill" else WEAK
-    init_weak(bough)
+@pytest.mark.parametrize("mode", ["distill", "draft"])
+def test_a_killed_run_of_two_policies_ends_as_one_that_was_not(bough, mode):
+    settings = DISTILL if mode == "distill" else DRAFT
+    init_draft(bough)
     config = write_experiment(bough, **settings, **{"saver.freq_steps": 2}, total_train_steps=7)
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
     whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
@@ -158,7 +158,7 @@ def test_a_killed_run_of_two_policies_ends_as_one_that_was_not(bough, arm):
     process.communicate()
     bough("train", config, "trial_name=killed", ok=True, env=ENVIRONMENT)
     assert final_state(killed).keys() == final_state(whole).keys()
-    folder = {"distill": "sparse_adapter", "weak": "weak"}[arm]
+    folder = {"distill": "sparse_adapter", "draft": "weak"}[mode]
     assert f"{folder}/optimizer.safetensors" in final_state(whole)
     for name, content in final_state(whole).items():
         if name != "state.json":
@@ -166,11 +166,11 @@ def test_a_killed_run_of_two_policies_ends_as_one_that_was_not(bough, arm):
     assert comparable_metrics(killed) == comparable_metrics(whole)
 
 
-@pytest.mark.parametrize("arm", ["distill", "weak"])
-def test_an_asynchronous_run_publishes_both_policies(bough, arm):
-    settings = DISTILL if arm == "distill" else WEAK
+@pytest.mark.parametrize("mode", ["distill", "draft"])
+def test_an_asynchronous_run_publishes_both_policies(bough, mode):
+    settings = DISTILL if mode == "distill" else DRAFT
     asynchronous = {"rollout.max_head_offpolicyness": 2, "saver.freq_steps": 2}
-    init_weak(bough)
+    init_draft(bough)
     config = write_experiment(bough, **settings, **asynchronous, total_train_steps=6)
     bough("train", config, ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs/tiny/trial0"
@@ -179,7 +179,7 @@ def test_an_asynchronous_run_publishes_both_policies(bough, arm):
     assert all(0 < record["sparse/acceptance"] <= 1 for record in records)
     # A publication's checksum covers weights and adapters. The engine accepts a publication at every step.
     assert max(record["staleness/max"] for record in records) <= 2
-    folder = {"distill": "sparse_adapter", "weak": "weak"}[arm]
+    folder = {"distill": "sparse_adapter", "draft": "weak"}[mode]
     assert f"{folder}/optimizer.safetensors" in final_state(run)
 
 
@@ -193,7 +193,7 @@ def test_an_asynchronous_run_publishes_both_policies(bough, arm):
         ("rollout.sparse.budget=[16x4, 100:16x4]", "larger budgets of longer contexts"),
     ],
 )
-def test_what_does_not_go_together_is_refused(bough, setting, words):
+def test_incompatible_settings_are_refused(bough, setting, words):
     config = write_experiment(bough, **DISTILL)
     result = bough("train", config, setting)
     assert result.returncode == 2

@@ -22,7 +22,7 @@ def ablation():
     return module
 
 
-def test_what_counts_as_equal(ablation):
+def test_verdicts_compare_with_the_dense_seeds(ablation):
     dense = [0.60, 0.62, 0.64]
     cases = [
         (0.61, 100, "equal"),
@@ -38,7 +38,7 @@ def test_what_counts_as_equal(ablation):
     assert ablation.judge(0.55, 100, [0.5, 0.6, 0.7], 100, 0.3) == "equal"
 
 
-def test_a_small_one_from_data_to_table_and_what_is_done_is_not_done_again(bough):
+def test_a_small_ablation_runs_to_the_table_and_skips_finished_runs(bough):
     command = [sys.executable, str(SCRIPT), "--bough", str(bough.program), "--out", str(bough.cwd / "out")]
     command += shlex.split("--arms dense distill --seeds 1 --budgets 0.5 --steps 2 --prompts 2 --samples 4")
     command += shlex.split("--registers 2 --program-steps 3 12 --hidden-size 32 --layers 2 --dense-layers 0")

@@ -105,7 +105,7 @@ async def stay_half_open(served: Served) -> None:
         await asyncio.sleep(2)
 
 
-HOSTILE = [
+ADVERSARIAL = [
     disconnect_midway,
     disconnect_at_once,
     send_garbage,
@@ -116,11 +116,11 @@ HOSTILE = [
 ]
 
 
-async def storm(served: Served, clients: int, hostile: int) -> list[str]:
+async def storm(served: Served, clients: int, adversarial: int) -> list[str]:
     answers = [complete(served, PROMPTS[i % len(PROMPTS)]) for i in range(clients)]
-    harm = [HOSTILE[i % len(HOSTILE)](served) for i in range(hostile)]
+    harm = [ADVERSARIAL[i % len(ADVERSARIAL)](served) for i in range(adversarial)]
     done = await asyncio.gather(*harm, *answers)
-    return done[hostile:]
+    return done[adversarial:]
 
 
 def wait_until_quiet(served: Served) -> dict[str, float]:
@@ -151,13 +151,13 @@ def attacked(bough_program: Path, tiny_models):
         yield served
 
 
-def test_hostile_clients_harm_nobody(attacked: Served):
+def test_adversarial_clients_do_not_disturb_others(attacked: Served):
     expected = [asyncio.run(complete(attacked, prompt)) for prompt in PROMPTS]
     assert len(set(expected)) == len(PROMPTS)
     descriptors = descriptors_at_rest(attacked)
     sizes = []
     for _ in range(3):
-        answers = asyncio.run(storm(attacked, clients=40, hostile=14))
+        answers = asyncio.run(storm(attacked, clients=40, adversarial=14))
         assert answers == [expected[i % len(PROMPTS)] for i in range(40)]
         wait_until_quiet(attacked)
         assert descriptors_at_rest(attacked) == descriptors
@@ -167,28 +167,28 @@ def test_hostile_clients_harm_nobody(attacked: Served):
 
 
 @pytest.mark.slow
-def test_two_hundred_clients_a_tenth_of_them_hostile(attacked: Served):
+def test_two_hundred_clients_of_which_a_tenth_are_adversarial(attacked: Served):
     expected = [asyncio.run(complete(attacked, prompt)) for prompt in PROMPTS]
     descriptors = descriptors_at_rest(attacked)
     for _ in range(5):
-        answers = asyncio.run(storm(attacked, clients=180, hostile=20))
+        answers = asyncio.run(storm(attacked, clients=180, adversarial=20))
         assert answers == [expected[i % len(PROMPTS)] for i in range(180)]
         wait_until_quiet(attacked)
     assert descriptors_at_rest(attacked) == descriptors
 
 
-def test_who_goes_away_is_not_generated_for(attacked: Served):
+def test_generation_stops_for_disconnected_clients(attacked: Served):
     before = wait_until_quiet(attacked)["engine_new_tokens_total"]
 
     async def leave() -> None:
         await asyncio.gather(*[disconnect_midway(attacked) for _ in range(10)])
 
     asyncio.run(leave())
-    drawn = wait_until_quiet(attacked)["engine_new_tokens_total"] - before
-    assert drawn < 10 * 2 * 1500 / 2
+    generated = wait_until_quiet(attacked)["engine_new_tokens_total"] - before
+    assert generated < 10 * 2 * 1500 / 2
 
 
-def test_pages_of_who_goes_away_are_free_again(bough_program: Path, tiny_models):
+def test_pages_of_disconnected_clients_are_freed(bough_program: Path, tiny_models):
     """The budget holds one long sample. Pages that were not freed would leave no room for the next sample."""
     settings = ["rollout.kv_memory=2400KiB", "log_requests=false"]
     with Served(bough_program, tiny_models("qwen3"), *settings) as served:
@@ -222,7 +222,7 @@ def test_streams_do_not_wait_for_each_other(attacked: Served):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_when_streams_are_done(bough_program: Path, tiny_models, number: int):
+def test_a_signal_ends_the_server_when_streams_are_done(bough_program: Path, tiny_models, number: int):
     async def stream(served: Served) -> bytes:
         async with Client(served) as client:
             client.writer.write(request({**greedy("go", 300), "stream": True}))
