@@ -19,10 +19,10 @@ Controller::Controller(Workers& workers, const Clock& clock, ControllerOptions o
                        ControllerObserver observer)
     : workers_(workers), clock_(clock), options_(std::move(options)), observer_(std::move(observer)) {
   BOUGH_CHECK(options_.batch_groups >= 1 && options_.max_staleness >= 0 && options_.total_steps >= 0,
-              "batches of ", options_.batch_groups, ", staleness ", options_.max_staleness, ", ",
-              options_.total_steps, " steps");
-  BOUGH_CHECK(options_.weight_sync_steps <= options_.max_staleness + 1, "published every ",
-              options_.weight_sync_steps, " steps: the gate would wait for ever");
+              "got batch_groups ", options_.batch_groups, ", max_staleness ", options_.max_staleness,
+              ", total_steps ", options_.total_steps);
+  BOUGH_CHECK(options_.weight_sync_steps <= options_.max_staleness + 1, "weights are published every ",
+              options_.weight_sync_steps, " steps: the staleness limiter would wait for ever");
 }
 
 // ---- Staleness limiter.
@@ -73,7 +73,7 @@ void Controller::check_integrity() const {
   const Counts now = counts();
   BOUGH_CHECK(
       now.sampled == now.trained + now.training + now.buffered + now.awaiting + now.running + now.dropped,
-      now.sampled, " groups drawn, but ", now.trained, " trained, ", now.training, " in training, ",
+      now.sampled, " groups sampled, but ", now.trained, " trained, ", now.training, " in training, ",
       now.buffered, " buffered, ", now.awaiting, " awaiting rewards, ", now.running, " running, ",
       now.dropped, " dropped");
 }
@@ -107,7 +107,7 @@ void Controller::on(Event event) {
 
 void Controller::handle(GroupGenerated& event) {
   const uint64_t id = event.group->id;
-  BOUGH_CHECK(running_.erase(id) == 1, "group ", id, " was generated, and nobody asked for it");
+  BOUGH_CHECK(running_.erase(id) == 1, "group ", id, " was generated, but it is not running");
   if (checkpoint_ && !checkpoint_->has_running && checkpoint_->running.erase(id) > 0)
     checkpoint_->state.awaiting.emplace(id, event.group);
   awaiting_.emplace(id, event.group);
@@ -115,7 +115,7 @@ void Controller::handle(GroupGenerated& event) {
 }
 
 void Controller::handle(GroupFailed& event) {
-  BOUGH_CHECK(running_.erase(event.id) == 1, "group ", event.id, " failed, and nobody asked for it");
+  BOUGH_CHECK(running_.erase(event.id) == 1, "group ", event.id, " failed, but it is not running");
   if (checkpoint_) checkpoint_->running.erase(event.id);  // a resumed run begins the group again
   drop(event.id, event.reason);
 }
@@ -129,9 +129,8 @@ void Controller::count_failures(const std::vector<RewardResult>& rewards) {
     throw IoError(
         str("the last ", consecutive_failures_,
             " rewards all failed, the last one with: ", quoted(result.message, 300),
-            "; nothing can be learned from them. Mend the reward function (setting reward), or raise "
-            "reward_service.max_consecutive_failures; the same command goes on from the last "
-            "checkpoint"));
+            ". Fix the reward function (setting reward), or raise reward_service.max_consecutive_failures; "
+            "the same command resumes from the last checkpoint"));
   }
 }
 
@@ -139,12 +138,12 @@ void Controller::count_filter_failures(const FilterVerdict& verdict) {
   consecutive_filter_failures_ = verdict.error.empty() ? 0 : consecutive_filter_failures_ + 1;
   if (verdict.error.empty()) return;
   if (consecutive_filter_failures_ == 1)
-    log_warning(str("a group is dropped, the filter failed: ", quoted(verdict.error, 300)));
+    log_warning(str("a group is dropped because the filter failed: ", quoted(verdict.error, 300)));
   if (consecutive_filter_failures_ < options_.max_consecutive_failures) return;
   throw IoError(str("the filter failed for the last ", consecutive_filter_failures_,
                     " groups, for the last one with: ", quoted(verdict.error, 300),
-                    ". Mend the function (setting filter), or raise reward_service.max_consecutive_failures; "
-                    "the same command goes on from the last checkpoint"));
+                    ". Fix the function (setting filter), or raise reward_service.max_consecutive_failures; "
+                    "the same command resumes from the last checkpoint"));
 }
 
 // If filters refuse every group that may be generated for a batch, the run stops with an error: there is
@@ -159,17 +158,17 @@ void Controller::refuse(uint64_t id, const std::string& reason) {
           num_steps_ + 1, ", the last one for ", quoted(reason),
           ". The problems are too easy or too hard for the model, or the filter is too strict; other "
           "problems, a larger gconfig.n_samples, or a larger actor.max_num_gen_batches (",
-          most, "; 0: no bound) may help; the same command goes on from the last checkpoint"));
+          most, "; 0: no limit) may help; the same command resumes from the last checkpoint"));
 }
 
 // A failed reward does not count as 0. The rest of the group is trained on, or the group is dropped.
 void Controller::handle(GroupScored& event) {
   const auto found = awaiting_.find(event.id);
-  BOUGH_CHECK(found != awaiting_.end(), "group ", event.id, " was scored, and nobody asked for it");
+  BOUGH_CHECK(found != awaiting_.end(), "group ", event.id, " was scored, but it awaits no rewards");
   auto group = std::make_shared<FinishedGroup>(*found->second);
   awaiting_.erase(found);
-  BOUGH_CHECK(event.rewards.empty() || event.rewards.size() == group->samples.size(), "rewards ",
-              event.rewards.size(), " for ", group->samples.size(), " samples");
+  BOUGH_CHECK(event.rewards.empty() || event.rewards.size() == group->samples.size(), "got ",
+              event.rewards.size(), " rewards for ", group->samples.size(), " samples");
   for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
   int64_t num_valid = 0, size = 0;  // trajectories, not rows; baselines are not counted
@@ -224,9 +223,8 @@ void Controller::handle(TrainingDone& event) {
       evaluation_ = Evaluation::kWanted;
       evaluation_step_ = num_steps_;
     } else {
-      log_warning(
-          str("step ", num_steps_, " is not evaluated: the evaluation of step ", evaluation_step_,
-              " is still going on; evaluate more seldom (evaluator.freq_steps) or on fewer problems"));
+      log_warning(str("step ", num_steps_, " is not evaluated: the evaluation of step ", evaluation_step_,
+                      " is still running; evaluate less often (evaluator.freq_steps) or on fewer problems"));
     }
   }
   const bool awaits = evaluation_ != Evaluation::kNone && evaluation_step_ == num_steps_;
@@ -235,14 +233,14 @@ void Controller::handle(TrainingDone& event) {
 }
 
 void Controller::handle(SnapshotTaken&) {
-  BOUGH_CHECK(trainer_ == Trainer::kSnapshotting && checkpoint_, "nobody asked for a snapshot");
+  BOUGH_CHECK(trainer_ == Trainer::kSnapshotting && checkpoint_, "unexpected snapshot");
   trainer_ = Trainer::kIdle;
   trainer_free_since_ = clock_.now();
   checkpoint_->has_weights = true;
 }
 
 void Controller::handle(EvaluationDone& event) {
-  BOUGH_CHECK(evaluation_ == Evaluation::kRunning, "nobody asked for an evaluation");
+  BOUGH_CHECK(evaluation_ == Evaluation::kRunning, "unexpected evaluation result");
   evaluation_ = Evaluation::kNone;
   for (PendingRecord& record : records_) {
     if (!record.awaits_evaluation) continue;
@@ -256,14 +254,14 @@ void Controller::handle(EvaluationDone& event) {
     record.awaits_evaluation = false;
     if (event.metrics) record.metrics.merge(*event.metrics);
     else if (!is_stopping_)
-      log_warning(str("the evaluation of step ", record.step, " was given up after ",
-                      options_.evaluation_seconds, " s (evaluator.timeout_seconds); the run goes on"));
+      log_warning(str("the evaluation of step ", record.step, " was stopped after ",
+                      options_.evaluation_seconds, " s (evaluator.timeout_seconds); the run continues"));
     break;
   }
 }
 
 void Controller::handle(RunningSaved& event) {
-  BOUGH_CHECK(checkpoint_ && !checkpoint_->has_running, "nobody asked what is running");
+  BOUGH_CHECK(checkpoint_ && !checkpoint_->has_running, "unexpected list of running requests");
   for (RunningRequest& request : event.requests) {
     if (checkpoint_->running.erase(request.id) > 0 && !request.samples.empty())
       checkpoint_->state.running.emplace(request.id, std::move(request.samples));
@@ -276,7 +274,7 @@ void Controller::handle(RunningSaved& event) {
 // A full disk may have room later. The run goes on and tries again after the next step. For the last
 // checkpoint there is no later attempt, so its failure is the run's error.
 void Controller::handle(CheckpointWritten& event) {
-  BOUGH_CHECK(checkpoint_ && checkpoint_->is_written, "nobody asked for a checkpoint");
+  BOUGH_CHECK(checkpoint_ && checkpoint_->is_written, "unexpected checkpoint");
   const bool is_last = is_stopping_ || is_over();
   const int64_t step = checkpoint_->state.step;
   checkpoint_.reset();
@@ -286,7 +284,7 @@ void Controller::handle(CheckpointWritten& event) {
   }
   if (is_last && step == num_steps_) throw IoError(event.error);
   checkpoint_is_overdue_ = true;
-  log_warning(str(event.error, "; the run goes on, and tries again after the next step"));
+  log_warning(str(event.error, "; the run continues and tries again after the next step"));
 }
 
 void Controller::handle(WorkerFailed& event) {
@@ -306,12 +304,12 @@ void Controller::handle(TimePassed&) {
   const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
   const bool waits = !workers_.waits_for_external().empty();
   if (options_.stall_seconds > 0 && quiet >= options_.stall_seconds && !waits)
-    throw StallError(str("nothing has happened for ", static_cast<int64_t>(quiet),
-                         " s: ", workers_.busy_with(), "; ", activity(),
-                         ". If that can be, raise stall_seconds; the same command goes on "
-                         "from the last checkpoint"));
+    throw StallError(str("no progress for ", static_cast<int64_t>(quiet), " s: ", workers_.busy_with(), "; ",
+                         activity(),
+                         ". If this is expected, raise stall_seconds; the same command resumes from the last "
+                         "checkpoint"));
   if (quiet >= std::max(60.0, 2 * stall_warned_seconds_)) {
-    log_warning(str("nothing has happened for ", static_cast<int64_t>(quiet), " s: ", workers_.busy_with()));
+    log_warning(str("no progress for ", static_cast<int64_t>(quiet), " s: ", workers_.busy_with()));
     stall_warned_seconds_ = quiet;
   }
 }
@@ -410,8 +408,7 @@ void Controller::begin_training() {
   if (gives_up && !is_last && wanted < options_.batch_groups)
     log_warning(str("step ", num_steps_ + 1, " is trained on ", wanted, " of ", options_.batch_groups,
                     " groups: filters refused ", refused_since_batch_,
-                    " others, as many as "
-                    "actor.max_num_gen_batches allows"));
+                    " others, the most that actor.max_num_gen_batches allows"));
   refused_since_batch_ = 0;
   TrainOrder order{.step = num_steps_ + 1, .groups = {}};
   for (int64_t i = 0; i < wanted; ++i) {

@@ -188,7 +188,7 @@ double ks_distance(std::vector<int64_t> a, std::vector<int64_t> b) {
   return largest;
 }
 
-TEST(Controller, TrainedLengthsAreDrawnLengths) {
+TEST(Controller, TrainedLengthsAreSampledLengths) {
   for (const int64_t eta : {1, 4}) {
     SimulationOptions options = small_run();
     options.controller.max_staleness = eta;
@@ -289,7 +289,7 @@ struct ManualRun {
   Controller controller;
 };
 
-TEST(Controller, TheGateOpensByTheVersionThatTheEngineHolds) {
+TEST(Controller, TheStalenessLimiterUsesTheVersionThatTheEngineHolds) {
   ManualRun run({.batch_groups = 2, .max_staleness = 1, .total_steps = 9});
   run.controller.start();
   EXPECT_EQ(run.workers.published, 0);
@@ -329,7 +329,7 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
 }
 
 // Two rows of one conversation and a failed row: one sample with a reward, not two.
-TEST(Controller, TheSmallestGroupIsOfTrajectories) {
+TEST(Controller, MinGroupCountsTrajectoriesNotRows) {
   ManualRun run({.batch_groups = 1, .total_steps = 1});
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
@@ -369,7 +369,7 @@ TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
   EXPECT_EQ(metrics.at("refused/too_few_rewards"), 1);
 }
 
-TEST(Controller, NoMoreThanSoManyBatchesAreDrawnForAStep) {
+TEST(Controller, AStepGeneratesAtMostMaxGeneratedBatches) {
   const std::set<uint64_t> kept = {2};
   ManualRun run({.batch_groups = 2,
                  .total_steps = 9,
@@ -415,7 +415,7 @@ TEST(Controller, AFilterThatFailsOneGroupAfterTheOtherEndsTheRun) {
   }
 }
 
-TEST(Controller, RewardsThatFailOneAfterTheOtherEndTheRunAndSayWhose) {
+TEST(Controller, RewardsThatFailOneAfterTheOtherEndTheRunWithTheLastError) {
   ManualRun run({.batch_groups = 8, .total_steps = 9, .max_consecutive_failures = 6});
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});

@@ -117,7 +117,7 @@ int64_t ConversationRun::max_new_tokens() const {
 // ---- The environment's turn.
 
 void ConversationRun::observe(EpisodeReply reply) {
-  BOUGH_CHECK(waits_ == Waits::kEnvironment, "an answer of the environment that nobody waits for");
+  BOUGH_CHECK(waits_ == Waits::kEnvironment, "unexpected answer of the environment");
   if (turn_ > 0) environment_seconds_.back() = seconds_since(since_);
   since_ = std::chrono::steady_clock::now();
   if (reply.failure != EpisodeFailure::kNone) {
@@ -212,7 +212,7 @@ void ConversationRun::make_prompt() {
 // ---- The model's turn.
 
 void ConversationRun::sampled(const GeneratedSample& sample, double temperature) {
-  BOUGH_CHECK(waits_ == Waits::kEngine, "a turn that nobody waits for");
+  BOUGH_CHECK(waits_ == Waits::kEngine, "unexpected sample of the engine");
   engine_seconds_.push_back(seconds_since(since_));
   environment_seconds_.push_back(0);
   since_ = std::chrono::steady_clock::now();
@@ -321,7 +321,7 @@ void ConversationRun::take_calls(const OutputParts& parts) {
 
 std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, const std::string& name,
                                                     bool all_logprobs) const {
-  BOUGH_CHECK(waits_ == Waits::kNothing, "a conversation that has not ended");
+  BOUGH_CHECK(waits_ == Waits::kNothing, "the conversation has not ended");
   static const std::set<std::string> kCut = {"max_new_tokens", "max_tokens", "max_context", "max_turns"};
   const bool is_valid = failure_.empty() && reason_ != "cancelled";
   std::vector<Trajectory> out;
@@ -359,7 +359,8 @@ std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, co
 
 void ConversationRun::check_integrity() const {
   for (const ConversationRow& row : rows_) row.check_integrity();
-  BOUGH_CHECK(std::ssize(turn_rewards_) == turn_, "rewards of ", turn_rewards_.size(), " turns, of ", turn_);
+  BOUGH_CHECK(std::ssize(turn_rewards_) == turn_, "rewards of ", turn_rewards_.size(), " turns, expected ",
+              turn_);
 }
 
 // ---- Conversations among rows.

@@ -70,12 +70,12 @@ ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, c
   raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
   sampling_logprobs.insert(sampling_logprobs.end(), sample.sampling_logprobs.begin(),
                            sample.sampling_logprobs.end());
-  std::span<const int32_t> drawn(sample.token_ids);
+  std::span<const int32_t> sampled_ids(sample.token_ids);
   if (sample.finish_reason == FinishReason::kStop) {
-    segment.stop = codec.text_of(drawn.last(1));
-    drawn = drawn.first(drawn.size() - 1);
+    segment.stop = codec.text_of(sampled_ids.last(1));
+    sampled_ids = sampled_ids.first(sampled_ids.size() - 1);
   }
-  segment.sampled = codec.text_of(drawn);
+  segment.sampled = codec.text_of(sampled_ids);
   if (sample.finish_reason == FinishReason::kStopString) {
     size_t end = segment.sampled.size();
     for (const std::string& each : stop) end = std::min(end, segment.sampled.find(each));
@@ -142,11 +142,12 @@ void ConversationRow::settle(const Shown& shown, const ChatCodec& codec, int64_t
     segment.is_settled = true;
     found.shown_otherwise += segment.text != segment.sampled + segment.stop;
     const std::vector<int32_t> again = codec.encode_chat(segment.text, /*continues=*/true);
-    const std::span<const int32_t> drawn(ids.data() + segment.begin, segment.end - segment.begin);
-    const auto [different, other] = std::mismatch(drawn.begin(), drawn.end(), again.begin(), again.end());
-    if (different == drawn.end() && other == again.end()) continue;
+    const std::span<const int32_t> sampled_ids(ids.data() + segment.begin, segment.end - segment.begin);
+    const auto [different, other] =
+        std::mismatch(sampled_ids.begin(), sampled_ids.end(), again.begin(), again.end());
+    if (different == sampled_ids.end() && other == again.end()) continue;
     found.retokenized.push_back(
-        {*segment.turn, row, static_cast<int64_t>(segment.begin) + (different - drawn.begin())});
+        {*segment.turn, row, static_cast<int64_t>(segment.begin) + (different - sampled_ids.begin())});
   }
 }
 
@@ -173,14 +174,14 @@ void ConversationRow::check_integrity() const {
   const size_t length = ids.size();
   BOUGH_CHECK(loss_mask.size() == length && logprobs.size() == length && versions.size() == length &&
                   turns.size() == length,
-              "lists of a row of ", length, " tokens");
+              "a row of ", length, " tokens has lists of another length");
   size_t at = 0;
   for (const Segment& segment : segments) {
-    BOUGH_CHECK(segment.begin == at && segment.end >= at, "a segment from ", segment.begin, ", expected ",
-                at);
+    BOUGH_CHECK(segment.begin == at && segment.end >= at, "a segment begins at ", segment.begin,
+                ", expected ", at);
     at = segment.end;
   }
-  BOUGH_CHECK(at == length, "segments of ", at, " tokens, ids ", length);
+  BOUGH_CHECK(at == length, "segments cover ", at, " of ", length, " tokens");
 }
 
 }  // namespace bough

@@ -379,7 +379,7 @@ TEST(Conversation, APromptIsTheTemplatesText) {
   }
 }
 
-TEST(Conversation, WhatWouldBeTokenisedOtherwiseIsLocated) {
+TEST(Conversation, TextThatIsTokenizedDifferentlyIsLocated) {
   const TestCodec codec(kPlain);
   const ConversationFormat format(codec, {.tool_call_parser = ""}, 100000);
   ConversationRun run(format, kProblem, sampling());
@@ -559,7 +559,7 @@ TEST(Conversation, GroupsSayWhereTheirConversationsForked) {
 }
 
 // A file that was written by another program or damaged: none of its fields are trusted.
-TEST(Conversation, WhatIsNoConversationReadsAsNothing) {
+TEST(Conversation, DamagedConversationsAreDescribedWithoutAnError) {
   Trajectory row;
   row.group = "g";
   row.input_ids = {1, 2};

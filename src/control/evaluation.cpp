@@ -56,7 +56,7 @@ std::string describe(const EvaluationResult& result) {
 
 std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const TextCodec& codec,
                                          RewardFunction& reward, const EvaluationOptions& options) {
-  BOUGH_CHECK(dataset.size() > 0, "nothing to evaluate on");
+  BOUGH_CHECK(dataset.size() > 0, "the evaluation dataset is empty");
   const Clock::Time start = SteadyClock().now();
   // A separate stream: with training's seed, equal ids would give the same random numbers.
   const uint64_t seed = CounterRandom(options.seed, Purpose::evaluation).bits(0, 0);

@@ -53,7 +53,7 @@ TEST(Evaluate, AverageAndPassAgreeWithTheSamples) {
   EXPECT_GT(result->failures, 0);
 }
 
-TEST(Evaluate, DrawsOtherNumbersThanTrainingAndTheSameEachTime) {
+TEST(Evaluate, SamplesDifferFromTrainingAndAreTheSameEachTime) {
   FakeReward reward;
   const Dataset problems = testing::numbered_problems(50);
   EvaluationOptions options;

@@ -34,7 +34,7 @@ constexpr uint64_t kBaselineId = uint64_t{1} << 43;
 Generator::Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options)
     : parts_(parts), next_task_(std::move(next_task)), options_(std::move(options)) {
   BOUGH_CHECK((parts_.environment == nullptr) == (parts_.format == nullptr),
-              "an environment needs a format of conversations");
+              "an environment needs a conversation format");
 }
 
 std::vector<FinishedGroup> Generator::step() {
@@ -73,7 +73,7 @@ bool Generator::begin_task() {
   GenerationRequest request{.id = id, .sampling = options_.sampling, .seed = options_.seed};
   std::string text;
   if (task->problem) {
-    BOUGH_CHECK(parts_.codec, "a problem, and nothing to encode it with");
+    BOUGH_CHECK(parts_.codec, "a problem needs a codec for its prompt");
     EncodedPrompt prompt = parts_.codec->encode(*task->problem);
     request.prompt_ids = std::move(prompt.ids);
     text = std::move(prompt.text);
@@ -81,7 +81,7 @@ bool Generator::begin_task() {
     request.prompt_ids = std::move(task->prompt_ids);
   }
   if (options_.with_baseline) {
-    BOUGH_CHECK(id < kBaselineId, "a task with id ", id);
+    BOUGH_CHECK(id < kBaselineId, "task id ", id, " is too large");
     GenerationRequest baseline = request;
     baseline.id |= kBaselineId;
     baseline.sampling.n_samples = 1;
@@ -100,7 +100,7 @@ std::optional<FinishedGroup> Generator::finish(GenerationResult result) {
   const bool is_baseline = (result.id & kBaselineId) != 0;
   const auto found = in_flight_.find(result.id & ~kBaselineId);
   BOUGH_CHECK(found != in_flight_.end() && (!is_baseline || options_.with_baseline),
-              "the engine returned request ", result.id, ", which nobody submitted");
+              "the engine returned request ", result.id, ", which was not submitted");
   InFlight& running = found->second;
   (is_baseline ? running.baseline : running.samples) = std::move(result);
   if (!running.samples || (options_.with_baseline && !running.baseline)) return std::nullopt;
@@ -266,7 +266,7 @@ std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, cons
       }
       if (options.on_step) options.on_step();
       BOUGH_CHECK(num_done() > before || !idle(), num_done(), " of ", count,
-                  " groups, and no more may begin");
+                  " groups are done, and no more may start");
     }
   } catch (...) {
     give_up();
@@ -298,16 +298,16 @@ void Generator::abandon() {
 
 void Generator::check_integrity() const {
   BOUGH_CHECK(samples_in_flight_ == static_cast<int64_t>(in_flight_.size()) * samples_of_task(),
-              samples_in_flight_, " samples in flight of ", in_flight_.size(), " groups");
+              samples_in_flight_, " samples in flight for ", in_flight_.size(), " groups");
   size_t num_going_on = 0;
   for (const auto& [id, running] : in_flight_) {
-    BOUGH_CHECK(running.task.id == id, "group ", running.task.id, " is ", id);
+    BOUGH_CHECK(running.task.id == id, "group ", running.task.id, " is stored as ", id);
     num_going_on += running.conversations.size() - static_cast<size_t>(running.num_ended);
     for (const ConversationRun& conversation : running.conversations) conversation.check_integrity();
   }
   BOUGH_CHECK(requests_.size() + episodes_.size() == static_cast<size_t>(num_open_) &&
                   num_going_on == static_cast<size_t>(num_open_) + unopened_.size(),
-              num_going_on, " conversations go on, ", requests_.size(), " with the engine, ",
+              num_going_on, " conversations are running, ", requests_.size(), " with the engine, ",
               episodes_.size(), " with the environment and ", unopened_.size(), " not opened, ", num_open_,
               " open");
 }
@@ -352,7 +352,8 @@ std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFun
   }
   if (requests.empty()) return results;
   const std::vector<RewardResult> rewards = reward.score_all(requests);
-  BOUGH_CHECK(rewards.size() == requests.size(), "rewards ", rewards.size(), " for ", requests.size());
+  BOUGH_CHECK(rewards.size() == requests.size(), "got ", rewards.size(), " rewards for ", requests.size(),
+              " requests");
   for (const auto& [result, request] : scored) results[result] = rewards[request];
   return results;
 }

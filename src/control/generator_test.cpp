@@ -79,7 +79,7 @@ TEST(Generator, AnErrorOfTheEngineLeavesItIdle) {
   EXPECT_TRUE(engine.idle());
 }
 
-TEST(Generator, APromptThatCannotBeAskedBeginsNothing) {
+TEST(Generator, APromptThatCannotBeEncodedStartsNoRequest) {
   FakeEngine engine;
   const ByteCodec codec;
   const Problem empty{.id = "empty", .prompt = "", .messages = {}, .answer = ""};
@@ -90,7 +90,7 @@ TEST(Generator, APromptThatCannotBeAskedBeginsNothing) {
   EXPECT_TRUE(generator.idle());
 }
 
-TEST(Generator, RewardsAreThoseOfTheVeryCompletions) {
+TEST(Generator, EachCompletionGetsItsOwnReward) {
   FakeEngine engine;
   FakeReward reward;
   const ByteCodec codec;
@@ -273,7 +273,7 @@ std::vector<std::string> requests_of(uint64_t shuffle, bool in_rounds) {
   return out;
 }
 
-TEST(Generator, InRoundsTheOrderOfAnswersIsNothing) {
+TEST(Generator, InRoundsTheOrderOfAnswersDoesNotMatter) {
   EXPECT_EQ(requests_of(1, true), requests_of(2, true));
   auto first = requests_of(1, false), second = requests_of(2, false);
   EXPECT_NE(first, second) << "else the test says nothing";

@@ -58,8 +58,8 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
     const std::string all = chat_template().render(chat, false);
     if (!all.starts_with(prompt)) {
       throw UserError(
-          "the chat template writes a finished conversation differently from a prompt and its answer: "
-          "such a template cannot be trained on; use prompt and completion instead");
+          "the chat template writes a finished conversation differently from a prompt and its answer: such a "
+          "template cannot be trained on; use prompt and completion instead");
     }
     out.ids = tokenizer_.encode(prompt);
     completion = tokenizer_.encode_continuation(all.substr(prompt.size()));
@@ -81,9 +81,8 @@ void PromptEncoder::end_turn(std::vector<Message> chat, std::vector<int32_t>& co
   const size_t content = all.rfind(kProbe);
   if (content == std::string::npos)
     throw UserError(
-        "the chat template does not show the last message as it is: such a template cannot be trained on; "
-        "use "
-        "prompt and completion instead");
+        "the chat template does not write the last message verbatim: such a template cannot be trained on; "
+        "use prompt and completion instead");
   const auto is_special = [&](int32_t id) { return tokenizer_.is_special(id); };
   const std::vector<int32_t> tail = tokenizer_.encode_continuation(all.substr(content + kProbe.size()));
   auto left = std::count_if(tail.begin(), tail.end(), is_special);

@@ -32,7 +32,7 @@ TEST(PromptEncoder, LearnsTheCompletionAndItsEnd) {
   EXPECT_TRUE(std::equal(prompt.ids.begin(), prompt.ids.end(), encoded.ids.begin()));
 }
 
-TEST(PromptEncoder, OfAConversationTheLastTurnIsLearnedUpToItsEnd) {
+TEST(PromptEncoder, TheLastTurnOfAConversationIsLearnedUpToItsEnd) {
   const PromptEncoder encoder = testing::byte_level_encoder();
   SftExample example;
   example.messages = {{"user", "1+1"}, {"assistant", "2"}, {"user", "2+2"}, {"assistant", "4"}};

@@ -46,7 +46,7 @@ SimulationResult RunSimulator::run(std::optional<double> stop_at) {
   if (stop_at) after(*stop_at, [this] { controller_.on(StopRequested{}); });
   controller_.start();
   while (!controller_.is_finished()) {
-    BOUGH_CHECK(!planned_.empty(), "nothing can happen any more: ", controller_.activity());
+    BOUGH_CHECK(!planned_.empty(), "the simulation has no more events: ", controller_.activity());
     Planned next = planned_.top();
     planned_.pop();
     const double wait = std::max(0.0, next.time - now());

@@ -251,7 +251,7 @@ TEST(Workers, ARunStoppedAnywhereGoesOnWithTheTokensThatItHad) {
   EXPECT_EQ(*trained.rbegin(), 39u);
 }
 
-TEST(Workers, WhatAnyThreadThrowsEndsTheRun) {
+TEST(Workers, AnExceptionOfAnyThreadEndsTheRun) {
   for (const bool own_threads : {true, false}) {
     Harness engine({.eta = own_threads ? 1 : 0, .own_threads = own_threads});
     engine.engine.steps_before_error = 3;
@@ -294,7 +294,7 @@ class BrokenReward final : public RewardFunction {
   }
 };
 
-TEST(Workers, WhatARewardThrowsEndsTheRun) {
+TEST(Workers, AnExceptionOfARewardEndsTheRun) {
   BrokenReward broken;
   Harness run({}, &broken);
   EXPECT_THROW(run.run(), IoError);

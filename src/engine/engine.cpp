@@ -25,8 +25,8 @@ int64_t pages_of_budget(std::string_view text) {
   const int64_t count = number_of(in_pages ? text.substr(3) : text);
   if (count < 0)
     throw UserError(str("rollout.sparse.budget is ", text,
-                        "; expected a number of tokens (512), of pages of 16 tokens (16x32), none, or a list "
-                        "that grows with the context ([512, 8192:1024])"));
+                        "; expected a number of tokens (512), a number of pages of 16 tokens (16x32), none, "
+                        "or a list that grows with the context ([512, 8192:1024])"));
   const int64_t pages = in_pages ? count : (count + kPage - 1) / kPage;
   if (pages < kLeast)
     throw UserError(str("rollout.sparse.budget is ", text, ", ", pages, " pages of ", kPage,
@@ -44,9 +44,10 @@ SparseBudget SparseBudget::from_text(const std::string& text) {
   if (colon == std::string::npos) return out;
   out.from = number_of(std::string_view(text).substr(0, colon));
   if (out.from < 0)
-    throw UserError(str("rollout.sparse.budget is ", text,
-                        "; expected the tokens of a context from which on it holds before the colon: "
-                        "8192:1024"));
+    throw UserError(
+        str("rollout.sparse.budget is ", text,
+            "; expected a context length in tokens before the colon, from which the budget holds: "
+            "8192:1024"));
   return out;
 }
 
@@ -62,10 +63,10 @@ std::map<int64_t, int64_t> SparseSettings::budget_pages() const {
   for (const SparseBudget& each : budget) {
     const int64_t own = pages_of_budget(each.budget);
     if (pages.empty() ? each.from != 0 : each.from <= pages.rbegin()->first || own <= pages.rbegin()->second)
-      throw UserError(
-          str("rollout.sparse.budget is ", budget_text(),
-              "; expected the budget of short contexts first, then, with the tokens from which on they hold, "
-              "larger budgets of longer contexts: [512, 8192:1024, 32768:2048]"));
+      throw UserError(str(
+          "rollout.sparse.budget is ", budget_text(),
+          "; expected a budget for short contexts first, then larger budgets with growing context lengths: "
+          "[512, 8192:1024, 32768:2048]"));
     pages.emplace(each.from, own);
   }
   return pages;
@@ -74,10 +75,10 @@ std::map<int64_t, int64_t> SparseSettings::budget_pages() const {
 void SparseSettings::check() const {
   const bool has_budget = is_sparse();
   if (replay && !has_budget)
-    throw UserError("rollout.sparse.replay: there is nothing to keep without a budget; expected a budget");
+    throw UserError("rollout.sparse.replay is true, but rollout.sparse.budget is none; expected a budget");
   if (replay && summary == "exact")
     throw UserError(
-        "rollout.sparse.replay: single keys (summary: exact) are not kept; expected mean or minmax");
+        "rollout.sparse.replay is true, but rollout.sparse.summary is exact; expected mean or minmax");
 }
 
 const char* finish_reason_name(FinishReason reason) {
@@ -171,15 +172,15 @@ void check_numbers(const GenerationRequest& request) {
 void check_request(const GenerationRequest& request, const ModelLimits& limits) {
   check_numbers(request);
   if (!request.adapter.empty())
-    refuse(request, "it asks the adapter ", quoted(request.adapter), ", and the engine has none");
+    refuse(request, "adapter is ", quoted(request.adapter), ", but this engine has no adapters");
   const auto length = static_cast<int64_t>(request.prompt_ids.size());
   if (length == 0) {
     refuse(request,
-           "the prompt is empty; a first token needs one to follow (the model's begin-of-text token, say)");
+           "the prompt is empty; expected at least one token, for example the model's begin-of-text token");
   }
   if (length >= limits.max_length) {
-    refuse(request, "the prompt has ", length, " tokens, and the model takes ", limits.max_length,
-           " positions by ", limits.max_length_reason, ": no room for a response; shorten the prompt");
+    refuse(request, "the prompt has ", length, " tokens, but the model is limited to ", limits.max_length,
+           " tokens by ", limits.max_length_reason, ": no room for a response; shorten the prompt");
   }
   for (int64_t i = 0; i < length; ++i) {
     const int32_t token = request.prompt_ids[static_cast<size_t>(i)];
@@ -189,18 +190,19 @@ void check_request(const GenerationRequest& request, const ModelLimits& limits) 
     }
   }
   if (static_cast<int64_t>(request.sampled.size()) > length)
-    refuse(request, request.sampled.size(), " marks of drawn tokens for a prompt of ", length);
+    refuse(request, request.sampled.size(), " flags of sampled tokens for a prompt of ", length, " tokens");
   for (const int64_t token : request.sampling.stop_token_ids) {
     if (token < 0 || token >= limits.vocab_size) {
       refuse(request, "stop token ", token, " is outside the vocabulary of ", limits.vocab_size);
     }
   }
   if (static_cast<int64_t>(request.partial.size()) > request.sampling.n_samples)
-    refuse(request, request.partial.size(), " samples have begun, of ", request.sampling.n_samples);
+    refuse(request, "got ", request.partial.size(),
+           " partial rollouts, expected at most n_samples = ", request.sampling.n_samples);
   int64_t num_ended = 0;
   for (const auto& [sample, has_ended] : request.partial) {
     num_ended += has_ended;
-    if (num_ended == request.sampling.n_samples) refuse(request, "all of its samples have ended already");
+    if (num_ended == request.sampling.n_samples) refuse(request, "all of its samples have already ended");
     const size_t size = sample.token_ids.size();
     const bool agrees = sample.logprobs.size() == size && sample.raw_logprobs.size() == size &&
                         sample.sampling_logprobs.size() == size && sample.versions.size() == size &&
@@ -209,12 +211,12 @@ void check_request(const GenerationRequest& request, const ModelLimits& limits) 
     const bool fits = static_cast<int64_t>(size) <= request.sampling.max_new_tokens - (has_ended ? 0 : 1) &&
                       length + static_cast<int64_t>(size) <= limits.max_length - (has_ended ? 0 : 1);
     if (size == 0 || !agrees || !fits)
-      refuse(request, "a begun sample of ", size,
+      refuse(request, "a partial rollout of ", size,
              " tokens: expected 1 to below max_new_tokens = ", request.sampling.max_new_tokens,
              ", each with its log-probabilities and version");
     for (const int32_t token : sample.token_ids)
       if (token < 0 || token >= limits.vocab_size)
-        refuse(request, "a begun sample has token ", token, ", outside the vocabulary of ",
+        refuse(request, "a partial rollout has token ", token, ", outside the vocabulary of ",
                limits.vocab_size);
   }
   for (const std::string& stop : request.sampling.stop) {

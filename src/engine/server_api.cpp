@@ -66,12 +66,12 @@ class VllmApi final : public ServerApi {
     const Json ids = choice.value("token_ids", Json());
     if (ids.is_null() || ids.empty()) return out;
     const Json& logprobs = choice.at("logprobs");
-    const Json& of_tokens = logprobs.at("token_logprobs");
-    if (of_tokens.size() != ids.size()) refuse_event(event, "a log-probability for each token");
+    const Json& token_logprobs = logprobs.at("token_logprobs");
+    if (token_logprobs.size() != ids.size()) refuse_event(event, "a log-probability for each token");
     for (size_t i = 0; i < ids.size(); ++i) {
       ServerToken& token = out.tokens.emplace_back();
       token.id = ids[i].get<int32_t>();
-      token.logprob = of_tokens[i].get<double>();
+      token.logprob = token_logprobs[i].get<double>();
       if (top_logprobs == 0) continue;
       // The most likely tokens, and the sampled token, which may not be among them.
       std::vector<std::pair<double, int32_t>> entries;
@@ -146,9 +146,9 @@ class SglangApi final : public ServerApi {
       out.finish_reason = reason.at("type").get<std::string>();
     const auto total = meta.at("completion_tokens").get<size_t>();
     const Json listed = meta.value("output_token_logprobs", Json::array());
-    const bool is_of_all = listed.size() == total;
-    if (!is_of_all && seen + listed.size() != total) refuse_event(event, "a log-probability for each token");
-    for (size_t i = is_of_all ? seen : 0; i < listed.size(); ++i) {
+    const bool lists_all = listed.size() == total;
+    if (!lists_all && seen + listed.size() != total) refuse_event(event, "a log-probability for each token");
+    for (size_t i = lists_all ? seen : 0; i < listed.size(); ++i) {
       ServerToken& token = out.tokens.emplace_back();
       token.logprob = listed[i].at(0).get<double>();
       token.id = listed[i].at(1).get<int32_t>();
@@ -186,7 +186,7 @@ const ServerApi& server_api(const std::string& name) {
     return apis;
   }();
   const auto found = kApis.find(name);
-  BOUGH_CHECK(found != kApis.end(), "no API of servers is called ", name);
+  BOUGH_CHECK(found != kApis.end(), "unknown server API ", name);
   return *found->second;
 }
 

@@ -84,7 +84,7 @@ class ServerSteps {
       error_ = str(target, ": ", answer->message);
       is_refused_ = answer->kind == HttpAnswer::kAnswered && !answer->is_transient();
       if (answer->status == 401)
-        error_ += "; give the key: BOUGH_ROLLOUT_API_KEY or rollout.servers.api_key_file";
+        error_ += "; set the key: BOUGH_ROLLOUT_API_KEY or rollout.servers.api_key_file";
       return;
     }
     answer_ = parsed(answer->body);
@@ -143,8 +143,8 @@ void finish(const std::vector<ServerSteps*>& all) {
 ServerEngine::ServerEngine(ServerEngineOptions options)
     : options_(std::move(options)), api_(server_api(options_.backend)) {
   if (options_.settings.addresses.empty())
-    throw UserError(str("rollout.servers.addresses: empty, but rollout.backend is ", options_.backend,
-                        "; expected the servers' addresses, [http://127.0.0.1:8000] say, each started by ",
+    throw UserError(str("rollout.servers.addresses is empty, but rollout.backend is ", options_.backend,
+                        "; expected addresses, for example [http://127.0.0.1:8000], of servers started with ",
                         api_.how_to_start()));
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(options_.weights_folder, missing)) {
@@ -184,16 +184,16 @@ void ServerEngine::connect(Server& server) {
         return;
       } catch (const Json::exception&) {
         throw UserError(str("rollout server ", server.name, ": it answered ", api_.describe().target,
-                            " with ", quoted(dump_line(steps.last_answer()), 200), ", which is not ",
-                            options_.backend, "'s; is rollout.backend right?"));
+                            " with ", quoted(dump_line(steps.last_answer()), 200), ", expected an answer of ",
+                            options_.backend, "; check rollout.backend"));
       }
     }
     if (steps.is_refused())
-      throw UserError(str("rollout server ", server.name, ": ", steps.error(), "; is it ", options_.backend,
-                          ", started by ", api_.how_to_start(), "?"));
+      throw UserError(str("rollout server ", server.name, ": ", steps.error(), "; expected a server of ",
+                          options_.backend, ", started with ", api_.how_to_start()));
     if (Steady::now() + kConnectPause >= deadline)
       throw IoError(
-          str("rollout server ", server.name, ": ", steps.error(), "; start it by ", api_.how_to_start()));
+          str("rollout server ", server.name, ": ", steps.error(), "; start it with ", api_.how_to_start()));
     std::this_thread::sleep_for(kConnectPause);
   }
 }
@@ -205,7 +205,7 @@ void ServerEngine::submit(GenerationRequest request) {
   const SamplingParameters& sampling = request.sampling;
   const auto refuse = [&](const char* name, const auto& value, const char* expected) {
     throw UserError(str("request ", request.id, ": ", name, " is ", value, ", but ", options_.backend,
-                        " takes it into the log-probabilities, which would be those of another policy; "
+                        " applies it to the log-probabilities, which would then differ from the policy's; "
                         "expected ",
                         expected));
   };
@@ -223,7 +223,7 @@ void ServerEngine::submit(GenerationRequest request) {
                         ": stop strings need a tokenizer, and the model directory has no tokenizer.json; use "
                         "stop_token_ids"));
   if (requests_.contains(request.id))
-    throw UserError(str("request ", request.id, ": a request with this id is in flight"));
+    throw UserError(str("request ", request.id, ": a request with this id is already in flight"));
   const uint64_t id = request.id;
   Request& entry = requests_[id];
   entry.asked = std::move(request);
@@ -332,8 +332,8 @@ void ServerEngine::begin(const SampleKey& place, size_t index) {
   const auto prompt = static_cast<int64_t>(asked.input_ids.size());
   const int64_t most = std::min(prompt + sampling.max_new_tokens, options_.limits.max_length);
   if (server.description.max_length > 0 && most > server.description.max_length)
-    throw UserError(str("rollout server ", server.name, ": it takes ", server.description.max_length,
-                        " tokens of prompt and response, and request ", place.request, " may have ", most,
+    throw UserError(str("rollout server ", server.name, ": it accepts ", server.description.max_length,
+                        " tokens of prompt and response, but request ", place.request, " may need ", most,
                         "; start it with --max-model-len ", most, " or more, or lower max_new_tokens"));
   asked.max_new_tokens = most - prompt - sampled;
   asked.input_ids.insert(asked.input_ids.end(), sample.result.token_ids.begin(),
@@ -412,8 +412,8 @@ bool ServerEngine::hear(const SampleKey& place) {
   }
   if (answer) {  // the stream ended before the sample did
     fail(place, sample.finish_reason.empty()
-                    ? "its stream ended before the sample did"
-                    : str("it ended a sample by ", quoted(sample.finish_reason), " that goes on"));
+                    ? "its stream ended before the sample"
+                    : str("it ended an unfinished sample with finish reason ", quoted(sample.finish_reason)));
     return false;
   }
   if (Steady::now() - sample.heard > seconds(options_.settings.timeout_seconds)) {
@@ -439,11 +439,12 @@ void ServerEngine::take_lines(const SampleKey& place, const std::string& text) {
     ServerEvent event;
     try {
       const Json json = parse_json(payload, "the server's stream");
-      if (json.contains("error")) throw UserError(str("it says ", quoted(dump_line(json.at("error")), 300)));
+      if (json.contains("error"))
+        throw UserError(str("it reports the error ", quoted(dump_line(json.at("error")), 300)));
       event = api_.event(json, at(place).seen, requests_.at(id).asked.sampling.top_logprobs);
     } catch (const Json::exception& error) {
-      throw UserError(str("rollout server ", name, ": its stream is not ", options_.backend,
-                          "'s: ", quoted(payload, 200), " (", error.what(), ")"));
+      throw UserError(str("rollout server ", name, ": its stream is not in the format of ", options_.backend,
+                          ": ", quoted(payload, 200), " (", error.what(), ")"));
     } catch (const UserError& error) {
       throw UserError(str("rollout server ", name, ": ", error.what()));
     }
@@ -462,12 +463,12 @@ void ServerEngine::append(const SampleKey& place, const ServerToken& token) {
   const SamplingParameters& sampling = request.asked.sampling;
   Sample& sample = request.samples[place.sample];
   if (token.id < 0 || token.id >= options_.limits.vocab_size)
-    throw UserError(str("rollout server ", servers_[sample.server].name, ": it drew token ", token.id,
-                        ", and the vocabulary has ", options_.limits.vocab_size,
-                        "; does it serve the model that is trained?"));
+    throw UserError(str("rollout server ", servers_[sample.server].name, ": it sampled token ", token.id,
+                        ", but the vocabulary has ", options_.limits.vocab_size,
+                        "; check that it serves the trained model"));
   if (!std::isfinite(token.logprob) || token.logprob > 1e-3)
     throw UserError(str("rollout server ", servers_[sample.server].name, ": it gave token ", token.id,
-                        " the log-probability ", token.logprob, ", expected at most 0; start it by ",
+                        " the log-probability ", token.logprob, ", expected at most 0; start it with ",
                         api_.how_to_start()));
   GeneratedSample& result = sample.result;
   result.token_ids.push_back(token.id);
@@ -539,14 +540,14 @@ void ServerEngine::fail(const SampleKey& place, const std::string& message) {
   waiting_.push_front(place);
   if (++sample.failures > kMostFailures)
     throw IoError(str("rollout server ", server.name, ": a sample of request ", place.request, " failed ",
-                      sample.failures, " times without a token, the last time because ", message));
+                      sample.failures, " times without a new token, the last time: ", message));
   lose(server, message);
 }
 
 void ServerEngine::lose(Server& server, const std::string& message) {
   if (!server.has_weights) return;
   log_warning(str("rollout server ", server.name, ": ", message,
-                  "; its samples go on at another, or when it is back"));
+                  "; its samples continue on another server, or when this one is back"));
   server.has_weights = false;
   server.trouble = message;
   for (auto& [id, request] : requests_)
@@ -594,10 +595,10 @@ void ServerEngine::bring_back() {
     server.has_weights = true;
     std::erase_if(server_of_prefix_, [&](const auto& entry) { return &servers_[entry.second] == &server; });
     none_since_.reset();
-    log_info(str("rollout server ", server.name, " is back, with weights ", version_));
+    log_info(str("rollout server ", server.name, " is back, with weights of version ", version_));
   }
   if (none_since_ && now - *none_since_ > seconds(options_.settings.timeout_seconds))
-    throw IoError(str("no rollout server for ", options_.settings.timeout_seconds,
+    throw IoError(str("no rollout server was available for ", options_.settings.timeout_seconds,
                       " s (rollout.servers.timeout_seconds): ", troubles()));
 }
 
@@ -617,7 +618,7 @@ void ServerEngine::interrupt() {
 }
 
 void ServerEngine::update_weights(const WeightUpdate& update) {
-  BOUGH_CHECK(update.model != nullptr, "servers load weights, and the update has none");
+  BOUGH_CHECK(update.model != nullptr, "the weight update has no model");
   if (!weights_.empty() && update.version == version_) return;  // the servers have this version
   const std::filesystem::path directory = options_.weights_folder / str("v", update.version);
   options_.write_weights(directory, *update.model);  // the servers keep generating meanwhile
@@ -648,8 +649,8 @@ void ServerEngine::publish(const Model& model) {
     else if (options_.score) compare(servers_[i], model);
   }
   if (none_since_)
-    throw IoError(str("no rollout server took the weights in ", weights_.string(), ": ", troubles(),
-                      "; they must see this path, and be started by ", api_.how_to_start()));
+    throw IoError(str("no rollout server loaded the weights in ", weights_.string(), ": ", troubles(),
+                      "; servers must see this path and be started with ", api_.how_to_start()));
 }
 
 // Compares the server's log-probabilities with the model's own. The prompt is the first few ids of the
@@ -670,7 +671,7 @@ void ServerEngine::compare(Server& server, const Model& model) {
   const auto deadline = Steady::now() + seconds(options_.settings.timeout_seconds);
   std::optional<HttpAnswer> answer;
   while (!(answer = call->advance())) {
-    if (Steady::now() > deadline) return lose(server, "no tokens in time after it had loaded weights");
+    if (Steady::now() > deadline) return lose(server, "no tokens in time after it loaded weights");
     pollfd watched{call->descriptor(), static_cast<short>(POLLIN | (call->wants_to_send() ? POLLOUT : 0)), 0};
     poll(&watched, 1, 50);
   }
@@ -688,11 +689,11 @@ void ServerEngine::compare(Server& server, const Model& model) {
         said_logprobs.push_back(token.logprob);
       }
     } catch (const Json::exception&) {
-      throw UserError(str("rollout server ", server.name, ": its stream is not ", options_.backend,
-                          "'s: ", quoted(*line, 200)));
+      throw UserError(str("rollout server ", server.name, ": its stream is not in the format of ",
+                          options_.backend, ": ", quoted(*line, 200)));
     }
   }
-  if (said_logprobs.empty()) return lose(server, "it drew no token after it had loaded weights");
+  if (said_logprobs.empty()) return lose(server, "it sampled no token after it loaded weights");
   const auto difference = [&](double temperature) {
     const std::vector<double> own = options_.score(model, ids, prompt, temperature);
     double sum = 0;
@@ -705,18 +706,18 @@ void ServerEngine::compare(Server& server, const Model& model) {
   const bool is_raw = kRawRatio * at_one < found;
   if (found <= most && !is_raw) return;
   throw UserError(str("rollout server ", server.name, ": its log-probabilities at temperature ",
-                      kComparedTemperature, " are ", found,
+                      kComparedTemperature, " differ by ", found,
                       " from the trained model's on average, expected at most ", most,
                       " (rollout.servers.max_logprob_difference); ",
-                      is_raw ? "they are those of temperature 1: start it by "
-                             : "does it serve this model, with these weights? Start it by ",
+                      is_raw ? "they are those of temperature 1; start it with "
+                             : "check that it serves this model with these weights; start it with ",
                       api_.how_to_start()));
 }
 
 // ---- Parking
 
 void ServerEngine::park() {
-  BOUGH_CHECK(parked_.empty() && parked_finished_.empty(), "parked twice");
+  BOUGH_CHECK(parked_.empty() && parked_finished_.empty(), "park: requests are already parked");
   interrupt();
   parked_ = std::exchange(requests_, {});
   parked_waiting_ = std::exchange(waiting_, {});
@@ -724,7 +725,7 @@ void ServerEngine::park() {
 }
 
 void ServerEngine::unpark() {
-  BOUGH_CHECK(idle(), "unpark of an engine that is not idle");
+  BOUGH_CHECK(idle(), "unpark: the engine is not idle");
   requests_ = std::exchange(parked_, {});
   waiting_ = std::exchange(parked_waiting_, {});
   finished_ = std::exchange(parked_finished_, {});

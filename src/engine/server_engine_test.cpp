@@ -221,7 +221,7 @@ TEST_F(ServerEngineTest, AnUpdateInterruptsAndEachTokenHasItsVersion) {
       ASSERT_TRUE(sample.versions[i] == 1 || sample.versions[i] == 4);
       ASSERT_TRUE(i == 0 || sample.versions[i] >= sample.versions[i - 1]);
       token += 1 + sample.versions[i];
-      ASSERT_EQ(sample.token_ids[i], token) << "drawn by the weights that it is said to be of";
+      ASSERT_EQ(sample.token_ids[i], token) << "sampled by weights of another version than its own";
       ++(sample.versions[i] == 1 ? old : fresh);
     }
   }
@@ -383,7 +383,7 @@ TEST_F(ServerEngineTest, NoMoreRunThanAllowed) {
   EXPECT_LE(server.most_streams, 5) << "the server may learn a little later that a client is gone";
 }
 
-TEST_F(ServerEngineTest, ARequestWhoseLogProbabilitiesWouldBeAnothersIsRefused) {
+TEST_F(ServerEngineTest, SamplingThatChangesLogProbabilitiesIsRefused) {
   FakeServer server;
   ServerEngine engine(options({server.url()}));
   const auto with = [&](auto change) {
@@ -427,7 +427,7 @@ TEST_F(ServerEngineTest, AServerThatReportsOtherLogProbabilitiesIsRefused) {
   EXPECT_NE(message().find("processed_logprobs"), std::string::npos);
   server.is_raw = false;
   own = -3;
-  EXPECT_NE(message().find("does it serve this model"), std::string::npos) << message();
+  EXPECT_NE(message().find("check that it serves this model"), std::string::npos) << message();
   server.is_dev = false;
   try {
     ServerEngine engine(settings);
@@ -438,7 +438,7 @@ TEST_F(ServerEngineTest, AServerThatReportsOtherLogProbabilitiesIsRefused) {
   }
 }
 
-TEST(ServerApi, SglangsListsAreOfAllTokensOrOfTheEvents) {
+TEST(ServerApi, SglangListsAllTokensOrThoseOfTheEvent) {
   const ServerApi& api = server_api("sglang");
   const auto event = [](size_t total, Json listed, Json reason = nullptr) -> Json {
     return {{"meta_info",

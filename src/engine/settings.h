@@ -37,32 +37,32 @@ struct SamplingParameters : SamplingOptions {
 
   template <class V>
   void visit(V& v) {
-    v("n_samples", n_samples, "samples of each prompt (a group)", range(1, 100000));
-    v("max_new_tokens", max_new_tokens, "a sample ends after this many tokens", range(1, 100000000));
-    v("min_new_tokens", min_new_tokens, "no stop token is drawn before this many tokens",
+    v("n_samples", n_samples, "number of samples per prompt (the group size)", range(1, 100000));
+    v("max_new_tokens", max_new_tokens, "maximum number of tokens of a sample", range(1, 100000000));
+    v("min_new_tokens", min_new_tokens, "no stop token is sampled before this many tokens",
       range(0, 100000000));
-    v("temperature", temperature, "logits are divided by it; 0 takes the most likely token",
+    v("temperature", temperature, "logits are divided by it; 0: take the most likely token",
       range(0.0, 100.0));
-    v("top_p", top_p, "draw from the most likely tokens that together have this probability",
+    v("top_p", top_p, "sample from the most likely tokens that together have this probability; 1: off",
       range(0.0, 1.0));
-    v("top_k", top_k, "draw from this many most likely tokens; 0: from all", range(0, 100000000));
-    v("min_p", min_p, "draw from tokens with at least this part of the most likely one's probability; 0: off",
+    v("top_k", top_k, "sample from this many most likely tokens; 0: from all", range(0, 100000000));
+    v("min_p", min_p,
+      "sample from tokens with at least this fraction of the highest token probability; 0: off",
       range(0.0, 0.9999));
     v("repetition_penalty", repetition_penalty,
-      "logits of tokens of the prompt and the response are divided by it (multiplied, where negative); 1: "
-      "off",
+      "logits of tokens in the prompt and the response are divided by it, negative ones multiplied; 1: off",
       range(0.01, 100.0));
-    v("presence_penalty", presence_penalty, "subtracted from the logits of tokens of the response; 0: off",
-      range(-100.0, 100.0));
+    v("presence_penalty", presence_penalty,
+      "subtracted from the logits of tokens that occur in the response; 0: off", range(-100.0, 100.0));
     v("frequency_penalty", frequency_penalty,
-      "the same, as often as the token stands in the response; 0: off", range(-100.0, 100.0));
+      "subtracted from a token's logit once per occurrence in the response; 0: off", range(-100.0, 100.0));
     v("greedy", greedy, "take the most likely token");
     v("top_logprobs", top_logprobs,
-      "so many most likely tokens, and how likely they are at this temperature, come with each token "
-      "(`top_ids` and `top_logprobs` of a rollout); 0: none",
+      "number of most likely tokens reported with each sampled token, with their log-probabilities at this "
+      "temperature (`top_ids` and `top_logprobs` of a rollout); 0: none",
       range(0, 1000));
-    v("stop", stop, "strings that end a sample, across token borders");
-    v("stop_token_ids", stop_token_ids, "token ids that end a sample, besides the model's own");
+    v("stop", stop, "strings that end a sample; they may span tokens");
+    v("stop_token_ids", stop_token_ids, "token ids that end a sample, in addition to the model's");
     v("ignore_eos", ignore_eos, "do not stop at the model's own stop tokens");
   }
   void check() const {
@@ -83,8 +83,8 @@ struct SparseBudget {
 
   template <class V>
   void visit(V& v) {
-    v("from", from, "tokens of a context from which on the budget holds", range(0, int64_t{1} << 40));
-    v("budget", budget, "tokens, or pages of 16 tokens (16x32)");
+    v("from", from, "context length in tokens from which the budget holds", range(0, int64_t{1} << 40));
+    v("budget", budget, "number of tokens (512) or of pages of 16 tokens (16x32)");
   }
   static SparseBudget from_text(const std::string& text);  // throws UserError: no number before the colon
   std::optional<std::string> to_text() const { return from == 0 ? budget : str(from, ":", budget); }
@@ -100,16 +100,16 @@ struct SparseSettings {
   template <class V>
   void visit(V& v) {
     v("budget", budget,
-      "how much of its context a drawn token attends to: tokens (512), or pages of 16 tokens (16x32); none: "
-      "all of it; a list grows with the context: [512, 8192:1024] is 1024 from 8192 tokens on");
+      "amount of context that a sampled token attends to: tokens (512) or pages of 16 tokens (16x32); none: "
+      "all; a list grows with the context: [512, 8192:1024] means 1024 in contexts of 8192 tokens or more");
     v("summary", summary,
-      "what a page is scored by: mean (of its keys); minmax (their smallest and largest elements, as Quest "
-      "does); exact: no pages, but the keys with the highest scores, a yardstick and slow",
+      "how pages are scored: mean (of a page's keys); minmax (their smallest and largest elements, as in "
+      "Quest); exact: selects single keys instead of pages, a slow baseline",
       one_of({"mean", "minmax", "exact"}));
-    v("dense_layers", dense_layers, "the first layers, which attend to everything", range(0, 1000000));
+    v("dense_layers", dense_layers, "number of first layers with dense attention", range(0, 1000000));
     v("replay", replay,
-      "keep which pages were chosen with each sample, so that training attends to those instead of choosing "
-      "again: 2 bytes a page, layer and key/value head of a drawn token, in kv_memory and with the sample");
+      "store the page selection with each sample, so that training attends to the same pages; takes 2 bytes "
+      "per page, layer, key/value head and sampled token, in kv_memory and in the sample");
   }
   // Returns the pages of 16 tokens that a sampled token attends to in each layer and key/value head. Keys:
   // the context length in tokens from which the number holds; the first is 0. Empty: dense attention. Throws
@@ -131,19 +131,18 @@ struct ServerSettings {
 
   template <class V>
   void visit(V& v) {
-    v("addresses", addresses, "of the servers, as [http://127.0.0.1:8000]");
+    v("addresses", addresses, "addresses of the servers, for example [http://127.0.0.1:8000]");
     v("api_key_file", api_key_file,
-      "file whose first line is the servers' key; the environment's BOUGH_ROLLOUT_API_KEY does the same");
+      "file whose first line is the servers' API key; alternative: environment variable "
+      "BOUGH_ROLLOUT_API_KEY");
     v("weights_path", weights_path,
-      "folder for the weights that servers load, at the same path for them and for the run; empty: the run's "
-      "own folder");
+      "folder from which servers load weights; servers and run must see it at the same path; empty: the "
+      "run's own folder");
     v("timeout_seconds", timeout_seconds,
-      "for servers to come up, to load weights, to draw another token of a sample, and to come back",
-      above(0.0));
+      "time limit in seconds for a server to start, load weights, sample a token, or come back", above(0.0));
     v("max_logprob_difference", max_logprob_difference,
-      "mean difference to the model's log-probabilities of a few tokens, above which a server that has "
-      "loaded "
-      "weights is refused",
+      "maximum mean difference between a server's log-probabilities and the model's; a server with more is "
+      "refused; checked on a few tokens after it loads weights",
       above(0.0));
   }
 };
@@ -170,57 +169,54 @@ struct RolloutSettings {
   template <class V>
   void visit(V& v) {
     v("backend", backend,
-      "what generates: embedded (in the run's processes; embedded:d2 is rollout.ranks 2), or the servers of "
-      "rollout.servers.addresses: vllm, sglang (AReaL's vllm:d4t2 is taken: how they share their work is the "
-      "servers' own business)");
+      "generation engine: embedded (in the run's processes; embedded:d2 means rollout.ranks 2), or the "
+      "servers of rollout.servers.addresses: vllm, sglang (AReaL's vllm:d4t2 is accepted; :d4t2 has no "
+      "effect)");
     v("servers", servers, "inference servers (docs/rollout_servers.md)");
     v("ranks", ranks,
-      "of the processes of --ranks so many only generate, and the others only train (docs/ranks.md); 0: each "
+      "number of the --ranks processes that only generate; the others only train (docs/ranks.md); 0: each "
       "does both",
       range(0, 1023));
-    v("max_concurrent_rollouts", max_concurrent_rollouts, "samples that are generated at once",
+    v("max_concurrent_rollouts", max_concurrent_rollouts, "maximum number of samples generated at once",
       range(1, 1000000));
     v("prefill_chunk_tokens", prefill_chunk_tokens,
-      "tokens of prompts computed in one pass, beside one token of each running sample", range(1, 1000000));
+      "prompt tokens computed in one pass, in addition to one token of each running sample",
+      range(1, 1000000));
     v("kv_memory", kv_memory,
-      "bound on the keys and values kept by the embedded engine; auto: 4GiB, on a GPU a "
-      "share of what is free");
+      "memory limit for the keys and values of the embedded engine; auto: 4GiB, on a GPU a share of the free "
+      "memory");
     v("batch_invariant", batch_invariant,
-      "a token's log-probability is the same bits whatever is computed beside it, and in generation the same "
-      "as in training; needs the device cpu, fp32 on AVX-512 or bf16 on AVX512-BF16; null: where it is "
-      "cheap, in "
-      "fp32");
+      "log-probabilities are bit-identical for every batch composition and in generation and training; needs "
+      "device cpu with fp32 on AVX-512 or bf16 on AVX512-BF16; null: on for fp32 if supported");
     v("quantization", quantization,
-      "int8: generate with 8-bit weights in the layers, made anew from the trained ones at each update; "
-      "mismatch/logprob_abs_diff shows what it costs",
+      "int8: generate with 8-bit layer weights, converted from the trained weights at each update; the "
+      "metric mismatch/logprob_abs_diff shows the error",
       one_of({"none", "int8"}));
     v("max_head_offpolicyness", max_head_offpolicyness,
-      "batches that generation may be ahead of training (eta): 0 generates and trains in turns, more do both "
-      "at "
-      "once",
+      "number of batches that generation may be ahead of training (eta); 0: generation and training take "
+      "turns; above 0: both run at once",
       range(0, 1000000));
     v("interruptible", interruptible,
-      "running samples go on under new weights, their keys and values computed again; false: they finish on "
-      "the old ones, and none begins before that");
+      "running samples continue under new weights, with keys and values recomputed; false: they finish on "
+      "the old weights, and no sample starts before that");
     v("weight_sync_steps", weight_sync_steps,
-      "weights are published every so many steps; at most max_head_offpolicyness + 1", range(1, 1000000));
+      "number of training steps between weight updates of the engine; at most max_head_offpolicyness + 1",
+      range(1, 1000000));
     v("min_group", min_group,
-      "a group of which fewer samples have a reward, because others failed, is dropped and another one drawn",
+      "minimum number of samples with a reward in a group; a group with fewer is dropped and replaced",
       range(1, 100000));
     v("max_buffered_groups", max_buffered_groups,
-      "groups begun and not yet trained on, at most; 0: as many as max_head_offpolicyness allows",
+      "maximum number of groups started but not yet trained on; 0: as max_head_offpolicyness allows",
       at_least(0));
-    v("max_age", max_age,
-      "a token is too old for training when its weights are more than so many versions behind; 0: none is",
+    v("max_age", max_age, "maximum age, in weight versions, of a token that is trained on; 0: no limit",
       range(0, 1000000));
     v("max_age_action", max_age_action,
-      "tokens that are too old: keep (the loss corrects for them); mask (no policy gradient; they stay in "
-      "the "
-      "denominator); drop_group (the whole group, and no other is drawn for it)",
+      "treatment of tokens older than max_age: keep (the loss corrects for them); mask (no policy gradient, "
+      "but they count in the denominator); drop_group (drop the whole group without a replacement)",
       one_of({"keep", "mask", "drop_group"}));
-    v("sparse", sparse, "sparse attention: drawn tokens attend to the pages that matter most to them");
+    v("sparse", sparse, "sparse attention: sampled tokens attend to the pages with the highest scores");
     v("threads", threads,
-      "threads that generate, where generation and training run at once; 0: half of the run's",
+      "generation threads if generation and training run at once; 0: half of the run's threads",
       range(0, 4096));
   }
   // AReaL's embedded:dN means N ranks. Throws UserError if N is no number from 1 to 9999 or contradicts
@@ -232,10 +228,10 @@ struct RolloutSettings {
     const bool is_count = !count.empty() && count.size() <= 4 && count[0] != '0' &&
                           count.find_first_not_of("0123456789") == std::string::npos;
     if (!is_count || (ranks > 0 && std::stoll(count) != ranks))
-      throw UserError(
-          str("rollout.backend is ", backend, " and rollout.ranks ", ranks,
-              "; expected embedded:dN, of N ranks that each have the whole model, or embedded and "
-              "rollout.ranks"));
+      throw UserError(str(
+          "rollout.backend is ", backend, " and rollout.ranks ", ranks,
+          "; expected embedded:dN with rollout.ranks 0 or N (N from 1 to 9999 ranks, each with the unsharded "
+          "model), or embedded with rollout.ranks"));
     ranks = std::stoll(count);
     backend = "embedded";
   }
@@ -251,7 +247,7 @@ struct RolloutSettings {
       throw UserError(str("rollout.weight_sync_steps is ", weight_sync_steps,
                           "; expected at most rollout.max_head_offpolicyness + 1, ",
                           max_head_offpolicyness + 1,
-                          ": the gate would wait for weights that are never published"));
+                          ": otherwise the staleness limiter waits for weights that are never published"));
     if (!has_servers() && !servers.addresses.empty())
       throw UserError(
           "rollout.servers.addresses: given, but rollout.backend is embedded; expected vllm or sglang");
@@ -263,13 +259,15 @@ struct RolloutSettings {
                           backend, ", whose attention is dense; expected none, or the embedded backend"));
     if (has_servers() && quantization != "none")
       throw UserError(str("rollout.quantization is ", quantization, ", but rollout.backend is ", backend,
-                          "; quantize at the server's start, or take the embedded backend"));
+                          "; quantize when you start the server, or use the embedded backend"));
     if (has_servers() && batch_invariant.value_or(false))
-      throw UserError(str("rollout.batch_invariant is true, but rollout.backend is ", backend,
-                          ", whose bits are not the trainer's; expected null or false"));
+      throw UserError(
+          str("rollout.batch_invariant is true, but rollout.backend is ", backend,
+              ", whose log-probabilities are not bit-identical to the trainer's; expected null or false"));
     if (max_age == 0 && max_age_action != "keep")
-      throw UserError(str("rollout.max_age_action is ", max_age_action,
-                          ", but rollout.max_age is 0, so that no token is too old; give it a bound"));
+      throw UserError(
+          str("rollout.max_age_action is ", max_age_action,
+              ", but rollout.max_age is 0 (no limit); expected rollout.max_age of 1 or more, or keep"));
   }
 };
 

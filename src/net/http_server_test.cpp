@@ -7,7 +7,6 @@
 namespace bough {
 namespace {
 
-
 // Answers with the method, the path and the body's length. /stream runs until the client closes the
 // connection.
 class HttpServerTest : public ::testing::Test {

@@ -220,7 +220,7 @@ TEST_F(AgentServerTest, AtItsDeadlineASessionIsToldAndItsRequestsEnd) {
   engine_.is_open = true;
 }
 
-TEST_F(AgentServerTest, AKeyProtectsWhatIsNoSessions) {
+TEST_F(AgentServerTest, AKeyProtectsEverythingOutsideSessions) {
   start({.group_size = 1}, "secret");
   offer(1);
   EXPECT_EQ(ask("/rl/start_session", {{"task_id", "t"}}).status, 401);

@@ -194,14 +194,14 @@ std::vector<Trajectory> AgentSession::trajectory(const std::string& group, bool 
 
 void AgentSession::check_integrity() const {
   const MutexLock lock(mutex_);
-  size_t trained = 0, drawn = 0;
+  size_t trained = 0, sampled = 0;
   for (const ConversationRow& row : rows_) {
     row.check_integrity();
-    BOUGH_CHECK(row.segments.back().turn, "a row that does not end with an answer");
+    BOUGH_CHECK(row.segments.back().turn, "a row must end with an answer");
     trained += static_cast<size_t>(std::count(row.loss_mask.begin(), row.loss_mask.end(), 1));
   }
-  for (const Interaction& each : interactions_) drawn += each.result.samples[0].token_ids.size();
-  BOUGH_CHECK(trained == drawn, trained, " tokens to train of ", drawn, " drawn");
+  for (const Interaction& each : interactions_) sampled += each.result.samples[0].token_ids.size();
+  BOUGH_CHECK(trained == sampled, trained, " trained tokens of ", sampled, " sampled");
 }
 
 }  // namespace bough

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kKeyPrefix = "sk-sess-";
 constexpr size_t kKeyBytes = 24;
 constexpr const char* kEnded =
-    "this session has ended, its lease has expired, or the run was started again; start another one with "
+    "this session has ended, its lease has expired, or the run was restarted; start another session with "
     "/rl/start_session";
 
 std::string new_key() {
@@ -43,7 +43,7 @@ void AgentSessions::start(ExternalRolloutSink sink) {
 
 void AgentSessions::offer(GroupTask task) {
   const MutexLock lock(mutex_);
-  BOUGH_CHECK(!leases_.contains(task.id), "group ", task.id, " is offered, and an agent has it");
+  BOUGH_CHECK(!leases_.contains(task.id), "group ", task.id, " is offered, but an agent already has it");
   waiting_.push_back(std::move(task));
 }
 
@@ -64,7 +64,7 @@ AgentSessions::Started AgentSessions::answer(const Lease& lease, const Member& m
 AgentSessions::Started AgentSessions::start_session(const std::string& task_id, const std::string& key,
                                                     const std::string& idempotency_key, Clock::Time now) {
   const MutexLock lock(mutex_);
-  if (is_closed_) throw ApiError(410, "the run has ended: there are no more sessions", "", "run_ended");
+  if (is_closed_) throw ApiError(410, "the run has ended: no session can start", "", "run_ended");
   if (const auto same = keys_by_idempotency_.find(idempotency_key); same != keys_by_idempotency_.end())
     if (const auto open = groups_.find(same->second); open != groups_.end())
       for (const Member& member : leases_.at(open->second).members)
@@ -90,8 +90,8 @@ AgentSessions::Started AgentSessions::start_session(const std::string& task_id, 
       ++counts_.refused;
       throw ApiError(
           429,
-          "no group may begin now: as many are being generated, scored and trained on as the run's "
-          "rollout.max_head_offpolicyness allows; try again later",
+          "no group can start now: rollout.max_head_offpolicyness of the run limits the groups that are "
+          "generated, scored and trained on; try again later",
           "", "no_lease");
     }
     GroupTask task = std::move(waiting_.front());
@@ -240,7 +240,7 @@ void AgentSessions::check_integrity() const {
       const auto group = groups_.find(member.key);
       if (!member.has_ended)
         BOUGH_CHECK(group != groups_.end() && group->second == id,
-                    "an open session whose key is of no group");
+                    "the key of an open session belongs to no group");
       member.session->check_integrity();
     }
     num_open += std::ssize(lease.members) - num_ended;

@@ -264,7 +264,7 @@ TEST(AgentSession, AForcedBeginningIsNotTrainedAndTheRowGrowsFromIt) {
   EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<std::ptrdiff_t>(call.size()) + 3);
 }
 
-TEST(AgentSession, TokenIdsAreTheirOwnPrefix) {
+TEST(AgentSession, APromptOfTokenIdsContinuesTheRowThatItBeginsWith) {
   Desk run;
   AgentSession session(run.format, "s", 0, "0");
   session.take(*session.ask({65, 66}), say("x"), {}, {}, "a1");
@@ -352,7 +352,7 @@ TEST(AgentSessions, ARunThatWaitsForAgentsHasNotStalled) {
   set_log_level(LogLevel::kInfo);
 }
 
-TEST(AgentSessions, NoScheduleOfHostileClientsPassesByTheGate) {
+TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
   set_log_level(LogLevel::kSilent);
   const CounterRandom random(23, Purpose::test);
   int64_t num_expired = 0, num_refused = 0, num_failed = 0;

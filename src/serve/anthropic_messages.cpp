@@ -176,7 +176,7 @@ OrderedJson read_messages(Fields& fields) {
     const std::string role = message.required_text("role");
     if (role != "user" && role != "assistant") message.wrong("role", "user or assistant");
     if (i + 1 == given->size() && role == "assistant")
-      message.wrong("role", "user: an answer that has begun is not continued");
+      message.wrong("role", "user: the server does not continue a partial answer");
     const OrderedJson* content = message.find("content");
     if (!content) message.wrong("content", "a text or a list of blocks");
     if (content->is_array()) add_blocks(role, *content, where + ".content", messages);
@@ -187,7 +187,7 @@ OrderedJson read_messages(Fields& fields) {
 
 OrderedJson function_of(Fields& tool) {
   if (tool.text("type").value_or("custom") != "custom")
-    tool.wrong("type", "custom: tools that run at Anthropic are not there");
+    tool.wrong("type", "custom: tools that run at Anthropic are not supported");
   OrderedJson function({{"name", tool.required_text("name")}});
   if (const auto description = tool.text("description")) function["description"] = *description;
   const OrderedJson* schema = tool.object("input_schema");

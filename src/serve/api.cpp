@@ -124,10 +124,10 @@ void Fields::done() const {
   for (const auto& [key, value] : object_.items()) {
     if (known_.contains(key)) continue;
     const std::string near = nearest(key, names.data(), names.data() + names.size());
-    throw ApiError(400,
-                   str(path(quoted(key)), " is no field that this server knows",
-                       near.empty() ? "" : "; did you mean " + near + "?"),
-                   path(key), "unknown_parameter");
+    throw ApiError(
+        400,
+        str(path(quoted(key)), " is an unknown field", near.empty() ? "" : "; did you mean " + near + "?"),
+        path(key), "unknown_parameter");
   }
 }
 
@@ -180,7 +180,7 @@ bool read_stream_options(Fields& fields, ServedRequest& request) {
   if (!options) return false;
   Fields inner(*options, "stream_options");
   const bool include_usage = inner.boolean("include_usage").value_or(false);
-  inner.only("continuous_usage_stats", false, "usage comes at the end");
+  inner.only("continuous_usage_stats", false, "usage is sent at the end");
   inner.ignore({"include_obfuscation"});
   inner.done();
   return include_usage;
@@ -227,7 +227,7 @@ bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedMode
   if (choice.kind == ToolChoice::Kind::kNone) return false;
   if (choice.kind == ToolChoice::Kind::kForced) {
     if (!has_tools)
-      throw ApiError(400, "tool_choice: a call is forced, and there are no tools", "tool_choice");
+      throw ApiError(400, "tool_choice: a call is forced, but there are no tools", "tool_choice");
     if (!choice.name.empty()) {
       OrderedJson chosen = OrderedJson::array();
       for (const OrderedJson& tool : tools)
@@ -239,7 +239,7 @@ bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedMode
   }
   if (has_tools && model.settings.tool_call_parser.empty())
     throw ApiError(400,
-                   "tools: this server was started without a parser of tool calls; start it with "
+                   "tools: this server was started without a tool-call parser; start it with "
                    "tool_call_parser=NAME (docs/chat.md lists them), or send tool_choice none",
                    "tools");
   return has_tools;
@@ -280,8 +280,7 @@ void set_conversation(Conversation conversation, const ToolChoice& choice, const
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens) {
   int64_t longest = 0;
   for (const auto& prompt : request.prompts) {
-    if (prompt.empty())
-      throw ApiError(400, "the prompt is empty; a first token needs one to follow", "prompt");
+    if (prompt.empty()) throw ApiError(400, "the prompt is empty; expected at least one token", "prompt");
     for (const int32_t token : prompt)
       if (token < 0 || token >= model.vocab_size)
         throw ApiError(400,
@@ -291,7 +290,7 @@ void check_request(const ServedModel& model, ServedRequest& request, std::option
   }
   if (longest >= model.max_length)
     throw ApiError(400,
-                   str("the prompt has ", longest, " tokens, and the model's context is ", model.max_length,
+                   str("the prompt has ", longest, " tokens, but the model's context is ", model.max_length,
                        ": no room for an answer; shorten it"),
                    "messages", "context_length_exceeded");
   SamplingParameters& sampling = request.sampling;
@@ -300,8 +299,8 @@ void check_request(const ServedModel& model, ServedRequest& request, std::option
       throw ApiError(
           400,
           str("n: ", request.prompts.size(), " prompts with ", sampling.n_samples,
-              " samples each in the session of an agent that is trained, expected one of one: ask again "
-              "for others"),
+              " samples each in a training session, expected one prompt with one sample; send more requests "
+              "for more samples"),
           "n");
     if (!request.asked) request.asked = request.session->ask(request.prompts.front());
     max_tokens = std::min(
@@ -412,8 +411,8 @@ void read_top_logprobs(Fields& fields, const std::string& name, const ServedMode
   if (!top || *top == 0) return;
   if (model.settings.logprobs_mode != "raw_logprobs")
     fields.wrong(name,
-                 "0: the server's logprobs_mode is processed_logprobs, and only raw ones are known of "
-                 "tokens that were not drawn");
+                 "0: the server's logprobs_mode is processed_logprobs, and these are known only for sampled "
+                 "tokens");
   request.sampling.top_logprobs = *top;
 }
 

@@ -160,7 +160,7 @@ class Mutator {
 };
 
 // A client's request is either refused by an ApiError or can be answered. No other exception is thrown.
-TEST(ApiTest, HostileBodies) {
+TEST(ApiTest, AdversarialBodiesAreRefusedOrAnswered) {
   const ServedModel served = model();
   const std::pair<Read, const char*> bodies[] = {{read_chat_completion, kChatBody},
                                                  {read_completion, kCompletionBody},

@@ -178,7 +178,7 @@ void check_tools(const OrderedJson* tools) {
   }
 }
 
-void refuse_what_is_lacking(Fields& fields) {
+void refuse_unsupported(Fields& fields) {
   constexpr const char* kUnconstrained = "answers are not constrained";
   if (const OrderedJson* format = fields.object("response_format"))
     Fields(*format, "response_format").only("type", "text", kUnconstrained);
@@ -187,10 +187,10 @@ void refuse_what_is_lacking(Fields& fields) {
   for (const char* name : {"audio", "prediction", "web_search_options", "functions", "function_call",
                            "structured_outputs", "guided_json", "guided_regex", "guided_choice",
                            "guided_grammar", "logits_processors", "bad_words", "allowed_token_ids"})
-    fields.only(name, nullptr, "the server lacks it");
+    fields.only(name, nullptr, "the server does not support it");
   for (const char* name : {"use_beam_search", "include_stop_str_in_output", "continue_final_message", "echo"})
-    fields.only(name, false, "the server lacks it");
-  fields.only("skip_special_tokens", true, "the server lacks it");
+    fields.only(name, false, "the server does not support it");
+  fields.only("skip_special_tokens", true, "the server does not support it");
   fields.only("add_special_tokens", false, "the chat template writes them");
   // No part of the answer depends on these fields here.
   fields.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
@@ -210,7 +210,7 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   options.logprobs = fields.boolean("logprobs").value_or(false);
   read_top_logprobs(fields, "top_logprobs", model, request);
   if (request.sampling.top_logprobs > 0 && !options.logprobs)
-    fields.wrong("top_logprobs", "0, or logprobs: true beside it");
+    fields.wrong("top_logprobs", "0, or logprobs: true in addition");
   options.return_token_ids = fields.boolean("return_token_ids").value_or(false);
 
   const OrderedJson* messages = fields.array("messages");
@@ -233,7 +233,7 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   request.sampling.n_samples = fields.integer("n", 1, 100000).value_or(request.sampling.n_samples);
   const auto max_tokens = fields.integer("max_tokens", 1, 1000000000);
   const auto max_completion_tokens = fields.integer("max_completion_tokens", 1, 1000000000);
-  refuse_what_is_lacking(fields);
+  refuse_unsupported(fields);
   fields.done();
   set_conversation(std::move(conversation), choice, model, request);
   check_request(model, request, max_completion_tokens ? max_completion_tokens : max_tokens);

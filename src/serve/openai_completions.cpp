@@ -172,13 +172,13 @@ ReadRequest read_completion(const OrderedJson& body, const ServedModel& model,
   if (const auto best_of = fields.integer("best_of", 1, 100000);
       best_of && *best_of != request.sampling.n_samples)
     fields.wrong("best_of", "n");
-  fields.only("suffix", "", "the server lacks it");
+  fields.only("suffix", "", "the server does not support it");
   fields.only("logit_bias", OrderedJson::object(), "logits are not changed");
   for (const char* name : {"use_beam_search", "include_stop_str_in_output"})
-    fields.only(name, false, "the server lacks it");
+    fields.only(name, false, "the server does not support it");
   for (const char* name : {"response_format", "prompt_logprobs", "structured_outputs", "prompt_embeds"})
-    fields.only(name, nullptr, "the server lacks it");
-  fields.only("skip_special_tokens", true, "the server lacks it");
+    fields.only(name, nullptr, "the server does not support it");
+  fields.only("skip_special_tokens", true, "the server does not support it");
   fields.ignore({"user", "priority", "request_id", "cache_salt", "spaces_between_special_tokens"});
   fields.done();
   check_request(model, request, max_tokens.value_or(kDefaultTokens));

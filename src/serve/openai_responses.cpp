@@ -251,17 +251,17 @@ class ItemReader {
 
 // From {"type": "function", "name": ...} to the chat API's {"type": "function", "function": {...}}.
 OrderedJson function_of(Fields& tool) {
-  if (tool.required_text("type") != "function") tool.wrong("type", "function: no other tools are there");
+  if (tool.required_text("type") != "function") tool.wrong("type", "function: other tools are not supported");
   OrderedJson function({{"name", tool.required_text("name")}});
   if (const auto description = tool.text("description")) function["description"] = *description;
   if (const OrderedJson* parameters = tool.object("parameters")) function["parameters"] = *parameters;
   return function;
 }
 
-void refuse_what_is_lacking(Fields& fields) {
+void refuse_unsupported(Fields& fields) {
   for (const char* name : {"previous_response_id", "conversation", "prompt", "max_tool_calls"})
     fields.only(name, nullptr, "nothing is stored here: send the whole conversation as input");
-  fields.only("background", false, "answers are not kept");
+  fields.only("background", false, "answers are not stored");
   fields.only("truncation", "disabled", "a conversation that is too long is refused");
   if (const OrderedJson* text = fields.object("text")) {
     Fields inner(*text, "text");
@@ -306,7 +306,7 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   read_sampling(fields, model, request);
   const auto max_tokens = fields.integer("max_output_tokens", 1, 1000000000);
   const OrderedJson* metadata = fields.object("metadata");
-  refuse_what_is_lacking(fields);
+  refuse_unsupported(fields);
   fields.done();
   set_conversation(std::move(conversation), choice, model, request);
   check_request(model, request, max_tokens);

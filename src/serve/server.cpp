@@ -272,7 +272,7 @@ SessionPointer Server::State::check_access(const HttpRequest& request) const {
     const std::string host = request.header("host"), origin = request.header("origin");
     if ((!host.empty() && !names_this_machine(host)) || (!origin.empty() && !names_this_machine(origin)))
       throw ApiError(403,
-                     "without a key this server answers programs of its own machine only (headers Host and "
+                     "without a key this server answers only programs on its own machine (headers Host and "
                      "Origin); start it with a key: BOUGH_API_KEY or api_key_file");
   }
   if (agents && AgentSessions::is_session_key(given)) return agents->desk.find(given);
@@ -298,7 +298,7 @@ void Server::State::handle(const HttpRequest& sent, const std::shared_ptr<HttpEx
   try {
     if (request.path != "/health") session = check_access(request);
     if (!is_api && !is_page && !is_agent)
-      throw ApiError(404, str("there is no ", quoted(request.path), "; docs/serve.md lists what there is"));
+      throw ApiError(404, str("unknown path ", quoted(request.path), "; docs/serve.md lists the paths"));
     const char* method = is_page ? "GET" : "POST";
     if (request.method != method)
       throw ApiError(
@@ -341,7 +341,8 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
   AgentSessions& desk = agents->desk;
   if (request.path == "/rl/start_session") {
     if (!api_key.empty() && !same_key(key, api_key))
-      throw ApiError(401, "a session's key starts no other: send the server's", "", "invalid_api_key");
+      throw ApiError(401, "a session's key cannot start a session: send the server's key", "",
+                     "invalid_api_key");
     const std::string task_id = fields.text("task_id").value_or("");
     const std::string old_key = fields.text("api_key").value_or("");
     fields.done();
@@ -373,7 +374,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
     if (!session->set_reward(interaction, *reward, parts))
       throw ApiError(interaction ? 404 : 400,
                      interaction ? str("this session has no answer ", quoted(*interaction))
-                                 : "this session has no answer yet that a reward could be of",
+                                 : "this session has no answer yet, so it cannot get a reward",
                      "interaction_id");
   } else {
     fields.done();
@@ -401,7 +402,7 @@ void Server::State::take_identity(Job& job, const HttpRequest& request) {
   const std::vector<JobPointer> all(agent_jobs.begin(), agent_jobs.end());
   for (const JobPointer& other : all)
     if (other->session == job.session && !other->is_over && other->identity.is_repeated_by(job.identity))
-      fail(*other, ApiError(409, "the same request was sent again, and is answered there"));
+      fail(*other, ApiError(409, "the same request was sent again, and the later one gets the answer"));
 }
 
 void Server::State::handle_get(const HttpRequest& request, HttpExchange& exchange) {
@@ -716,38 +717,39 @@ std::string Server::State::metrics() const {
   add("requests_in_flight", "gauge", "Requests being prepared or generated.", in_flight.load());
   add("connections", "gauge", "Open connections.", clients.connections.load());
   add("connections_accepted_total", "counter", "Connections accepted.", clients.accepted.load());
-  add("connections_refused_total", "counter", "Connections beyond http.max_connections.",
+  add("connections_refused_total", "counter", "Connections refused beyond http.max_connections.",
       clients.refused.load());
   add("clients_gone_total", "counter", "Clients that went away before their answer was complete.",
       clients.gone.load());
   add("clients_cut_off_total", "counter", "Clients cut off because they did not read.",
       clients.cut_off.load());
-  add("malformed_requests_total", "counter", "Requests that were no HTTP, too long or too slow.",
+  add("malformed_requests_total", "counter", "Requests that were not HTTP, too long or too slow.",
       clients.malformed.load());
   add("prompt_tokens_total", "counter", "Tokens of prompts.", counters.prompt_tokens);
   add("completion_tokens_total", "counter", "Tokens of answers.", counters.completion_tokens);
   add("malformed_tool_calls_total", "counter", "Tool calls that could not be read.",
       counters.malformed_calls);
-  add("engine_new_tokens_total", "counter", "Tokens drawn.", engine.new_tokens);
+  add("engine_new_tokens_total", "counter", "Tokens sampled.", engine.new_tokens);
   add("engine_prefill_tokens_total", "counter", "Tokens computed to fill keys and values.",
       engine.prefill_tokens);
-  add("engine_cached_tokens_total", "counter", "Prompt tokens found computed already.", engine.cached_tokens);
-  add("engine_preemptions_total", "counter", "Samples set back because memory ran out.", engine.preemptions);
-  add("engine_steps_total", "counter", "Passes.", engine.steps);
+  add("engine_cached_tokens_total", "counter", "Prompt tokens reused from the prefix cache.",
+      engine.cached_tokens);
+  add("engine_preemptions_total", "counter", "Samples preempted because memory ran out.", engine.preemptions);
+  add("engine_steps_total", "counter", "Passes of the model.", engine.steps);
   add("engine_seconds_total", "counter", "Seconds inside passes.", engine.seconds);
   add("weights_version", "gauge", "Version of the weights.", loop.version());
   if (agents) {
     const AgentSessions::Counts agent = agents->desk.counts();
-    add("groups_free", "gauge", "Groups that agents may begin.", agent.waiting);
-    add("groups_begun", "gauge", "Groups that agents have begun and not ended.", agent.leased);
+    add("groups_free", "gauge", "Groups that agents may start.", agent.waiting);
+    add("groups_begun", "gauge", "Groups that agents have started and not ended.", agent.leased);
     add("sessions_open", "gauge", "Sessions started and not ended.", agent.sessions_open);
     add("sessions_started_total", "counter", "Sessions started.", agent.started);
     add("sessions_without_reward_total", "counter", "Sessions that ended without a reward.",
         agent.without_reward);
-    add("leases_granted_total", "counter", "Groups that agents have begun.", agent.granted);
-    add("leases_refused_total", "counter", "Sessions refused because no group might begin.", agent.refused);
+    add("leases_granted_total", "counter", "Groups that agents have started.", agent.granted);
+    add("leases_refused_total", "counter", "Sessions refused because no group could start.", agent.refused);
     add("leases_expired_total", "counter", "Groups whose lease expired.", agent.expired);
-    add("requests_without_session_total", "counter", "Requests of nobody who is trained.",
+    add("requests_without_session_total", "counter", "Requests outside sessions, which are not trained on.",
         num_untrained.load());
   }
   add("uptime_seconds", "gauge", "Seconds since the server began to listen.", seconds_since(start));
@@ -757,7 +759,7 @@ std::string Server::State::metrics() const {
 void check_serving(const ServeSettings& settings, const std::string& api_key) {
   if (api_key.empty() && !is_loopback(settings.host))
     throw UserError(str("host: ", settings.host,
-                        " can be reached from other machines, and there is no key; set BOUGH_API_KEY or "
+                        " can be reached from other machines, but there is no key; set BOUGH_API_KEY or "
                         "api_key_file, or listen at 127.0.0.1"));
   // Throws an error that lists the known parsers.
   const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);
@@ -766,7 +768,7 @@ void check_serving(const ServeSettings& settings, const std::string& api_key) {
 Server::Server(Engine& engine, ServedModel model, std::string api_key,
                std::optional<AgentSessionsOptions> agents) {
   check_serving(model.settings, api_key);
-  BOUGH_CHECK(!model.names.empty(), "a model without a name");
+  BOUGH_CHECK(!model.names.empty(), "the model has no name");
   state_ = std::make_unique<State>(engine, std::move(model), std::move(api_key), agents);
 }
 
@@ -783,7 +785,7 @@ void Server::on_commands(std::function<void()> wake) {
 }
 
 AgentSessions& Server::desk() const {
-  BOUGH_CHECK(state_->agents, "a server without agents");
+  BOUGH_CHECK(state_->agents, "this server has no agent sessions");
   return state_->agents->desk;
 }
 

@@ -90,7 +90,7 @@ TEST_F(ServerTest, AClientThatDoesNotReadIsCancelledToo) {
   EXPECT_EQ(metric("clients_cut_off_total"), "1");
 }
 
-TEST_F(ServerTest, WhatTheEngineRefusesIsABadRequest) {
+TEST_F(ServerTest, ARequestThatTheEngineRefusesIsABadRequest) {
   start();
   for (const char* stream : {"", R"(, "stream": true)"}) {
     const std::string answer =

@@ -18,8 +18,8 @@ struct LoraModule {
 
   template <class V>
   void visit(V& v) {
-    v("name", name, "what requests call it");
-    v("path", path, "directory in PEFT's format");
+    v("name", name, "model name in requests");
+    v("path", path, "directory of the adapter, in PEFT's format");
   }
   static LoraModule from_text(const std::string& text) {
     const size_t equals = text.find('=');
@@ -55,35 +55,37 @@ struct ServeSettings {
 
   template <class V>
   void visit(V& v) {
-    v("host", host, "address to listen at; any but this machine's own (127.0.0.1, ::1) needs a token",
+    v("host", host, "address to listen at; an address other than 127.0.0.1 or ::1 needs an API key",
       not_empty());
-    v("port", port, "0: a free one", range(0, 65535));
+    v("port", port, "port to listen at; 0: a free port", range(0, 65535));
     v("api_key_file", api_key_file,
-      "file whose first line is the bearer token that every request must have; the environment's "
-      "BOUGH_API_KEY does the same");
+      "file whose first line is the API key that every request must send as bearer token; alternative: "
+      "environment variable BOUGH_API_KEY");
     v("served_model_name", served_model_name,
-      "names that requests may call the model, the first in answers; '*' among them: any name; none: the "
-      "directory's");
+      "model names that requests may use; answers have the first; '*' in the list: any name; empty: the "
+      "directory's name");
     v("lora_modules", lora_modules,
-      "low-rank adapters over the model, each asked by its own name: [NAME=DIRECTORY, ...]");
+      "low-rank adapters of the model, each requested by its own name: [NAME=DIRECTORY, ...]");
     v("tool_call_parser", tool_call_parser,
-      "how the model writes tool calls (docs/chat.md); empty: no tools");
-    v("reasoning_parser", reasoning_parser, "how the model writes reasoning (docs/chat.md); empty: as text");
+      "format of the model's tool calls (docs/chat.md); empty: no tools");
+    v("reasoning_parser", reasoning_parser,
+      "format of the model's reasoning (docs/chat.md); empty: reasoning is part of the text");
     v("logprobs_mode", logprobs_mode,
-      "log-probabilities in answers: of the model's logits, or of what was drawn from, after temperature, "
-      "penalties, top_k, top_p and min_p",
+      "log-probabilities in answers: raw_logprobs (of the model's logits) or processed_logprobs (of the "
+      "sampling distribution, after temperature, penalties, top_k, top_p and min_p)",
       one_of({"raw_logprobs", "processed_logprobs"}));
-    v("seed", seed, "draws of requests without a seed of their own are a function of it and their number",
+    v("seed", seed, "seeds, together with the request's number, the samples of requests without a seed",
       at_least(0));
-    v("max_requests", max_requests, "requests in flight; more are answered 429", range(1, 1000000));
-    v("max_samples_per_request", max_samples_per_request, "n times the number of prompts, at most",
+    v("max_requests", max_requests, "maximum number of requests in flight; more are answered 429",
+      range(1, 1000000));
+    v("max_samples_per_request", max_samples_per_request, "maximum of n times the number of prompts",
       range(1, 100000));
     v("shutdown_seconds", shutdown_seconds,
-      "after SIGTERM or Ctrl-C running requests have this long to finish", range(0.0, 86400.0));
-    v("log_requests", log_requests, "a line of log for each request");
-    v("http", http, "what one client may take");
-    v("gconfig", gconfig, "what a request gets that does not say otherwise");
-    v("rollout", rollout, "how the engine runs");
+      "seconds that running requests have to finish after SIGTERM or Ctrl-C", range(0.0, 86400.0));
+    v("log_requests", log_requests, "write a log line for each request");
+    v("http", http, "limits of connections and requests");
+    v("gconfig", gconfig, "default sampling settings of requests");
+    v("rollout", rollout, "settings of the engine");
   }
 };
 

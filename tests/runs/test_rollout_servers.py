@@ -136,7 +136,7 @@ def test_a_server_that_dies_and_one_that_comes_back(bough, serve):
     living, dying = serve("vllm"), Server(bough.cwd / "base", "--api", "vllm", "--die-after", 60)
     result = bough("train", config, *settings("vllm", dying, living), ok=True, env=ENVIRONMENT)
     assert dying.process.wait(10) == 1
-    assert "its samples go on at another" in result.stderr
+    assert "its samples continue on another server" in result.stderr
     records = metrics_of(bough)
     assert len(records) == 4 and all(r["mismatch/logprob_abs_diff"] < 1e-4 for r in records)
 

@@ -1,5 +1,5 @@
-"""scripts/check_modules on a made-up tree. Each violation of the order of modules is named with its remedy, and
-nothing else is reported."""
+"""scripts/check_modules on a made-up tree. Each violation of the order of modules is named with its remedy,
+and nothing else is reported."""
 
 import subprocess
 from pathlib import Path
@@ -49,14 +49,14 @@ def test_a_tree_in_order_passes(check):
         (
             "src/plan/costs.h",
             '\n#include "cost/cost_model.h"\n',
-            "src/plan/costs.h:2: plan includes cost/cost_model.h, but cost comes after plan: move the code that "
-            "plan needs to plan or above, or this file to cost or below",
+            "src/plan/costs.h:2: plan includes cost/cost_model.h, but cost comes after plan: move the code "
+            "that plan needs to plan or above, or this file to cost or below",
         ),
         (  # a test file too, and other white space
             "src/base/a/b_test.cpp",
             '#  include  "plan/plan.h"\n',
-            "src/base/a/b_test.cpp:1: base includes plan/plan.h, but plan comes after base: move the code that "
-            "base needs to base or above, or this file to plan or below",
+            "src/base/a/b_test.cpp:1: base includes plan/plan.h, but plan comes after base: move the code "
+            "that base needs to base or above, or this file to plan or below",
         ),
         (
             "src/plan/tensors.cpp",
