@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "algo/aggregation.h"
 #include "base/error.h"
 #include "train/sequence_steps.h"
 
