@@ -72,7 +72,7 @@ class Communicator {
   // reduce-scatter, all-gather and all-to-all B (N - 1); broadcast B (N - 1) / N; send B.
   double bytes_sent() const { return bytes_sent_; }
   // Sets a function that waiting calls run again and again as their abort check. If the function throws, the
-  // wait ends, and the group cannot be used afterwards. look() runs the function once.
+  // wait ends, and the group cannot be used afterwards. check_abort() runs the function once.
   void set_abort_check(std::function<void()> abort_check) { abort_check_ = std::move(abort_check); }
   void check_abort() const {
     if (abort_check_) abort_check_();

@@ -134,14 +134,14 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
                parts_.events, parts_.timeline),
       writer_({"writer", options.own_threads ? 1 : 0, {}, {}}, parts_.clock, parts_.events, parts_.timeline),
       rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {
-  if (parts_.outside) start_external();
+  if (parts_.external) start_external();
 }
 
 // Without a thread of its own, the engine is driven by the control thread, which waits for events.
 void RunWorkers::start_external() {
   EventQueue* events = &parts_.events;
   const bool own_thread = engine_.has_threads();
-  parts_.outside->start({.finished =
+  parts_.external->start({.finished =
                              [events](FinishedGroup group) {
                                events->post(
                                    GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
@@ -168,7 +168,7 @@ bool RunWorkers::take_weights_now() {
   const std::optional<WeightUpdate> update = parts_.weights.take();
   if (!update) return false;  // the weights are being written: try again after the next pass
   const int64_t interrupted =
-      parts_.outside ? parts_.outside->samples_in_flight() : generator_.samples_in_flight();
+      parts_.external ? parts_.external->samples_in_flight() : generator_.samples_in_flight();
   parts_.engine.update_weights(*update);
   weights_ = update;
   wants_weights_ = false;
@@ -178,13 +178,13 @@ bool RunWorkers::take_weights_now() {
 
 bool RunWorkers::pass() {
   bool did = wants_weights_ && take_weights_now();
-  const bool has_work = weights_ && (parts_.outside || !tasks_.empty() || !generator_.idle());
-  if (!has_work || (parts_.outside && !parts_.outside->pass())) {
+  const bool has_work = weights_ && (parts_.external || !tasks_.empty() || !generator_.idle());
+  if (!has_work || (parts_.external && !parts_.external->pass())) {
     if (wants_weights_ && !did) std::this_thread::sleep_for(std::chrono::microseconds(50));
     return did || wants_weights_;
   }
   std::vector<FinishedGroup> groups;
-  if (!parts_.outside) groups = generator_.step();
+  if (!parts_.external) groups = generator_.step();
   {
     const MutexLock lock(statistics_mutex_);
     statistics_ = parts_.engine.statistics() - of_evaluations_;
@@ -195,7 +195,7 @@ bool RunWorkers::pass() {
 }
 
 void RunWorkers::begin(uint64_t id, std::vector<PartialRollout> partial) {
-  if (parts_.outside) return parts_.outside->offer(parts_.task_of(id));
+  if (parts_.external) return parts_.external->offer(parts_.task_of(id));
   engine_.post("begin", [this, id, partial = std::move(partial)]() mutable {
     GroupTask task = parts_.task_of(id);
     task.partial = std::move(partial);
@@ -235,7 +235,7 @@ void RunWorkers::evaluate(Clock::Time deadline) {
 void RunWorkers::save_running() {
   engine_.post("save running samples", [this] {
     // Conversations cannot resume midway, because their environments and agents cannot. They begin again.
-    const bool begins_again = parts_.environment || parts_.outside;
+    const bool begins_again = parts_.environment || parts_.external;
     parts_.events.post(RunningSaved{begins_again ? std::vector<RunningRequest>() : parts_.engine.running()});
   });
 }
@@ -295,7 +295,7 @@ void RunWorkers::join() {
   parts_.reward.cancel();
   if (parts_.filter) parts_.filter->cancel();
   for (WorkQueue* queue : {&engine_, &trainer_, &writer_, &rewards_}) queue->join();
-  if (parts_.outside) parts_.outside->close();
+  if (parts_.external) parts_.external->close();
 }
 
 EngineStatistics RunWorkers::engine_statistics() const {
@@ -316,8 +316,8 @@ std::string RunWorkers::busy_with() const {
     if (!busy.empty()) text += (text.empty() ? "" : ", ") + busy;
   }
   text = text.empty() ? "no thread computes" : "busy: " + text;
-  const std::string outside = waits_for_external();
-  return outside.empty() ? text : str(text, "; ", outside);
+  const std::string external = waits_for_external();
+  return external.empty() ? text : str(text, "; ", external);
 }
 
 bool RunWorkers::run_some() {

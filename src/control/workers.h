@@ -109,7 +109,7 @@ struct WorkerParts {
   // Both are set if samples are conversations, else none.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
-  ExternalRollouts* outside =
+  ExternalRollouts* external =
       nullptr;  // makes the groups and runs the engine's passes; nullptr: the run does
 };
 
@@ -141,10 +141,10 @@ class RunWorkers final : public Workers {
   Clock::Time last_progress() const override;
   std::string busy_with() const override;
   std::string waits_for_external() const override {
-    return parts_.outside ? parts_.outside->waits_for() : "";
+    return parts_.external ? parts_.external->waits_for() : "";
   }
   MetricValues external_metrics() const override {
-    return parts_.outside ? parts_.outside->metrics() : MetricValues();
+    return parts_.external ? parts_.external->metrics() : MetricValues();
   }
 
   // Without threads: does one piece of work. Returns false if there was none.

@@ -17,6 +17,7 @@
 #include "rollout/rollout_test_util.h"
 #include "train/executor.h"
 #include "train/make_batch.h"
+#include "train/trainer.h"
 
 namespace bough {
 namespace {
