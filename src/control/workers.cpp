@@ -142,19 +142,19 @@ void RunWorkers::start_external() {
   EventQueue* events = &parts_.events;
   const bool own_thread = engine_.has_threads();
   parts_.external->start({.finished =
-                             [events](FinishedGroup group) {
-                               events->post(
-                                   GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
-                             },
-                         .failed =
-                             [events](uint64_t id, const std::string& reason) {
-                               events->post(GroupFailed{id, reason});
-                             },
-                         .wake =
-                             [this, events, own_thread] {
-                               if (own_thread) engine_.wake();
-                               else events->post(TimePassed{});
-                             }});
+                              [events](FinishedGroup group) {
+                                events->post(
+                                    GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
+                              },
+                          .failed =
+                              [events](uint64_t id, const std::string& reason) {
+                                events->post(GroupFailed{id, reason});
+                              },
+                          .wake =
+                              [this, events, own_thread] {
+                                if (own_thread) engine_.wake();
+                                else events->post(TimePassed{});
+                              }});
 }
 
 RunWorkers::~RunWorkers() {
