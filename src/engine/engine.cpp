@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 
@@ -226,14 +227,16 @@ void check_request(const GenerationRequest& request, const ModelLimits& limits) 
 
 Json partial_rollout_to_json(const PartialRollout& partial) {
   const GeneratedSample& sample = partial.sample;
-  return {{"tokens", sample.token_ids},
-          {"logprobs", sample.logprobs},
-          {"raw_logprobs", sample.raw_logprobs},
-          {"truncated_logprobs", sample.sampling_logprobs},
-          {"versions", sample.versions},
-          {"top_ids", sample.top_ids},
-          {"top_logprobs", sample.top_logprobs},
-          {"finish_reason", partial.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
+  Json json = {{"tokens", sample.token_ids},
+               {"logprobs", sample.logprobs},
+               {"raw_logprobs", sample.raw_logprobs},
+               {"truncated_logprobs", sample.sampling_logprobs},
+               {"versions", sample.versions},
+               {"top_ids", sample.top_ids},
+               {"top_logprobs", sample.top_logprobs},
+               {"finish_reason", partial.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
+  if (!sample.page_choices.positions.empty()) json["pages"] = to_json(sample.page_choices);
+  return json;
 }
 
 PartialRollout partial_rollout_from_json(const Json& json) {
@@ -246,6 +249,7 @@ PartialRollout partial_rollout_from_json(const Json& json) {
   json.at("versions").get_to(sample.versions);
   sample.top_ids = json.value("top_ids", sample.top_ids);
   sample.top_logprobs = json.value("top_logprobs", sample.top_logprobs);
+  if (json.contains("pages")) sample.page_choices = page_choices_from_json(json.at("pages"));
   partial.has_ended = !json.at("finish_reason").is_null();
   if (partial.has_ended)
     sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());

@@ -235,7 +235,7 @@ struct ModelLimits {
 // Throws UserError, which names the request, the field, got, expected and the remedy.
 void check_request(const GenerationRequest& request, const ModelLimits& limits);
 
-// A partial rollout as JSON: in checkpoints of the controller and between processes. Without page choices.
+// A partial rollout as JSON: in checkpoints of the controller and between processes.
 Json partial_rollout_to_json(const PartialRollout& partial);
 PartialRollout partial_rollout_from_json(const Json& json);
 

@@ -7,6 +7,25 @@
 namespace bough {
 namespace {
 
+TEST(PartialRollouts, ReadBackWithTheirPageChoices) {
+  PartialRollout partial{
+      .sample = {.token_ids = {7, 8},
+                 .logprobs = {-1, -2},
+                 .raw_logprobs = {-3, -4},
+                 .sampling_logprobs = {-5, -6},
+                 .versions = {3, 4},
+                 .page_choices = {.positions = {2, 3}, .begin = {0, 1}, .pages = {0, 0, 1}},
+                 .finish_reason = FinishReason::kStop},
+      .has_ended = true};
+  const PartialRollout again = partial_rollout_from_json(partial_rollout_to_json(partial));
+  EXPECT_EQ(again.sample.token_ids, partial.sample.token_ids);
+  EXPECT_EQ(again.sample.sampling_logprobs, partial.sample.sampling_logprobs);
+  EXPECT_EQ(again.sample.finish_reason, FinishReason::kStop);
+  EXPECT_TRUE(again.has_ended);
+  EXPECT_EQ(again.sample.page_choices.positions, partial.sample.page_choices.positions);
+  EXPECT_EQ(again.sample.page_choices.pages, partial.sample.page_choices.pages);
+}
+
 TEST(Rollouts, MaskIsOneExactlyOnTheResponse) {
   GenerationResult result;
   result.prompt_ids = {5, 6};

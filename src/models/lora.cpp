@@ -183,6 +183,7 @@ AdapterFile read_config(const fs::path& path) {
     refuse(path, "bias", bias, "\"none\": trained biases are not supported");
   AdapterFile file;
   const double rank = number("r");
+  if (rank != std::floor(rank)) refuse(path, "r", config["r"], "a whole number");
   file.rank = static_cast<int64_t>(rank);
   const Json rslora = config.value("use_rslora", Json());
   file.scale = number("lora_alpha") / (rslora == true ? std::sqrt(rank) : rank);

@@ -50,10 +50,8 @@ GenerationRequest request_from_json(const Json& json) {
 
 Json to_json(const GenerationResult& result) {
   Json samples = Json::array();
-  for (const GeneratedSample& sample : result.samples) {
+  for (const GeneratedSample& sample : result.samples)
     samples.push_back(partial_rollout_to_json({sample, true}));
-    if (!sample.page_choices.positions.empty()) samples.back()["pages"] = to_json(sample.page_choices);
-  }
   return {{"id", result.id},
           {"prompt", result.prompt_ids},
           {"temperature", result.temperature},
@@ -66,11 +64,8 @@ GenerationResult result_from_json(const Json& json) {
                           .temperature = json.at("temperature").get<double>(),
                           .samples = {},
                           .metadata = {}};
-  for (const Json& sample : json.at("samples")) {
+  for (const Json& sample : json.at("samples"))
     result.samples.push_back(partial_rollout_from_json(sample).sample);
-    if (sample.contains("pages"))
-      result.samples.back().page_choices = page_choices_from_json(sample.at("pages"));
-  }
   return result;
 }
 

@@ -206,6 +206,7 @@ def test_without_an_adapter_sft_trains_the_weights(bough):
     ("change", "message"),
     [
         ({"use_dora": True}, "use_dora"),
+        ({"r": 2.5}, "a whole number"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"bias": "all"}, "bias"),
         ({"peft_type": "IA3"}, "peft_type"),

@@ -107,10 +107,12 @@ TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& in, cons
   check(in);
   BOUGH_CHECK(d_k_stack_PGH.sizes() == in.k_stack_PGH.sizes() &&
                   d_v_stack_PGH.sizes() == in.k_stack_PGH.sizes() && d_o_TNH.sizes() == in.q_TNH.sizes() &&
-                  d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() &&
-                  d_k_stack_PGH.scalar_type() == accumulator_type(in.q_TNH.scalar_type()),
+                  d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() && d_v_stack_PGH.is_contiguous() &&
+                  d_k_stack_PGH.scalar_type() == accumulator_type(in.q_TNH.scalar_type()) &&
+                  d_v_stack_PGH.scalar_type() == d_k_stack_PGH.scalar_type(),
               "tree_attention: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(), " ",
-              d_k_stack_PGH.scalar_type());
+              d_k_stack_PGH.scalar_type(), ", d_v_stack ", d_v_stack_PGH.sizes(), " ",
+              d_v_stack_PGH.scalar_type());
   at::AutoDispatchBelowADInplaceOrView guard;
   static const auto op = find_op<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
       T, T, T, T, T, T, T, const std::optional<at::Tensor>&, T, T, double, T, T)>(

@@ -227,9 +227,10 @@ TreeAttentionGradient tree_attention_backward_sparse(
   TreeAttentionGradient d{at::empty_like(in.q_TNH), at::zeros(in.k_TGH.sizes(), acc),
                           at::zeros(in.k_TGH.sizes(), acc)};
   BOUGH_CHECK(d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() && d_v_stack_PGH.is_contiguous() &&
-                  d_k_stack_PGH.scalar_type() == d.d_k_TGH.scalar_type(),
+                  d_k_stack_PGH.scalar_type() == d.d_k_TGH.scalar_type() &&
+                  d_v_stack_PGH.scalar_type() == d.d_k_TGH.scalar_type(),
               "tree_attention_backward_sparse: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(),
-              " ", d_k_stack_PGH.scalar_type());
+              " ", d_k_stack_PGH.scalar_type(), ", d_v_stack ", d_v_stack_PGH.scalar_type());
   const SparseBackward of{in, out, d_o_TNH, d_k_stack_PGH, d_v_stack_PGH, pass, chosen, d};
   const auto for_each_head = [&](auto&& backward) {
     at::parallel_for(0, in.k_TGH.size(1), 1, [&](int64_t begin, int64_t end) {
