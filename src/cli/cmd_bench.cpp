@@ -1,9 +1,9 @@
-// `bough bench step`: the time of every strategy on a rollout file, beside a lower bound of the time. `bough
+// `bough bench step`: the time of every strategy on a rollout file, and a lower bound of this time. `bough
 // bench profile`: measures the device profile from which plan costs are computed.
 //
-// The lower bound: the FLOPs of one gradient step over the tree (linear layers of each token, the head of
-// each trained one, attention of each visible pair; backward twice forward), at the best rate of a matrix
-// product that was measured in the same run at the model's own shapes.
+// The lower bound: the FLOPs of one training step on the prefix tree, divided by the best FLOP/s of a matrix
+// product, measured in the same run at the model's shapes. The FLOPs are the linear layers of each token,
+// lm_head of each loss row, attention of each visible pair of tokens, and twice as much for backward.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -31,7 +31,7 @@ struct Options : StepOptions {
 
 struct Bound {
   double rate = 0;     // FLOP/s
-  double seconds = 0;  // of one gradient step over the tree
+  double seconds = 0;  // of one training step on the tree
   double dense_seconds = 0;
 };
 
@@ -41,7 +41,8 @@ struct Line {
   std::string error;  // set if the strategy has no plan
 };
 
-// The names of ops in the table: kernels by their folder, libtorch's ops grouped by name.
+// The name under which an op is listed in the command's output: a Bough kernel without the suffix _forward or
+// _backward, "matrix products", or "libtorch: " and the op's name.
 std::string op_group(const std::string& op) {
   if (op == "bough::matrix_product" || op == "bough::batch_invariant_product" ||
       op == "bough::add_matrix_product_")
@@ -58,7 +59,8 @@ std::string op_group(const std::string& op) {
   return name;
 }
 
-// Shares of one step, largest first. Time outside of ops is "between ops".
+// Each listed op's share of the time of one training step, largest first. "between ops" is the time outside
+// of ops.
 std::vector<std::pair<std::string, double>> op_shares(StepTimer& timer, at::Device device) {
   const auto start = std::chrono::steady_clock::now();
   std::map<std::string, double> groups;
@@ -199,7 +201,7 @@ struct ProfileOptions {
   bool json = false;
 };
 
-// GFLOP/s of a pass of each size. A unit of work of the curve is one FLOP per token.
+// GFLOP/s by tokens of a pass. The curve gives seconds for each number of tokens, at one FLOP per token.
 std::string rates_text(const CostCurve& curve) {
   std::string text;
   for (size_t i = 0; i < curve.sizes.size(); ++i)

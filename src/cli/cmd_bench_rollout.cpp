@@ -1,10 +1,11 @@
-// `bough bench rollout`: the embedded engine's generation speed, beside a lower bound of the time on this
+// `bough bench rollout`: the embedded engine's generation speed, and a lower bound of its time on this
 // machine.
 //
-// The lower bound of a pass is the larger of two times. One: the weights and the visible keys and values are
-// read once, at the rate of reading as many bytes again and again. Two: the FLOPs of the pass's tokens, at
-// the best rate of a matrix product. Both rates are measured in the same run. The tokens are those that the
-// engine computed: a cache that finds less shows in its tokens, not in the bound.
+// The lower bound of a pass is the larger of two times. The first: the bytes of the weights and of the
+// visible keys and values, divided by the bytes per second of reading as much memory repeatedly. The second:
+// the FLOPs of the pass's tokens, divided by the best FLOP/s of a matrix product. Both rates are measured in
+// the same run. Only tokens that the engine computed count. So a prefix cache that finds less raises both the
+// time and the bound.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -60,7 +61,7 @@ void check_options(Options& options) {
 struct ModelBytes {
   ModelBytes(const ModelShape& shape, const MatrixBytes& matrices)
       : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
-    // An embedding that is not tied to lm_head is not read whole: only the rows of the pass's tokens are.
+    // If the embedding is not tied to lm_head, a pass reads only the embedding's matrix rows of its tokens.
     const int64_t looked_up = shape.tie_word_embeddings ? 0 : shape.vocab_size * shape.hidden_size;
     weights =
         (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
@@ -110,14 +111,14 @@ Run run_once(const Model& model, const Options& options) {
   return run;
 }
 
-// The differences between generation's log-probabilities and training's, of the same tokens: a run's metrics
-// mismatch/logprob_abs_diff and mismatch/importance_weight_max.
+// How much the log-probabilities that generation and training give to the same tokens differ: the metrics
+// mismatch/logprob_abs_diff and mismatch/importance_weight_max of a run.
 struct Mismatch {
   double logprob_abs_diff = 0, importance_weight_max = 1;
 };
 
 Mismatch mismatch_of(Model& model, const Run& run) {
-  // One of each prompt first, then the others; some thousand tokens are enough.
+  // Takes one sample of each prompt first, then second samples, and so on. Some thousand tokens are enough.
   constexpr size_t kSequences = 32;
   std::vector<Trajectory> sampled;
   for (size_t sample = 0; sample < run.results.front().samples.size(); ++sample)
@@ -132,8 +133,8 @@ Mismatch mismatch_of(Model& model, const Run& run) {
 
 // The cost of a weight update in the middle of a run.
 struct Interruption {
-  double swap_seconds = 0;        // of update_weights(), during which no step runs
-  double decode_seconds = 0;      // of a step that only decodes, median of those before
+  double swap_seconds = 0;        // of update_weights(), during which no engine step runs
+  double decode_seconds = 0;      // of an engine step that only decodes, median before the update
   double seconds = 0;             // of the whole run
   int64_t recomputed_tokens = 0;  // tokens whose keys and values had to be computed again
 };

@@ -1,10 +1,10 @@
-// `bough bench serve`: the cost of the HTTP server beside the engine that it serves, in one process. Three
+// `bough bench serve`: the cost of the HTTP server in addition to that of its engine, in one process. Three
 // modes take turns, with the same number of requests of random tokens, of the same lengths:
 //
 //   the engine alone, without a server;
-//   unstreamed, over as many connections at once: tokens per second, against the engine's;
-//   streamed: the time of each client's first token, against the time at which the engine samples the first
-//   token of a request that was submitted with all others.
+//   unstreamed, each request on its own connection, all at once: tokens per second, against the engine's;
+//   streamed: the time of each client's first token, against the time at which the engine alone samples a
+//   request's first token, if all requests are submitted together.
 //
 // The clients are one thread that polls sockets, so that measuring takes little of the cores.
 #include <arpa/inet.h>
@@ -224,7 +224,7 @@ void run_bench_serve(Options& options) {
     ratios.push_back(unstreamed.back() / alone.back());
     first_alone.push_back(by_engine.first_token.back());
     first_streamed.push_back(streamed.first_token.back());
-    // Compares the k-th client to have its first token with the engine's k-th request.
+    // Compares the k-th earliest first token of the clients with the k-th earliest one of the engine alone.
     double latest = 0;
     for (size_t k = 0; k < streamed.first_token.size(); ++k)
       latest = std::max(latest, streamed.first_token[k] - by_engine.first_token[k]);

@@ -34,8 +34,8 @@ struct Options {
   bool json = false;
 };
 
-// Starts the script, whose modules are its first arguments. Modules in the working directory are not
-// importable.
+// Runs the script. Its arguments: the sources of its two modules, then its own. Modules in the working
+// directory cannot be imported.
 constexpr char kStart[] = R"PY(
 import sys
 

@@ -1,5 +1,5 @@
-// `bough plan`: what a rollout file shares, the cost of each strategy on a device, and a picture of the tree.
-// Needs neither weights nor the device.
+// `bough plan`: the common prefixes of a rollout file, the cost of each strategy on a device, and a picture
+// of the tree. Needs neither weights nor the device.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -49,7 +49,7 @@ struct StrategyCost {
   Plan plan;
   Simulation simulation;
   double effective_reuse = 0;  // ERR
-  bool fits = true;            // in the device's memory, beside weights and gradients
+  bool fits = true;            // in the device's memory, in addition to weights and gradients
 };
 
 struct RankCost {
@@ -57,7 +57,8 @@ struct RankCost {
   double seconds = 0;
 };
 
-// The times of an iteration: C_rollout, C_recompute and C_update of DistillSparse, appendix B.
+// The times of one training step with its rollouts: C_rollout, C_recompute and C_update in DistillSparse,
+// appendix B.
 struct IterationCost {
   RolloutCost rollout;
   double recompute_seconds = 0;  // one plan execution, forward only
@@ -74,7 +75,7 @@ struct PlanReport {
   TreeStatistics tree;
   double work_ratio = 1;
   int64_t max_tokens_per_mb = 0;
-  int64_t stages = 1;  // pipeline stages; a step's seconds are those of the whole pipeline
+  int64_t stages = 1;  // pipeline stages; the seconds of a strategy are those of the whole pipeline
   std::vector<StrategyCost> strategies;
   std::vector<RankCost> ranks;
   IterationCost dense_iteration;
@@ -136,7 +137,7 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   return costs;
 }
 
-// Costs of forward only, over the same passes.
+// The costs of the same passes without their backward.
 class ForwardCosts final : public PassCosts {
  public:
   explicit ForwardCosts(const CostModel& costs) : costs_(costs) {}
@@ -179,7 +180,8 @@ std::vector<SampledGroup> groups_of(const std::vector<Trajectory>& rollouts) {
   return groups;
 }
 
-// The model with only its adapters trained, with the defaults of sparse_training.mode distill.
+// The shape if only LoRA adapters are trained, with the default rank and targets of sparse_training.mode
+// distill.
 ModelShape adapted(ModelShape shape) {
   constexpr int64_t kRank = 32;
   const int64_t width = shape.hidden_size;

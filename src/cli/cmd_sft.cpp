@@ -21,7 +21,7 @@ struct SftCommand {
   bool json = false;
 };
 
-// Flags are shorter names of settings. They win over the file and over key=value.
+// Flags are shorter names of settings. They take precedence over the file and over key=value.
 std::vector<std::string> overrides_of(const SftCommand& command, const std::vector<std::string>& given) {
   std::vector<std::string> overrides = given;
   const auto add_text = [&](const char* key, const std::string& value) {

@@ -1,5 +1,5 @@
-// `bough simulate`: how long a run would take on other splits of a cluster. Uses the run's own controller
-// with simulated devices.
+// `bough simulate`: how long a run would take if a cluster's devices were divided otherwise between
+// generation and training. Uses the run's own controller with simulated devices.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -50,9 +50,9 @@ double memory_bandwidth(const DeviceProfile& profile) {
   return profile.memory_bytes_per_s;
 }
 
-// A decoding pass reads the weights once, and each sample's keys and values that it attends to. Keys and
-// values that a group shares are read once (rollout_cost.h). The pass computes one token per sample. A
-// training step computes the work of three forward passes for every token of the tree.
+// A decoding pass reads the weights once, and the keys and values that each sample attends to. Those of a
+// prompt are read once for its whole group of samples (rollout_cost.h). The pass computes one token per
+// sample. A training step computes the FLOPs of three forward passes for every token of the tree.
 void plan_rates(const SimulateOptions& options, Assumed& assumed) {
   const DeviceProfile profile = device_profile(options.device, parse_dtype(options.dtype));
   const ModelShape shape = named_model_shape(options.shape, options.dtype);
@@ -65,7 +65,7 @@ void plan_rates(const SimulateOptions& options, Assumed& assumed) {
   const SampledGroup group{options.prompt_tokens,
                            std::vector<int64_t>(static_cast<size_t>(options.group_size),
                                                 std::max<int64_t>(1, std::llround(options.length_mean)))};
-  // One group represents all: groups share nothing.
+  // One group represents all, because groups have no common prefix.
   const RolloutCost sampled = rollout_cost(CostModel(profile, shape), {group}, sparse, options.group_size);
   const auto tokens = static_cast<double>(sampled.tokens);
   const double kv = sampled.bytes() / tokens;
@@ -94,7 +94,7 @@ void plan_rates(const SimulateOptions& options, Assumed& assumed) {
                       format_significant(100 * options.efficiency, 3), "% of its peaks");
 }
 
-// The rates from a run's metrics (medians over its steps), its lengths and its settings.
+// Reads the rates of a run (medians of the metrics of its training steps), its lengths and its settings.
 void read_run(const SimulateOptions& options, Assumed& assumed) {
   const std::filesystem::path folder = options.run;
   const RunSettings settings = load_settings<RunSettings>(folder / "config.yaml", {});
@@ -189,8 +189,8 @@ std::string percent(double share) {
   return format_significant(100 * share, 2) + "%";
 }
 
-// The options of `bough train` for a split, with one rank per device: the ranks that generate, and all ranks
-// if the trainers are data parallel.
+// Options of `bough train` for a split with one rank per device. options_of_engines() gives the ranks that
+// generate. rank_options() adds the number of all ranks, for data-parallel training.
 std::string options_of_engines(const SplitResult& split) {
   return str(split.max_staleness == 0 ? "" : str("rollout.ranks=", split.rollout_devices, " "),
              "rollout.max_head_offpolicyness=", split.max_staleness);
@@ -263,7 +263,8 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
       Json entry = split_json(split);
       const auto layout = rates.layout(split.rollout_devices, split.train_devices, in_turns);
       entry["layout"] = layout->text();
-      // Engine ranks of bough train have one device each, and ranks that share layers do not generate.
+      // `bough train` cannot run such a split: its engine ranks have one device each, and ranks that hold
+      // only a shard of the model do not generate.
       if (layout->devices_per_engine > 1 || (in_turns && layout->replica.devices() > 1))
         entry.erase("rank_options");
       else if (layout->replica.devices() > 1)

@@ -134,9 +134,9 @@ void run_train(const TrainOptions& options) {
   RunOptions run;
   run.ranks = ranks.get();
   run.engine_command = {std::filesystem::read_symlink("/proc/self/exe").string(), kEngineCommand};
-  if (ranks->rank() > 0) {  // other ranks would log the same, and end when rank 0 does
+  if (ranks->rank() > 0) {  // ranks other than 0 would log the same, and end when rank 0 does
     set_log_level(LogLevel::kSilent);
-    // The launcher sends these signals to all ranks, and rank 0 ends the others.
+    // The launcher sends these signals to all ranks. Rank 0 handles them and makes the other ranks end.
     for (const int signal : {SIGINT, SIGUSR1}) std::signal(signal, SIG_IGN);
     if (!is_mpi_rank()) std::signal(SIGTERM, SIG_IGN);  // torchrun ends ranks by SIGTERM
     run_training(settings, run);

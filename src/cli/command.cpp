@@ -201,7 +201,7 @@ void CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::ExtrasError&) {
     throw UserError(describe_extras(deepest(*app_), deepest(*app_).remaining(true)));
   } catch (const CLI::ParseError& error) {
-    // A mistyped --modle leaves --model missing. The unknown flag is the better message.
+    // A mistyped --modle leaves --model missing. A message about the unknown flag helps more.
     const auto extras = deepest(*app_).remaining(true);
     throw UserError(extras.empty() ? error.what() : describe_extras(deepest(*app_), extras));
   }

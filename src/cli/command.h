@@ -6,7 +6,7 @@
 //
 //   void add_plan_command(CommandLine& line) {
 //     auto options = std::make_shared<PlanOptions>();
-//     Command command = line.add("plan", "Shows what a rollout file shares", [options] { run(*options); });
+//     Command command = line.add("plan", "Shows the plan of a rollout file", [options] { run(*options); });
 //     command.add_option("--rollouts", options->rollouts, "...").required().type_name("FILE");
 //     add_json_flag(command, options->json);
 //   }
@@ -63,8 +63,8 @@ class Command {
 
   void hide();  // leaves the command out of --help
 
-  // T is a type for which command.cpp instantiates the function. Parsing writes `value`. Its value before is
-  // the default that --help shows.
+  // T is a type for which command.cpp instantiates the function. Parsing writes `value`. The value before
+  // parsing is the default that --help shows.
   template <typename T>
   CommandOption add_option(const std::string& names, T& value, const std::string& help);
   CommandOption add_option_function(const std::string& names,

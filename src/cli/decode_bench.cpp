@@ -20,12 +20,11 @@ namespace bough {
 
 namespace {
 
-// Pages of random numbers that are repeated to fill a cache. There are so many that a context rarely has a
-// page twice.
+// Number of random pages, which are repeated to fill the KV cache. So many that neighbouring pages differ.
 constexpr int64_t kRandomPages = 1021;
 constexpr int64_t kStepsPerRun = 4;
 
-// The samples' page tables over one storage. Runs steps of decoding over it.
+// One KV storage and each sample's page table into it. Runs decoding steps.
 class Decoder {
  public:
   Decoder(const Model& model, const DecodeBench& bench, int64_t context, bool shared,
@@ -78,7 +77,7 @@ class Decoder {
     return seconds_since(start);
   }
 
-  // Bytes of keys, values and summaries that a step reads, if nothing is read twice.
+  // Bytes of keys, values and summaries that a decoding step reads, if nothing is read twice.
   int64_t kv_bytes(bool is_sparse) const {
     const ModelConfig& config = model_.config();
     const auto element = static_cast<int64_t>(c10::elementSize(model_.dtype()));

@@ -1,8 +1,8 @@
 // Times decoding steps over long contexts with dense and with sparse attention, and compares them with the
 // time to read the bytes that a step needs: `bough bench rollout --contexts`.
 //
-// The caches hold random keys and values. The amount of work of a step does not depend on the values. The
-// chosen pages are scattered, and each sample chooses other pages.
+// The caches hold random keys and values. The FLOPs and bytes of a step do not depend on these numbers. The
+// pages that sparse attention selects are scattered, and differ between samples.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct DecodeBench {
 
 struct DecodeTimes {
   int64_t context = 0;
-  bool shared = false;                           // all samples share the whole context
-  double dense_seconds = 0, sparse_seconds = 0;  // medians, of one step
+  bool shared = false;                           // whether all samples have the same pages of context
+  double dense_seconds = 0, sparse_seconds = 0;  // of one decoding step, medians
   double dense_bound = 0, sparse_bound = 0;      // bytes that a step reads / measured read rate, seconds
   double active_fraction = 0;                    // pages attended to / pages of the context
 };

@@ -41,7 +41,8 @@ void add_environment_options(Command& command, std::vector<std::string>& options
 // there are no words. Throws UserError that names the key.
 std::optional<EnvironmentSettings> environment_settings(const std::vector<std::string>& options);
 
-// The engine's settings. An option wins over rollout.key=value. Throws UserError that names the option.
+// The engine's settings. An option takes precedence over rollout.key=value. Throws UserError that names the
+// option.
 RolloutSettings engine_settings(const EngineOptions& options);
 
 // "24.1 MiB in the layers' matrices, 48 MiB unquantized".

@@ -29,7 +29,7 @@ namespace bough {
 namespace {
 
 // How long ranks that are plain processes may go on after one of them has failed, to report their errors. If
-// a rank was killed by a signal, the others are killed at once: they know nothing about its end.
+// a rank was killed by a signal, the other ranks are killed without delay: they do not notice its end.
 constexpr auto kAfterFailure = std::chrono::seconds(3);
 
 std::vector<std::string> own_command_line() {
@@ -40,9 +40,9 @@ std::vector<std::string> own_command_line() {
   return words;
 }
 
-// Starts a process in its own group, so that a terminal's Ctrl-C does not reach it. Otherwise mpirun would
-// kill its ranks, and a rank could not write its checkpoint. `at_our_end`: the signal that the child gets if
-// this process dies.
+// Starts a process in its own process group, so that a terminal's Ctrl-C does not reach it. Otherwise mpirun
+// would kill its ranks, and a rank could not write its checkpoint. `at_our_end`: the signal that the child
+// gets if this process dies.
 pid_t start(std::vector<std::string> words, int at_our_end) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -76,7 +76,8 @@ int code_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Returns this process's exit code. The first child that fails decides the code, and the others are ended.
+// Returns this process's exit code. The first child that fails determines it, and the other children are
+// ended.
 int wait_for(std::vector<pid_t> children, const StopFlag& stop) {
   int code = kExitDone;
   bool is_asked = false;
@@ -111,7 +112,7 @@ int wait_for(std::vector<pid_t> children, const StopFlag& stop) {
 }
 
 int run_by_mpirun(const std::vector<std::string>& own, int64_t ranks, const StopFlag& stop) {
-  // More ranks than cores are allowed, for experiments. Waiting ranks yield their core to others.
+  // More ranks than cores are allowed, for experiments. A waiting rank yields its core to other ranks.
   std::vector<std::string> words = {"mpirun",
                                     "--quiet",
                                     "-n",

@@ -14,8 +14,8 @@ namespace bough {
 namespace {
 using Time = std::chrono::steady_clock::time_point;
 
-// torch's callbacks are plain functions without state. They add to the current OpTimes, which this object
-// names.
+// torch's callbacks are plain functions without state. They add to the map of the OpTimes that exists now, to
+// which `seconds` points. nullptr if there is none.
 struct Present {
   Mutex mutex;  // a GPU's ops are called from several threads
   std::map<std::string, double>* seconds GUARDED_BY(mutex) = nullptr;
@@ -28,7 +28,7 @@ struct Call : at::ObserverContext {
   Time start = std::chrono::steady_clock::now();
 };
 
-// Autograd's own entries around the ops of a backward node do not count as ops.
+// Autograd's own events, which enclose the ops of a backward node, do not count as ops.
 std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& function) {
   if (std::string_view(function.name()).starts_with("autograd::")) return nullptr;
   if (depth++ == 0) synchronize(present.device);

@@ -18,7 +18,8 @@ PlanPictureBlock::RecomputePolicy keep_of(const Block& block) {
   return PlanPictureBlock::RecomputePolicy::kNothing;
 }
 
-// Appends the tree's blocks, counting passes as simulate does. Returns the picture index of each block.
+// Appends the tree's plan blocks to `picture` and numbers their passes in plan order, from num_passes + 1.
+// Returns each block's index in the picture.
 std::vector<int64_t> add_blocks(const PlannedTree& planned, int64_t& num_passes, PlanPicture& picture) {
   std::vector<int64_t> index(planned.blocks.size(), -1);
   for (const auto& step : planned.steps) {
@@ -50,7 +51,8 @@ PlanPictureTree picture_of(const PlannedTree& planned, const std::vector<int64_t
   int64_t next_root = 0;
   for (int32_t t = 0; t < tree.num_tokens(); ++t) {
     const int32_t parent = tree.parent[t];
-    // A child with its parent's sequences is the only one, and no sequence ends at the parent.
+    // If a token and its parent are in equally many sequences, the parent has no other child, and no sequence
+    // ends there.
     if (parent >= 0 && tree.num_sequences[t] == tree.num_sequences[parent] &&
         block_of[t] == block_of[parent]) {
       node_of[t] = node_of[parent];

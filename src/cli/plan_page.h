@@ -8,8 +8,8 @@
 
 namespace bough {
 
-// A node of the picture is a run of tokens that belong to the same sequences and to one block. Blocks are in
-// the order of their forward passes.
+// A node of the picture is a run of tokens that belong to the same sequences and to one plan block. Blocks
+// are in the order of their forward passes.
 PlanPicture plan_picture(const Plan& plan, const std::string& headline);
 
 }  // namespace bough

@@ -20,7 +20,7 @@ struct StepSettings {
 
   StepSettings() {
     actor.loss.loss = "pg";
-    // The loss is clipped against the policy that sampled the tokens: a single step has no other policy.
+    // The loss clips the ratio to the behavior policy: in a single step there is no other old policy.
     actor.loss.use_decoupled_loss = false;
     actor.loss.recompute_logprob = false;
     // Rewards of the file are not clipped.

@@ -27,8 +27,9 @@ struct StepOptions {
 };
 void add_step_options(Command& command, StepOptions& options);
 
-// The settings of one step: defaults, then the options, then the overrides. `mode` is tree_training_mode; ""
-// keeps its default. Throws UserError like parse_settings(), or if a setting asks for more than one gradient.
+// The settings of one training step: defaults, then the options, then the overrides. `mode` is
+// tree_training_mode; "" keeps its default. Throws UserError like parse_settings(), or if a setting asks for
+// more than one gradient.
 ActorSettings step_settings(const StepOptions& options, const std::string& mode);
 
 // A loaded model and batch.
@@ -41,7 +42,7 @@ struct StepInput {
   StepWork work;
 
   // This object and `ranks` must outlive the returned timer. The reference model of a KL term is the model
-  // itself, as in the first step of a run.
+  // itself, as in the first training step of a run.
   std::unique_ptr<StepTimer> timer(const std::string& mode, const TrainingRanks* ranks = nullptr) const {
     return std::make_unique<StepTimer>(*model, model.get(), settings, &costs, rollouts, mode, ranks);
   }

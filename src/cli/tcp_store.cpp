@@ -31,7 +31,7 @@ int64_t number_of(const char* name, int64_t least, int64_t most) {
   return value;
 }
 
-// How long a store that does not exist yet is awaited silently, and then with a message.
+// Seconds to wait for a store that does not exist yet: first silently, then, after a warning, for longer.
 constexpr double kFirstSeconds = 10;
 constexpr double kConnectSeconds = 300;
 
@@ -44,7 +44,8 @@ c10d::TCPStoreOptions options_of(uint16_t port, bool is_server, double seconds =
   return options;
 }
 
-// torch also logs what it throws, with a stack trace per rank. 3: only fatal messages are logged.
+// torch also logs the exceptions that it throws, with a stack trace per rank. 3: only fatal messages are
+// logged.
 void say_nothing_twice() {
   if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = 3;
 }
@@ -127,8 +128,8 @@ class TcpStore final : public KeyValueStore {
 
   std::string own(const std::string& key) const { return prefix_ + key; }
 
-  // One request at a time, as torch does it. After a failure there are no more requests: the failed one's
-  // answer may still arrive.
+  // Makes one request at a time, like torch's own store. After a failure it makes no more requests, because
+  // the answer to the failed request may still arrive.
   template <class Work>
   std::invoke_result_t<Work, c10d::TCPStore&> ask(const Work& work) {
     const MutexLock lock(mutex_);

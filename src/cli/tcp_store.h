@@ -25,8 +25,8 @@ struct StoreEnvironment {
 // number in its range, or if MASTER_ADDR or MASTER_PORT is missing.
 std::optional<StoreEnvironment> store_environment();
 
-// The group of all ranks of the environment. Waits at most five minutes for the store. Throws UserError if
-// the store is not found, or cannot be created at this address.
+// A communicator of all WORLD_SIZE ranks. Waits at most five minutes for the store. Throws UserError if the
+// store is not found, or cannot be created at this address.
 std::unique_ptr<Communicator> store_communicator(const StoreEnvironment& environment);
 
 // A store at a free port of the loopback address, for processes of this machine only. The store ends with the

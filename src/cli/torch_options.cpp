@@ -24,7 +24,7 @@ void add_torch_options(Command& command, TorchOptions& options) {
 }
 
 void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant) {
-  // With an optional, CLI11 would count from 0: an absent flag would be false.
+  // CLI11 counts from 0: a flag bound to an optional would be false, not nullopt, if it is absent.
   command.add_flag_function(
       "--batch-invariant,!--no-batch-invariant",
       [&batch_invariant](int64_t count) { batch_invariant = count > 0; },

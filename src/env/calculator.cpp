@@ -29,7 +29,7 @@ int64_t apply(int64_t a, char operation, int64_t b) {
   return operation == '+' ? a + b : operation == '-' ? a - b : a * b;
 }
 
-// Values stay small and not below 0. Only the first operation may be a product.
+// No intermediate result is negative. Only the first operation may be a product, so results stay small.
 Chain draw_chain(const CounterRandom& random, uint64_t sequence, uint64_t position,
                  const CalculatorSettings& settings) {
   const auto between = [&](int64_t low, int64_t high) {
@@ -165,7 +165,8 @@ std::vector<Json> make_calculator_traces(int64_t n, Split split, uint64_t seed,
   const CounterRandom random(seed, Purpose::environment);
   std::vector<Json> traces;
   uint64_t draw = 0;
-  // Slips have random numbers of their own, so that the problems do not depend on them.
+  // Makes a slip: the error of a number that is wrong on purpose, or 0. Slips use random numbers that the
+  // problems do not use, so the problems are the same for every share of slips.
   const auto slip = [&]() -> int64_t {
     constexpr uint64_t kOwn = uint64_t{1} << 61;
     if (random.uniform(kOwn, draw++) >= settings.slips) return 0;

@@ -8,7 +8,8 @@
 //
 // Each call of the tool computes one operation on two numbers, so a chain of n operations needs n calls. The
 // prompt of each turn is a prefix of the next turn's prompt. The turn without a call is the answer. The
-// reward is 1 if its last number is right, else 0. Splits are disjoint like those of the task sums (sums.h).
+// reward is 1 if the last number of this answer is right, else 0. No problem is in two splits (train, test,
+// example), as in the task sums (sums.h).
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ struct CalculatorSettings {
 std::vector<Json> make_calculator_problems(int64_t n, Split split, uint64_t seed,
                                            const CalculatorSettings& settings);
 
-// Demonstrations for `bough sft`: one object per turn. `messages` ends with that turn, which is trained. Tool
-// calls are part of the content, in the format of the hermes parser.
+// Demonstrations for `bough sft`: one object per turn of the assistant. `messages` ends with this turn, which
+// is trained. Tool calls are part of the content, in the format of the hermes parser.
 std::vector<Json> make_calculator_traces(int64_t n, Split split, uint64_t seed,
                                          const CalculatorSettings& settings);
 

@@ -1,5 +1,5 @@
-// Two Python programs that test the functions of an untrusted program. Each runs in a sandbox of its own. One
-// socket connects them.
+// Two Python programs that test the functions of an untrusted program, here "the program". Each of the two
+// runs in its own sandbox. One socket connects them.
 //
 //   tester    has the tests and no code of the program. If a test calls a function of the program, the tester
 //             sends the call to the servant and compares the returned value itself.
@@ -9,9 +9,10 @@
 // its interpreter or writing to the socket changes only the values that the tester compares.
 //
 // Values cross the socket as lines of JSON. Lists, tuples, sets, dictionaries, numbers, texts, bytes, ranges
-// and iterators keep their types. Objects of other classes stay in the servant and cross as handles. Handles
-// compare by identity only and have no truth value. If a function changes its arguments in place, the tester
-// does not see the change.
+// and iterators keep their types. Objects of other classes stay in the servant. The tester gets a handle,
+// which stands for such an object. Two handles are equal if they stand for the same object. A test fails if
+// it compares a handle with a value or uses it as a condition. If a function changes its arguments in place,
+// the tester does not see the change.
 #pragma once
 
 namespace bough {
@@ -145,9 +146,9 @@ for line in lines:
 )py";
 
 // Reads tests.json: {"setup": code, "asserts": [code], "calls": [{"name", "args", "expected", "wrapped"}],
-// "check": {"code", "entry"} or null, "seconds": limit of one call, "total": limit of all calls, "tolerance":
-// number or null, "all": bool}. Prints one line of JSON: {"passed": [bool], "message": of the first failed
-// test}, or {"broken": why} if the tests are no valid Python.
+// "check": {"code", "entry"} or null, "seconds": time limit of one call, "total": of all calls, "tolerance":
+// number or null, "all": whether to stop at the first failed test}. Prints one line of JSON: {"passed":
+// [bool], "message": of the first failed test}, or {"broken": why} if the tests are no valid Python.
 inline constexpr const char* kCodeTester = R"py(
 import ast, builtins, math, os, socket, time
 

@@ -320,11 +320,12 @@ class CodeReward : public RewardFunction {
         } catch (const std::exception& error) {
           servant_error = error.what();
         }
-        // Also if the program handed the socket to another process, so that the tester stops waiting.
+        // Closes the connection even if the program gave the socket to another process, so that the tester
+        // stops waiting for answers.
         shutdown(ends[0], SHUT_RDWR);
       });
       try {
-        // The tester has its own limit per call. It must not be ended before its verdict.
+        // The tester itself limits the time of calls. Its sandbox gets 5 s more, to print the verdict.
         tester = run_script(kCodeTester, {"tests.json", dump_line(input)}, ends[1], left + 5, {});
       } catch (const std::exception& error) {
         servant_error = error.what();
@@ -337,8 +338,8 @@ class CodeReward : public RewardFunction {
     refuse_not_started(tester);
     Json verdict{{"passed", Json::array()},
                  {"message", str("the process that runs the tests ", tester.describe())}};
-    // If the tester ends in another way, the program's values caused it (a range of 10^12 numbers): not
-    // passed.
+    // If the tester does not exit normally, a value of the program caused it (such as a range of 10^12
+    // numbers). Its tests then count as not passed.
     if (tester.ok()) verdict = parse_json(tester.output, "the tester");
     if (verdict.contains("broken"))
       throw UserError(str("the tests are not valid Python: ", verdict.at("broken").get<std::string>()));

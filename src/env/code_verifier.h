@@ -1,7 +1,8 @@
 // The reward of a program: does it pass the problem's tests?
 //
-// The program is the content of the last ``` fence of the completion that has the language of the setting, or
-// none. Without a fence it is the whole completion. It runs in a sandbox (sandbox.h).
+// The program is the content of the last ``` fence in the completion that names the language of the settings.
+// If there is none, it is the last fence without a language. If there is none either, it is the whole
+// completion. It runs in a sandbox (sandbox.h).
 //
 // The problem has the tests, in the usual fields of data sets (docs/verifiers.md):
 //   inputs and outputs   text for stdin and the expected stdout, each pair in a run of its own. Spaces at the
@@ -9,11 +10,11 @@
 //                        enters the sandbox.
 //   calls                a function, arguments and the expected result, as JSON
 //   asserts              Python statements that call functions of the program
-// Calls and asserts run in another sandbox than the program, so it cannot forge a result
+// Calls and asserts run in another sandbox than the program, so the program cannot forge a result
 // (code_test_scripts.h).
 //
-// If the program fails, hangs or is killed, the reward is 0. If a sandbox cannot be made, or tests cannot be
-// run, the reward is a failed one.
+// If the program fails, hangs or is killed, the reward is 0. If a sandbox cannot be made, or the tests cannot
+// be run, the reward fails (reward.h).
 #pragma once
 
 #include <memory>
@@ -89,7 +90,8 @@ CodeTests read_code_tests(const Problem& problem);
 // Returns the program in a completion.
 std::string extract_program(std::string_view completion, const std::string& language);
 
-// Whether `printed` is the expected output. With `tolerance`, numbers may differ by it, relative or absolute.
+// Whether `printed` is the expected output. With `tolerance`, numbers may differ by this much, absolute or
+// relative.
 bool same_output(std::string_view printed, std::string_view expected, std::optional<double> tolerance);
 
 // Throws UserError if no sandbox can be made and programs may not run without one, or if the sandbox has no

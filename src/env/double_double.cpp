@@ -41,12 +41,12 @@ DoubleDouble series(DoubleDouble a, int first, int step, bool alternate) {
   return sum;
 }
 
-// a minus the nearest multiple of pi / 2. `quadrant` is the multiple modulo 4.
+// a - n * pi / 2, where n is the integer that makes this nearest to 0. Sets `quadrant` to n modulo 4.
 DoubleDouble reduced(DoubleDouble a, int& quadrant) {
   const double multiple = std::nearbyint(a.high / (kPi.high / 2));
   if (!(std::abs(multiple) < 1e6)) return {kNaN, kNaN};  // too few digits would remain
   quadrant = static_cast<int>(std::fmod(std::fmod(multiple, 4) + 4, 4));
-  // pi / 2 to 159 bits, so that a multiple of up to a million keeps a Real's precision.
+  // pi / 2 to 159 bits, so that its product with n up to a million is as precise as a DoubleDouble.
   const DoubleDouble half{kPi.high / 2, kPi.low / 2};
   const double third = -1.497384904859169777e-33;
   return a - DoubleDouble(multiple) * half - DoubleDouble(multiple * third);
@@ -107,7 +107,8 @@ DoubleDouble power(DoubleDouble base, long long exponent) {
 DoubleDouble exponential(DoubleDouble a) {
   if (!(std::abs(a.high) < 700)) return {kNaN, kNaN};
   const double twos = std::nearbyint(a.high / kLogTwo.high);
-  // Squaring ten times loses few digits, because exp(x) - 1 is squared instead of exp(x).
+  // Computes exp(x) - 1 at a small x and squares exp(x) ten times. This loses few digits, because exp(x) - 1
+  // is stored instead of exp(x).
   const DoubleDouble small = scaled(a - DoubleDouble(twos) * kLogTwo, -10);
   DoubleDouble minus_one = series(small, 1, 1, false);
   for (int i = 0; i < 10; ++i) minus_one = minus_one * DoubleDouble(2) + minus_one * minus_one;

@@ -1,7 +1,8 @@
 // Environments answer the turns of a model in a conversation. Each conversation is an episode with three
 // kinds of calls:
 // - begin: the environment opens the episode with messages and tools (its reset).
-// - step: the environment answers a turn of the model with messages, a reward and whether it is over.
+// - step: the environment answers a turn of the model with messages and a reward, and says whether the
+//   episode is over.
 // - end: the caller says that it will not continue the episode.
 //
 //   environment: {type: calculator}                          built in: calculator, guess
@@ -10,10 +11,11 @@
 //   environment: {type: http, url: http://host:8000/env}     an endpoint that answers the same JSON
 //   environment: {type: mcp, command: ./my_server}           the tools of an MCP server (stdio)
 //
-// All calls return at once. A thread of the environment posts the results of begin() and step() to the
-// episode's reply queue. So hundreds of episodes can wait for tools while an engine generates for others. An
-// episode has one call at a time. If a call fails (exception, hang, crash, malformed answer), its reply has
-// an EpisodeFailure and the episode is over. Other episodes are not affected.
+// All calls return without waiting. A thread of the environment posts the results of begin() and step() to
+// the episode's reply queue. So hundreds of episodes can wait for tools while an engine generates for other
+// episodes. An episode may have only one call without a reply. If a call fails (exception, hang, crash,
+// malformed answer), its reply has an EpisodeFailure and the episode is over. Other episodes are not
+// affected.
 #pragma once
 
 #include <chrono>
@@ -102,8 +104,8 @@ struct EnvironmentSettings {
   void check() const;  // throws UserError if a setting that `type` needs is missing, or one does not fit it
 
   // Whether the setting `reward` scores the rollouts. True without an environment, if the environment gives
-  // no reward (mcp), or if the user set `reward`. Otherwise the default reward is not used, because it may
-  // not understand the environment's answers.
+  // no reward (mcp), or if the user set `reward`. Otherwise the environment's rewards count. The default
+  // verifier may not understand the answers that the environment expects.
   bool is_scored_by_reward(bool reward_is_set) const {
     return type.empty() || type == "mcp" || reward_is_set;
   }
@@ -125,8 +127,8 @@ struct Action {
 struct Observation {
   OrderedJson messages = OrderedJson::array();  // for the model, in the format of OpenAI's chat API
   OrderedJson tools;                            // from reset: null, or an array of function schemas
-  std::optional<double> reward;                 // of this turn; a trajectory's reward is the sum over turns
-  std::map<std::string, double> rewards;        // named parts of the reward, also summed over turns
+  std::optional<double> reward;                 // of this turn; a conversation's is the sum over its turns
+  std::map<std::string, double> rewards;        // named parts of `reward`, also summed over the turns
   int64_t invalid_calls = 0;                    // calls of this turn that the environment did not accept
   bool done = false;
 };
@@ -164,12 +166,12 @@ class Environment {
   virtual uint64_t begin(const Problem& problem, uint64_t seed, std::shared_ptr<ReplyQueue> reply_queue) = 0;
   // Sends the model's turn. Must come after the reply to the episode's last call.
   virtual void step(uint64_t episode, const Action& action) = 0;
-  // Releases an episode that is over, has failed or is given up. A call that is still running may get no
-  // reply.
+  // Releases an episode that is over, has failed, or that the caller does not continue. A call without a
+  // reply may then get none.
   virtual void end(uint64_t episode) = 0;
 
-  // The most episodes that one caller may have open at once. With more, a caller that waits for the replies
-  // of all its episodes could wait forever.
+  // The most episodes that one caller may have begun and not ended. With more, a caller that waits for the
+  // replies of all its episodes could wait forever.
   virtual int64_t max_open() const { return std::numeric_limits<int64_t>::max(); }
 
   // Throws UserError if the environment could never handle this data set.

@@ -1,7 +1,7 @@
 // The tools of an MCP server as an environment. The server is a program that speaks the Model Context
 // Protocol on its stdin and stdout (JSON-RPC 2.0, one object per line). Bough is the client.
 //
-//   start   initialize (offers the newest of kMcpVersions, accepts all), notifications/initialized, and all
+//   start   initialize (offers the newest of kMcpVersions, accepts any), notifications/initialized, and all
 //           pages of tools/list. The model is shown these tools
 //   turn    one tools/call for each call of the turn, in parallel. The texts of the answers, in order, become
 //           tool messages. An answer with isError is shown like any other. A JSON-RPC error is shown as
@@ -10,9 +10,10 @@
 //           the last turn
 //
 // The setting `server` starts one server per conversation (`conversation`), one per worker, reused for its
-// next conversation (`worker`), or one for all (`run`). If a call takes too long, the server is killed. But a
-// shared server that has sent something since the call began only gets a cancellation. Requests of the
-// server, except ping, are refused. Its notifications are ignored. Answers have at most kMaxReplyBytes.
+// next conversation (`worker`), or one for all (`run`). If a call takes too long, the server is killed, with
+// one exception: a server of `run` that has sent something since the call began only gets a cancellation.
+// Requests that the server sends are refused, except ping. Its notifications are ignored. Answers have at
+// most kMaxReplyBytes.
 #pragma once
 
 #include <memory>

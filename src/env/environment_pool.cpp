@@ -16,7 +16,7 @@ namespace {
 using State = Worker::State;
 
 constexpr int64_t kMostStarting = 8;  // starting processes compete for the cores with generation and training
-// the time in which endpoints can be told that their conversations are over
+// At the end, endpoints are told for at most this time that their conversations are over.
 constexpr double kClosingSeconds = 1;
 
 EpisodeChannel& channel_of(Worker& worker) {
@@ -120,8 +120,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     make_call(*running.worker, running);
   }
 
-  // The episode goes on without its channel. A channel that has answered becomes free for other episodes. A
-  // channel that is still computing is not waited for.
+  // Takes the episode's worker away. If its channel has answered, other episodes can use the worker. If the
+  // channel is still computing and cannot abandon the call, the worker is removed.
   void leave(Running& running) {
     Worker* const worker = std::exchange(running.worker, nullptr);
     if (!worker) return;
@@ -147,7 +147,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     while (pool_.now() < deadline && pool_.count(State::kClosing) > 0) pool_.poll_all(deadline);
   }
 
-  // Extra workers were started because an evaluation held conversations beside the run's.
+  // Whether there are more workers than the setting says. They were started because an evaluation had
+  // conversations open in addition to the run's.
   bool is_surplus() const { return pool_.num_workers() > settings_.workers; }
 
   void make_call(Worker& worker, Running& running) {
@@ -211,8 +212,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     if (running.is_waiting) post(*episode, running, failure, why);
   }
 
-  // A start may fail because, for example, the file was changed during the run. Waiting callers fail, unless
-  // another worker exists that will be free.
+  // A start may fail because, for example, the file was changed during the run. Episodes that wait for a
+  // worker then fail, unless another worker exists that they can use later.
   void handle_failed_start(const std::string& why) override {
     if (pool_.num_workers() > 0) return;
     for (const uint64_t episode : std::exchange(waiting_, {}))

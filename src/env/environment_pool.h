@@ -5,8 +5,8 @@
 //
 // If a call takes longer than `timeout_seconds` or the channel breaks, the conversation fails. Other
 // conversations are not affected. If a channel dies while it opens a conversation, the call is retried
-// `retries` times. A step is retried only if the channel says that nothing was done (ChannelReply::kNotDone),
-// because tools may already have acted.
+// `retries` times. A step is retried only after ChannelReply::kNotDone, because otherwise tools may already
+// have acted.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ struct ChannelReply {
     kReady,    // the channel is free for a conversation: after its start, or after close() returned kClosing
     kAnswer,   // the call was answered by `observation`
     kFailed,   // the conversation failed; the channel can be used for others
-    kNotDone,  // the call had no effect and may be repeated; if it is not repeated, like kFailed
+    kNotDone,  // the call had no effect and may be repeated; if it is not, the conversation failed
     kBroken,   // the channel cannot be used any more
   } kind = kReady;
   Observation observation{};
@@ -37,8 +37,8 @@ class EpisodeChannel : public WorkerChannel {
   enum class AfterClose { kFree, kClosing, kGone };
 
   virtual void begin(const EpisodeCall& call) = 0;
-  // Ends the conversation; no call may be running. Returns whether the channel is free for another one now
-  // (kFree), after a reply kReady (kClosing), or never (kGone).
+  // Ends the conversation; no call may be running. Returns when the channel can take another conversation:
+  // now (kFree), after advance() has returned kReady (kClosing), or never (kGone).
   virtual AfterClose close() = 0;
   // Abandons a call that takes too long or whose conversation was ended. Returns false if the channel cannot
   // be used any more.

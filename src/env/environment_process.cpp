@@ -11,8 +11,8 @@ namespace bough {
 
 namespace {
 
-// As for rewards (process_reward.cpp): if the first process still runs after this time, the command can be
-// run.
+// If a command's first process still runs after this time, the command counts as usable, as in
+// process_reward.cpp.
 constexpr std::chrono::milliseconds kSettling{200};
 
 ChannelReply broken_protocol(std::string why) {

@@ -1,6 +1,6 @@
 // Environments in processes: a Python class, or any command that answers lines of JSON
-// (environment_protocol.h). A process has one conversation at a time and is reused for the next one, so side
-// effects of a conversation on its process remain (environment_pool.h).
+// (environment_protocol.h). A process has one conversation at a time and is reused for the next one, so what
+// a conversation changes in its process is still there in the next one (environment_pool.h).
 //
 // A Python worker first sends that it is ready (worker_protocol.h). A process is not used any more if it
 // ends, closes its stdout, sends a malformed reply, or sends more than kMaxReplyBytes without a line break.

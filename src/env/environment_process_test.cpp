@@ -15,7 +15,8 @@
 namespace bough {
 namespace {
 
-// Counts down from the problem's answer, one per step. A word in the turn chooses the fault.
+// Counts down from the problem's answer, one per call of step(). A word in the model's turn chooses how
+// step() fails.
 constexpr const char* kCountdown = R"PY(
 import os, signal, socket, subprocess, sys, time
 
@@ -77,7 +78,7 @@ class ProcessEnvironmentTest : public EpisodeTest {
     settings_.type = "python";
     settings_.path = write("env.py", kCountdown) + ":Countdown";
   }
-  // A text in the arguments of the processes that the test starts.
+  // A text in the arguments of all processes that the test starts, by which processes_with() finds them.
   std::string mark() const { return str("9", getpid(), ".0625"); }
 };
 
@@ -153,14 +154,15 @@ TEST_F(ProcessEnvironmentTest, AFailureEndsOnlyItsConversation) {
     EXPECT_EQ(other.episode, bystander);
     EXPECT_EQ(other.failure, kNone) << other.message;
   }
-  // Processes that only raised are still in use, with their child processes. Both end with the environment.
+  // Processes whose code only raised an exception are still in use, and so are their child processes. All of
+  // them end with the environment.
   EXPECT_FALSE(processes_with(mark()).empty());
   environment.reset();
   expect_none_with(mark());
   expect_none_with((folder_ / "env.py").string());
 }
 
-// One fault at a time, because a process that goes on keeps its child processes.
+// Only faults after which the process is killed: a process that is used again keeps its child processes.
 TEST_F(ProcessEnvironmentTest, ProcessesOfABrokenEnvironmentAreKilled) {
   settings_.timeout_seconds = 4;
   const auto environment = make_environment(settings_);

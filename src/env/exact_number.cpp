@@ -136,9 +136,9 @@ Decimal multiply(const Decimal& a, const Decimal& b) {
 
 bool operator==(const ExactNumber& a, const ExactNumber& b) {
   if (a.denominator == b.denominator) return a.numerator == b.numerator;
-  // The numerator and denominator of a quotient are short, but the other side may have millions of digits. If
-  // m = n / d is a terminating decimal, it has fewer digits than n and 2.4 times those of d together (the
-  // worst case is d a power of two). A longer decimal is therefore not equal.
+  // If only one number is a quotient n / d, let m be the other. n and d have at most kMaxQuotientDigits
+  // digits, but m may have millions. If m = n / d, m has fewer digits than n has, plus 2.4 times as many as d
+  // has. (The worst d are powers of two.) A longer m is therefore not equal.
   const auto too_long = [](const Decimal& d) { return d.digits.size() > 4 * kMaxQuotientDigits; };
   if (too_long(a.numerator) || too_long(b.numerator)) return false;
   return multiply(a.numerator, b.denominator) == multiply(b.numerator, a.denominator);
@@ -151,8 +151,8 @@ NumberSpan find_number(std::string_view text, size_t from, bool quotients) {
   const bool point = i > from && text[i - 1] == '.' && !(i > 1 && is_digit(text[i - 2]));
   size_t begin = point ? i - 1 : i;
   size_t end = skip_decimal(text, begin);
-  // Extends backwards over "-$", "$-", "-", "$", but never before `from`, which may be the end of the
-  // previous number.
+  // Moves `begin` back to include "-$", "$-", "-" or "$", but never before `from`, which may be the end of
+  // the previous number.
   const auto take = [&](size_t length) {
     if (begin >= from + length) begin -= length;
   };

@@ -18,8 +18,8 @@ GroupFilter::GroupFilter(const std::string& specification, const RewardSettings&
   }
 }
 
-// The verdict is true if the reward is above 0. The worker's call gets the problem's record with the samples
-// added.
+// Calls the user's function like a Python reward, with the samples added to the problem's record. The verdict
+// is true if the returned number is above 0.
 FilterVerdict GroupFilter::judge(const Problem& problem, std::span<const Trajectory> samples) {
   Json list = Json::array();
   for (const Trajectory& sample : samples) {

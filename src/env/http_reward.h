@@ -1,5 +1,6 @@
 // A reward behind an HTTP endpoint. Each call is a POST of the request as JSON on a connection of its own.
-// The answer is the reply as JSON (reward_protocol.h). A RewardPool makes up to `workers` calls at once.
+// The answer is the reply as JSON (reward_protocol.h). A RewardPool makes up to `workers` calls at the same
+// time.
 //
 // - Status 2xx: the body is the reply.
 // - 5xx, 429, 408, or a connection that is refused or breaks: the call is retried.

@@ -98,8 +98,8 @@ class Comparer {
                       [&](const Expression& x, const Expression& y) { return equal(x, y); });
   }
 
-  // Every element of each side has an equal element in the other: {1, 1, 2} equals {2, 1}. Plus-minus stands
-  // for its two values.
+  // Every element of each side has an equal element on the other side: {1, 1, 2} equals {2, 1}. An element
+  // with plus-minus stands for two elements.
   bool equal_sets(const std::vector<Expression>& a, const std::vector<Expression>& b) {
     const auto spread = [](const std::vector<Expression>& items) {
       std::vector<Expression> out;
@@ -135,7 +135,7 @@ class Comparer {
     return e.kind == Kind::kRelation && e.text.find_first_not_of('=') == std::string::npos;
   }
 
-  // Converts bounds of one variable to an interval. `name` is set to the variable.
+  // Converts bounds of one variable, such as 1 < x <= 2, to an interval. Sets `name` to the variable.
   static std::optional<Expression> as_interval(const Expression& e, std::string& name) {
     if (e.kind != Kind::kRelation) return std::nullopt;
     const auto variable = [&](const Expression& side) {
@@ -182,7 +182,7 @@ class Comparer {
     if (right) return equal(a, *right);
     if (is_equation(a) && is_equation(b)) return equal_equations(a, b);
     if (a.kind == b.kind) return a.text == b.text && equal_items(a.children, b.children);
-    // "x = 3" against "3", and "7 + 5 = 12" against "12".
+    // An equation is compared by its right side: "x = 3" equals "3", and "7 + 5 = 12" equals "12".
     const Expression& equation = a.kind == Kind::kRelation ? a : b;
     const Expression& other = a.kind == Kind::kRelation ? b : a;
     if (!is_equation(equation)) return false;
@@ -191,7 +191,7 @@ class Comparer {
     return equal(equation.children.back(), other);
   }
 
-  // The difference of one equation's sides is the other's difference times a constant that is not zero.
+  // Equations are equal if left - right of one is left - right of the other, times a constant other than 0.
   bool equal_equations(const Expression& a, const Expression& b) {
     if (is_name(a.children[0]) && is_name(b.children[0])) {
       const bool same_name = a.children[0].kind == Kind::kText ? a.children[0].text == b.children[0].text
@@ -240,7 +240,8 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Removes spaces (except between digits), dollars, braces, sizes and fonts, and converts to lower case.
+// Removes spaces (except between digits), dollars, braces, and LaTeX commands for sizes and fonts, and
+// converts to lower case.
 std::string undressed(std::string_view text) {
   constexpr std::string_view kDress[] = {
       "\\left",         "\\right", "\\text", "\\mathrm", "\\mathbf", "\\textbf", "\\mbox",
@@ -333,7 +334,7 @@ std::optional<std::string_view> last_formula(std::string_view text) {
     const size_t begin = text.rfind(open, end - 1);
     if (begin == std::string_view::npos || begin + open.size() > end) return std::nullopt;
     const std::string_view inside = text.substr(begin + open.size(), end - begin - open.size());
-    // The text between the dollar signs of two prices is not a formula.
+    // In "$5 and $6", the text between the dollar signs is no formula. It ends with a space.
     if (open == "$" && !inside.empty() && inside.back() == ' ') return std::nullopt;
     return trimmed(inside);
   };

@@ -9,11 +9,12 @@
 //   - Rational expressions are evaluated in two prime fields of 61 bits, at random values of the variables,
 //     pi and e. Unequal expressions have equal values with probability below 2^-90. The fields are derived
 //     from the text of both answers, so nobody can construct a wrong number that is equal in both fields.
-//   - A root or a function without a rational value is an unknown in these fields, identified by the value
-//     of its argument. If the values then differ, short expressions are compared in 106-bit real
-//     arithmetic at random points, to 26 digits. Long expressions are not compared so, because two
-//     different ones can agree so closely: e^(pi sqrt 163) agrees with an integer of 18 digits to a
-//     relative 3e-30. No such short pair is known. Counting short expressions, none is expected.
+//   - A root or a function without a rational value is an unknown in these fields, identified by the value of
+//     its argument. If the two answers then differ in a field, short expressions are compared in 106-bit real
+//     arithmetic, to 26 digits, at random values of the variables. Long expressions are not compared so,
+//     because two different long ones can agree to 26 digits: e^(pi sqrt 163) agrees with an integer of 18
+//     digits to a relative 3e-30. No such pair of short expressions is known, and there are too few short
+//     expressions to expect one.
 //   - Sets and lists are compared without order, tuples in order, intervals by ends and brackets.
 //   - Equations are equal if one is the other times a constant. Inequalities are compared as intervals.
 //   - Everything else is unequal, so that no wrong answer is accepted.

@@ -280,7 +280,7 @@ class Parser {
     return power;
   }
 
-  // The argument of \frac and \sqrt: a group in braces, one digit, or one symbol.
+  // The argument of \frac and \sqrt: an expression in braces, one digit, or one symbol.
   Expression argument() {
     if (mark(0, '{')) return primary();
     if (peek().kind == TokenKind::kNumber && peek().text.size() > 1) {

@@ -113,7 +113,7 @@ class Lexer {
     return !tokens_.empty() && tokens_.back().kind == TokenKind::kMark ? tokens_.back().text[0] : '\0';
   }
 
-  // Returns the content of the braces that open here. Without braces, the next character.
+  // Returns the content of the braces that open at position at_. If none opens, the next character.
   std::string braced() {
     while (peek() == ' ') ++at_;
     if (peek() != '{') {
@@ -167,8 +167,8 @@ class Lexer {
            (group.size() == 3 || !is_digit(group[3]));
   }
 
-  // Reads digits with separated thousands, a fraction, an exponent. A comma separates thousands only outside
-  // of brackets. Inside brackets it separates items.
+  // Reads a number: digits with separated thousands, a fraction, an exponent. A comma separates thousands
+  // only outside of brackets. Inside brackets it separates items.
   void number() {
     std::string digits;
     const auto take_digits = [&] {

@@ -100,7 +100,7 @@ std::optional<Digits> digits_of(const std::string& text) {
   return out;
 }
 
-// The value of a constant if it is a rational number that fits. Roots are not evaluated.
+// The value of a constant if it is a rational number whose parts fit into Rational. Roots are not evaluated.
 std::optional<Rational> exact(const Expression& e) {
   switch (e.kind) {
     case Kind::kNumber: {
@@ -367,8 +367,8 @@ namespace {
 
 // ---- Real values.
 
-// Variables take their values at point `point`; i counts as one of them. NaN: there is no real value, or it
-// is not accurate enough.
+// The value of e if each variable has its random value number `point`. i counts as a variable. NaN if there
+// is no real value or it is not accurate enough.
 DoubleDouble real_value(const Expression& e, int point) {
   const auto child = [&](size_t i) { return real_value(e.children[i], point); };
   const DoubleDouble none = logarithm(-1);
@@ -460,9 +460,9 @@ DoubleDouble real_value(const Expression& e, int point) {
   return none;
 }
 
-// The number of digits that an expression can be made of: the digits of its numbers, plus twice their power
-// of ten. A power counts its base as often as the exponent says. A function that tends to a bound or to 0
-// counts as many digits as its argument is large.
+// The length of an expression, in digits: the digits of its numbers, plus twice their power of ten. A power
+// multiplies the length of its base by the value of its exponent. A function of kSaturating adds the value of
+// its argument, because it can come close to a simpler expression (tanh 50 is nearly 1).
 double height(const Expression& e) {
   if (e.kind == Kind::kNumber) {
     const auto digits = digits_of(e.text);

@@ -46,9 +46,9 @@ class PrimeField {
   uint64_t i_ = 0;  // a square root of -1
 };
 
-// Whether both have the same real value, to 26 digits, at random values of the variables. Points at which
-// one has no real value are skipped. Returns false for long expressions, because two different long
-// expressions can agree to 26 digits.
+// Whether a and b have the same real value, to 26 digits, at random values of the variables. Values at which
+// a or b is not real are skipped. Returns false for long expressions, because two different long expressions
+// can agree to 26 digits.
 bool agree_in_reals(const Expression& a, const Expression& b);
 
 bool has_variables(const Expression& e);

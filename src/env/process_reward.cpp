@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// How long the first processes of a command are watched. A shell that does not find the program ends within a
-// few milliseconds.
+// A command's first processes must still run after this time. A shell that does not find the program ends
+// within a few milliseconds.
 constexpr std::chrono::milliseconds kSettling{200};
 
 bool is_identifier(std::string_view name) {

@@ -20,7 +20,7 @@
 namespace bough {
 
 // Parses FILE.py:NAME. The returned `file` is absolute. Throws UserError if the form is wrong or if the file
-// does not exist. The message has `setting` and `expected`.
+// does not exist. The message contains `setting` and `expected`.
 struct PythonFunction {
   std::string file;
   std::string name;
@@ -38,8 +38,8 @@ std::string find_python(const std::string& setting, const std::string& program);
 std::string find_python(const std::string& setting);  // `program` is this process's program
 
 // Both block until every worker is ready. A Python worker is ready when it has loaded the file. A command is
-// ready when it has said so (`ready_line`), or when it still runs after 200 ms. Throw UserError if a worker
-// cannot be loaded or run, has no such function, or takes too long.
+// ready when it has written its ready line if `ready_line` is true, else when it still runs after 200 ms.
+// Throw UserError if a worker cannot be loaded or run, has no such function, or takes too long.
 std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
                                                const RewardSettings& settings, PoolTime time = {});
 std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,

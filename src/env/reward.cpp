@@ -47,7 +47,7 @@ bool is_url(const std::string& text) {
   return text.find("://") != std::string::npos;
 }
 
-// Holds the rewards of a setting, which are parsed from a command line's text.
+// The setting `reward` alone, so that a command line's text can be parsed like a settings file.
 struct RewardHolder {
   RewardEntries reward;
 
@@ -205,8 +205,8 @@ WeightedReward::WeightedReward(std::vector<Part> parts, std::optional<double> fa
 }
 
 std::vector<RewardResult> WeightedReward::score_all(std::span<const RewardRequest> requests) {
-  // Each part waits for its own workers, so each runs on a thread of its own. The first part runs on this
-  // thread.
+  // Each part of the sum waits for its own workers, so each part is scored on a thread of its own. The first
+  // part is scored on this thread.
   std::vector<std::future<std::vector<RewardResult>>> others;
   for (size_t p = 1; p < parts_.size(); ++p)
     others.push_back(

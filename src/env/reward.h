@@ -11,9 +11,9 @@
 // A reward fails on an exception, a hang, or a result that is no finite number. The result then has a message
 // and the run goes on:
 // - If `failure_reward` is set, it replaces the reward.
-// - If not, the sample is left out of its group's mean and deviation and of the loss.
-// If one of several rewards fails, the sum fails. Callers count failures as `reward/failures`. They end the
-// run after max_consecutive_failures in a row.
+// - If not, the loss and the mean and deviation of the sample's group are computed without this sample.
+// If one of several rewards fails, the sum fails. Callers of score_all() count failures as `reward/failures`
+// and end the run after max_consecutive_failures in a row.
 #pragma once
 
 #include <cstdint>
@@ -139,8 +139,8 @@ class RewardFunction {
   virtual ~RewardFunction() = default;
 
   // Returns a result for each request, in order. Thread-safe: requests of several threads are scored in
-  // parallel, as far as there are workers. Each call returns when its own requests are done. Failed rewards
-  // are results; only a broken invariant throws.
+  // parallel, at most one per worker at a time. Each call returns when its own requests are done. Failed
+  // rewards are results; only a broken invariant throws.
   virtual std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) = 0;
 
   // Ends scoring, from any thread. Running, waiting and all later calls return soon, with failed results.

@@ -63,7 +63,7 @@ void RewardPool::drop_everything() {
   fail_what_waits(why);
 }
 
-// Retries whose pause is over go first, then the oldest calls.
+// Gives waiting calls to idle workers: first the retries whose pause is over, then the oldest calls.
 void RewardPool::give_work() {
   if (!take_calls()) return drop_everything();
   const auto is_due = [now = pool_.now()](const Call& call) { return call.not_before <= now; };
@@ -168,7 +168,7 @@ void RewardPool::finish(const Call& call, RewardResult result) {
   const MutexLock lock(mutex_);
   Batch& batch = *call.batch;
   batch.results[call.index] = std::move(result);
-  // Under the lock: once the lock is released, the caller may destroy the batch.
+  // Notifies under the lock: once the lock is released, the caller may destroy `batch`.
   if (++batch.num_finished == batch.requests.size()) finished_.notify_all();
 }
 

@@ -1,4 +1,4 @@
-// The messages of rewards. worker_protocol.h has the parts that environments share.
+// The messages of rewards. worker_protocol.h has the parts that rewards and environments have in common.
 //
 //   Bough:  {"id": 7, "prompt": "...", "completion": "...", "answer": "...", "fields": {...}}
 //   worker: {"id": 7, "reward": 0.5}                                    or   {"id": 7, "error": "..."}
@@ -35,7 +35,8 @@ struct WorkerReply {
 // Writes the request on one line, without a line break. Bytes that are not UTF-8 become U+FFFD.
 std::string encode_request(int64_t id, const RewardRequest& request);
 
-// Never throws: a text that is no reply gives `malformed`. Processes must repeat the request's id (needs_id).
+// Never throws: a text that is no reply gives `malformed`. If needs_id is true (processes), the reply must
+// repeat the request's id.
 WorkerReply parse_reply(std::string_view text, bool needs_id = true);
 
 }  // namespace bough

@@ -402,8 +402,8 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
     child.folder = folder;
     child.arguments = {"/bin/sh"};
   }
-  // Without a user namespace the limit would count all processes of this user. It is therefore set only for a
-  // spare user.
+  // Without a user namespace the limit would count all processes of this user. Without a namespace it is
+  // therefore set only if the program runs as a spare user.
   const bool count_processes = sandboxed_ || child.user;
   const std::string processes = count_processes ? std::to_string(settings_.processes) : "unlimited";
   for (const std::string& word : {std::string("-c"), std::string(kLaunch), std::string("sh"), processes})
@@ -469,7 +469,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
       killed = !watch();
       next_watch = Clock::now() + kWatch;
     }
-    // A process that was left behind may hold the pipes open for ever.
+    // Does not wait until the pipes close: a process that was left behind may keep them open for ever.
     if (!killed && ended(pid)) break;
   }
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();

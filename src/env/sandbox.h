@@ -21,7 +21,8 @@
 //
 // If no sandbox can be made, the constructor throws. With `allow_unsandboxed`, programs then run with the
 // limits only, in an empty folder. They have the network and can read all that their user can read. If Bough
-// is root, that is an unused user. If not, a program that leaves its process group may survive run().
+// runs as root, the programs run as an unused user. If not, a program that leaves its process group may
+// survive run().
 #pragma once
 
 #include <cstdint>

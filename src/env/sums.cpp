@@ -94,7 +94,7 @@ class Draws {
   uint64_t position_;
 };
 
-// nullopt: no operation is allowed at some step (the number is too small to subtract from).
+// nullopt if no next operation is allowed (the number is too small to subtract from) or a factor is 1.
 std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
   Chain chain;
   const int64_t num_steps = draws.between(settings.min_steps, settings.max_steps);
@@ -138,7 +138,8 @@ std::string tell(const Wording& wording, const Chain& chain, std::string_view na
   return text;
 }
 
-// `slip` is added to the last result, or subtracted if the result would be negative.
+// The worked solution. `slip`, an error made on purpose, is added to the last result, or subtracted if the
+// result would be negative.
 std::string work_out(const Chain& chain, int64_t slip) {
   std::string text;
   int64_t value = chain.first;
@@ -161,8 +162,8 @@ std::string skeleton_of(size_t wording, Chain chain) {
   return text;
 }
 
-// The error of problem number `sequence`. It has random numbers of its own, so that the questions do not
-// depend on it.
+// The error in the worked solution of problem number `sequence`; 0 if the solution is right. It uses random
+// numbers that the questions do not use, so the questions are the same for every `share` of errors.
 int64_t draw_slip(const CounterRandom& random, uint64_t sequence, double share) {
   constexpr int64_t kLargest = 3;
   const uint64_t own = sequence + (uint64_t{1} << 60);

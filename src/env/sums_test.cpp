@@ -190,7 +190,7 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
   EXPECT_TRUE(prefix.ends_with("\n\n"));
 }
 
-// The prompts of a model's warm-up must begin like the prompts that the model is asked later.
+// Prompts of supervised fine-tuning must begin like the prompts of the RL run that follows.
 TEST(SumsDataset, SftPromptsEqualTheDatasets) {
   DatasetSettings settings;
   settings.path = (std::filesystem::path(::testing::TempDir()) / str("sums_", ::getpid(), ".jsonl")).string();

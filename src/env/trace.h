@@ -3,13 +3,13 @@
 //   {"question": "a4b0c9 Ab+3 Bc+b Ca-5",
 //    "answer": "Ab+3 0+3=3 a4b3c9\nBc+b 9+3=2 a4b3c2\nCa-5 4-5=9 a9b3c2\n#### 932"}
 //
-// A register has a digit. A step adds or subtracts a digit, or adds another register, modulo 10. Each step is
-// labelled by a character that occurs nowhere else. Each line of the answer repeats the step, computes it and
-// gives the registers after it. The final number is the registers in order.
+// A register holds one digit. A step adds or subtracts a digit, or adds another register, modulo 10. Each
+// step is labelled by a character that occurs nowhere else. Each line of the answer repeats the step,
+// computes it and gives the registers after it. The final number is the registers in order.
 // - Every line depends on the question's text, far above, and on the line before it.
 // - The final number depends on every line: a step is a bijection of the registers, so exactly one error
 //   always changes the number.
-// The reward is the verifier of the final number (verifier.h).
+// The reward is 1 if the verifier of the final number (verifier.h) accepts the response, else 0.
 //
 // By default a response has 46 to 60 lines of 22 bytes: 1.0 to 1.3 thousand tokens of a byte-level model. The
 // task tests attention that does not see the whole context (docs/sparse.md). Short programs that begin at any
@@ -51,8 +51,8 @@ struct TraceSettings {
 
 // Returns the first n problems of a split, each {"question", "answer"} with a different question. A longer
 // list begins with the shorter one. The program alone decides the split (sums_split), so splits are disjoint
-// for any seeds. Slips do not change the programs. Throws UserError if the settings do not allow n different
-// programs.
+// for any seeds. The programs are the same for every share of slips. Throws UserError if the settings do not
+// allow n different programs.
 std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, const TraceSettings& settings);
 
 }  // namespace bough

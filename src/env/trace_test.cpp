@@ -120,7 +120,7 @@ TEST(Trace, LabelsBeginWhereTheSettingsSay) {
   EXPECT_LT(largest, 40u);
 }
 
-// One slip that is carried on changes the final number: the answer needs every step.
+// One wrong line changes the final number if later lines use its result: the answer needs every line.
 TEST(Trace, AnyOneSlipChangesTheNumber) {
   TraceSettings slipping = small();
   slipping.slips = 0.1;

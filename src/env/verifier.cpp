@@ -43,7 +43,7 @@ size_t sentence_length(std::string_view text) {
   return i;
 }
 
-// Length up to the brace that closes the one before `text`. The whole length if no brace does.
+// Length up to the brace that closes the brace just before `text`. If there is none, the whole length.
 size_t braced_length(std::string_view text) {
   size_t depth = 1;
   for (size_t i = 0; i < text.size(); ++i) {

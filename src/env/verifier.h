@@ -6,8 +6,8 @@
 //   2. "\boxed{42}"         up to the matching brace; \frac{1}{2}, {,} and \$ are understood
 //   3. "The answer is 42"   "answer is" or "answer:" in any case; up to the end of the sentence
 //   4. the last number      unless a marker is required
-// In 1-3 the first number after the last '=' counts ("7 + 5 = 12"). If a marker has no number, there is no
-// answer: the verifier does not try the next place. So a model gains nothing by writing several answers.
+// In 1-3 the first number after the last '=' counts ("7 + 5 = 12"). If such a place has no number, there is
+// no answer: the verifier does not try the next place. So a model gains nothing by writing several answers.
 //
 // Numbers are compared exactly (exact_number.h): 1,000 = 1000 = 1000.0 = 1e3, $-5 = -5, 1/2 = 0.5. A percent
 // sign or a unit after the number is ignored.

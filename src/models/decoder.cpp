@@ -1,4 +1,4 @@
-// The decoder that all families share: blocks of grouped-query attention and a gated feed-forward layer.
+// The decoder of all model families: layers of grouped-query attention and a gated feed-forward network.
 // ModelConfig describes the differences: a layer's norms and biases, its rotary embedding, its activation.
 #include "models/decoder.h"
 
@@ -17,8 +17,9 @@
 namespace bough {
 
 namespace {
-// Rows of a parameter: `count` rows of the tensor `name`. If ranks share the tensor, `count` is this rank's
-// part of its rows or columns.
+// Matrix rows of a Parameter: `count` rows of this rank's shard of the checkpoint tensor `name`. `dimension`,
+// `first`, `whole`: the shard begins at index `first` of `whole` along `dimension`. `copies`: ranks with the
+// same rows.
 struct Rows {
   std::string name;
   int64_t count = 0;
@@ -53,7 +54,7 @@ class Decoder : public Model {
   std::vector<Parameter*> layer_matrices() override;
 
  private:
-  // Parameters that the model lacks, or that another stage has, are undefined.
+  // Parameters that the model lacks, or that another pipeline stage has, are undefined.
   struct Layer {
     Parameter attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, attention_post_norm;
     Parameter mlp_norm, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
@@ -64,7 +65,8 @@ class Decoder : public Model {
     }
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;
-  // Rows that every rank has. `whole_gradient`: each rank computes their whole gradient.
+  // Rows that every tensor rank holds. Each rank computes a summand of their gradient, or all if
+  // whole_gradient.
   Rows copied(const std::string& name, int64_t count, bool whole_gradient = false) const {
     return {.name = name, .count = count, .copies = num_ranks(), .sums_copies = !whole_gradient};
   }
@@ -77,12 +79,12 @@ class Decoder : public Model {
   at::Tensor out_of_layer(const at::Tensor& y_TD) const {
     return ranks_.tensor ? sum_over_ranks(y_TD, *ranks_.tensor) : y_TD;
   }
-  // Returns the bias of a product that is summed over ranks: only rank 0 adds the bias, other ranks get
-  // nullptr.
+  // Returns the bias of a product that is summed over tensor ranks. nullptr on ranks other than 0, so that
+  // the bias is added once.
   const Parameter* bias_of_sum(const Parameter& bias) const;
   at::Tensor embed(const at::Tensor& tokens_T) const;
 
-  // Each block computes attention or the feed-forward layer, with its norms and residual.
+  // The two halves of a layer (no plan blocks): attention and feed-forward, each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
   at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const;
@@ -131,13 +133,13 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   const int64_t width = config.hidden_size, inner = config.intermediate_size;
   const int64_t q_rows = config.query_width(), kv_rows = config.key_width();
   const int64_t all_q = unsharded_config_.query_width(), all_kv = unsharded_config_.key_width();
-  // If there are fewer key heads than ranks, several ranks have the same key head.
+  // If there are fewer key heads than tensor ranks, several ranks have a copy of the same key head.
   const int64_t copies = num_ranks() * kv_rows / all_kv;
   const int64_t first_q = rank() * q_rows, first_kv = rank() / copies * kv_rows;
   const std::string prefix = str("model.layers.", index, ".");
   const std::string attn = prefix + "self_attn.", mlp = prefix + "mlp.";
-  // of_sum: the norm's input is a sum over ranks, so each rank computes the whole gradient. Otherwise each
-  // rank computes a part.
+  // of_sum: the norm's input is already summed over the tensor ranks, so each rank computes the whole
+  // gradient of the norm's weight. Otherwise each rank computes a summand of this gradient.
   const auto norm = [&](const std::string& name, int64_t size, bool of_sum = false) {
     return make_parameter({copied(name + ".weight", size, of_sum)}, {}, options);
   };
@@ -164,7 +166,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
             {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
   };
   Layer layer;
-  // In a model with norms on one side, post_attention_layernorm is the feed-forward layer's norm.
+  // In a model without post-norms, post_attention_layernorm names the norm before the feed-forward network.
   if (config.pre_norms) {
     layer.attention_norm = norm(prefix + "input_layernorm", width);
     layer.mlp_norm =
@@ -224,9 +226,9 @@ const Parameter* Decoder::bias_of_sum(const Parameter& bias) const {
   return rank() == 0 ? if_defined(bias) : nullptr;
 }
 
-// RMSNorm over elements that are split across ranks: the norm by the local mean square, times a correction
-// factor. The squares are summed over ranks. The gradient of the sum is also summed over ranks, since every
-// rank's output depends on it.
+// RMSNorm of elements that are sharded over tensor ranks. Divides by the RMS of the local elements, then
+// multiplies by local RMS / global RMS. The sum of squares is all-reduced. So is its gradient, because every
+// rank's output depends on the sum.
 at::Tensor norm_over_ranks(const at::Tensor& x, const Parameter& weight, const NormSettings& norm,
                            Communicator* ranks) {
   const at::Tensor by_own = rms_norm(x.contiguous(), weight, norm);
@@ -240,7 +242,7 @@ at::Tensor norm_over_ranks(const at::Tensor& x, const Parameter& weight, const N
   return (by_own * factor_T1).to(x.scalar_type());
 }
 
-// Norms q over all its heads together, and k likewise. v is unchanged.
+// Applies one RMSNorm to all heads of q together, and another one to all heads of k. v is unchanged.
 at::Tensor norm_qk_over_width(const at::Tensor& qkv, const QkvLayout& layout, const Parameter& q_norm,
                               const Parameter& k_norm, const NormSettings& norm, Communicator* ranks) {
   const int64_t q_width = layout.num_heads * layout.head_dim, k_width = layout.num_kv_heads * layout.head_dim;
@@ -310,7 +312,8 @@ std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T)
 at::Tensor Decoder::embed(const at::Tensor& tokens_T) const {
   const double scale = config_.scale_embedding ? std::sqrt(static_cast<double>(config_.hidden_size)) : 1;
   if (!ranks_.tensor) return bough::embedding(tokens_T, embedding_, scale);
-  // For tokens of another rank the row is 0 here. The gradient is 0, too, so it may go to any row.
+  // A token whose embedding another rank holds gets a vector of zeros here. Its gradient is 0, too, so it may
+  // be added to any matrix row.
   const at::Tensor own_T = tokens_T - embedding_.parts[0].first;
   const at::Tensor is_other_T = (own_T < 0) | (own_T >= embedding_.value.size(0));
   const at::Tensor x_TD = bough::embedding(own_T.masked_fill(is_other_T, 0), embedding_, scale);

@@ -43,7 +43,8 @@ double ModelShape::last_flops_per_token() const {
 double ModelShape::trained_linear_flops_per_token() const {
   if (!is_frozen()) return linear_flops_per_token();
   const auto adapters = static_cast<double>(2 * adapter_elements);
-  // Half of an adapter's forward is recomputed. For that half, backward takes three products instead of two.
+  // Backward of W takes one product instead of two. Backward of an adapter recomputes A x, half of its
+  // forward: for this half it takes three products instead of two.
   return (linear_flops_per_token() - adapters) / 2 + 1.25 * adapters;
 }
 
@@ -60,11 +61,11 @@ double ModelShape::flops_per_head_row() const {
 }
 
 double ModelShape::elements_per_token() const {
-  // A layer's elements are those that norms, two residual sums, q/k norm with rotary embedding, and the
-  // activation read and write. The embedding's row and the final norm are added to the layers.
+  // Elements read or written per token and layer by norms, two residual sums, q/k norm with rotary embedding,
+  // and the activation function. The embedding lookup and the final norm are added once.
   const int64_t norms = (pre_norms ? 2 : 0) + (post_norms ? 2 : 0);
   const int64_t qkv = query_width() + 2 * key_width();
-  // Norms over the width of q and k split, norm and concatenate them.
+  // With qk_norm_over_width, q, k and v are also split, normed and concatenated.
   const int64_t over_width = qk_norm_over_width ? 6 * qkv : 0;
   const int64_t layer =
       norms * 2 * hidden_size + 2 * 3 * hidden_size + 2 * qkv + over_width + 3 * intermediate_size;
@@ -72,7 +73,7 @@ double ModelShape::elements_per_token() const {
 }
 
 WorkModel work_model(const ModelShape& shape) {
-  // A training step counts as three forward passes, or as two for a frozen matrix.
+  // WorkModel counts a training step as three forward passes. For a frozen matrix it takes only two.
   const double part = shape.is_frozen() ? 2.0 / 3 : 1.0;
   return {.flops_per_token = part * shape.linear_flops_per_token(),
           .flops_per_head_row = part * shape.flops_per_head_row(),
@@ -133,8 +134,8 @@ int64_t DecoderBytes::of_attention() const {
 int64_t DecoderBytes::of_layer() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
-  // A layer stores both residuals; q, k, v before and after norm and rotary embedding; gate and up; the
-  // norms' scales; and the inputs of post-norms.
+  // A layer stores its input and the residual after attention; q, k, v before and after norm and rotary
+  // embedding; gate and up; the norms' scales; and the inputs of post-norms.
   int64_t layer = (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element;
   if (shape_.pre_norms) layer += 2 * accumulator;
   if (shape_.post_norms) layer += 2 * (shape_.hidden_size * element + accumulator);
@@ -144,7 +145,7 @@ int64_t DecoderBytes::of_layer() const {
 }
 
 int64_t DecoderBytes::of_pass() const {
-  // The last residual, its norm and scale, rotary angles, and the token, position and end of each token.
+  // The last residual, its norm and the norm's scale, rotary angles, token id, position and subtree_end.
   const bool has_local = std::find(shape_.layer_ropes.begin(), shape_.layer_ropes.end(), LayerRope::kLocal) !=
                          shape_.layer_ropes.end();
   const int64_t angles = (has_local ? 2 : 1) * shape_.turned_elements();
@@ -176,8 +177,8 @@ int64_t DecoderBytes::of_exit() const {
 }
 
 int64_t DecoderBytes::of_loss_row() const {
-  // A row has the advantage, two old log-probabilities, weight, log-probability, entropy, and the sequence
-  // index.
+  // A loss row has the advantage, two old log-probabilities, weight, log-probability, entropy, and the
+  // sequence index.
   return 6 * shape_.accumulator_bytes + 8;
 }
 
@@ -195,11 +196,12 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
   const int64_t width = shape_.hidden_size, vocab = shape_.vocab_size;
   const int64_t rows = std::min(pass.head_rows, head_chunk_rows(vocab, kernels_.on_gpu()));
   if (rows == 0) return 0;
-  // If other hidden states are appended, the concatenation holds the pass's hidden states a second time.
+  // If the pass reads the prefix KV stack, boundary hidden states of other blocks are appended to its hidden
+  // states. The concatenation holds the pass's hidden states a second time.
   const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;
   const int64_t logits = log_prob_bytes(shape_.element_sizes(), rows, vocab) + rows * width * element;
-  // The loss and its graph hold tens of tensors of loss rows. The gradients of the weight and of the rows
-  // follow.
+  // The loss and its autograd graph hold tens of tensors with an element per loss row. The gradients of
+  // lm_head's weight and of the hidden states follow.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t chunk_loss_rows = (loss_rows * rows + pass.head_rows - 1) / pass.head_rows;
   const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
@@ -213,15 +215,15 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
 int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
-  // The residual's gradient is held throughout. `down` needs SwiGLU's output; gate and up need the norm's
-  // output. The weight gradient of gate and up is computed after their input's gradient, which is held
-  // meanwhile.
+  // The residual's gradient is in memory all the time. Backward of `down` also needs SwiGLU's output; that of
+  // gate and up needs the norm's output. The weight gradient of gate and up is computed after their input's
+  // gradient, while the latter stays in memory.
   const int64_t down = tokens * inner * element +
                        std::max(product(tokens, width, inner), weight_gradient(tokens, width, inner));
   const int64_t gate_up = tokens * width * element +
                           std::max(product(tokens, 2 * inner, width),
                                    tokens * width * element + weight_gradient(tokens, 2 * inner, width));
-  // The adapter's term beside the tensor that it is added to, and the gradients of the adapter's slices.
+  // An adapter's term, in addition to the tensor that it is added to, and the gradients of its slices.
   const int64_t adapters = shape_.is_frozen() ? tokens * (4 * inner + width) * element : 0;
   return tokens * width * element + std::max(down, gate_up) + adapters;
 }
@@ -230,7 +232,8 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
   const int64_t tokens = pass.tokens;
-  // The MLP's activations are freed before. The gradients are those of the residual, the output, q, k and v.
+  // The MLP's activations are freed before, so their bytes are subtracted. The gradients are those of the
+  // residual, the output, q, k and v.
   const int64_t freed = tokens * ((2 * shape_.intermediate_size + width) * element +
                                   (shape_.post_norms ? width * element + accumulator : 0));
   const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +
@@ -249,13 +252,15 @@ int64_t DecoderBytes::of_temporaries(const PassShape& pass, RecomputePolicy keep
   const int64_t held = pass.tokens * shape_.hidden_size * element;
   int64_t mlp = of_mlp(pass.tokens), attention = of_attention_backward(pass);
   if (recomputes_layers(keep)) {
-    // The recomputed layer, in addition to its input. The gradient of the layer's output lives as long.
+    // The activations of the recomputed layer without its input, which counts as kept. The gradient of the
+    // layer's output lives as long as these activations.
     int64_t layer = of_layer() - of_layer_input();
     if (keep != RecomputePolicy::kLayerInputsAndAttention) layer += of_attention();
     mlp += pass.tokens * layer;
     attention += pass.tokens * (layer + shape_.hidden_size * element);
   }
-  // Labels and sources of the head's rows. For each loss row, its head row and its position in the batch.
+  // Indices: the label and the source of each lm_head row; the lm_head row and the position in the batch of
+  // each loss row.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t numbers = 4 * pass.stack_rows + 16 * (pass.head_rows + loss_rows);
   return std::max(summed + of_head(pass), held + std::max(mlp, attention)) + numbers;

@@ -1,6 +1,6 @@
 // Cost of a pass through a decoder, from shapes alone: FLOPs and bytes. The bytes follow the lifetime of
 // every tensor in models/decoder.cpp and train/head.cpp. The kernels' *_cost.h headers give their
-// temporaries. A change of the tensors that a pass holds needs a change of of_kept() or of_temporaries().
+// temporaries. If you change which tensors a pass keeps in memory, change of_kept() or of_temporaries() too.
 // Otherwise cost/peak_memory_test.cpp fails. No torch.
 #pragma once
 
@@ -58,7 +58,7 @@ class DecoderBytes {
 
   int64_t of_stack_row() const;
   int64_t of_kept(RecomputePolicy keep) const;  // one token
-  // One token: bytes that Keep::kLayerInputsOnHost copies to the host, and later back.
+  // One token: bytes that RecomputePolicy::kLayerInputsOnHost copies to the host, and later back.
   int64_t copied_to_host() const;
   int64_t of_exit() const;
   int64_t of_loss_row() const;

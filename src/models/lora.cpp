@@ -39,9 +39,9 @@ std::string file_name(const std::string& module, const char* which) {
   return "base_model.model." + module + ".lora_" + which + ".weight";
 }
 
-// Adds uninitialised adapters to those modules of the matrix for which `is_wanted` is true. `num_ranks`:
-// ranks that share the matrix. If they share its rows, every rank has all of A. If they share its columns,
-// every rank has all of B.
+// Adds uninitialised adapters to those modules of the matrix for which `is_wanted` is true. `rank`: of the
+// adapters. `num_ranks`: tensor ranks over which the matrix is sharded. If its rows are sharded, every rank
+// has all of A. If its columns are sharded, every rank has all of B.
 void attach(Parameter& matrix, int64_t rank, double scale, int64_t num_ranks,
             const std::function<bool(const std::string& module)>& is_wanted) {
   matrix.adapter.clear();
@@ -103,8 +103,8 @@ void attach_all(Model& model, Model& all, int64_t rank, double scale,
   model.set_adapter_elements(elements);
 }
 
-// For a pipeline stage (pipeline.h): returns the unsharded model's layers, without memory. If tensor ranks
-// share the layers, they are this rank's pieces.
+// For a pipeline stage (pipeline_stage.h): returns a model with the layers of all stages, without memory.
+// With tensor ranks, it has this rank's shards of these layers.
 std::unique_ptr<Model> all_layers(const Model& model) {
   return make_model(model.unsharded_config(), model.dtype(), at::kMeta, {.tensor = model.tensor_ranks()});
 }
@@ -131,7 +131,7 @@ void initialise_adapter(Model& model, Model& all, uint64_t seed) {
   for (Parameter* matrix : all.layer_matrices()) {
     if (matrix->adapter.empty()) continue;
     const Parameter& a = matrix->adapter[0];
-    // If ranks share the columns, each rank takes its columns of the same random matrix.
+    // If the columns are sharded, each rank takes its columns of the same random matrix.
     const Parameter::Part& part = a.parts[0];
     const int64_t columns = unsharded_sizes(a, part)[1];
     const double bound = 1 / std::sqrt(static_cast<double>(columns));
@@ -313,7 +313,7 @@ void save_adapter(const fs::path& directory, Model& model, const std::string& ba
       targets = modules;
       break;
     }
-  // alpha was divided by the rank. If it was a whole number before, this restores the whole number.
+  // scale = alpha / rank. If alpha was a whole number, rounding restores it.
   double alpha = scale * static_cast<double>(rank);
   if (std::abs(alpha - std::round(alpha)) < 1e-9 * std::abs(alpha)) alpha = std::round(alpha);
   const auto whole = static_cast<int64_t>(std::llround(alpha));

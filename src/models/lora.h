@@ -2,8 +2,8 @@
 // Models"): y = W x + (alpha / rank) · B A x, with W frozen. kernels/linear computes the adapter's term, in
 // training and in generation. The term is added to W only by merge_adapter(), for export.
 //
-// An adapter belongs to a model object, not to the tensors of W. Models that share() these tensors may have
-// different adapters or none. The reference policy of a run is its model without_adapter().
+// An adapter belongs to a model object, not to the tensors of W. Models made by share() use the same tensors
+// W, but may have different adapters or none. The reference policy of a run is its model without_adapter().
 //
 // A and B have the model's element type. The optimizer keeps fp32 master weights for bf16, as for any
 // parameter. The files are PEFT's: adapter_config.json and adapter_model.safetensors.
@@ -23,17 +23,17 @@ namespace bough {
 
 bool has_adapter(const Model& model);
 
-// Adds adapters to the model. With settings.path, they come from the file (load_adapter). Otherwise they are
+// Adds adapters to the model. With settings.path, they come from its files (load_adapter). Otherwise they are
 // new: A ~ U(-1/sqrt(inputs), 1/sqrt(inputs)) as in PEFT, a function of the seed only, and B = 0. W becomes
-// frozen: its main_grads are released.
-// Throws UserError if the model lacks a target, is quantized, or has fused projections and tensor ranks.
+// frozen: its main_grads are released. Throws UserError if the model lacks a target, is quantized, or has
+// both fused projections and tensor ranks.
 void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed);
 
 // Returns a model over the same weights, without adapters.
 std::unique_ptr<Model> without_adapter(const Model& model);
 
 // Adds (alpha / rank) · B A to each W and removes the adapters. Computed in the accumulator type (fp32, or
-// fp64 for an fp64 model) and rounded once. The model must not share its weights.
+// fp64 for an fp64 model) and rounded once. No other model may share the weights.
 void merge_adapter(Model& model);
 
 // Every A and B under its PEFT name, as views.

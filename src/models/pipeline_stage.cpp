@@ -24,13 +24,13 @@ std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
                        4 * query * static_cast<double>(kCutContext);
   const double head = whole.computes_logits ? 2 * width * static_cast<double>(whole.vocab_size) : 0;
   const double embedding = 2 * width;
-  // Returns the work of a stage with the layers [begin, end).
+  // Returns the forward FLOPs per token of a stage with the layers [begin, end).
   const auto work = [&](int64_t begin, int64_t end) {
     return static_cast<double>(end - begin) * layer + (begin == 0 ? embedding : 0) +
            (end == num_layers ? head : 0);
   };
-  // Dynamic programming over stages and layers. The first round minimizes the largest work of a stage. The
-  // second round keeps that maximum and minimizes the sum of squares.
+  // Dynamic programming over stages and layers. The first round minimizes the largest work() of a stage. The
+  // second round keeps this maximum and minimizes the sum of the squares of work().
   const double infinity = std::numeric_limits<double>::infinity();
   double most = infinity;
   std::vector<int64_t> cut;

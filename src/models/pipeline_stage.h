@@ -1,7 +1,7 @@
-// Pipeline parallelism (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"). Each rank of a group
-// is a stage and holds a run of the decoder's layers. The first stage also has the embedding, the last one
-// the final norm and the lm_head. A stage gets its input from the previous stage, and in backward returns the
-// input's gradient. plan/pipeline_schedule.h has the schedule.
+// Pipeline parallelism (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"). Each rank of a
+// communicator is a stage and holds consecutive layers of the decoder. The first stage also has the
+// embedding, the last one the final norm and the lm_head. A stage gets its input from the previous stage, and
+// in backward returns the input's gradient. plan/pipeline_schedule.h has the schedule.
 //
 // If the lm_head is tied to the embedding, the first and the last stage both hold it. Both update it from the
 // sum of their gradients, so the two copies stay equal.
@@ -20,10 +20,12 @@
 
 namespace bough {
 
-// The groups of ranks that share a model. nullptr if this kind of parallelism is off. Not owned.
+// The communicators of the ranks that hold one model together. nullptr for the kind, tensor or pipeline, that
+// is off. Not owned.
 struct ModelRanks {
-  Communicator* tensor = nullptr;  // ranks that share every layer (tensor_parallel.h)
-  // The stages in order. Two groups: messages to later stages must not wait for those to earlier stages.
+  Communicator* tensor = nullptr;  // ranks with shards of the same layers (tensor_parallel.h)
+  // The stages in order. There are two communicators, because messages to later stages must not wait for
+  // messages to earlier stages.
   Communicator* stages = nullptr;
   Communicator* stages_back = nullptr;
 };
@@ -35,16 +37,16 @@ struct Stage {
   bool is_last() const { return index + 1 == size; }
 };
 
-// Returns the first layer of each stage, then the number of layers. The cut minimizes the largest predicted
-// work of a stage. Work is the forward FLOPs of a token that attends to kCutContext tokens. The lm_head
-// counts as if every token were trained. Throws UserError if there are more stages than layers.
+// Returns the first layer of each stage, then the number of layers. The cut minimizes the largest cost of a
+// stage: the forward FLOPs of a token that attends to kCutContext tokens. The lm_head counts as if every
+// token were trained. Throws UserError if there are more stages than layers.
 inline constexpr int64_t kCutContext = 1024;
 std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages);
 Stage stage_of(const ModelConfig& whole, int64_t index, int64_t size);
 // The config of a model with only the stage's layers.
 ModelConfig stage_config(const ModelConfig& whole, const Stage& stage);
 
-// A message with the bytes of a contiguous buffer, to or from the rank `other`. The buffer must outlive it.
+// A message with the bytes of a contiguous buffer, to or from rank `other`. `buffer` must outlive it.
 Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t other);
 
 // Collective call of all stages. On the first stage, calls use() with the tensors of all stages, stage by

@@ -23,7 +23,7 @@ QuantizedModel::QuantizedModel(const Model& source) : source_(source), model_(so
 }
 
 void QuantizedModel::update() {
-  const auto now = source_.share();  // gives access to the parameters, which a const model does not
+  const auto now = source_.share();  // a const model gives no access to its parameters; this copy does
   const auto matrices = model_->layer_matrices(), sources = now->layer_matrices();
   if (now->adapter_elements() > 0) return;  // the adapters' tensors are shared, and only they change
   for (size_t i = 0; i < matrices.size(); ++i)

@@ -1,10 +1,10 @@
-// A model that generates with 8-bit weights: the matrices of its layers are int8 with one scale per row
-// (kernels/quantized_product). Embedding, lm_head, norms and biases are not quantized. They are shared with
-// the source model.
+// A model that generates with 8-bit weights: the matrices of its layers are int8 with one scale per matrix
+// row (kernels/quantized_product). Embedding, lm_head, norms and biases are not quantized. They are shared
+// with the source model.
 //
 // The scheme:
 //   - symmetric, because weights are centered around 0
-//   - one scale per row, because the scale then stands outside the sum, and the sum is over integers
+//   - one scale per matrix row, because a dot product is then the scale times a sum of integers
 //   - no quantization of the lm_head, because its error goes directly into the logits
 #pragma once
 

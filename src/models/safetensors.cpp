@@ -122,7 +122,7 @@ SafetensorsEntry SafetensorsFile::parse_entry(const std::string& name, const Jso
     if (!number) fail(str(where, "size ", shown(size), " in its shape; expected an integer from 0"));
     entry.shape.push_back(*number);
   }
-  // A size of 0 makes the product 0 for any other sizes, so it must not be reached after an overflow.
+  // If a size is 0, the product is 0 and must not be refused because the other sizes overflow.
   const bool is_empty = std::count(entry.shape.begin(), entry.shape.end(), 0) > 0;
   for (const int64_t size : entry.shape)
     if (!is_empty && __builtin_mul_overflow(bytes, size, &bytes))

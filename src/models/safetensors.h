@@ -61,13 +61,13 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
 // Writes tensors of any device and strides, each converted to `dtype` if given. Holds a copy of one tensor at
-// a time. Wide elements come first, so all tensors are aligned to their element size. Throws IoError on a
-// full disk; an existing file then stays unchanged.
+// a time. Tensors with wide elements come first, so all tensors are aligned to their element size. Throws
+// IoError on a full disk; an existing file then stays unchanged.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        std::optional<at::ScalarType> dtype = {},
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
-// Writes into a file that the caller commits. So several shards can appear together or not at all.
+// Writes into a file that the caller commits, so that several files of one checkpoint can appear together.
 void write_safetensors(AtomicFile& file, const NamedTensors& tensors,
                        std::optional<at::ScalarType> dtype = {},
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});

@@ -195,8 +195,8 @@ std::shared_ptr<Model> snapshot_of(const Model& model, bool copies) {
 }
 
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks) {
-  // One all-reduce for all copied pieces. Each rank writes its piece to its place in the whole tensor, and
-  // leaves the rest 0.
+  // One all-reduce for all copied pieces. Each rank writes its piece to its place in a tensor of the
+  // unsharded size, and leaves the rest 0.
   std::vector<at::Tensor> flat;
   const auto each = [&](const auto& use) {
     for (const Parameter* parameter : parameters)

@@ -1,16 +1,17 @@
 // Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models
-// Using Model Parallelism", section 3). The ranks of a group run every pass of a model together. Each rank
-// has some of the heads, of the feed-forward elements and of the vocabulary. A layer's input and output are
-// complete, and the same, on every rank:
+// Using Model Parallelism", section 3). The ranks of a communicator run every pass of a model together. Each
+// rank has some of the heads, of the feed-forward elements and of the vocabulary. A layer's input and output
+// are complete, and the same, on every rank:
 //
 //   x ─ copy ─▶ norm · local heads' q, k, v ─▶ attention ─▶ local columns of the output ─ sum ─▶ + x
 //   x ─ copy ─▶ norm · local rows of gate, up ─▶ local columns of down                  ─ sum ─▶ + x
 //
 // `copy` is the identity; its backward sums d_x over the ranks. `sum` adds over the ranks; its backward is
-// the identity. If there are fewer key heads than ranks, several ranks have the same key head.
+// the identity. If there are fewer key heads than ranks, several ranks have a copy of the same key head.
 //
-// A rank holds pieces of a parameter (Parameter::Part). Several ranks may hold copies of a piece. All copies
-// get the same update, from the sum of their gradients (sum_copied_gradients).
+// A rank holds pieces of a parameter (Parameter::Part): ranges of rows or columns of the unsharded tensor.
+// Several ranks may hold copies of a piece. All copies get the same update, from the sum of their gradients
+// (sum_copied_gradients).
 //
 // All ranks must run the same passes in the same order, because each sum is a collective call.
 #pragma once
@@ -38,10 +39,10 @@ ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size);
 struct Slice {
   int64_t first = 0, count = 0;
 };
-// A rank's token ids. All ranks have ceil(vocab_size / size), except that the last ones may have fewer.
+// The token ids of a rank's part of the vocabulary: ceil(vocab_size / size), at the last ranks maybe fewer.
 Slice vocabulary_slice(int64_t vocab_size, int64_t rank, int64_t size);
 
-// The device from which a collective call takes such a tensor: the tensor's own GPU, or the CPU.
+// The device on which a collective call of `ranks` takes `values`: their own GPU, or the CPU.
 at::Device buffer_device(const at::Tensor& values, const Communicator& ranks);
 
 // Sums `values` over the ranks in place. fp32, fp64, int64, or bf16 (summed in fp32). Every rank gets the
@@ -50,7 +51,7 @@ void all_reduce_(const at::Tensor& values, Communicator& ranks);
 // Returns [size, ...]: the tensors `own` of all ranks, which must have the same sizes.
 at::Tensor all_gather_stacked(const at::Tensor& own, Communicator& ranks);
 
-// The differentiable `copy` and `sum` of the diagram above. The group must outlive the graph.
+// The differentiable `copy` and `sum` of the diagram above. `ranks` must outlive the autograd graph.
 at::Tensor copy_to_ranks(const at::Tensor& x, Communicator& ranks);
 at::Tensor sum_over_ranks(const at::Tensor& x, Communicator& ranks);
 
@@ -66,13 +67,14 @@ at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, cons
 // Appends a result of gather_pieces() under `name`. If the name is already there, adds it to that tensor.
 void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor& pieces);
 
-// Collective call of all ranks that share the model, stages (pipeline.h) included. Copies the trained
-// parameters of the shards into the unsharded model `whole` of the first rank. Other ranks pass nullptr.
+// Collective call of all ranks that hold the model together, pipeline stages (pipeline_stage.h) included.
+// Copies the trained parameters of the shards into the unsharded model `whole` of the first rank. Other ranks
+// pass nullptr.
 void gather_weights(Model& own, Model* whole);
 
-// Returns a model for saving. If ranks share the model, this is a collective call: the first rank gets an
-// unsharded model in CPU memory, the others nullptr. Otherwise the result shares all tensors with `model`.
-// With `copies`, its trained parameters are copies.
+// Returns a model for saving. If the model is sharded, this is a collective call: the first rank gets an
+// unsharded model in CPU memory, the other ranks nullptr. Otherwise the result shares all tensors with
+// `model`. With `copies`, its trained parameters are copies.
 std::shared_ptr<Model> snapshot_of(const Model& model, bool copies);
 
 // Collective call. For each piece with copies on several ranks, sets main_grad on all of them to the gradient

@@ -1,5 +1,5 @@
 // Serves a training run's groups to external agents over HTTP: a Server with an AgentSessions, behind the
-// interface that the controller knows.
+// interface ExternalRollouts that the controller uses.
 #pragma once
 
 #include <string>

@@ -1,16 +1,18 @@
-// One episode of an external agent that is trained: all requests under one session key and their answers, as
-// rows of exact tokens (control/conversation_row.h).
+// One episode of an external agent that is trained: all requests under one session key and their answers.
+// They are stored as conversation rows, "rows" in this file: token ids as the model read and sampled them
+// (control/conversation_row.h). Each row becomes a trajectory.
 //
 // A later request usually contains an earlier answer, rendered by the chat template.
 //   - If the template renders the answer as it was sampled, the prompt keeps the sampled tokens, and the row
 //     grows.
 //   - If not (reasoning dropped, history rewritten, another sub-agent), a new row begins.
 //   - If two requests continue the same position, the second one begins a new row.
-// A new row begins with the exact tokens of the shared prefix. The rows are thus the paths of a tree, and
-// each sampled token is trained once.
+// A new row begins with the exact tokens of the prefix that it shares with an earlier row. The rows are thus
+// the paths of a tree, and each sampled token is trained once.
 //
-// If a client retries a request, the session returns the first answer again. Other equal requests are
-// separate samples. Threads: preparation threads and the I/O thread. A mutex guards all state.
+// If a client retries a request, the session returns the first answer again. Equal requests that are no
+// retries are separate samples. The server's preparation threads and its I/O thread call a session. A mutex
+// guards all state.
 #pragma once
 
 #include <map>
@@ -29,7 +31,7 @@ namespace bough {
 struct AskedTurn {
   ConversationRow row;          // the whole prompt
   std::optional<size_t> base;   // index of the row that the prompt continues; nullopt: a new row
-  size_t kept = 0;              // segments of the base row that the prompt shares
+  size_t kept = 0;              // number of segments of the base row with which the prompt begins
   OutputBegin begun;            // beginning of the output that the prompt fixes
   OrderedJson messages, tools;  // as given to the template; null: the prompt was token ids
 };
@@ -48,7 +50,7 @@ struct RequestIdentity {
 
 class AgentSession {
  public:
-  // `format` must outlive the session. `name` becomes Trajectory::trajectory of its rows.
+  // `format` must outlive the session. `name` becomes Trajectory::trajectory of all its rows.
   AgentSession(const ConversationFormat& format, std::string id, uint64_t group, std::string name);
 
   const std::string& id() const { return id_; }
@@ -61,8 +63,8 @@ class AgentSession {
   std::shared_ptr<const AskedTurn> ask(const std::vector<int32_t>& ids);
   // Returns the answer to an earlier attempt of this request; nullopt if there is none.
   std::optional<GenerationResult> answered(const RequestIdentity& identity) const;
-  // take() adds the answer to `asked`; the client knows the answer by `answer_id`. take_again() gives the
-  // answer of a retried request a further id.
+  // take() appends the answer to the row of `asked`; the client knows the answer by `answer_id`. take_again()
+  // gives the answer of a retried request an additional id.
   void take(const AskedTurn& asked, const GenerationResult& result, const SamplingParameters& sampling,
             const RequestIdentity& identity, const std::string& answer_id);
   void take_again(const RequestIdentity& identity, const std::string& answer_id);
@@ -74,8 +76,8 @@ class AgentSession {
   int64_t num_interactions() const;
   bool has_reward() const;
 
-  // The session's rows. If `is_valid` is false, `reason` says why. `scored_elsewhere`: rows without a reward
-  // are valid too, because the run's reward function scores them.
+  // Returns each row as a trajectory. If `is_valid` is false, `reason` says why. `scored_elsewhere`: rows
+  // without a reward are valid too, because the run's reward function scores them.
   std::vector<Trajectory> trajectory(const std::string& group, bool is_valid, const std::string& reason,
                                      bool scored_elsewhere) const;
   void check_integrity() const;

@@ -151,7 +151,7 @@ void AgentSessions::end(Leases::iterator lease, Member& member) {
   if (++lease->second.num_ended == options_.group_size) close_lease(lease, "");
 }
 
-// `reason`: why the lease is closed before its sessions have ended.
+// `reason`: why the lease ends if some of its sessions have not ended.
 void AgentSessions::close_lease(Leases::iterator lease, const std::string& reason) {
   Lease& closed = lease->second;
   FinishedGroup group{.id = lease->first, .problem = closed.task.problem, .samples = {}};

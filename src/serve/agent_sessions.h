@@ -1,12 +1,13 @@
-// Leases the run's groups to agents. A group has group_size sessions. Starting a session leases an offered
-// group. The group returns to the run when all its sessions have ended or its lease has expired.
+// Leases the run's groups (of samples) to agents. A group has group_size sessions. Starting a session leases
+// an offered group, unless it can join a lease. The group returns to the run when all its sessions have ended
+// or its lease has expired.
 //
 //   offer() ─▶ waiting ── start_session() ─▶ leased ─┬─ all sessions ended ─┬─▶ finished(): enough are valid
 //                         429 if none waits          └─ lease expired ──────┴─▶ failed(), by reason
 //
 // A session joins a lease of the same task_id that has fewer than group_size sessions. Agents that give no
-// task_id all share the empty one. Sessions of an admitted group are therefore never refused.
-// The class owns no thread and no clock. Any thread may call its functions.
+// task_id all share the empty one. Once a group is leased, its remaining sessions are therefore never
+// refused. The class owns no thread and no clock. Any thread may call its functions.
 #pragma once
 
 #include <deque>
@@ -45,13 +46,13 @@ class AgentSessions {
     int64_t sessions_left = 0;
     double lease_seconds = 0;  // time until the lease expires
   };
-  // `idempotency_key`: if an open session was started with the same one, returns that session. `key`: the key
-  // of an earlier session, or "". That session is ended if it is open, and the new session takes over its
-  // key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
+  // `idempotency_key`: if a session that has not ended was started with the same one, returns it. `key`: the
+  // key of an earlier session, or "". The earlier session is ended if necessary, and the new session takes
+  // over its key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
   Started start_session(const std::string& task_id, const std::string& key,
                         const std::string& idempotency_key, Clock::Time now);
   static bool is_session_key(const std::string& key);
-  // find() and end_session() throw ApiError 410 if no open session has this key.
+  // find() and end_session() throw ApiError 410 if this key belongs to no session, or to one that has ended.
   std::shared_ptr<AgentSession> find(const std::string& key) const;
   void end_session(const std::string& key);
   // Closes expired leases. Returns whether there were any.

@@ -1,6 +1,6 @@
 // Leases under the run's own controller and a fake clock. Whatever clients do, the staleness limit holds,
-// every begun group is trained on or dropped for a counted reason, and no admitted request is refused. Rows
-// of sessions have exact tokens, each trained on once.
+// every begun group is trained on or dropped for a counted reason, and no session of a leased group is
+// refused. Conversation rows have the exact sampled tokens, and each of these is trained on once.
 #include "serve/agent_sessions.h"
 
 #include <gtest/gtest.h>
@@ -298,7 +298,8 @@ TEST(AgentSession, ARequestSentAgainIsTheSameInteraction) {
 
 // ---- Under the controller.
 
-// The controller's workers. The desk does the engine's part. The test decides when the rest is done.
+// A fake of the controller's workers. `run_` takes the groups in place of the engine. The other calls are
+// recorded, and the test decides when they are done.
 class SessionWorkers final : public Workers {
  public:
   explicit SessionWorkers(Desk& run) : run_(run) {}

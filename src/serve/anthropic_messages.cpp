@@ -45,7 +45,7 @@ class MessageAnswer final : public Answer {
     return sse("message_start", {{"type", "message_start"}, {"message", std::move(message)}});
   }
 
-  // Blocks follow each other. Only one is open at a time.
+  // Content blocks are sent one after the other: each is stopped before the next one starts.
   std::string add(size_t, const ChoiceDelta& choice) override {
     const OutputParts& parts = choice.parts;
     std::string text;
@@ -131,7 +131,7 @@ OrderedJson tool_result(Fields& block, const std::string& where) {
   return message;
 }
 
-// Converts a message's blocks to messages of OpenAI's form. Tool results become messages of their own.
+// Converts a message's content blocks to messages of OpenAI's form. Each tool result becomes a message.
 void add_blocks(const std::string& role, const OrderedJson& blocks, const std::string& where,
                 OrderedJson& messages) {
   OrderedJson texts = OrderedJson::array(), calls = OrderedJson::array();

@@ -213,7 +213,7 @@ ToolChoice read_tool_choice(Fields& fields) {
   if (!choice->is_object()) fields.wrong("tool_choice", expected);
   Fields inner(*choice, "tool_choice");
   if (inner.required_text("type") != "function") fields.wrong("tool_choice", expected);
-  // The form of chat completions; responses have the fields at the top level.
+  // Chat completions have the name in the object `function`. The responses API has it at the top level.
   const OrderedJson* function = inner.object("function");
   return {Kind::kForced, function ? Fields(*function, "tool_choice.function").required_text("name")
                                   : inner.required_text("name")};
@@ -249,7 +249,7 @@ bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedMode
 
 void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
                       ServedRequest& request) {
-  // Templates know one role above the user's, and skip roles that they do not know.
+  // Chat templates know only the role `system` for instructions, and skip messages with an unknown role.
   for (OrderedJson& message : conversation.messages)
     if (message.value("role", "") == "developer") message["role"] = "system";
   request.reasoning_parser = model.settings.reasoning_parser;
@@ -401,7 +401,8 @@ int64_t count_tokens(const std::vector<ChoiceDelta>& choices) {
 }
 
 std::string token_text(const Tokenizer& tokenizer, int32_t id) {
-  // The JSON writer replaces bytes that are not UTF-8 by U+FFFD. Lengths are counted in the replaced text.
+  // The JSON writer replaces bytes that are not UTF-8 by U+FFFD. Text offsets in answers count the replaced
+  // text.
   return Json::parse(dump_line(tokenizer.id_to_bytes(id))).get<std::string>();
 }
 

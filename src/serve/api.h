@@ -93,7 +93,7 @@ struct ServedRequest {
   std::string reasoning_parser, tool_call_parser;  // empty: not parsed
   OrderedJson tools;
   OutputBegin begun;
-  // Requests of a trained agent: its session, and the prompt as the session knows it. Otherwise nullptr.
+  // The session of a trained agent's request, and the request's place in its rows. Otherwise nullptr.
   std::shared_ptr<AgentSession> session;
   std::shared_ptr<const AskedTurn> asked;
 
@@ -101,7 +101,7 @@ struct ServedRequest {
   int64_t prompt_tokens() const;
 };
 
-// Output tokens of a choice. A ChoiceDelta is either the new output or all output so far.
+// An output token of a choice, as answers show it. A ChoiceDelta has the new output or all output so far.
 struct AnswerToken {
   int32_t id = 0;
   double logprob = 0;

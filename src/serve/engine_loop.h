@@ -3,8 +3,9 @@
 //
 //   submit(), cancel() from any thread ─▶ queue ─▶ pass() on the engine's thread ─▶ deliver() on that thread
 //
-// run() makes passes until it is stopped. A caller with other work for the engine's thread calls pass()
-// instead. deliver() must pass the events on and return, because the next pass waits for it. No torch.
+// run() makes passes until it is stopped. A caller that uses the engine's thread for other tasks too calls
+// pass() instead. deliver() must hand the events to another thread and return, because the next pass waits
+// for it. No torch.
 #pragma once
 
 #include <functional>
@@ -38,13 +39,14 @@ class EngineLoop {
   // All requests of one call enter the engine between the same two passes. The loop sets their on_token.
   void submit(std::vector<GenerationRequest> requests);
   void cancel(uint64_t id);
-  // Sets a function that submit() and cancel() call at their end, on their thread: pass() has work.
+  // Sets a function that submit() and cancel() call at their end, on their caller's thread. It says that
+  // pass() has commands to execute.
   void on_commands(std::function<void()> wake);
   // Executes the queued commands, then one pass of the engine. Returns false if there was nothing to do.
   bool pass();
   int64_t num_running() const { return std::ssize(running_); }  // on the engine's thread
   // Makes passes until stop() returns true. stop() is called between passes and at least every 100 ms while
-  // the engine is idle. Exceptions of the engine are passed on.
+  // the engine is idle. Rethrows exceptions of the engine.
   void run(const std::function<bool()>& stop);
   EngineStatistics statistics() const;  // after the last pass
   int32_t version() const;

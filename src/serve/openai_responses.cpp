@@ -30,7 +30,7 @@ class ResponseAnswer final : public Answer {
     return text;
   }
 
-  // Items follow each other. Only one is open at a time, the last of output_.
+  // Output items are sent one after the other. Only the last item of output_ can be unfinished.
   std::string add(size_t, const ChoiceDelta& choice) override {
     const OutputParts& parts = choice.parts;
     std::string text;
@@ -73,7 +73,7 @@ class ResponseAnswer final : public Answer {
     data["sequence_number"] = sequence_++;
     return sse(type, data);
   }
-  // Adds the fields by which a part's events say where the part is.
+  // Adds the fields that say to which item and content part an event belongs.
   Json place(Json data) {
     data["item_id"] = item()["id"];
     data["output_index"] = output_.size() - 1;
@@ -152,8 +152,8 @@ class ResponseAnswer final : public Answer {
     return text + event("response.output_item.done", item_event());
   }
 
-  // Log-probabilities of the open message's tokens that no event has shown yet. They are also added to the
-  // item.
+  // Returns the log-probabilities of the unfinished message's tokens that no event has shown yet. Adds them
+  // to the item, too.
   Json take_logprobs() {
     Json list = Json::array();
     for (const AnswerToken& token : pending_) {

@@ -60,7 +60,7 @@ TEST_F(SampleTextTest, LooksForStopStringsFromMinNewTokensOn) {
   EXPECT_EQ(joined(pieces_of("abcd", FinishReason::kLength)), "abcd");
 }
 
-// A stream never takes back a piece. All pieces together are the text up to the first stop string.
+// A streamed piece is never taken back. All pieces together are the text up to the first stop string.
 TEST_F(SampleTextTest, StreamsOfRandomTextsAreTheirCutTexts) {
   const CounterRandom random(1, Purpose::test);
   for (uint64_t i = 0; i < 2000; ++i) {

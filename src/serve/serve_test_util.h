@@ -15,8 +15,8 @@
 
 namespace bough::testing {
 
-// Each sample is `text`, then the byte-level tokenizer's stop token. A step samples one token of each sample.
-// While is_open is false, steps do nothing. Members that other threads read are atomic.
+// Each sample is `text`, then the byte-level tokenizer's stop token. An engine step samples one token of each
+// sample. While is_open is false, engine steps do nothing. Members that other threads read are atomic.
 class ScriptedEngine final : public BareEngine {
  public:
   static constexpr int32_t kStop = 258;

@@ -127,7 +127,7 @@ struct Counters {
 
 }  // namespace
 
-// The model's texts and tokens for rows of conversations.
+// Renders and tokenizes for the conversation rows of agents' sessions.
 class ServedCodec final : public ChatCodec {
  public:
   explicit ServedCodec(const ServedModel& model) : model_(model) {}
@@ -226,7 +226,7 @@ Server::State::State(Engine& engine, ServedModel served, std::string key,
       api_key(std::move(key)),
       loop(engine,
            [this](std::vector<EngineEvent> events) {
-             // If the engine is faster than the I/O thread, it waits. Otherwise its tokens would pile up.
+             // The engine's thread waits here if the I/O thread is behind. Otherwise events would pile up.
              while (undelivered.load() > kMostUndelivered)
                std::this_thread::sleep_for(std::chrono::milliseconds(1));
              ++undelivered;
@@ -263,7 +263,7 @@ void Server::State::refuse(HttpExchange& exchange, const Api& api, const std::st
     log_info(str("serve: ", path, " ", error.status, ": ", quoted(std::string(error.what()), 200)));
 }
 
-// The session of the request's key. nullptr if the key is not a session's.
+// Returns the session of the request's API key. nullptr if the key is not that of a session.
 SessionPointer Server::State::check_access(const HttpRequest& request) const {
   std::string given = request.header("authorization");
   if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) given.erase(0, 7);
@@ -324,7 +324,7 @@ void Server::State::handle(const HttpRequest& sent, const std::shared_ptr<HttpEx
   prepare(api, std::move(request), exchange, session);
 }
 
-// AReaL's routes (areal.experimental.openai.proxy), and the additional ones that a group needs.
+// AReaL's routes (areal.experimental.openai.proxy), and additional ones for groups of sessions.
 void Server::State::handle_agent(const HttpRequest& request, HttpExchange& exchange) {
   constexpr size_t kLongest = 64 << 10;
   if (request.body.size() > kLongest)
@@ -440,7 +440,7 @@ Json Server::State::models() const {
   return {{"object", "list"}, {"data", std::move(list)}};
 }
 
-// Parses JSON, applies the template and tokenizes on a lane, then returns to the I/O thread.
+// Parses JSON, applies the template and tokenizes on a preparation thread, then goes on on the I/O thread.
 void Server::State::prepare(const Api& api, HttpRequest request,
                             const std::shared_ptr<HttpExchange>& exchange, const SessionPointer& session) {
   const auto job = std::make_shared<Job>();
@@ -576,7 +576,7 @@ void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event
   }
 }
 
-// The meaning of a sample's last token is known only when the sample has ended.
+// Whether a sample's last token is a stop token is known only in finish_prompt(), so the token is kept.
 void Server::State::take_token(Job& job, size_t choice, const StreamedToken& sampled) {
   AnswerToken token = answer_token(model, job.request().sampling, sampled);
   if (sampled.is_last) {
@@ -589,13 +589,13 @@ void Server::State::take_token(Job& job, size_t choice, const StreamedToken& sam
   add(job, choice, std::move(delta));
 }
 
-// How a sample ended is known only when all samples of its prompt have ended.
+// The finish reason of a sample is known only when all samples of its prompt have ended.
 void Server::State::finish_prompt(Job& job, size_t prompt, const GenerationResult& result) {
   const auto n_samples = static_cast<size_t>(job.request().sampling.n_samples);
   for (size_t sample = 0; sample < result.samples.size() && sample < n_samples; ++sample) {
     const GeneratedSample& sampled = result.samples[sample];
     const size_t choice = prompt * n_samples + sample;
-    // If the engine does not stream tokens, they are taken here.
+    // Takes all tokens that the engine did not stream; some engines stream none.
     for (size_t& seen = job.seen[choice]; seen < sampled.token_ids.size(); ++seen)
       take_token(job, choice, token_at(sampled, seen));
     ChoiceDelta delta;
@@ -635,7 +635,7 @@ void Server::State::complete(const JobPointer& job) {
     return close(*job, 200, "streamed");
   }
   for (const uint64_t id : job->engine_ids) jobs.erase(id);
-  constexpr size_t kBytesPerToken = 16;  // estimated size of an answer, for the choice of the lane
+  constexpr size_t kBytesPerToken = 16;  // estimates an answer's size, to choose its preparation thread
   http.prepare(kBytesPerToken * static_cast<size_t>(count_tokens(job->choices)), [this, job] {
     auto body = std::make_shared<std::string>();
     try {

@@ -5,11 +5,12 @@
 //          └──────── I/O thread: text, parsers, the API's format ◀────────┘
 //
 // The I/O thread handles a request, except its preparation and the JSON of an unstreamed answer. If a client
-// goes away or does not read, its request is cancelled in the engine, which frees the request's pages.
+// goes away or does not read, its request is cancelled in the engine, which frees the request's pages of the
+// KV cache.
 //
 // With AgentSessionsOptions the server belongs to a training run (agent_server.h). Routes under /rl/ start
-// and end sessions and set rewards. A session's key is the API key of its requests. Their answers become the
-// session's rows.
+// and end sessions and set rewards. A session's key is the API key of its requests. The requests and their
+// answers become the session's conversation rows (agent_session.h).
 #pragma once
 
 #include <functional>

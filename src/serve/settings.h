@@ -12,7 +12,7 @@
 
 namespace bough {
 
-// A LoRA adapter that is served beside the model, in the format of vLLM's --lora-modules name=path.
+// A LoRA adapter that is served under its own model name, in the format of vLLM's --lora-modules name=path.
 struct LoraModule {
   std::string name, path;
 
