@@ -171,7 +171,7 @@ void Controller::handle(GroupScored& event) {
               event.rewards.size(), " rewards for ", group->samples.size(), " samples");
   for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
-  int64_t num_valid = 0, size = 0;  // trajectories, not rows; baselines are not counted
+  int64_t num_valid = 0, size = 0;  // trajectories, not rows of the batch; without baselines
   bool has_lost_baseline = false;
   for (size_t i = 0; i < group->samples.size(); ++i) {
     const Trajectory& sample = group->samples[i];
@@ -332,7 +332,7 @@ void Controller::restore(ControllerState state) {
 
 void Controller::decide() {
   if (is_finished_) return;
-  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the resumed run makes it
+  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the resumed run evaluates
     evaluation_ = Evaluation::kRunning;
     EvaluationDone given_up;
     handle(given_up);
@@ -392,8 +392,8 @@ void Controller::begin_groups() {
 
 void Controller::begin_training() {
   if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps) return;
-  // The weights to be evaluated must not be replaced before the engine has them. Without threads of its own,
-  // nothing computes in parallel with the trainer.
+  // The weights to be evaluated must not be replaced before the engine has them. With eta 0, nothing computes
+  // in parallel with the trainer.
   if (evaluation_ == Evaluation::kWanted) return;
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
@@ -424,7 +424,7 @@ void Controller::begin_training() {
   workers_.train(std::move(order));
 }
 
-// Writes records in the order of steps. Records before an evaluation that is still running wait for it.
+// Writes records in the order of steps, up to the first one whose evaluation is still running.
 void Controller::write_records() {
   while (!records_.empty() && !records_.front().awaits_evaluation) {
     if (observer_.on_record && !records_.front().metrics.empty())
@@ -527,7 +527,7 @@ void Controller::add_own_metrics(StepRecord& record) {
   metrics["time/reward"] = seconds_between(std::max(begin, generated), std::max(begin, train_begin_));
   metrics["time/step"] = step_seconds;
   metrics.try_emplace("time/train", seconds_between(train_begin_, now));
-  // A synchronous engine generates only in its own part of the step.
+  // With eta 0 the engine generates only in a part of the step, rollout_seconds.
   metrics["perf/generated_tokens_per_s"] =
       new_tokens / std::max(1e-9, computes_beside() ? step_seconds : rollout_seconds);
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);

@@ -1,6 +1,6 @@
-// The run as a state machine: events come in, commands to the workers go out. It owns no thread and no clock,
-// computes nothing and includes no torch. The run (run.h), the tests and the simulator (run_simulator.h)
-// drive the same code.
+// The run as a state machine: events come in, commands to the workers go out. The controller owns no thread
+// and no clock, computes nothing and includes no torch. The run (run.h), the tests and the simulator
+// (run_simulator.h) drive the same code.
 //
 //   begin ─▶ engine ── GroupGenerated ─▶ score ─▶ rewards ── GroupScored ─▶ buffer ─▶ train ─▶ trainer ─┐
 //     ▲        ▲                                               └─▶ dropped, by reason                   │
@@ -18,19 +18,19 @@
 // A worker waits only for its own queue, and posting to the queue wakes it. Only the control thread waits for
 // workers, and it has two deadlines. After evaluation_seconds the engine gives an evaluation up and the run
 // goes on. If nothing has happened for stall_seconds, the control thread ends the run, with a message that
-// names the busy threads and their work. With eta 0 control, engine and trainer are one thread: the same
-// code, and nothing computes in parallel with the trainer.
-//
+// names the busy threads and their tasks. With eta (max_staleness) 0 control, engine and trainer are one
+// thread: the same code, and nothing computes in parallel with the trainer.
 // States of a group, one at a time: running, awaiting its reward, buffered, in training; at the end trained
-// or dropped. check_integrity() checks: drawn (all started groups) = trained + training + buffered + awaiting
-// + running + dropped.
+// or dropped. check_integrity() checks: sampled (all started groups) = trained + training + buffered +
+// awaiting + running + dropped.
 //
 // The staleness limiter (asynchrony.md; AReaL, eq. 3) follows from these states. A group may start while
-// B·(steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B. B is the number of
-// groups in a batch, and i the version that the engine holds. A dropped group frees its slot. With eta 0, new
-// groups start in its place only when all groups started before are scored. So what the engine computes
-// together does not depend on how long rewards take. If no group can start any more and none runs, the buffer
-// is the last, shorter batch.
+// B·(training steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B. B is the
+// number of groups in a batch, and i the version that the engine holds. A dropped group no longer counts, so
+// another group may start. With eta 0, groups start in place of dropped ones only when all groups started
+// before are scored. So which samples the engine computes together does not depend on how long rewards take.
+// If no group can start any more and none is running or awaiting its reward, the buffered groups are the
+// last, shorter batch.
 #pragma once
 
 #include <deque>
@@ -64,7 +64,7 @@ struct StallError : IoError {
 // Returns the version that sampled the group's oldest token; nullopt if no policy sampled a token of it.
 std::optional<int64_t> oldest_version(const FinishedGroup& group);
 
-// The result of a step. Its evaluation may be missing.
+// The result of a training step. Metrics of an evaluation after the step may come later.
 struct StepRecord {
   int64_t step = 0;  // 1 is the first
   MetricValues metrics;
@@ -84,7 +84,7 @@ struct GroupFailed {
 struct GroupScored {
   uint64_t id = 0;
   std::vector<RewardResult> rewards;     // one per sample; empty if the group has no problem
-  std::optional<FilterVerdict> verdict;  // of the user's filter, if there is one
+  std::optional<FilterVerdict> verdict;  // of the user's filter; nullopt: no filter
 };
 struct WeightsTaken {
   int64_t version = 0;
@@ -126,7 +126,7 @@ struct ControllerState {
   int64_t next_position = 0;
   std::map<uint64_t, GroupPointer> buffered, awaiting;
   std::map<uint64_t, std::vector<PartialRollout>> running;  // partial rollouts
-  std::set<int64_t> unfinished;  // started and in none of these: generated again from the start
+  std::set<int64_t> unfinished;                   // other started groups: generated again from the start
   std::optional<MetricValues> unwritten_metrics;  // of `step`, if its evaluation is missing
 };
 Json to_json(const ControllerState& state, const ProblemOrder& problems);
@@ -137,11 +137,11 @@ ControllerState controller_state_from_json(const Json& json, ProblemOrder& probl
 class Workers {
  public:
   virtual ~Workers() = default;
-  // Engine commands, executed in this order, between two of its passes.
+  // Engine commands, executed in the order of the calls, between two passes of the engine.
   virtual void begin(uint64_t id,
                      std::vector<PartialRollout> partial) = 0;  // ─▶ GroupGenerated, or GroupFailed
   virtual void take_weights() = 0;                              // the last published ones ─▶ WeightsTaken
-  // Evaluates the weights that the engine holds, with training samples parked. Given up at the deadline. ─▶
+  // Evaluates the weights that the engine holds, with training samples parked. Cancelled at the deadline. ─▶
   // EvaluationDone
   virtual void evaluate(Clock::Time deadline) = 0;
   virtual void cancel_evaluation() = 0;
@@ -152,15 +152,16 @@ class Workers {
   virtual void publish(int64_t version) = 0;  // at once; the trainer is idle
   virtual void train(TrainOrder order) = 0;   // ─▶ TrainingDone
   virtual void take_snapshot() = 0;           // ─▶ SnapshotTaken
-  // Writer command. copied: writes the snapshot; else the model itself, which does not change meanwhile.
+  // Writer command. copied: writes the last snapshot; else the model, which does not change while it is
+  // written.
   virtual void write_checkpoint(ControllerState state, bool copied) = 0;  // ─▶ CheckpointWritten
 
   // State that the controller reads.
   virtual EngineStatistics engine_statistics() const = 0;  // without evaluations
   virtual double engine_idle_seconds() const = 0;
-  virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a piece of work
+  virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a task
   virtual std::string busy_with() const = 0;      // "busy: engine (generate, 12 s), ..."
-  // Describes what external groups wait for (outside.h). If it is not empty, the run is not stalled.
+  // Says what external groups wait for (external_rollouts.h). If it is not empty, the run is not stalled.
   virtual std::string waits_for_external() const { return ""; }
   virtual MetricValues external_metrics() const { return {}; }  // counts since the process began
 };
@@ -180,8 +181,8 @@ struct ControllerOptions {
   int64_t group_size = 1;           // samples of a group
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   int64_t weight_sync_steps = 1;
-  // Running samples continue under new weights. False: they finish on the old ones, and no group starts
-  // before.
+  // Running samples continue under new weights. False: they finish on the old weights, and no group starts
+  // until then.
   bool interruptible = true;
   int64_t min_group = 2;                   // samples with a reward; a group with fewer is dropped
   int64_t max_consecutive_failures = 256;  // of rewards, or of the filter: so many in a row end the run
@@ -190,23 +191,24 @@ struct ControllerOptions {
   // Whether the weights are evaluated after this step. Step 0: before the first. Empty: never.
   std::function<bool(int64_t step, bool is_last)> evaluation_due;
   std::function<bool(int64_t step)> checkpoint_due;  // after the last step there is always a checkpoint
-  // Filters refuse groups, and others are generated in their place, at most so many batches per step in all.
-  // Then the step is trained on what there is. If that is nothing, the run ends with an error. 0: no bound.
+  // Filters may refuse groups, and others are generated in their place: per training step at most so many
+  // batches of groups in all. Then the step is trained on the accepted groups. Without any, the run ends with
+  // an error. 0: no bound.
   int64_t max_generated_batches = 0;
-  // Returns why a scored group is not trained on, or nullopt. The user's filter is asked after it.
+  // Returns why a scored group is not trained on, or nullopt. The user's filter decides afterwards.
   std::function<std::optional<std::string>(const FinishedGroup&)> refuse;
 };
 
 class Controller {
  public:
-  // `workers` and `clock` must outlive it. Nothing happens before start().
+  // `workers` and `clock` must outlive the controller. Nothing happens before start().
   Controller(Workers& workers, const Clock& clock, ControllerOptions options, ControllerObserver observer);
 
   // Continues from a checkpoint. Call it before start().
   void restore(ControllerState state);
   void start();
   // Throws:
-  // - what a worker threw
+  // - the exception of a worker
   // - IoError if too many rewards or filter calls fail in a row, or filters refuse all groups of a step
   // - IoError if the last checkpoint cannot be written
   // - StallError if nothing has happened for stall_seconds
@@ -222,7 +224,7 @@ class Controller {
     int64_t version = -1;  // held by the engine
     bool operator==(const Counts&) const = default;
   };
-  Counts counts() const;  // drawn, trained, dropped: since start(); drawn includes the checkpoint's groups
+  Counts counts() const;  // sampled, trained, dropped: since start(); sampled: with the checkpoint's groups
   const std::map<std::string, int64_t>& dropped_by_reason() const { return dropped_; }
   void check_integrity() const;
 
@@ -257,7 +259,7 @@ class Controller {
   bool computes_beside() const { return options_.max_staleness > 0; }
   bool staleness_limiter_allows() const;
   bool can_sample() const;  // a group is left to start, now or later
-  // Whether filters refused so many groups since the last batch that no more are generated for this one.
+  // Whether filters refused so many groups since the last batch that no more are generated for the next one.
   bool has_sampled_enough() const;
   bool is_drained() const;
   bool is_over() const;
@@ -288,7 +290,7 @@ class Controller {
 
   // Groups by id, in their states.
   int64_t next_position_ = 0;
-  std::deque<int64_t> again_;  // started by an earlier process; started again before any other
+  std::deque<int64_t> again_;  // groups that an earlier process started; started again first
   std::map<uint64_t, std::vector<PartialRollout>> partial_before_;  // partial rollouts of again_
   std::set<uint64_t> running_;
   std::map<uint64_t, GroupPointer> awaiting_, buffered_;

@@ -145,8 +145,8 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     num_short += static_cast<int64_t>(batches.size()) > 0 &&
                  static_cast<int64_t>(batches.back().size()) < options.controller.batch_groups;
     num_dropped += dropped;
-    // Every begun group was trained on or dropped (after a checkpoint once more, in the resumed run). No
-    // position in between was skipped.
+    // Every begun group was trained on or dropped (groups begun after the last checkpoint again in the
+    // resumed run). No position in the order of problems was skipped.
     const auto partial = static_cast<int64_t>(state->next_position);
     const auto num_trained = static_cast<int64_t>(trained.size());
     EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), partial);
@@ -328,7 +328,7 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
             (std::map<std::string, int64_t>{{"all right", 1}, {"too few rewards", 1}}));
 }
 
-// Two rows of one conversation and a failed row: one sample with a reward, not two.
+// Two rows of the batch from one conversation, and a failed row: one sample with a reward, not two.
 TEST(Controller, MinGroupCountsTrajectoriesNotRows) {
   ManualRun run({.batch_groups = 1, .total_steps = 1});
   run.controller.start();

@@ -142,7 +142,7 @@ void ConversationRun::observe(EpisodeReply reply) {
     for (OrderedJson& message : observation.messages)
       if (const auto content = message.find("content"); content != message.end() && content->is_string())
         *content = cut(content->get<std::string>());
-    // Answers without a name belong to the calls, in order.
+    // Tool messages without a name answer the calls in order.
     size_t next = 0;
     for (OrderedJson& message : observation.messages) {
       if (message.value("role", "") != "tool" || next == action_.calls.size()) continue;
@@ -244,8 +244,8 @@ void ConversationRun::sampled(const GeneratedSample& sample, double temperature)
   waits_ = Waits::kEnvironment;
 }
 
-// Calls that the template shows become a list of their own in the message, if the whole turn could be parsed.
-// Otherwise everything is content, as it was written.
+// If the template shows calls and the whole turn could be parsed, its calls become a list in the message.
+// Otherwise everything is content, as the model wrote it.
 OrderedJson ConversationRun::assistant_message(OutputParts& parts, const std::string& sampled) const {
   OrderedJson calls = OrderedJson::array();
   std::string content = sampled, unshown;

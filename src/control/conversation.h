@@ -1,5 +1,5 @@
-// A conversation of a model with an environment, as token ids. The tokens that train are always the sampled
-// ones, never text that was tokenised again.
+// A conversation of a model with an environment, as token ids. The tokens that are trained are the sampled
+// tokens themselves, never text that was tokenised again.
 //
 // The first prompt is the chat template's text of the environment's messages. Then follow for each turn:
 // - the turn's tokens as they were sampled, mask 1
@@ -7,18 +7,19 @@
 //   environment's messages, the opening of the next turn
 // So each prompt begins with the exact tokens of the previous prompt.
 //
-// A row is such a sequence (conversation_row.h). A new row begins if the template, given the new messages,
-// shows an old segment differently. For example, a template may drop the reasoning of earlier turns. The new
-// row keeps the tokens of the segments before that one with mask 0, because the previous row trains them. The
-// rest is encoded again. Rows share only exact prefixes.
+// Such a sequence is a row of the batch (conversation_row.h). Its segments are inputs and turns. A new row
+// begins if the template, given the new messages, shows an old segment differently. For example, a template
+// may drop the reasoning of earlier turns. The new row keeps the tokens of the segments before the changed
+// one with mask 0, because the previous row trains them. The rest is encoded again. Rows have only exact
+// prefixes in common.
 //
 // `retokenized` counts and locates the turns whose text in the template would be encoded to other tokens than
-// those sampled. Calls that cannot be parsed or name no tool go back to the model as the tool's answer.
+// those sampled. If a call cannot be parsed or names no tool, the model gets an error as the tool's answer.
 //
 // Every conversation ends with a reason: done (the environment said so), max_turns, max_new_tokens (of a
 // turn), max_tokens, max_context, max_invalid_calls, template_refused, cancelled, or the environment's
-// failure (environment.h). A conversation that ended by a failure is not valid: it is left out of group and
-// loss.
+// failure (environment.h). A conversation that ended by a failure is not valid: it counts neither in its
+// group of samples nor in the loss.
 #pragma once
 
 #include <chrono>
@@ -38,8 +39,8 @@
 
 namespace bough {
 
-// Shared by all conversations of a run. The constructor tests whether the template shows calls and reasoning.
-// If not, they stay in the content, as the model wrote them.
+// Used by all conversations of a run. The constructor tests whether the template shows calls and reasoning.
+// If the template does not, they stay in the content, as the model wrote them.
 class ConversationFormat {
  public:
   // Throws UserError if the settings name no parser, if the variables are no JSON object, or if there is no
@@ -71,7 +72,7 @@ class ConversationRun {
  public:
   enum class Waits { kEnvironment, kEngine, kNothing };
 
-  // `format` and `problem` must outlive it. At first it waits for the environment's opening.
+  // `format` and `problem` must outlive this object. At first the conversation waits for the environment.
   ConversationRun(const ConversationFormat& format, const Problem& problem,
                   const SamplingParameters& sampling);
 
@@ -85,14 +86,14 @@ class ConversationRun {
   // The action that the environment must answer, if the conversation waits for the environment.
   const Action& action() const { return action_; }
   // The tokens that the engine must continue, and the most tokens it may add, if the conversation waits for
-  // it.
+  // the engine.
   const std::vector<int32_t>& prompt() const { return rows_.back().ids; }
   int64_t turn() const { return turn_; }  // number of the next turn; at the end, of all turns
   int64_t max_new_tokens() const;
 
   const std::string& reason() const { return reason_; }  // why it ended
-  // Returns the conversation's rows in order, at least one. The reward is the environment's, if there is one.
-  // The conversation must have ended.
+  // Returns the conversation's rows of the batch in order, at least one. The reward is the environment's, if
+  // it gave one. The conversation must have ended.
   std::vector<Trajectory> trajectory(const std::string& group, const std::string& name,
                                      bool all_logprobs) const;
 
@@ -128,14 +129,14 @@ class ConversationRun {
   std::string reason_, failure_;
 };
 
-// Whether row i is the first of its trajectory. Rows of one trajectory follow each other and are one sample
-// of their group.
+// Whether row i of the batch is the first of its trajectory. The rows of one trajectory (here: one
+// conversation) are consecutive and count as one sample of their group.
 inline bool begins_trajectory(std::span<const Trajectory> rows, size_t i) {
   return i == 0 || rows[i].trajectory.empty() || rows[i].trajectory != rows[i - 1].trajectory ||
          rows[i].group != rows[i - 1].group;
 }
 
-// The facts that reports show of a conversation besides its rows.
+// The facts about a conversation that reports show in addition to its rows.
 struct ConversationSummary {
   std::string reason;  // why it ended
   int64_t turns = 0, tokens = 0, calls = 0, invalid_calls = 0;
@@ -143,8 +144,8 @@ struct ConversationSummary {
   std::vector<double> engine_seconds, environment_seconds;  // by turn; empty: not measured
   OrderedJson messages = OrderedJson::array();
 };
-// Sets the row's `conversation` (docs/formats.md): its index among `num_rows`. The last row also gets the
-// summary and the turns that would have been other tokens. summary: nullptr for all rows but the last.
+// Sets the row's field `conversation` (docs/formats.md): the row's index `number` among `num_rows`. The last
+// row also gets the summary and the retokenized turns. summary: nullptr for all rows but the last.
 void describe_row(Trajectory& row, size_t number, size_t num_rows, const ConversationSummary* summary,
                   const ConversationRow::Differences& differences);
 
@@ -161,7 +162,7 @@ MetricValues conversation_metrics(std::span<const Trajectory* const> rows);
 // conversation.
 std::string describe_conversation(const Trajectory& row);
 
-// The conversations of a step's rollouts for report.html: the first `most` groups, and where the
+// The conversations of a training step's rollouts for report.html: the first `most` groups, and where the
 // conversations of a group fork.
 std::vector<ConversationGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step,
                                                    size_t most);

@@ -16,8 +16,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Whether a template shows a turn unchanged. White space around its parts and the formatting of JSON do not
-// count.
+// Whether the parts of two texts of a turn are equal, except for white space around them and JSON formatting.
 bool same_parts(const OutputParts& a, const OutputParts& b) {
   const auto same_call = [](const ToolCall& left, const ToolCall& right) {
     if (left.valid() != right.valid()) return false;

@@ -1,13 +1,14 @@
-// A row of a conversation: token ids as they were given and sampled, never text that was tokenised again.
+// One row of the batch of a conversation: token ids as given and sampled, never text that was tokenised
+// again.
 //
 // A row consists of segments, each with the text that the chat template shows for it: input of the model
 // (mask 0), and the model's turns (mask 1). A longer text that begins with the texts of the first k segments
-// continues from their exact tokens. Only the rest of it is encoded.
+// continues from their exact tokens. Only the rest of the longer text is encoded.
 //
 // A turn counts as shown if the template writes the same reasoning, content and calls. White space and the
-// order of a call's keys do not matter. A turn that has been shown once is settled: its text is the one that
-// was written. If a turn ended with a stop string or a limit, nobody knows where its text ends in a longer
-// one, so nothing continues from it.
+// order of a call's keys do not matter. After the template has shown a turn once, the turn is settled: its
+// text is the one that the template wrote. If a turn ended with a stop string or a limit, its end cannot be
+// found in a longer text. So no longer text continues from it.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +63,8 @@ struct ConversationRow {
   // `stop`: the strings that end a turn. The caller fills in the segment's parts.
   Segment& append_turn(const ChatCodec& codec, const GeneratedSample& sample, int64_t turn, OutputBegin begun,
                        const std::vector<std::string>& stop);
-  // Drops the last segment if it is input, because no turn answers it and it trains nothing. Keeps the only
-  // one.
+  // Drops the last segment if it is input and not the only segment: no turn answers it, and it trains
+  // nothing.
   void drop_unanswered();
   // Returns the first segments with mask 0, because another row has trained them.
   ConversationRow prefix(size_t num_segments) const;
@@ -72,14 +73,14 @@ struct ConversationRow {
   // The part of the row that a text begins with.
   struct Shown {
     size_t segments = 0, end = 0;    // how many; where the last one ends in the text
-    std::vector<std::string> texts;  // of those that are not settled yet, in order
+    std::vector<std::string> texts;  // of these segments, those not settled yet
   };
   // Parses a turn's text; `begun` as in the segment.
   using Parse = std::function<OutputParts(std::string_view text, const OutputBegin& begun)>;
   Shown shown_by(std::string_view text, const Parse& parse) const;
 
-  // Found by settle(): turns that the template writes with other characters than were sampled, and turns
-  // whose text would be other tokens, with the position of the first difference.
+  // Found by settle(): the number of turns that the template writes with other characters than were sampled,
+  // and the turns whose text would be other tokens, with the position of the first difference in the row.
   struct Differences {
     struct RetokenizedToken {
       int64_t turn = 0, row = 0, position = 0;

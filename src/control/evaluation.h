@@ -1,7 +1,7 @@
 // Accuracy on problems that are not trained on.
 //
-//   avg@k   share of all samples, k per problem, that are right
-//   pass@k  share of problems with at least one right sample
+//   avg@k   fraction of right samples, with k samples per problem
+//   pass@k  fraction of problems with at least one right sample
 //
 // A sample is right if its reward is at least kRightReward. The same (seed, problem, sample) has the same
 // random numbers at every evaluation, so two evaluations differ only by the weights.
@@ -36,7 +36,7 @@ struct EvaluationResult {
   double avg_at_k = 0;
   double pass_at_k = 0;
   double reward_mean = 0;
-  Interval interval;       // of avg_at_k, with n problems: samples of one problem are not independent
+  Interval interval;       // of avg_at_k; n is the problems: samples of one are not independent
   double length_mean = 0;  // generated tokens per sample
   double truncated_fraction = 0;
   int64_t failures = 0;  // rewards that failed
@@ -56,10 +56,10 @@ struct EvaluationOptions {
   // Samples are conversations if both are set.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
-  bool in_rounds = false;  // GeneratorOptions
+  bool in_rounds = false;  // as in GeneratorOptions
 };
 
-// Returns nullopt if stopped. The data set must not be empty. Leaves the engine idle.
+// Returns nullopt if collect.stop() returned true. The data set must not be empty. Leaves the engine idle.
 std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const TextCodec& codec,
                                          RewardFunction& reward, const EvaluationOptions& options);
 

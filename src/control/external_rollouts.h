@@ -4,8 +4,8 @@
 //   limiter ─▶ begin ─▶ offer() ─▶ an agent takes it ─▶ its requests ─▶ pass() ─┬▶ finished() ─▶ rewards
 //                                                                               └▶ failed() ─▶ dropped
 //
-// A group is offered when the staleness limiter admits it. From then on it is one of the controller's running
-// groups, whether an agent has it or not. So no agent can bypass the limiter, and an agent loses its group
+// A group is offered when the staleness limiter admits it. From then on the controller counts the group as
+// running, even if no agent has taken it. So no agent can bypass the limiter, and an agent loses its group
 // only at the group's own deadline.
 #pragma once
 
@@ -32,16 +32,16 @@ class ExternalRollouts {
   // An agent may start the group. Callable from any thread. The group's problem lives until the group is
   // scored.
   virtual void offer(GroupTask task) = 0;
-  // Called on the engine's thread, which does not use the engine meanwhile. Accepts the requests that have
-  // come, and runs one pass of the engine. Returns false if there was nothing to do.
+  // Called on the engine's thread, which does not use the engine during the call. Accepts the requests that
+  // have come, and runs one pass of the engine. Returns false if there was nothing to do.
   virtual bool pass() = 0;
   virtual int64_t samples_in_flight() const = 0;  // in the engine; called on the engine's thread
   // After close() returns, no request is answered and the sink is not called. Must not be called from within
   // the sink.
   virtual void close() = 0;
 
-  // Describes for people what the groups wait for: "3 groups wait for agents, 1 is held (5 of 8 sessions
-  // ended)". Empty: they wait for nothing.
+  // Says what the groups wait for, for people: "3 groups wait for agents, 1 is held (5 of 8 sessions ended)".
+  // Empty: they wait for nothing.
   virtual std::string waits_for() const = 0;
   virtual MetricValues metrics() const = 0;  // counts since the process began
 };

@@ -152,8 +152,8 @@ class ByteChat final : public ChatCodec {
   ChatTemplate template_;
 };
 
-// Gives `turns_of(problem)` turns. Each is worth 1, and the last one is done. A thread of its own posts each
-// answer after `delay_of(episode, turn)`. An empty delay fails the episode.
+// An episode has `turns_of(problem)` turns, each with reward 1. A thread of this object posts each answer
+// after `delay_of(episode, turn)`. If the delay is nullopt, the episode fails.
 class FakeEnvironment final : public Environment {
  public:
   using Delay = std::optional<std::chrono::microseconds>;

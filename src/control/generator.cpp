@@ -95,7 +95,7 @@ bool Generator::begin_task() {
   return true;
 }
 
-// Returns nothing while the group's other request still runs.
+// Returns nullopt while the group's other request (samples or baseline) still runs.
 std::optional<FinishedGroup> Generator::finish(GenerationResult result) {
   const bool is_baseline = (result.id & kBaselineId) != 0;
   const auto found = in_flight_.find(result.id & ~kBaselineId);
@@ -173,7 +173,7 @@ void Generator::open_conversations() {
 void Generator::take_replies(std::vector<FinishedGroup>& finished) {
   if (episodes_.empty()) return;
   const bool has_work = !parts_.engine.idle();
-  // With nothing to generate: waits for the first answer, but only briefly, so that a stop is noticed.
+  // If the engine has nothing to generate: waits for the first answer, but only briefly, to notice a stop.
   constexpr std::chrono::milliseconds kWait{5};
   std::vector<EpisodeReply> replies = reply_queue_->take(has_work ? std::chrono::milliseconds(0) : kWait);
   const auto place_of = [&](const EpisodeReply& reply) -> const ConversationKey* {
@@ -196,7 +196,7 @@ void Generator::take_replies(std::vector<FinishedGroup>& finished) {
   }
 }
 
-// Submits the conversation's next request, or finishes its group.
+// Passes the conversation to the environment or the engine, whichever it waits for, or finishes its group.
 void Generator::go_on(const ConversationKey& place, std::vector<FinishedGroup>& finished) {
   InFlight& group = in_flight_.at(place.group);
   const ConversationRun& conversation = group.conversations[place.sample];
@@ -207,7 +207,7 @@ void Generator::go_on(const ConversationKey& place, std::vector<FinishedGroup>& 
       parts_.environment->step(episode, conversation.action());
       return;
     case ConversationRun::Waits::kEngine: {
-      // A sample is a function of seed, group, sample and turn. Requests have one number per sample.
+      // A turn is a function of seed, group, sample and turn. request_id() has group and sample.
       const uint64_t seed = CounterRandom(options_.seed, Purpose::sample)
                                 .bits(request_id(place), static_cast<uint64_t>(conversation.turn()));
       GenerationRequest request{.id = request_id(place),

@@ -10,13 +10,13 @@
 //                                          ▲                                      │
 //                                          └────────── Environment::step ◀────────┘
 //
-// The inbox is the environment's reply queue. Everything except the environment's work runs on the caller's
-// thread. step() blocks for one pass of the engine. It waits for an environment only if there is nothing to
-// generate: for the first answer, a few milliseconds per step.
+// The inbox is the environment's reply queue. Only the environment runs on other threads than the caller's.
+// step() blocks for one pass of the engine. If no sample can be generated, step() waits for the first answer
+// of an environment, at most a few milliseconds.
 //
 // In rounds (GeneratorOptions::in_rounds), answers are taken only when the engine has nothing left to
-// generate and all answers have come, in the order of tasks and samples. So what the engine computes together
-// is a function of the seed, and not of how long tools take.
+// generate and all answers have come, in the order of tasks and samples. So which samples the engine computes
+// together is a function of the seed, and not of how long tools take.
 #pragma once
 
 #include <deque>
@@ -63,8 +63,8 @@ struct FinishedGroup {
 };
 
 // Returns the rewards of the samples of all groups with problems, in order, by one call of the reward
-// function. A conversation keeps the reward that its environment gave. If there is none, the reward function
-// scores its last turn. Rows of one conversation have one reward.
+// function. A conversation keeps the reward that its environment gave. If the environment gave none, the
+// reward function scores its last turn. The rows of one conversation have the same reward.
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward);
 
 // A group to generate.
@@ -91,15 +91,15 @@ struct GeneratorOptions {
 struct GeneratorParts {
   Engine& engine;                    // used by nobody else while groups are in flight
   const TextCodec* codec = nullptr;  // needed by tasks with problems
-  // Both are set, or none. If set, samples of tasks with problems are conversations.
+  // Both are set or both are nullptr. If set, samples of tasks with problems are conversations.
   Environment* environment = nullptr;
   const ConversationFormat* format = nullptr;
 };
 
 struct CollectOptions {
-  std::function<bool()> stop;                                    // checked between steps of the engine
+  std::function<bool()> stop;                                    // checked between calls of Engine::step()
   std::function<void(int64_t done, int64_t total)> on_progress;  // after each group
-  std::function<void()> on_step;                                 // after each step of the engine
+  std::function<void()> on_step;                                 // after each Engine::step()
 };
 
 class Generator {
@@ -109,16 +109,16 @@ class Generator {
   // All parts must outlive the generator.
   Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options);
 
-  // Starts what may start, runs one step of the engine, and returns the groups that finished, in that order,
-  // not scored. Rethrows exceptions of the codec and the engine; the groups in flight continue.
+  // Starts tasks while more samples may be in flight, runs one Engine::step(), and returns the groups that
+  // finished, in the order of finishing, not scored. Rethrows exceptions of the codec and the engine; the
+  // groups in flight continue.
   std::vector<FinishedGroup> step();
 
-  // Steps until `count` groups have finished, and returns them in order of their ids, not scored. Returns
-  // nullopt if stop() returned true. Then, and before an exception is rethrown, everything in flight is
-  // abandoned.
+  // Calls step() until `count` groups have finished, and returns them in order of their ids, not scored.
+  // Returns nullopt if stop() returned true. Then, and before an exception is rethrown, calls abandon().
   std::optional<std::vector<FinishedGroup>> collect(int64_t count, const CollectOptions& options);
 
-  // Ends everything in flight and returns nothing of it. Leaves the engine idle.
+  // Cancels all groups in flight and discards their samples. Leaves the engine idle.
   void abandon();
 
   bool idle() const { return in_flight_.empty(); }
@@ -169,7 +169,7 @@ class Generator {
   std::vector<EpisodeReply> held_;                          // in rounds: replies, until all have come
 };
 
-// The problems of a data set as tasks, once each; ids are their indices. The data set must outlive it.
+// The problems of a data set as tasks, once each; ids are their indices. `dataset` must outlive the source.
 Generator::TaskSource tasks_of(const Dataset& dataset);
 
 }  // namespace bough

@@ -1,13 +1,14 @@
-// Simulates a run without its work: discrete events over a simulated clock drive the controller
-// (controller.h). Idle times, staleness and throughput are those of the same controller with real workers
-// that take this long. Tests run random schedules through it. `bough simulate` compares splits of a cluster.
+// Simulates a run without computing anything: discrete events over a simulated clock drive the controller
+// (controller.h). Idle times, staleness and throughput are those of the same controller with real workers of
+// the given rates. Tests run random schedules through it. `bough simulate` compares splits of a cluster.
 //
-// - Engine: its devices share the running samples evenly. A decode pass takes pass_seconds + (samples of a
-//   device) · sample_seconds. Prompts and interrupted samples are computed at prefill_tokens_per_s per
-//   device, and the device decodes nothing meanwhile.
+// - Engine: running samples are divided evenly over its devices. A decode pass takes pass_seconds + (samples
+//   of a device) · sample_seconds. Prompts and interrupted samples are computed at prefill_tokens_per_s per
+//   device, and the device decodes nothing in that time.
 // - Trainer: step_seconds + tokens / train_tokens_per_s of the device with the most tokens. A group's prompt
 //   counts once on each device that has some of the group (plan/load_balance.h).
-// - Rewards: a reward takes a uniform time between two bounds, on a worker of its own if there are enough.
+// - Rewards: a reward takes a uniformly distributed time between two bounds, on one of reward_workers
+//   workers.
 //
 // Synchronous runs (eta 0) have all devices for generation and for training, in turns.
 #pragma once
@@ -64,7 +65,7 @@ struct SimulationResult {
   int64_t steps = 0;
   double seconds = 0;
   double trained_tokens = 0;                 // generated tokens that were trained on
-  double trainer_idle = 0, engine_idle = 0;  // share of the time: trainer waits; nothing in flight
+  double trainer_idle = 0, engine_idle = 0;  // fraction of time: trainer waits; nothing in flight
   double staleness_mean = 0;                 // over groups: versions since the oldest token
   int64_t staleness_max = 0, interrupted_samples = 0;
   std::vector<int64_t> trained_lengths;  // in order of training
@@ -107,7 +108,7 @@ class RunSimulator final : public Workers {
   struct Sample {
     int64_t length = 0;
     double begins_at = 0;         // progress_ when it started to run
-    std::vector<int32_t> labels;  // version of each token that it had then
+    std::vector<int32_t> labels;  // versions of the tokens that it had at begins_at
     bool has_ended = false;
   };
   struct Group {
@@ -167,7 +168,7 @@ class RunSimulator final : public Workers {
   SimulationResult result_;
   double staleness_total_ = 0, trainer_busy_ = 0;
 
-  Controller controller_;  // last member, because it calls the others
+  Controller controller_;  // last member, because it uses the other members
 };
 
 // ---- Splits of a cluster.

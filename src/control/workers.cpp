@@ -224,8 +224,8 @@ void RunWorkers::evaluate(Clock::Time deadline) {
       throw;
     }
     parts_.engine.unpark();
-    // Prefixes cached by the evaluation would change how passes are composed, and with it the last bits of
-    // later samples. A step's samples must depend on its weights alone.
+    // Evicts the prefixes that the evaluation cached. They would change how passes are composed, and with it
+    // the last bits of later samples, which must depend on the weights alone.
     parts_.engine.update_weights(*weights_);
     of_evaluations_ = parts_.engine.statistics() - before;
     parts_.events.post(EvaluationDone{std::move(metrics)});
@@ -327,7 +327,7 @@ bool RunWorkers::run_some() {
 void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options) {
   constexpr auto kPoll = std::chrono::milliseconds(50);
   std::string shown;
-  // True while the control thread may have work of its own: events, or work of parts without a thread.
+  // True while the control thread may have something to do: events, or tasks of queues without a thread.
   bool works_here = true;
   while (!controller.is_finished()) {
     if (options.stop && options.stop() && !controller.is_stopping()) controller.on(StopRequested{});

@@ -1,8 +1,8 @@
 // The threads of a run, which do what the controller asks (controller.h has a picture). No torch.
 //
-// A WorkQueue has threads that do the queued work. If the queue is empty, they run the idle task (idle_task),
-// such as an engine's passes. Without threads, the caller of run_some() does the work. So a synchronous run
-// is the same code on one thread.
+// A WorkQueue has threads that run the queued tasks. If the queue is empty, they run the idle task
+// (idle_task), such as an engine's passes. Without threads, the caller of run_some() runs the tasks. So a
+// synchronous run is the same code on one thread.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class EventQueue {
 
 struct WorkQueueOptions {
   const char* name = "";           // "engine"
-  int64_t threads = 1;             // 0: run_some() does the work
+  int64_t threads = 1;             // 0: run_some() runs the tasks
   std::function<void()> on_start;  // called first on each thread
   // Idle task, called if the queue is empty. Returns true if it did something and may have more to do. Needs
   // `threads` to be at most 1.
@@ -44,19 +44,19 @@ struct WorkQueueOptions {
 
 class WorkQueue {
  public:
-  // If work throws, the exception is posted as WorkerFailed and the thread ends. Clock, queue and timeline
-  // must outlive it.
+  // If a task throws, the exception is posted as WorkerFailed and the thread ends. Clock, queue and timeline
+  // must outlive this object.
   WorkQueue(WorkQueueOptions options, const Clock& clock, EventQueue& events, Timeline& timeline);
   ~WorkQueue();  // calls join()
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // `name`, a literal, names the work in messages and in the timeline: "train".
+  // Queues a task. `name`, a literal, names the task in messages and in the timeline: "train".
   void post(const char* name, std::function<void()> work);
   void wake();  // the idle task may have something to do again
   bool has_threads() const { return options_.threads > 0; }
-  void join();  // the threads end after their current work; queued work is not done
-  // Without threads: does one piece of work on the caller's thread. Returns false if there was none.
+  void join();  // the threads end after their current task; queued tasks do not run
+  // Without threads: runs one task on the caller's thread. Returns false if there was none.
   bool run_some() { return options_.threads == 0 && do_some(); }
 
   Clock::Time last_progress() const { return Clock::Time(Clock::Duration(last_progress_.load())); }
@@ -82,12 +82,12 @@ class WorkQueue {
   bool is_ending_ GUARDED_BY(mutex_) = false;
   bool is_woken_ GUARDED_BY(mutex_) = false;
   std::atomic<Clock::Duration::rep> last_progress_;
-  std::atomic<const char*> current_ = nullptr;  // name of the work that began last and has not ended
+  std::atomic<const char*> current_ = nullptr;  // name of the task that began last and has not ended
   std::atomic<double> idle_seconds_ = 0;
   std::vector<std::thread> threads_;
 };
 
-// The parts that the workers use. Only the engine's parts are used on one thread. The others must allow calls
+// The parts that the workers use. The engine is used on one thread only. The other parts must allow calls
 // from several threads.
 struct WorkerParts {
   Engine& engine;
@@ -106,7 +106,7 @@ struct WorkerParts {
   std::function<void(const ControllerState&, bool copied)> write_checkpoint;
   // Called on the engine's thread with an idle engine. Returns nullopt if `stop` returned true.
   std::function<std::optional<MetricValues>(const std::function<bool()>& stop)> evaluate;
-  // Both are set if samples are conversations, else none.
+  // Both are set if samples are conversations, else both are nullptr.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
   ExternalRollouts* external =
@@ -147,15 +147,15 @@ class RunWorkers final : public Workers {
     return parts_.external ? parts_.external->metrics() : MetricValues();
   }
 
-  // Without threads: does one piece of work. Returns false if there was none.
+  // Without threads: runs one task of one queue. Returns false if there was none.
   bool run_some();
   void join();  // ends the threads; no further calls are allowed
-  // Runs `work` on the engine's or the trainer's thread, between two pieces of work.
+  // Runs `work` on the engine's or the trainer's thread, between two tasks.
   void on_engine(std::function<void()> work) { engine_.post("settings", std::move(work)); }
   void on_trainer(std::function<void()> work) { trainer_.post("settings", std::move(work)); }
 
  private:
-  bool pass();  // one idle task of the engine: weights or a pass
+  bool pass();  // the engine's idle task: takes new weights or runs a pass
   void start_external();
   bool take_weights_now();
 
@@ -170,11 +170,11 @@ class RunWorkers final : public Workers {
   mutable Mutex statistics_mutex_;
   EngineStatistics statistics_ GUARDED_BY(statistics_mutex_);
 
-  WorkQueue engine_, trainer_, writer_, rewards_;  // last members, because their threads use the others
+  WorkQueue engine_, trainer_, writer_, rewards_;  // last members: their threads use the other members
 };
 
 // drive() passes events to the controller until it is finished, and TimePassed if none comes. Without threads
-// it does the workers' work in between. Throws what the controller throws.
+// it also runs the workers' tasks. Throws what the controller throws.
 struct DriveOptions {
   std::function<bool()> stop;                                    // checked between events
   std::function<void(const std::string& activity)> on_activity;  // when it changed, and while waiting

@@ -16,8 +16,8 @@ namespace {
 using testing::ByteCodec;
 using testing::FakeReward;
 
-// Every sample gets one token per step. A request's length is a random function of (seed, id). Each token is
-// labeled with the version that the engine holds.
+// Every sample gets one token per engine step. A request's length is a random function of (seed, id). Each
+// token has the version that the engine holds.
 class SlowEngine final : public testing::BareEngine {
  public:
   explicit SlowEngine(int64_t longest) : longest_(longest) {}

@@ -12,7 +12,7 @@ namespace bough {
 
 namespace {
 
-// Returns the number, at most 2^40, or -1 if the text is no such number.
+// Returns the number that `digits` spell, at most 2^40, or -1 if they spell no such number.
 int64_t number_of(std::string_view digits) {
   int64_t value = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);

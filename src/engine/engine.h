@@ -7,17 +7,17 @@
 // order in which requests finish.
 //
 // Threads: all calls come from one thread at a time, and an engine owns no thread. step() blocks for one pass
-// of the model, drain() and generate() block until nothing is left. Other calls return at once, except where
-// an engine says otherwise.
+// of the model. drain() and generate() block until no request is in flight. Other calls return at once,
+// except where an engine says otherwise.
 //
-// - update_weights() brings new weights, or says that shared weights have changed. Running samples keep their
-//   tokens, each with its log-probabilities and the version that sampled it. Their keys and values are
-//   recomputed, and they continue under the new weights.
+// - update_weights() passes new weights to the engine, or tells it that the weights of its model have
+//   changed. Running samples keep their tokens, each with its log-probabilities and the version that sampled
+//   it. Their keys and values are recomputed, and they continue under the new weights.
 // - cancel() ends a request's unfinished samples, with finish reason `cancelled`. The next step() returns the
 //   request.
 // - pause(): steps compute nothing until resume(), and still return cancelled requests. Keys and values stay.
-// - park() sets everything in flight aside, so that the engine serves others as if it were idle. unpark()
-//   continues it, with keys and values recomputed.
+// - park() sets all requests in flight aside, so that the engine can serve other requests as if it were idle.
+//   unpark() continues the parked requests, with keys and values recomputed.
 // - A request's on_token is called inside step() for each token, before the request is returned.
 #pragma once
 
@@ -37,7 +37,7 @@ namespace bough {
 enum class FinishReason { kStop, kLength, kStopString, kCancelled };
 const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
 
-// A sampled token of a sample. A cancelled sample has no token with is_last.
+// One sampled token. If its sample is cancelled, no token of the sample has is_last.
 struct StreamedToken {
   uint64_t id = 0;       // of the request
   int64_t sample = 0;    // of the request's n_samples
@@ -58,20 +58,20 @@ struct GeneratedSample {
   // min_new_tokens. Temperature 0 counts as 1 here.
   std::vector<double> logprobs;
   std::vector<double> raw_logprobs;       // log softmax(logits)
-  std::vector<double> sampling_logprobs;  // of the sampling distribution, after all of those
+  std::vector<double> sampling_logprobs;  // of the sampling distribution, after all of these
   std::vector<int32_t> versions;          // of the weights that sampled the token
   // With sampling.top_logprobs: the most likely tokens at each position, and their log-probabilities as in
   // `logprobs`; else empty.
   std::vector<std::vector<int32_t>> top_ids;
   std::vector<std::vector<float>> top_logprobs;
-  // Set when the sample has ended, with rollout.sparse.replay: the pages that the sampled tokens of prompt
-  // and response attended to when their keys and values were last computed. Positions count from the begin of
-  // the prompt.
+  // Set when the sample has ended, if rollout.sparse.replay is on: the pages that the sampled tokens of
+  // prompt and response attended to when their keys and values were last computed. Positions count from the
+  // start of the prompt.
   PageChoices page_choices;
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-// A partial rollout.
+// A sample that has started, with its tokens so far.
 struct PartialRollout {
   GeneratedSample sample;  // finish_reason is valid only if has_ended
   bool has_ended = false;
@@ -92,11 +92,11 @@ struct GenerationRequest {
   std::optional<uint64_t> sequence;  // replaces the id as the key of random numbers; below 2^44
   std::string adapter;               // name of the policy (adapter_engines.h); empty: the base
   Json metadata;                     // returned unchanged
-  // The first samples, as far as another process generated them (Engine::running()). They continue from
-  // there.
+  // The request's first samples, with the tokens that another process has generated (Engine::running()).
+  // Generation continues after these tokens.
   std::vector<PartialRollout> partial;
-  // Called with each token when it is sampled. Must not call the engine. If it throws, step() throws the
-  // same, and the engine must not be used any more.
+  // Called with each token when it is sampled. Must not call the engine. If it throws, step() rethrows, and
+  // the engine must not be used any more.
   std::function<void(const StreamedToken&)> on_token;
 };
 
@@ -195,8 +195,8 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Queues a request. Throws UserError if it cannot be served (empty prompt, ids outside the vocabulary,
-  // longer than the model's positions, ...). Nothing is queued then.
+  // Queues a request. If the request cannot be served (empty prompt, ids outside the vocabulary, longer than
+  // the model's positions, ...), queues nothing and throws UserError.
   virtual void submit(GenerationRequest request) = 0;
   // Runs at most one pass and returns the requests that finished in it, possibly none.
   virtual std::vector<GenerationResult> step() = 0;
@@ -206,7 +206,7 @@ class Engine {
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual bool paused() const = 0;
-  // Sets everything in flight aside. Calls do not nest. The engine must be idle at unpark().
+  // Sets all requests in flight aside. Calls do not nest. The engine must be idle at unpark().
   virtual void park() = 0;
   virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;
@@ -218,10 +218,10 @@ class Engine {
   virtual std::vector<RunningRequest> running() const { return {}; }
   virtual EngineStatistics statistics() const = 0;
 
-  // Steps until idle. Throws UserError if paused with work in flight, because it would not end.
+  // Calls step() until idle(). Throws UserError if paused with requests in flight, because it would not end.
   std::vector<GenerationResult> drain();
-  // Submits and drains. Returns results in the order of `requests`. Throws UserError if other requests are in
-  // flight.
+  // Submits and drains. Returns results in the order of `requests`. Throws UserError if any request is
+  // already in flight.
   std::vector<GenerationResult> generate(std::vector<GenerationRequest> requests);
 };
 
@@ -232,10 +232,11 @@ struct ModelLimits {
   std::string max_length_reason;  // the key of config.json that sets max_length
 };
 
-// Throws UserError, which names the request, the field, got, expected and the remedy.
+// Throws UserError if the request is wrong. The message names the request, the field, its value, and the
+// remedy.
 void check_request(const GenerationRequest& request, const ModelLimits& limits);
 
-// A partial rollout as JSON: in checkpoints of the controller and between processes.
+// A partial rollout as JSON, for checkpoints of the controller and for other processes.
 Json partial_rollout_to_json(const PartialRollout& partial);
 PartialRollout partial_rollout_from_json(const Json& json);
 

@@ -10,11 +10,11 @@
 namespace bough {
 
 // Makes a trajectory of sample `index` of a result: prompt with mask 0, then the response with mask 1, its
-// log-probabilities, versions and finish_reason. No reward.
+// log-probabilities, versions and finish_reason. No reward. group: the trajectory's group name.
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
 // Makes trajectories of all samples, in order, with the columns raw_logprobs and sampling_logprobs of their
-// responses. These double the size. They are for analysis of the sampling, not for training.
+// responses. These columns, for analysis of the sampling and not for training, double the size.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 
 }  // namespace bough

@@ -1,10 +1,10 @@
 // Requests to inference servers and their answers: vLLM (OpenAI's completions with token ids, and the routes
 // of VLLM_SERVER_DEV_MODE) and SGLang (/generate and its routes for RL). This file has only the contents of
-// messages. server_engine.h sends them over HTTP. A new API is a class in the source file and a line in its
-// table.
+// messages. server_engine.h sends them over HTTP. A new API needs a class in server_api.cpp and a line in
+// that file's table of APIs.
 //
-// Log-probabilities must be log softmax(logits / temperature): vLLM's --logprobs-mode processed_logprobs,
-// SGLang's default. Both servers apply truncation and penalties to them, so requests here have neither.
+// Servers must return log softmax(logits / temperature): vLLM's --logprobs-mode processed_logprobs, SGLang's
+// default. Truncation and penalties would change what they return, so requests here have neither.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct ServerToken {
 
 // The content of one event of a stream.
 struct ServerEvent {
-  std::vector<ServerToken> tokens;  // new ones
+  std::vector<ServerToken> tokens;  // that no earlier event had
   std::string finish_reason;        // empty: the stream continues
 };
 
@@ -64,10 +64,10 @@ class ServerApi {
   // `seen`: number of tokens in earlier events of this stream. Throws UserError or Json::exception if the
   // event is not of this API.
   virtual ServerEvent event(const Json& event, size_t seen, int64_t top_logprobs) const = 0;
-  // Returns the calls in order. The first ones interrupt generation, so that all earlier tokens are of the
-  // old weights and all later ones of the new weights.
+  // Returns the calls by which a server loads the weights in `directory`, in order. The first calls interrupt
+  // generation, so that all tokens before are of the old weights and all tokens after of the new weights.
   virtual std::vector<ServerCall> update_weights(const std::filesystem::path& directory) const = 0;
-  // The command that starts a suitable server, for messages.
+  // The command that starts a suitable server, for error messages.
   virtual std::string how_to_start() const = 0;
 };
 

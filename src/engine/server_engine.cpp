@@ -22,11 +22,11 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using Steady = std::chrono::steady_clock;
 
-// tokens between two positions where prefixes are indexed
+// prefixes of the lengths 64, 128, ... tokens are indexed
 constexpr size_t kPrefixBlock = 64;
-constexpr int kWaitMilliseconds = 5;                     // wait of a step without events
-constexpr int64_t kMostFailures = 5;                     // consecutive failures of a sample
-constexpr uint64_t kStreamBytes = uint64_t{1} << 32;     // bytes of one sample's event stream
+constexpr int kWaitMilliseconds = 5;                     // longest wait of one step()
+constexpr int64_t kMostFailures = 5;                     // maximum consecutive failures of a sample
+constexpr uint64_t kStreamBytes = uint64_t{1} << 32;     // maximum bytes of a sample's event stream
 constexpr double kFirstPause = 0.2, kLongestPause = 10;  // seconds before a lost server is retried
 constexpr milliseconds kRepeatPause{50}, kConnectPause{500};
 constexpr double kLargestLoadRatio = 1.5;  // load of the server with the prefix over the smallest load
@@ -531,8 +531,8 @@ void ServerEngine::end(const SampleKey& place, FinishReason reason) {
 
 // ---- Errors
 
-// A broken connection says nothing about the server. Before the server gets another sample, it is checked
-// again. It also gets the weights again, since it may be another process.
+// A broken connection does not show whether the server still runs. Before the server gets another sample, it
+// is checked. It also gets the weights again, since a new process may have replaced it.
 void ServerEngine::fail(const SampleKey& place, const std::string& message) {
   Sample& sample = at(place);
   Server& server = servers_[sample.server];
@@ -653,7 +653,7 @@ void ServerEngine::publish(const Model& model) {
                       "; servers must see this path and be started with ", api_.how_to_start()));
 }
 
-// Compares the server's log-probabilities with the model's own. The prompt is the first few ids of the
+// Compares the server's log-probabilities with the model's. The prompt is the first few ids of the
 // vocabulary. The temperature is not 1, to show whether the server's log-probabilities depend on the
 // temperature.
 void ServerEngine::compare(Server& server, const Model& model) {
@@ -702,7 +702,7 @@ void ServerEngine::compare(Server& server, const Model& model) {
   };
   const double found = difference(kComparedTemperature), at_one = difference(1);
   const double most = options_.settings.max_logprob_difference;
-  // If the model is nearly uniform, both differences are small.
+  // If the model's distribution is nearly uniform, the differences at both temperatures are small.
   const bool is_raw = kRawRatio * at_one < found;
   if (found <= most && !is_raw) return;
   throw UserError(str("rollout server ", server.name, ": its log-probabilities at temperature ",

@@ -4,15 +4,15 @@
 //                  ▲                                                   │
 //                  └───── lost, or interrupted by new weights ◀────────┘
 //
-// Each sample is a stream of its own, so that all of its tokens are known at any time. If new weights, a dead
-// server or a broken connection end the stream, no token is lost. The sample continues from prompt and tokens
-// so far, on the same or another server.
+// Each sample is an HTTP stream of its own, so that the engine has all sampled tokens at any time. If new
+// weights, a dead server or a broken connection end the stream, no token is lost. The sample continues from
+// the prompt and these tokens, on the same or another server.
 //
-// A sample goes to the server that last had the longest part of its prompt, because that server has the keys
-// and values. If that server has far more load than another, the sample goes to the server with the least
-// load.
+// A sample goes to the server that last got the longest prefix of its tokens, because that server has the
+// prefix's keys and values. If that server has far more load than the least loaded server, the sample goes to
+// the least loaded server.
 //
-// Weights go by disk. update_weights() returns when all of this is done:
+// Weights are sent as files. update_weights() returns when all of this is done:
 // - It writes a model directory, which the servers must see under the same path.
 // - It interrupts generation. The servers load the weights and drop their keys and values, so each token's
 //   version is known.
@@ -22,9 +22,9 @@
 //
 // This engine decides token by token where a sample ends, as the embedded engine does: stop tokens, stop
 // strings, lengths. Truncation (top_p, top_k, min_p), penalties and min_new_tokens are refused, because
-// servers apply them to the log-probabilities. raw_logprobs are those of the request's temperature, because
-// servers report no others. No seed is sent. vLLM samples seeded requests one by one, and its CPU build
-// crashes if such a prompt is computed in parts. SGLang takes seeds only with
+// servers change the log-probabilities by them. raw_logprobs are at the request's temperature, because
+// servers report no others. No seed is sent. vLLM samples requests with a seed one by one, and its CPU build
+// crashes if such a request's prompt is computed in parts. SGLang takes seeds only with
 // --enable-deterministic-inference.
 //
 // Blocking calls: step() for some milliseconds, update_weights() until all servers have the weights.
@@ -63,8 +63,8 @@ struct ServerEngineOptions {
   std::filesystem::path weights_folder;             // for directories v0, v1, ...: one at a time
   // Writes the model as a directory that servers can load.
   std::function<void(const std::filesystem::path&, const Model&)> write_weights;
-  // Returns log softmax(logits / temperature) of each token from `begin` on, by the model. Empty: no
-  // comparison.
+  // Returns log softmax(logits / temperature) of each token from index `begin` on, by the model. If empty,
+  // servers' log-probabilities are not checked.
   std::function<std::vector<double>(const Model&, const std::vector<int32_t>& ids, size_t begin,
                                     double temperature)>
       score;
@@ -86,8 +86,8 @@ class ServerEngine final : public Engine {
   bool paused() const override { return paused_; }
   void park() override;
   void unpark() override;
-  // Throws UserError if a server's log-probabilities are not the model's, IoError if no server took the
-  // weights.
+  // Throws UserError if a server's log-probabilities are not the model's. Throws IoError if no server loaded
+  // the weights.
   void update_weights(const WeightUpdate& update) override;
   bool ready_for_weights() const override { return num_must_progress_ == 0; }
   int32_t version() const override { return version_; }
@@ -118,10 +118,10 @@ class ServerEngine final : public Engine {
     size_t server = 0;
     int64_t load = 0;
     LineSplitter lines;
-    size_t seen = 0;  // tokens of the current stream
+    size_t seen = 0;  // tokens received in the current stream
     std::string finish_reason;
     Time heard{};
-    int64_t failures = 0;  // consecutive, without a token
+    int64_t failures = 0;  // consecutive, with no token between them
   };
   struct Request {
     GenerationRequest asked;
@@ -141,7 +141,7 @@ class ServerEngine final : public Engine {
   std::optional<size_t> server_for(const std::vector<int32_t>& ids);
   void begin(const SampleKey& place, size_t server);
   void listen(int wait_milliseconds);
-  // Returns false if the sample has left its server.
+  // Reads what the sample's server sent. Returns false if the sample is no longer on a server.
   bool hear(const SampleKey& place);
   void take_lines(const SampleKey& place, const std::string& text);
   void append(const SampleKey& place, const ServerToken& token);
@@ -162,13 +162,13 @@ class ServerEngine final : public Engine {
   std::deque<SampleKey> waiting_, parked_waiting_;
   std::vector<SampleKey> running_;
   std::vector<GenerationResult> finished_, parked_finished_;
-  std::unordered_map<uint64_t, size_t> server_of_prefix_;  // by the hash of the first 64, 128, ... tokens
+  std::unordered_map<uint64_t, size_t> server_of_prefix_;  // key: hash of the first 64, 128, ... tokens
   std::filesystem::path weights_;                          // the directory that servers have loaded; or empty
   int32_t version_ = 0;
   bool paused_ = false;
   int64_t num_must_progress_ = 0;
   uint64_t num_calls_ = 0;
-  std::optional<Time> none_since_;  // time at which the last server was lost
+  std::optional<Time> none_since_;  // since when no server is usable; nullopt: one is
   EngineStatistics statistics_;
 };
 

@@ -195,8 +195,8 @@ TEST_F(ServerEngineTest, AStopStringEndsASampleWithTheTokenThatCompletesIt) {
   EXPECT_EQ(results[0].samples[0].finish_reason, FinishReason::kStopString);
 }
 
-// Tokens before and after an update have the two versions. No token is lost or sampled twice. The server
-// stops its requests before it loads the weights.
+// Tokens sampled before an update have the old version, later tokens the new one. No token is lost or sampled
+// twice. The server ends its requests before it loads the weights.
 TEST_F(ServerEngineTest, AnUpdateInterruptsAndEachTokenHasItsVersion) {
   FakeServer server;
   server.pause_microseconds = 2000;
@@ -247,8 +247,8 @@ TEST_F(ServerEngineTest, ABrokenStreamGoesOnWhereItWas) {
   }
 }
 
-// The port belongs to another process when the server is back. That process has other weights until it loads
-// ours.
+// When the server is back, a new process has its port. The new process has other weights until it loads the
+// published ones.
 TEST_F(ServerEngineTest, AServerThatDiesCostsARetryAndGetsTheWeightsWhenItIsBack) {
   FakeServer other;
   auto dying = std::make_unique<FakeServer>();
@@ -304,7 +304,7 @@ TEST_F(ServerEngineTest, WhenNoServerIsLeftItSaysWhichAndWhy) {
   EXPECT_NE(message.find("rollout.servers.timeout_seconds"), std::string::npos) << message;
 }
 
-// Requests with a shared prefix go to the server that has the prefix. A busy server gets no more of them.
+// Requests with a common prefix go to the server that has the prefix, until that server has far more load.
 TEST_F(ServerEngineTest, RequestsFollowTheirPrefixUnlessItsServerIsFull) {
   FakeServer one, two;
   one.pause_microseconds = two.pause_microseconds = 500;
@@ -360,7 +360,7 @@ TEST_F(ServerEngineTest, ParkedRequestsGoOnAndCancelledOnesEnd) {
       for (size_t i = 0; i < sample.token_ids.size(); ++i)
         EXPECT_EQ(sample.token_ids[i], 11 + static_cast<int32_t>(i));
     }
-  // A partial rollout of another process is continued.
+  // A partial rollout that another process began is continued.
   GenerationRequest taken_up = request(3, 2, 10);
   PartialRollout partial;
   partial.sample.token_ids = {11, 12};

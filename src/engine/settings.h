@@ -30,7 +30,7 @@ struct SamplingOptions {
 struct SamplingParameters : SamplingOptions {
   int64_t n_samples = 1;
   int64_t max_new_tokens = 256;
-  int64_t min_new_tokens = 0;           // before it stop tokens are excluded, stop strings do not stop
+  int64_t min_new_tokens = 0;           // for fewer tokens, no stop token is sampled, no stop string stops
   std::vector<std::string> stop;        // searched in the response's bytes
   std::vector<int64_t> stop_token_ids;  // in addition to the model's
   bool ignore_eos = false;  // the model's stop tokens do not stop a sample; stop_token_ids still do
@@ -90,7 +90,7 @@ struct SparseBudget {
   std::optional<std::string> to_text() const { return from == 0 ? budget : str(from, ":", budget); }
 };
 
-// Block top-k attention of the tokens that the policy samples (kernels/page_choice/page_choice.h).
+// Sparse attention of the sampled tokens to their top-k pages (kernels/page_choice/page_choice.h).
 struct SparseSettings {
   std::vector<SparseBudget> budget = {"none"};
   std::string summary = "mean";
@@ -111,10 +111,10 @@ struct SparseSettings {
       "store the page selection with each sample, so that training attends to the same pages; takes 2 bytes "
       "per page, layer, key/value head and sampled token, in kv_memory and in the sample");
   }
-  // Returns the pages of 16 tokens that a sampled token attends to in each layer and key/value head. Keys:
-  // the context length in tokens from which the number holds; the first is 0. Empty: dense attention. Throws
-  // UserError if an entry is no number or below the pages that are always kept. Throws UserError if the list
-  // does not begin at 0 and grow.
+  // Returns the number of 16-token pages that a sampled token attends to in each layer and key/value head.
+  // Keys: the context length in tokens from which the number holds; the first is 0. Empty: dense attention.
+  // Throws UserError if an entry is no number, or fewer pages than are always kept, or if the list does not
+  // begin at 0 and grow.
   std::map<int64_t, int64_t> budget_pages() const;
   std::string budget_text() const;
   bool is_sparse() const { return !budget_pages().empty(); }

@@ -1,7 +1,7 @@
-// Several low-rank adapters (LoRA) on one base model. GenerationRequest::adapter names the policy. The base
-// weights are in memory once. Each adapter has its own embedded engine, over a model that shares the base
-// weights. Each engine gets an equal part of the memory for keys and values, because one policy cannot use
-// what another has computed. A step runs one pass of each engine that has work.
+// Several low-rank adapters (LoRA) on one base model. GenerationRequest::adapter names the adapter. The base
+// weights are in memory once. Each adapter has an embedded engine and a model that uses the base weights. The
+// engines get equal parts of the memory for keys and values, because keys and values of one adapter are wrong
+// for another. step() runs one pass of each engine that is not idle.
 #pragma once
 
 #include <filesystem>
@@ -16,13 +16,13 @@ namespace bough {
 
 class AdapterEngines final : public Engine {
  public:
-  // `base` must outlive this object. `adapters`: directories in PEFT's format, by name. `options`: as for one
-  // engine with all the memory. Throws UserError if a name is empty or a directory holds no adapter of the
-  // base.
+  // `base` must outlive this object. `adapters`: directories in PEFT's format, by name. `options`: of one
+  // engine with all the memory; the constructor divides the memory. Throws UserError if a name is empty or a
+  // directory holds no adapter for the base model.
   AdapterEngines(const Model& base, const std::map<std::string, std::filesystem::path>& adapters,
                  EmbeddedEngineOptions options);
 
-  // Throws UserError as EmbeddedEngine does, and if there is no such adapter.
+  // Throws UserError as EmbeddedEngine::submit() does, and if no adapter has the name `request.adapter`.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override;
@@ -32,7 +32,7 @@ class AdapterEngines final : public Engine {
   bool paused() const override { return members_.front().engine->paused(); }
   void park() override;
   void unpark() override;
-  // Throws InternalError: weights come only from directories, and nobody trains them.
+  // Always throws InternalError: the weights come from directories and are never trained.
   void update_weights(const WeightUpdate& update) override;
   std::vector<RunningRequest> running() const override;
   int32_t version() const override { return members_.front().engine->version(); }

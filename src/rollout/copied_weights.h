@@ -5,10 +5,10 @@
 //      trainer's thread                  mutex_        engine's thread
 //
 // publish() holds the lock while it copies. take() only tries the lock, so the engine never waits: a
-// publication that is being written is taken one pass later. The trainer waits at most for a swap of
-// pointers, or for a copy on the device if the tensors must stay in place. Memory: two more copies of the
-// weights. publish() computes checksums of its source, and take() of the engine's weights. A checksum takes
-// about as long as one read of the weights.
+// publication that is being written is taken one pass later. publish() waits at most while take() swaps
+// pointers or, with in_place, copies tensors on the device. Memory: two more copies of the changing
+// parameters. publish() computes checksums of the trained weights. take() computes them of the generating
+// weights and compares. A checksum takes about as long as one read of the weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,14 +22,14 @@
 
 namespace bough {
 
-// The parameters that change between two publications. kTrained: the trained ones, which are only the
-// adapters if there are any. kAll: all, because the weights under the adapters are trained too, as another
-// model.
+// The parameters that change between two publications. kTrained: Model::trained_parameters(), which are only
+// the adapters if the model has adapters. kAll: all parameters, for a base model that is trained beside its
+// adapters.
 enum class Changing { kTrained, kAll };
 std::vector<Parameter*> changing_parameters(Model& model, Changing changing);
 
-// Makes a model with the same weights. The changing parameters have tensors of their own, the others are
-// shared.
+// Makes a model with the same weights. The changing parameters are copied. All other parameters use the same
+// tensors as `model`.
 std::unique_ptr<Model> copy_of(const Model& model, Changing changing = Changing::kTrained);
 
 // Checksum of the tensor's bits. Different bits have the same checksum only by rare chance.
@@ -37,9 +37,9 @@ uint64_t checksum_of(const at::Tensor& tensor);
 
 class CopiedWeights final : public WeightChannel {
  public:
-  // Both models must outlive this object. `generating` is copy_of(trained, changing). in_place: the
-  // generating model's tensors keep their addresses, because a quantized copy or a CUDA graph reads them
-  // there.
+  // Both models must outlive this object. `generating` is copy_of(trained, changing). in_place: take() copies
+  // into the generating model's tensors and does not replace them, because a quantized copy or a CUDA graph
+  // has kept their addresses.
   CopiedWeights(const Model& trained, Model& generating, bool in_place,
                 Changing changing = Changing::kTrained);
 

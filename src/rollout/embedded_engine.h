@@ -1,22 +1,22 @@
-// The engine in the trainer's process, over the trainer's weights. A weight update is only a new version
-// number.
+// Generates in this process, with a model that somebody else owns and changes. update_weights() copies no
+// weights: it sets the version, and keys and values are recomputed.
 //
-// One step(): plan a pass (scheduler.h), run the model over it with attention to the pages (forward_pass.h),
-// compute the logits at the ends of prompts and samples, sample (sampler.h), append. Finished samples leave
-// and waiting ones join at every step.
+// One step(): plan a pass (scheduler.h), run the model on its tokens with attention to the pages of the KV
+// cache (forward_pass.h), compute the logits at the ends of prompts and samples, sample a token for each
+// sample (sampler.h), append it. Samples that end leave, and waiting samples join, at every step().
 //
-// Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and reused from step to step;
-// logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs. Call
+// Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and allocated once; logits in
+// chunks of at most 64 MiB. The model must outlive the engine and must not be trained while step() runs. Call
 // update_weights() after every change of the weights.
 //
-// With RolloutSettings::sparse, sampled tokens attend only to the pages that matter most to them. Prompt
-// tokens attend to everything, also the last one, whose logits give the first response token. A preempted
-// sample is recomputed with the same kind of attention for each token.
+// With RolloutSettings::sparse, sampled tokens attend only to the pages with the highest scores. Prompt
+// tokens attend to everything, also the last prompt token, whose logits give the first response token. If a
+// preempted sample is recomputed, each token has the same kind of attention (sparse or full) as before.
 //
 // With RolloutSettings::quantization int8, the passes run a quantized copy of the model (quantized_model.h),
-// unless the model is quantized already. update_weights() makes the copy anew. Log-probabilities are those of
-// the copy, which is the behavior policy. If a trainer recomputes them with the model, the difference shows
-// as mismatch.
+// unless the model is quantized already. update_weights() quantizes the new weights. Log-probabilities are
+// those of the copy, which is the behavior policy. If a trainer recomputes them with the model, the metrics
+// mismatch/* show the difference.
 #pragma once
 
 #include <filesystem>
@@ -37,28 +37,28 @@
 
 namespace bough {
 
-// The work of one pass of the model.
+// Numbers that the cost of one pass of the model depends on.
 struct PassWork {
   int64_t tokens = 0;           // through the layers
-  int64_t decoding = 0;         // part of `tokens`: the newest token of a sample
-  int64_t logits_rows = 0;      // through the lm_head
+  int64_t decoding = 0;         // part of `tokens`: in samples that compute only their newest token
+  int64_t logits_rows = 0;      // through the lm_head: tokens whose logits are computed
   int64_t attention_pairs = 0;  // (query token, visible key), of one head and layer
-  int64_t kv_tokens = 0;        // keys and values read; a page that sequences share counts once
+  int64_t kv_tokens = 0;        // whose keys and values are read; a page of several sequences counts once
 };
 
-// Default share of a GPU's free memory for keys and values: beside a trainer, whose passes need the rest, and
-// alone.
+// Default fraction of a GPU's free memory for keys and values: if the process also has a trainer, whose
+// passes need the rest, and if it has none.
 inline constexpr double kDeviceShareBesideTraining = 0.45, kDeviceShareAlone = 0.85;
 
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
-  // Returns the bytes of a token (Tokenizer::id_to_bytes). Needed by requests with stop strings.
+  // Returns the bytes of a token (Tokenizer::id_to_bytes). May be empty if no request has stop strings.
   std::function<std::string(int32_t)> token_bytes;
   int32_t version = 0;  // of the current weights
   AttentionPath attention = AttentionPath::kFastest;
   std::function<void(const PassWork&)> on_pass;  // called after each pass, if set
-  double device_share = kDeviceShareAlone;       // of a GPU's free memory, if kv_memory is auto
+  double device_share = kDeviceShareAlone;       // fraction of a GPU's free memory, if kv_memory is auto
 };
 
 // Returns the policy by which an engine on the device chooses pages. Throws UserError if `summary` is exact
@@ -66,8 +66,8 @@ struct EmbeddedEngineOptions {
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 
 // Loads a model for generation from a Hugging Face directory. RolloutSettings::batch_invariant says whether
-// it is batch-invariant. If that is null, it is in fp32 on a CPU that supports it, at a cost of some 5%.
-// Throws UserError if batch invariance is asked for and not possible.
+// the model is batch-invariant. nullopt: it is if dtype is fp32 and the CPU supports it, at a cost of some 5%
+// of the speed. Throws UserError if batch invariance is asked for and not possible.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device, const ModelRanks& ranks = {});
@@ -85,8 +85,8 @@ class EmbeddedEngine : public Engine {
   // UserError if the model or device does not support the sparse settings.
   EmbeddedEngine(const Model& model, EmbeddedEngineOptions options);
 
-  // Throws UserError as Engine says. Also if one sample alone could exceed kv_memory, if the id is in flight,
-  // or if there are stop strings but no token_bytes.
+  // Throws UserError as Engine::submit() says. Also if one sample alone could exceed kv_memory, if a request
+  // with this id is in flight, or if there are stop strings but no token_bytes.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }

@@ -20,9 +20,9 @@ int64_t rounded_decode_size(int64_t num_tokens) {
   return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }
 
-// The capacity is twice the number of sequences, plus a number of cuts of long sequences. A tree with that
-// many leaves has up to twice as many pieces. An unused entry costs one thread block that ends at once. The
-// numbers of rows and parts suit groups of samples with prompts of thousands of tokens.
+// An item is a run of pages that the same sequences read, or a part of it. The prefix tree of n sequences has
+// fewer than 2 n runs; `cuts` bounds the parts of long runs. An unused item costs one CUDA thread block that
+// ends at once. The limits suit samples of common prompts of thousands of tokens.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
   const int64_t cuts = 1024 / num_groups;
   return {.max_large = has_large ? num_tokens + cuts : 0,
@@ -52,7 +52,7 @@ static std::vector<int32_t> completed_pages(std::span<const PagedSegment> segmen
   return complete;
 }
 
-// Returns, for each query and key/value head, the page that contains the query.
+// Returns, for each query and key/value head, the index in its sequence of the page that has the query.
 static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_heads) {
   PageChooser::Lists lists;
   for (const ChoosingQuery& query : chooser.queries())
@@ -106,8 +106,8 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   // A later token of this pass may choose a page that this pass completes.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
-  // If single keys are selected, only the query's own page is chosen, the smallest valid selection.
-  // attend_to_top_keys overwrites the output.
+  // If single keys are selected (`by_keys`), this attention is only to the query's own page, the smallest
+  // valid selection. attend_to_top_keys then overwrites its output.
   const PageChooser::Lists chosen =
       by_keys ? own_pages(chooser_, shape_.num_kv_heads) : chooser_.choose(q_TNH, storage_.summaries(layer));
   if (!by_keys) storage_.keep_choices(layer, chooser_, chosen);
@@ -164,8 +164,8 @@ at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor&
   return model_.forward(tokens_T, positions_T, attention);
 }
 
-// Returns the graph of these sizes with `work` set for its next replay. nullptr if `work` exceeds its
-// capacity.
+// Returns the graph of this key, captured if it is new, with `work` set for the next replay. nullptr if
+// `work` exceeds the graph's capacities or the device has no graphs.
 ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& work) {
   const auto [size, has_large, has_merges] = key;
   Captured& pass = graphs_[key];

@@ -1,11 +1,11 @@
 // Runs the model over the tokens of one pass. Attention reads the KV pages.
 //
 // On CUDA, a decode-only pass (one token of each sequence) runs as a captured graph. The pass is padded to
-// one of a few sizes with tokens that nobody reads. The first pass of a size is captured. Later passes upload
-// their tokens and their attention work, and replay the graph. A pass that fits no graph runs without one.
-// Only sparse attention waits for the device.
+// one of a few sizes with tokens whose outputs are not used. The first pass of a size is captured. Later
+// passes upload their tokens and their PagedWork (which kernel reads which pages), and replay the graph. A
+// pass that fits no graph runs without one. The CPU waits for the device only if attention is sparse.
 //
-// Graphs keep the addresses of the weights and of the pages: both must be changed in place.
+// Graphs keep the addresses of the weights and of the pages, so the caller must change both in place.
 #pragma once
 
 #include <map>
@@ -24,7 +24,8 @@ namespace bough {
 // Returns the padded size of a pass of `num_tokens` decode tokens: a power of two up to 16, then a multiple
 // of 16.
 int64_t rounded_decode_size(int64_t num_tokens);
-// Returns the capacities of a captured graph of `num_tokens` decode tokens.
+// Returns how many attention items, query rows, merges and tokens a graph of `num_tokens` decode tokens has
+// room for. `num_groups`: key/value heads.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 
 // Attention of a pass: each token attends to the pages of its sequence.
@@ -44,12 +45,12 @@ class PagedContext : public AttentionContext {
   double scale_;
 };
 
-// Attention of a pass with sparse attention. Each layer except the dense ones has its own plan, made when its
-// queries are known.
+// Attention of a pass with sparse attention. Each layer except the dense ones has its own PagedPlan, which is
+// made when the layer's queries are known.
 class SparseContext : public AttentionContext {
  public:
-  // The storage and the data of the segments must outlive this object. is_sampled: one flag per token, 1 if
-  // the policy sampled it.
+  // The storage and the data that `segments` point to must outlive this object. is_sampled: one flag per
+  // token of the pass, 1 if the policy sampled it.
   SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled);
 
@@ -62,15 +63,15 @@ class SparseContext : public AttentionContext {
   PagedShape shape_;
   AttentionPath path_;
   double scale_;
-  PagedPlan all_;  // for layers without a choice of pages; this plan also stores keys and values
+  PagedPlan all_;  // attention to all pages, for dense layers; also stores keys and values
   PageChooser chooser_;
   std::vector<int32_t> complete_;  // pages whose last token is in this pass
   std::vector<TokenSlot> slots_;
 };
 
-// Pages read by sampled tokens, of one sparse layer and key/value head.
+// Pages of one sparse layer and key/value head, summed over sampled tokens.
 struct PagesRead {
-  int64_t pages = 0, of = 0;  // attended to; in the tokens' contexts
+  int64_t pages = 0, of = 0;  // pages: attended to; of: in the tokens' contexts
 };
 
 class ForwardPass {
@@ -102,8 +103,8 @@ class ForwardPass {
   PagedShape shape_;
   AttentionPath path_;
   int64_t max_decode_;
-  at::Tensor inputs_2T_, parts_;                 // of graphs: tokens and positions; parts of attention
-  std::unique_ptr<DeviceGraphs> device_graphs_;  // before graphs_, which it records
+  at::Tensor inputs_2T_, parts_;                 // of graphs: tokens and positions; partial results
+  std::unique_ptr<DeviceGraphs> device_graphs_;  // before graphs_: destroyed after them
   std::map<Key, Captured> graphs_;
   PagesRead pages_read_;
 };

@@ -38,8 +38,8 @@ ModelConfig wide_heads() {
   return config;
 }
 
-// Sequences grow by one token a pass, and some share a prompt. The reference runs the same passes on other
-// pages. On CUDA the sizes repeat, so graphs are replayed with other lengths and other sequences.
+// Sequences grow by one token a pass, and some have a common prompt. The reference runs the same passes with
+// another KvStorage. On CUDA the sizes repeat, so graphs are replayed with other lengths and sequences.
 TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16})
@@ -87,7 +87,8 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
     }
 }
 
-// The engine mixes grouped prompts, prefill chunks beside decode, and samples that join and leave.
+// A pass may have several samples of one prompt, prefill chunks beside decode, and samples that join and
+// leave.
 TEST_P(ForwardPassOn, GeneratedLogProbabilitiesEqualAFullForward) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(dtype, 6, wide_heads(), device());

@@ -8,8 +8,8 @@
 // CPU, pages that were never written take only address space.
 //
 // Under sparse attention, each layer except the dense ones also has page summaries, by which pages are chosen
-// (kernels/page_choice/page_choice.h). The pass that stores a page's last token writes its summary. If the
-// policy keeps choices, a token's chosen pages are stored beside its keys and values and copied with them.
+// (kernels/page_choice/page_choice.h). The pass that stores a page's last token writes the page's summary. If
+// SparsePolicy::keeps_choices, a token's choices are stored beside its keys and values and copied with them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,12 +36,12 @@ class KvStorage {
   static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
                                 const SparsePolicy& sparse = {});
 
-  // Bytes of the pages that one token chose; 0 if choices are not kept.
+  // Bytes of the page numbers that one token chose in all layers and heads; 0 if choices are not kept.
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
-  // Stores the pages that the queries of a pass chose in a layer.
+  // Stores the numbers of the pages that the queries of a pass chose in a layer.
   void keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen);
-  // Returns the pages that the first tokens of a sequence chose. Only sampled tokens with more context than
-  // their budget have chosen.
+  // Returns the pages that the first `num_tokens` tokens of the sequence with the page table `pages` chose.
+  // Only sampled tokens whose context has more pages than their budget have chosen.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
                            const std::function<bool(int64_t)>& is_sampled) const;
 
@@ -49,7 +49,7 @@ class KvStorage {
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
 
   const at::Tensor& pages(int64_t layer) const { return layers_[static_cast<size_t>(layer)]; }
-  // Undefined for a layer without summaries.
+  // The page summaries of a layer; an undefined tensor if the layer has none.
   const at::Tensor& summaries(int64_t layer) const { return summaries_[static_cast<size_t>(layer)]; }
   const SparsePolicy& sparse() const { return sparse_; }
   at::Device device() const { return device_; }

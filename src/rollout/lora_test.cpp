@@ -1,5 +1,5 @@
-// Adapters in generation: the engine samples with the trainer's current adapter, for every way of weight
-// transfer.
+// Adapters in generation: for each kind of WeightChannel, the engine samples with the trainer's current
+// adapter.
 #include "models/lora.h"
 
 #include <unistd.h>

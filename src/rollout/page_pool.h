@@ -1,13 +1,14 @@
 // Manages the pages of the KV cache: reference counts, and a prefix index that finds tokens whose keys and
-// values are computed already. Samples of a group, prompts with a common header, turns of an agent and
-// preempted samples find their pages there. No tensors here.
+// values are computed already. Samples of one prompt, prompts that begin with the same tokens, turns of an
+// agent and preempted samples find their pages in the index. This file has no tensors.
 //
 // A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be
-// published under the whole prefix that ends in it. Keys of the index are (serial of the previous page, the
-// page's tokens, which of them were computed by sparse attention). Serials are never used twice. So a page
-// whose predecessor was evicted cannot be found any more, and never under another prefix. Published pages
-// that nobody holds stay cached. When pages are needed, cached pages are evicted, the least recently released
-// first. A holder always holds the whole prefix, and releases its end first.
+// published: the index then finds it for sequences with the same tokens up to the page's end. Keys of the
+// index are (serial number of the previous page, the page's tokens, which of them were computed by sparse
+// attention). Serial numbers are never used twice. So a page whose previous page was evicted cannot be found
+// any more, and never under another prefix. Published pages that no table holds stay cached. When pages are
+// needed, cached pages are evicted, the least recently released first. A table always holds the whole prefix,
+// and releases its last page first.
 //
 // Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held.
 // The reference counts equal the number of tables that hold the page. The index and the pages' serials agree.
@@ -29,7 +30,7 @@ namespace bough {
 struct PageTable {
   std::vector<int32_t> pages;
   int64_t num_published = 0;  // leading pages that are in the index
-  uint64_t serial = 0;        // of the last of them; 0 if there is none
+  uint64_t serial = 0;        // of the last published page; 0 if there is none
 };
 
 // Tokens whose pages are looked up or published.
@@ -46,8 +47,8 @@ struct TokenPath {
   }
 
   std::span<const int32_t> tokens;
-  std::span<const uint8_t> sparse = {};  // 1: sparse; of the first tokens, later ones are 0
-  int64_t sparse_from = INT64_MAX;       // all tokens from here on are sparse
+  std::span<const uint8_t> sparse = {};  // 1: sparse; tokens without an entry: 0
+  int64_t sparse_from = INT64_MAX;       // all tokens from this index on are sparse
 };
 
 class PagePool {
@@ -55,11 +56,11 @@ class PagePool {
   // Pages are numbered 0 ... max_pages - 1 and handed out lowest first, so that storage can grow with use.
   explicit PagePool(int64_t max_pages);
 
-  // Appends a page, held once, to `table`. Returns false if every page is held. Evicts a cached page if more
-  // than a quarter of the pages in use are cached, else takes a new page if there is one.
+  // Appends a page, held once, to `table`. Returns false if every page is held. Takes a free page if there is
+  // one. Else evicts a cached page if more than a quarter of num_pages() are cached or no new page is left.
   bool append_page(PageTable& table);
-  // Makes `table` (empty) hold the longest published prefix of `path`, at most `max_tokens` tokens.
-  // Returns the number of tokens covered.
+  // Makes `table` (empty) hold the longest published prefix of `path`, at most `max_tokens` tokens. Returns
+  // the number of tokens in these pages.
   int64_t match(const TokenPath& path, int64_t max_tokens, PageTable& table);
   // Returns the number of tokens that match() would cover.
   int64_t match_length(const TokenPath& path, int64_t max_tokens) const;
@@ -93,7 +94,7 @@ class PagePool {
   struct Page {
     int32_t references = 0;
     uint64_t serial = 0;       // 0: not published
-    uint64_t released_at = 0;  // its key in cached_ while nobody holds it
+    uint64_t released_at = 0;  // its key in cached_ while no table holds it
     Key key;
   };
 
@@ -108,7 +109,7 @@ class PagePool {
   uint64_t next_release_ = 1;
   std::vector<Page> pages_;
   std::vector<int32_t> free_;
-  std::map<uint64_t, int32_t> cached_;  // by time of release
+  std::map<uint64_t, int32_t> cached_;  // by released_at
   std::unordered_map<Key, int32_t, KeyHash> index_;
 };
 

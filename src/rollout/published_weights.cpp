@@ -265,8 +265,8 @@ void PublishedWeights::run() {
   }
 }
 
-// Sends the bytes to the other hosts as they are copied into the buffer. Returns when all bytes are copied
-// and sent.
+// Sends `bytes` to the other hosts while publish() still copies into the buffer. Returns when all bytes are
+// copied and sent.
 void PublishedWeights::send(const at::Tensor& bytes) {
   Communicator& hosts = *ranks_.leaders;
   const auto await_copied = [&](int64_t end) {
@@ -353,7 +353,7 @@ void ReceivedWeights::receive() {
       const MutexLock lock(mutex_);
       arrived_ = {version, spare};
     }
-    all.barrier();  // comes last: after it rank 0 counts on arrived_
+    all.barrier();  // comes last: after this barrier rank 0 relies on arrived_
   }
 }
 

@@ -6,21 +6,21 @@
 //    trainer's thread        its engines map             host; its engines        in the engine's process,
 //                            it                          map it                   between two passes
 //
-// Engines on rank 0's host map the buffer that publish() fills. Buckets leave for the other hosts while the
-// rest is still being copied. Generation continues until all buckets have arrived on every host. Only then
-// does take() on rank 0 return the publication. So engines exchange pointers and never wait for bytes. Each
-// bucket has a checksum, and a mismatch throws InternalError. The messages of one publication, on a
-// communicator that nothing else uses:
+// Engines on rank 0's host map the buffer that publish() fills. Buckets leave for the other hosts while
+// publish() still copies later ones. Generation continues until all buckets have arrived on every host. Only
+// then does take() on rank 0 return the publication. So engines only exchange pointers, and never wait for a
+// transfer. Each bucket has a checksum, and a mismatch throws InternalError. The messages of one publication,
+// on a communicator that nothing else uses:
 //
-//   header      version, and the version that rank 0 took last. An engine rank enters a barrier when its
-//               engine has that version. Then nobody uses the spare buffer, and rank 0 copies into it
+//   header      the version, and the version that rank 0 took last. An engine rank enters a barrier when its
+//               engine has the version taken last. Then nobody uses the spare buffer. Rank 0 copies into it
 //   buckets     kBucketBytes each, in the order of parameters, then their checksums. Only between hosts
 //   barrier     every host has all bytes
 //
-// Each host has two buffers in host memory, whatever the device. One holds the version that its engines have,
-// so that a restarted engine process can load it. The other is the spare buffer. On a CPU the buffers are the
-// weights of all engines of the host. Other engines copy the weights. If only adapters are trained, only
-// adapters are sent.
+// Each host has two buffers in host memory, whatever the device. One has the version that the host's engines
+// have, so that a restarted engine process can load it. The other is the spare buffer. On a CPU the buffers
+// are the weights of all engines of the host. Engines on a GPU copy the weights there. If only adapters are
+// trained, only adapters are sent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -56,7 +56,8 @@ int64_t num_flat_bytes(const std::vector<Parameter*>& parameters);
 // Returns views of `bytes` [num_flat_bytes(parameters)], one per parameter. Copies nothing.
 FlatTensors lay_out(const std::vector<Parameter*>& parameters, const at::Tensor& bytes);
 
-// Memory without a file that another process of the same user can map. The constructors throw IoError.
+// Memory that another process of the same user can map, without a file on disk. The constructors throw
+// IoError.
 class SharedBytes {
  public:
   explicit SharedBytes(int64_t bytes);                  // new memory, zeros
@@ -85,33 +86,35 @@ struct HostBuffers {
   const SharedBytes first, second;
 };
 
-// Equal for processes that can map each other's memory: same kernel, PID namespace and user.
+// Returns a text that is equal in processes that can map each other's memory: same kernel, PID namespace,
+// user.
 std::string host_identity();
 
 // Rank 0 and the engine ranks. The first rank of each host is its leader, which exchanges bytes with other
 // hosts.
 struct PublicationRanks {
-  // Takes over the group. Collective call of all its ranks.
+  // `group`: the communicator of these ranks. `host`: equal on ranks of one host. Collective call of all
+  // ranks.
   explicit PublicationRanks(std::unique_ptr<Communicator> group, const std::string& host = host_identity());
   bool is_leader() const { return leader == all->rank(); }
 
   const std::unique_ptr<Communicator> all;
   int64_t leader = 0;                     // rank in `all` of this host's leader
-  std::unique_ptr<Communicator> leaders;  // the leaders of all hosts; unused by ranks that do not lead
+  std::unique_ptr<Communicator> leaders;  // of all hosts' leaders; other ranks do not use it
 };
 
 class PublishedWeights final : public WeightChannel {
  public:
-  // Rank 0's side. Model and ranks must outlive it. waits: publish() returns only when the weights have
-  // arrived at every engine rank, for a trainer that has nothing else to do.
+  // Rank 0's side. Model and ranks must outlive this object. waits: publish() returns only when the weights
+  // have arrived at every engine rank, for a trainer that has nothing else to do.
   PublishedWeights(const Model& trained, PublicationRanks& ranks, bool waits,
                    Changing changing = Changing::kTrained);
   ~PublishedWeights() override;  // calls give_up() if end() was not called
 
   // Waits until the previous publication has arrived and the engines have the version that was taken last.
-  // Throws the exception that ended the sending thread.
+  // Then copies the weights. If the sending thread ended with an exception, rethrows it.
   void publish(int32_t version) override;
-  std::optional<WeightUpdate> take() override;  // `model` is nullptr: the engine ranks have the models
+  std::optional<WeightUpdate> take() override;  // with `model` nullptr: engine ranks have the models
   bool has_new() const override;
 
   void end();      // finishes the current publication; the other ranks' receive() returns
@@ -148,7 +151,7 @@ class PublishedWeights final : public WeightChannel {
   Report report_ GUARDED_BY(mutex_);
   bool is_ending_ GUARDED_BY(mutex_) = false;
   std::exception_ptr failure_ GUARDED_BY(mutex_);
-  std::thread thread_;  // last member, because it uses the others
+  std::thread thread_;  // last member, because it uses the other members
 };
 
 // A version that has arrived, and the index of its buffer.
@@ -159,8 +162,8 @@ struct BufferedVersion {
 
 class ReceivedWeights {
  public:
-  // An engine rank's side. bytes: size of a publication (MappedWeights::num_bytes()). The ranks must outlive
-  // it.
+  // An engine rank's side. bytes: size of a publication (MappedWeights::num_bytes()). `ranks` must outlive
+  // this object.
   ReceivedWeights(PublicationRanks& ranks, int64_t bytes);
 
   void receive();                             // runs on its own thread until rank 0 calls end()
@@ -174,7 +177,7 @@ class ReceivedWeights {
   void receive_buckets(int32_t version, const at::Tensor& bytes);
 
   PublicationRanks& ranks_;
-  const std::unique_ptr<HostBuffers> buffers_;  // nullptr if this rank does not lead: the leader has them
+  const std::unique_ptr<HostBuffers> buffers_;  // nullptr if the rank is not its host's leader
 
   mutable Mutex mutex_;
   std::vector<std::string> paths_ GUARDED_BY(mutex_);
@@ -182,7 +185,7 @@ class ReceivedWeights {
   BufferedVersion held_ GUARDED_BY(mutex_);
 };
 
-// Gives an engine's process the publications that its rank has received.
+// In an engine's process: takes the publications that ReceivedWeights of its rank has received.
 class MappedWeights {
  public:
   // in_place: the model's tensors keep their addresses (see CopiedWeights). The model must outlive this

@@ -101,8 +101,8 @@ TEST(PublishedWeights, EqualTheTrainersBitForBitInSeveralBuckets) {
     EXPECT_EQ(report.publications, 4);
     EXPECT_EQ(report.bytes, 4.0 * static_cast<double>(bytes_of(*pair.trained)));
     EXPECT_GT(report.seconds, 0);
-    // Bytes sent to another host by the communicator's own count. On two ranks this is half of a broadcast's
-    // bytes. The checksums add little.
+    // The communicator adds half of a broadcast's bytes to bytes_sent() of each of its two ranks. The
+    // checksums add little.
     EXPECT_NEAR(pair.of_trainer->leaders->bytes_sent() / (report.bytes / 2), apart ? 1 : 0, 1e-3);
     EXPECT_LT(pair.of_trainer->all->bytes_sent(), 10'000);
     EXPECT_EQ(pair.published->take_report().publications, 0);

@@ -112,7 +112,7 @@ TEST_P(Quantization, AModelQuantizedInPlaceGeneratesTheSame) {
   EXPECT_EQ(tokens_of(engine.generate(mixed_requests())), expected);
 }
 
-// A quantized model is batch-invariant too: each row's sum has its own fixed order.
+// A quantized model is batch-invariant too: each token's sums have an order that no other token changes.
 TEST(QuantizationBatchInvariant, TokensDoNotDependOnTheirNeighbours) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(dtype, 7);

@@ -54,7 +54,7 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
   config.num_layers = 2;
   config.num_heads = 4;
   config.num_kv_heads = 2;
-  config.head_dim = 12;  // not a multiple of a vector
+  config.head_dim = 12;  // not a multiple of a SIMD vector
   config.max_position_embeddings = 256;
   config.qk_norm = true;
   return config;
@@ -100,8 +100,8 @@ inline at::Tensor full_logits(const Model& model, const std::vector<int32_t>& to
   return model.logits(hidden_TD).to(at::kDouble).cpu();
 }
 
-// Returns the largest difference between the engine's log-probabilities and a full forward pass, over all
-// tokens, at the temperature and raw. Infinity if a list has the wrong length.
+// Returns the largest difference, over all tokens, between the engine's logprobs or raw_logprobs and those of
+// a full forward pass. Infinity if a list has the wrong length.
 inline double largest_log_prob_error(const Model& model, const GenerationResult& result, double temperature) {
   double worst = 0;
   for (const GeneratedSample& sample : result.samples) {
@@ -152,7 +152,7 @@ inline GenerationRequest request_of(uint64_t id, std::vector<int32_t> prompt, in
   return request;
 }
 
-// Prompts of several lengths, two of them with a common header, and groups of several sizes.
+// Prompts of several lengths, two of which begin with the same 40 tokens. 1 to 4 samples each.
 inline std::vector<GenerationRequest> mixed_requests(double temperature = 1.0) {
   std::vector<GenerationRequest> requests;
   const auto header = random_tokens(1, 40, 97);

@@ -19,10 +19,11 @@ namespace bough {
 
 namespace {
 
-// Number of histogram buckets from the largest logit down to the smallest that top_p can keep.
+// Number of histogram buckets between the largest logit and the smallest logit that top_p can keep.
 constexpr int64_t kBuckets = 1024;
 
-// Samples from one row. Buffers are reused between calls.
+// Samples from the logits of one matrix row. Buffers are reused between calls. A block is kSoftmaxBlock
+// tokens of the vocabulary. A weight is exp((logit - sampling_maximum_) / temperature).
 template <class T>
 class RowSampler {
  public:
@@ -84,7 +85,7 @@ class RowSampler {
     return log_of_sum(static_cast<double>(maximum_), sum);
   }
 
-  // Uses the whole distribution, before tokens are excluded.
+  // Finds the top_logprobs tokens in the whole distribution, before tokens are excluded.
   void find_top(SampledToken& sampled, double temperature, double log_sum_at_temperature) {
     const auto count = static_cast<size_t>(std::min(request_->top_logprobs, size_));
     const Acc bound = largest_block_bound(count);
@@ -122,7 +123,7 @@ class RowSampler {
         std::min(0.0, below_maximum * static_cast<double>(inverse_temperature_) - std::log(kept_mass_));
   }
 
-  // Samples from a copy of the row in the accumulator type.
+  // Samples from a copy of the logits, in the accumulator type, with penalties.
   SampledToken sample_penalised() {
     if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
     auto& logits = penalised_row_;
@@ -160,7 +161,7 @@ class RowSampler {
                             std::log(request_->min_p) / static_cast<double>(inverse_temperature_));
   }
 
-  // Writes the weights of one block to weights_, 0 for excluded tokens. Returns their number.
+  // Writes the weights of one block to weights_, 0 for excluded tokens. Returns the block's number of tokens.
   int64_t fill_weights(int64_t block) {
     const int64_t begin = block * kSoftmaxBlock, count = std::min(kSoftmaxBlock, size_ - begin);
     softmax_weights(row_ + begin, count, sampling_maximum_, inverse_temperature_, weights_.data());
@@ -172,8 +173,8 @@ class RowSampler {
     return count;
   }
 
-  // Recomputes maxima and sums without the excluded tokens, relative to the largest remaining logit. Relative
-  // to a far larger excluded logit, the remaining exponentials would underflow.
+  // Recomputes maxima and sums without the excluded tokens, and relative to the largest remaining logit.
+  // Relative to an excluded logit that is far larger, the remaining exponentials would underflow.
   void exclude() {
     sampling_maximum_ = maximum_;
     const auto& excluded = request_->excluded;
@@ -220,8 +221,8 @@ class RowSampler {
     return token_at_uniform(bound, [](const Candidate&) { return true; });
   }
 
-  // Returns the token at which the uniform number falls within the kept mass. Covers the kept tokens with a
-  // logit of at least `bound`, in order of id.
+  // Returns the kept token at which the cumulative weight exceeds uniform · kept_mass_. Kept tokens have a
+  // logit of at least `bound` and satisfy is_kept. They are in order of id.
   template <class IsKept>
   int32_t token_at_uniform(Acc bound, IsKept&& is_kept) {
     double target = request_->uniform * kept_mass_;
@@ -257,8 +258,8 @@ class RowSampler {
     return static_cast<int32_t>(static_cast<int64_t>(block) * kSoftmaxBlock + last);
   }
 
-  // Returns a logit bound that the `count` largest logits reach, since `count` blocks have a maximum of at
-  // least the bound.
+  // Returns a logit that is at most each of the `count` largest logits: the count-th largest block maximum.
+  // -infinity if there are fewer blocks.
   Acc largest_block_bound(size_t count) const {
     if (count > maxima_.size()) return -std::numeric_limits<Acc>::infinity();
     std::vector<Acc> maxima = maxima_;
@@ -267,7 +268,7 @@ class RowSampler {
     return maxima[count - 1];
   }
 
-  // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until it
+  // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until use()
   // returns true. Weights of excluded tokens are 0.
   template <class Use>
   void for_each_above(Acc bound, Use&& use) {
@@ -316,12 +317,12 @@ class RowSampler {
     return candidates_[i].candidate.token;
   }
 
-  // top_p may leave many tokens. A histogram of mass over the logits finds the narrow bucket with the cut,
-  // and only that bucket is sorted. The token is sampled in order of id.
+  // top_p may leave many tokens. A histogram of weights over the logits finds the narrow bucket in which the
+  // kept mass reaches top_p, and only that bucket is sorted. The token is sampled in order of id.
   int32_t sample_from_top_p() {
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-    // All tokens below weight w together have less than V w. If V w is 1 - top_p of the total, they are
-    // outside the kept mass. The bound is slightly lower, since sums are rounded.
+    // The tokens with weights below w weigh less than V w together. If V w is 1 - top_p of the total, top_p
+    // keeps none of them. The bound is slightly lower, since sums are rounded.
     const double weight_bound = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
     const Acc bound =
         std::min(sampling_maximum_,
@@ -338,7 +339,7 @@ class RowSampler {
       return false;
     });
     const double wanted = request_->top_p * total;
-    double mass = 0;  // mass of the buckets above the bucket with the cut
+    double mass = 0;  // mass of the buckets above bucket `cut`
     int64_t cut = 0;
     // the first nonempty bucket holds the most likely token
     while (masses_[static_cast<size_t>(cut)] == 0) ++cut;

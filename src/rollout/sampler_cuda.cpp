@@ -48,8 +48,8 @@ bool changes(const SamplingTask& request) {
   return penalises(request) || !request.excluded.empty();
 }
 
-// Samples for S requests, at most kSampledTogether. If a request changes, cuts or lists logits, the rows
-// are copied to [S, V].
+// Samples for S requests, at most kSampledTogether. Their logits are copied to [S, V] if a request has
+// penalties or excluded tokens (it "changes" logits), truncation ("cuts") or top_logprobs.
 class DeviceSampler {
  public:
   DeviceSampler(const at::Tensor& logits_RV, std::span<const SamplingTask> requests)
@@ -106,7 +106,7 @@ class DeviceSampler {
     return upload(values, logits_RV_.device()).unsqueeze(1);
   }
 
-  // The per-request numbers that draw_token reads.
+  // The numbers per request that draw_token reads. own_rows: request i's logits are matrix row i.
   at::Tensor numbers(bool own_rows) const {
     std::vector<double> values;
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -117,7 +117,7 @@ class DeviceSampler {
     return upload(values, logits_RV_.device()).view({-1, kDrawNumbers});
   }
 
-  // Returns the rows with penalties applied and excluded tokens set to minus infinity.
+  // Returns rows_SV_ with penalties applied and logits of excluded tokens set to minus infinity.
   at::Tensor changed() const {
     std::vector<int64_t> penalised, excluded;
     std::vector<double> factors, terms;
@@ -150,8 +150,8 @@ class DeviceSampler {
     return changed_SV;
   }
 
-  // Sets the tokens that a request's cuts do not keep to minus infinity. Rows with top_k, marked in
-  // by_rank_S1_, are returned in the order of order_SV_.
+  // Sets logits that a request's truncation removes to minus infinity. For requests with top_k, marked in
+  // by_rank_S1_, the logits are returned in the order of order_SV_.
   at::Tensor cut(const at::Tensor& x_SV) {
     at::Tensor values_SV;
     std::tie(values_SV, order_SV_) =
@@ -182,7 +182,7 @@ class DeviceSampler {
         .contiguous();
   }
 
-  // Reads `results` in fp64 on the CPU: one row per request, the columns that run() concatenated.
+  // `results`, fp64 on the CPU: one matrix row per request, with the columns that run() concatenated.
   void read(const at::Tensor& results, std::span<SampledToken> out) const {
     for (size_t i = 0; i < requests_.size(); ++i) {
       const double* whole =
@@ -223,7 +223,8 @@ class DeviceSampler {
 
 }  // namespace
 
-// Requests that leave the logits unchanged run separately, so that their logits are not copied.
+// Requests without penalties, exclusion, truncation and top_logprobs run separately. Their logits are not
+// copied.
 void sample_on_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
                       std::span<SampledToken> out) {
   std::vector<size_t> plain, others;

@@ -230,8 +230,8 @@ TEST(Sampler, LogProbabilitiesAreOfTheFullDistribution) {
   }
 }
 
-// Requests sampled on the device stand beside requests that are not. The same random numbers give the same
-// tokens. The exception is a uniform number on the border between two tokens, within the sums' rounding.
+// The requests mix all sampling options. The same random numbers give the same tokens on both devices, unless
+// a uniform number is on the border between two tokens, within the sums' rounding.
 class SamplerOn : public OnDevice {};
 BOUGH_ON_DEVICES(SamplerOn);
 

@@ -120,8 +120,8 @@ void Scheduler::preempt(ActiveSample& sample) {
   preempted_.push_front(&sample);
 }
 
-// Gives the sample the prompt's pages. If the index knows a longer prefix of the sample, it gives those
-// pages. Returns false if no page is free.
+// Makes the sample hold the prompt's pages or, if the index knows a longer prefix of the sample, the pages of
+// that prefix. Returns false if no page is free.
 bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies) {
   ActiveRequest& request = *sample.request;
   const int64_t prompt_length = request.prompt_length();
@@ -187,7 +187,7 @@ bool Scheduler::add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& bu
   const int64_t count = std::min(request.prompt_length() - request.num_computed, budget);
   if (count == 0) return true;
   while (!ensure_pages(request.prompt_table, request.num_computed + count)) {
-    // Prompts are reclaimed only while the pass is empty, because a prompt in the pass must keep its pages.
+    // Prompts lose their pages only while the pass is empty, because a prompt in the pass needs its pages.
     if (pass.entries.empty() && reclaim_prompt(&request)) continue;
     return false;
   }
@@ -384,7 +384,7 @@ std::vector<RunningRequest> Scheduler::running_requests() const {
     // Samples start in order, so the samples that have not started come last.
     for (int64_t i = 0; i < request->request.sampling.n_samples - request->num_not_started; ++i) {
       const ActiveSample& sample = request->samples[static_cast<size_t>(i)];
-      // it has its pages, and gets its first token in the next pass
+      // the sample has pages, and gets its first token in the next pass
       if (sample.result.token_ids.empty()) break;
       saved.samples.push_back({sample.result, sample.state == ActiveSample::State::kDone});
     }

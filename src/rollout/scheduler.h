@@ -1,17 +1,17 @@
 // Decides what the next pass computes: requests, their samples, and the pages they hold. No model here.
 //
-// A request's prompt is computed once, in chunks, after the prefix that the prefix index knows. Then its
-// samples fork from it: they share its full pages and copy the last one if it is not full. A running sample
-// holds one of `max_running` slots. A pass computes the sample's tokens that have no keys and values yet: one
-// token in decode, more after a preemption (memory ran out, or the weights changed). A preempted sample first
-// waits until its prompt is ready again.
+// A request's prompt is computed once, in chunks, after the prefix that the prefix index (page_pool.h) finds.
+// Then the request's samples start from the prompt's pages: a sample holds the full pages, and copies the
+// last page if it is not full. A running sample takes one of `max_running` slots. A pass computes the
+// sample's tokens that have no keys and values yet: one token in decode, more after a preemption (memory ran
+// out, or the weights changed). A preempted sample waits until its prompt is ready again.
 //
-//   request: waiting -> prefilling -> ready (back to waiting if its pages are taken or the weights change)
+//   request: waiting -> prefilling -> ready (back to waiting if its pages are released or the weights change)
 //   sample:  not started -> running <-> preempted -> done
 //
-// A prompt waits while another one with a longer common prefix is being computed, and then finds that prefix.
-// If pages run out, prompts that are not finished or have no running samples give theirs back first. Then the
-// samples that started last are preempted. The caller must check that one sample alone fits.
+// A prompt waits while another prompt is computed that shares a longer prefix with it than the index has. If
+// pages run out, first prompts that are not finished or have no running samples lose their pages. Then the
+// samples that started last are preempted. The caller must check that the pages suffice for any one sample.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,7 +53,7 @@ struct ActiveRequest {
   PageTable prompt_table;
   int64_t num_computed = 0;          // prompt tokens whose keys and values are stored
   bool must_finish_prompt = false;   // new weights interrupted its computation, and it is not complete since
-  at::Tensor logits_1V;              // of the prompt's end, while samples have not started
+  at::Tensor logits_1V;              // of the prompt's last token, while samples have not started
   std::deque<ActiveSample> samples;  // a deque keeps their addresses
   int64_t num_not_started = 0, num_running = 0, num_done = 0;
 
@@ -87,8 +87,8 @@ class Scheduler {
   // is_sparse: sampled tokens use sparse attention. Their keys and values are reused only for sampled tokens.
   Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse = false);
 
-  // Queues a checked request. Its partial rollouts become preempted samples. Throws UserError if its id is in
-  // flight.
+  // Queues a request that passed check_request(). Its partial rollouts become preempted samples. Throws
+  // UserError if a request with its id is in flight.
   void add(GenerationRequest request, std::vector<int32_t> stop_tokens);
   bool contains(uint64_t id) const { return requests_.count(id) > 0; }
 
@@ -108,14 +108,14 @@ class Scheduler {
   bool cancel(uint64_t id);
   // Preempts every sample because the weights changed: no computed keys and values are valid any more.
   void preempt_all();
-  // Sets everything in flight aside without pages and slots, until unpark(), which needs an idle scheduler.
-  // The prefix index still knows the computed pages.
+  // Takes all requests in flight out of the scheduler and releases their pages and slots, until unpark(). At
+  // unpark() the scheduler must be idle. The prefix index still knows the computed pages.
   void park();
   void unpark();
 
   bool idle() const { return requests_.empty(); }
   // Whether a sample that the last weight update interrupted has no new token yet, or a prompt is not
-  // complete again. Samples and prompts that were preempted once more do not count.
+  // complete again. Samples and prompts that have lost their pages again since do not count.
   bool must_work() const;
   std::vector<RunningRequest> running_requests() const;
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }

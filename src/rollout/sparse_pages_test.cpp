@@ -1,6 +1,7 @@
-// Page summaries and page choices through everything that happens to pages. Random requests of several turns
-// go through the engine's scheduler, pool and storage. Made-up queries and keys replace the model. Each
-// choice is compared with a plain reference that does not know where pages lie.
+// Page summaries and page choices after forks, copies, evictions, releases and new weights. Random requests
+// of several turns go through the engine's scheduler, pool and storage. Made-up queries and keys replace the
+// model. Each choice is compared with a plain reference, which works on token sequences without pages in
+// memory.
 //
 // Keys are small numbers, so that sums are exact in any order and many scores are equal. A token's keys and
 // query depend on all tokens of its path, on which of them were sampled, and on the weight version. The
@@ -76,7 +77,7 @@ class Machine {
   }
   int64_t below(uint64_t n) { return static_cast<int64_t>(random_.below(n, 0, draws_++)); }
 
-  // New prompts share headers. Later turns continue generated text, marked as sampled or as quoted.
+  // New prompts begin with common tokens. Later turns continue generated text, marked as sampled or not.
   void submit() {
     GenerationRequest request = request_of(next_id_++, {}, 1 + below(3), 20 + below(90));
     auto& prompt = request.prompt_ids;

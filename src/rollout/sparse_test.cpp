@@ -1,5 +1,5 @@
-// Sparse attention in the engine: which keys a sampled token attends to, whatever happened to its sample
-// before.
+// Sparse attention in the engine: which keys a sampled token attends to, also after its sample was preempted
+// or continued.
 #include <map>
 
 #include "rollout/rollout_test_util.h"
@@ -24,7 +24,7 @@ EmbeddedEngineOptions sparse_options(const std::string& budget, int64_t max_runn
   return options;
 }
 
-// Requests whose responses go far beyond the budget. Two requests share a header.
+// Requests whose responses are far longer than the budget. Two prompts begin with the same tokens.
 std::vector<GenerationRequest> long_requests() {
   std::vector<GenerationRequest> requests;
   const auto header = random_tokens(1, 90, 97);
@@ -246,7 +246,7 @@ TEST(SparseEngine, ALaterTurnReusesThePagesOfSampledTokens) {
   EmbeddedEngine engine(*model, options);
   const GenerationResult before = run(engine, {first}).at(1);
   EXPECT_GE(turn(engine, before, /*marked=*/true), 144) << "earlier pages are found";
-  // Text that is not marked as sampled is computed densely, and shares only the prompt's pages.
+  // Text that is not marked as sampled is computed with full attention. It finds only the prompt's pages.
   EXPECT_LE(turn(engine, before, /*marked=*/false), 64);
   EmbeddedEngine not_started(*model, options);
   EXPECT_EQ(turn(not_started, before, /*marked=*/true), 0);

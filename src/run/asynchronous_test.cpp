@@ -1,5 +1,5 @@
 // Runs whose engine generates in parallel with the trainer. Every token's log-probability is that of the
-// weight version in its label. The loop resumes from a checkpoint.
+// weights of the token's version. A resumed run continues from a checkpoint.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
@@ -128,8 +128,8 @@ struct AsynchronousRun {
   std::unique_ptr<Controller> controller;
 };
 
-// The largest distance between the engine's log-probability of a token and that of the weights of version
-// (its label + shift), over all tokens of the batch.
+// The largest difference between the engine's log-probability of a token and that of the weights of version
+// (the token's version + shift), over all tokens of the batch.
 double largest_error(AsynchronousRun& run, const std::vector<Trajectory>& batch, int32_t shift) {
   const TrainBatch flat = make_batch(batch, {}, at::kFloat);
   std::map<int32_t, at::Tensor> log_probs_R;  // by version of the weights
@@ -189,13 +189,13 @@ TEST(Asynchronous, EvaluationUsesTheWeightsOfItsStepAndLosesNoSample) {
   EXPECT_EQ(run.trainer.batches.size(), 8u);
   ASSERT_FALSE(run.evaluated_versions.empty());
   EXPECT_EQ(run.evaluated_versions.back(), 8);
-  // The trainer is as fast as an evaluation. Each evaluation step has an evaluation, or a logged reason why
-  // not.
+  // The trainer is as fast as an evaluation. Each step after which an evaluation is due has one, or a logged
+  // reason why it has none.
   EXPECT_TRUE(std::is_sorted(run.evaluated_versions.begin(), run.evaluated_versions.end()));
 }
 
-// The first run stops in the middle of samples. The resumed run samples the rest under its own weights, the
-// first tokens keep their labels, and every label is right.
+// The first run stops in the middle of samples. The resumed run samples the rest under its own weights. The
+// first tokens keep their versions, and each token's log-probability is that of its version.
 TEST(Asynchronous, PartialRolloutsContinueAfterACheckpointAndAreTrainedOnOnce) {
   AsynchronousRun first(/*eta=*/3);
   first.trainer.pause = std::chrono::milliseconds(0);

@@ -11,7 +11,8 @@
 namespace bough {
 namespace {
 
-// Groups with common headers. KV memory has few pages, so that samples are also preempted.
+// Groups whose prompts begin with the same tokens. KV memory has few pages, so that samples are preempted
+// too.
 std::vector<Trajectory> sample(const Model& model, double temperature) {
   auto options = engine_options(7, 24);
   options.settings.batch_invariant = true;

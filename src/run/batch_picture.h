@@ -1,4 +1,4 @@
-// Draws a batch's prefix tree: as a TreePicture (report/tree_picture.h), and as a page with only that
+// Draws a batch's prefix tree: as a TreePicture (report/tree_picture.h), and as an HTML page with only that
 // picture.
 #pragma once
 
@@ -11,8 +11,9 @@
 
 namespace bough {
 
-// Each node is a run of tokens that the same sequences share. `tree` must be made of the rollouts' input_ids,
-// in their order. A token counts as trained if any sequence trains it.
+// A node of the picture is a run of consecutive tree tokens that have the same sequences in common. `tree`
+// must be made of the rollouts' input_ids, in their order. A token counts as trained if any sequence trains
+// it.
 TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts,
                          const std::string& title);
 

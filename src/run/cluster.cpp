@@ -112,8 +112,8 @@ double ClusterRates::replica_tokens_per_s(int64_t replicas, const ClusterLayout:
   const double layers = static_cast<double>(shape_.num_layers) / static_cast<double>(replica.stages);
   const double hidden = static_cast<double>(shape_.hidden_size * shape_.element_bytes);
   const double computed = one_.rates.train_tokens_per_s * static_cast<double>(replica.devices());
-  // Forward and backward each sum hidden states twice per layer. A recomputed pass adds the sums of one more
-  // forward.
+  // Forward and backward each sum hidden states over the tensor-parallel ranks twice per layer. A recomputed
+  // pass adds the sums of one more forward.
   const double sums =
       4 * layers *
       (all_reduce_seconds(hidden, replica.tensor, within()) - (replica.tensor > 1 ? kCollectiveLatency : 0));
@@ -130,7 +130,7 @@ std::optional<ClusterLayout> ClusterRates::layout(int64_t rollout_devices, int64
   const double memory = memory_bytes();
   const double weights = parameters_ * static_cast<double>(shape_.element_bytes);
   const double samples = kLeastSamples * kv_bytes_per_sample();
-  // A tensor-parallel group stays within a node. Its size divides the node's devices and the number of heads.
+  // Tensor-parallel ranks are in one node, and their number divides the number of heads.
   const auto may_share_layers = [&](int64_t t) {
     return t <= cluster_.n_gpus_per_node && shape_.num_heads % t == 0;
   };

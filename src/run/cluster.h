@@ -2,13 +2,13 @@
 // generate and devices that train. Inputs are the rates of one device, the links between devices, and what
 // fits into memory.
 //
-// An engine has as many devices (tensor parallel) as the model and a sample's keys and values need. A trainer
-// replica has as many as weights, gradients and passes need. Its devices share each layer within a node
-// (tensor parallel), are stages of a pipeline, or both: the fastest choice is taken. The optimizer state is
-// sharded over all trainer devices (ZeRO stage 1), and replicas share the batch. Link traffic that is
-// counted:
+// An engine has as many devices (tensor parallel) as the model and the keys and values of some samples need.
+// A trainer replica has as many as weights, gradients and passes need. The devices of a replica divide each
+// layer within a node (tensor parallel), are stages of a pipeline, or both: the fastest choice is taken. The
+// optimizer state is sharded over all trainer devices (ZeRO stage 1), and the batch is divided over the
+// replicas. Link traffic that is counted:
 //   a training step   gradients summed (reduce-scatter, accumulator type) and weights gathered (all-gather)
-//                     over the replicas: within nodes first, then between them, a part on each device's link
+//                     over the replicas: within nodes first, then between nodes, each device on its own link
 //   tensor parallel   two sums of the hidden states per layer, in forward and in backward; ring all-reduce
 //   a pipeline        hidden states to the next stage and gradients back, not overlapped; and the time that
 //                     stages wait in the schedule of the step's passes (plan/pipeline_schedule.h)
@@ -25,7 +25,7 @@
 
 namespace bough {
 
-// A cluster's description, as YAML. Link rates: what one device sends at once, one way.
+// A cluster's description, as YAML. Link rates are for one device and one direction.
 struct ClusterSettings {
   int64_t n_gpus_per_node = 8;
   double nvlink_gb_per_s = 450, network_gb_per_s = 50, memory_gib = 0, step_seconds = 0;
@@ -63,12 +63,12 @@ class ClusterRates {
   std::optional<ClusterLayout> layout(int64_t rollout_devices, int64_t train_devices, bool in_turns) const;
   std::optional<SimulatedRates> rates(int64_t rollout_devices, int64_t train_devices, bool in_turns) const;
 
-  // Seconds of a step in which `replicas` sum their gradients and gather their weights.
+  // Seconds of a training step in which `replicas` replicas sum their gradients and gather their weights.
   double step_collectives_seconds(int64_t replicas, int64_t devices_per_replica) const;
   // Bytes on a device that trains, without keys and values of rollouts.
   double training_bytes(int64_t replicas, const ClusterLayout::Replica& replica) const;
   double memory_bytes() const;
-  // Tokens per second of one of `replicas` that share the batch.
+  // Tokens per second that one replica trains if the batch is divided over `replicas`.
   double replica_tokens_per_s(int64_t replicas, const ClusterLayout::Replica& replica) const;
 
  private:
@@ -76,7 +76,7 @@ class ClusterRates {
   double between() const { return cluster_.network_gb_per_s * 1e9; }
   double kv_bytes_per_sample() const;
   double longest_path() const;
-  // Share of a pipeline's time in which its stages compute.
+  // Fraction of a pipeline's time in which its stages compute.
   double pipeline_efficiency(int64_t replicas, int64_t stages) const;
 
   const ClusterSettings cluster_;

@@ -71,7 +71,8 @@ Json EngineProcess::answer(const Json& message) {
     // that rank 0 took.
     if (weights_->held().version < version) {
       await_weights([&] { return weights_->arrived().version >= version; }, version, ranks_);
-      // Before the engine is told: the engine computes nothing until it has the weights.
+      // Comes before the engine gets the command, because the engine computes nothing until it has the
+      // weights.
       weights_->hold(weights_->arrived());
     }
     const BufferedVersion held = weights_->held();

@@ -3,14 +3,14 @@
 //   rank 0 ═ commands, results ═▶ the rank: EngineProcess ── a socket ──▶ run_engine_process()
 //   rank 0 ═ buckets of weights ▶ the rank: ReceivedWeights ── memory ──▶ MappedWeights
 //
-// The rank computes nothing, and holds no model and no device. So a failure of the engine ends only a
-// process, which another one replaces, and not the rank. Such failures are:
+// The rank computes nothing, and holds no model and no device. So a failure of the engine ends only the
+// engine's process, which the rank replaces by a new one. Such failures are:
 // - the kernel ends the process because memory ran out
 // - a fault of the device, after which a process can no longer use it
 // - an exception of the engine
 // - no answer for kAnswerSeconds
-// The new process gets the weights that the old one had, and all requests without an answer. Samples are a
-// function of the request, so only time is lost.
+// The new process gets the weights that the old one had, and all requests without an answer. Samples depend
+// only on their request and the weights, so only time is lost.
 //
 // The rank ends after kMostRestarts restarts without a finished request in between, and on wrong input.
 #pragma once
@@ -38,8 +38,8 @@ class EngineProcess {
  public:
   // command: starts a process that calls run_engine_process(); command[0] is a path. job: describes the
   // engine that the process makes. ranks: rank 0 and the ranks that generate for it. publication: the ranks
-  // that get weights. Both must outlive it. The constructor and answer() must be called on one thread. Throws
-  // UserError if the input is wrong, IoError if no process starts.
+  // that get weights. `ranks` and `publication` must outlive this object. The constructor and answer() must
+  // be called on one thread. Throws UserError if the input is wrong, IoError if no process starts.
   EngineProcess(std::vector<std::string> command, Json job, Communicator& ranks,
                 PublicationRanks& publication, double answer_seconds = kAnswerSeconds);
 
@@ -70,7 +70,7 @@ class EngineProcess {
   const double answer_seconds_;
   std::unique_ptr<ReceivedWeights> weights_;
   std::unique_ptr<WorkerProcess> process_;  // nullptr: it has ended
-  std::string heard_;                       // the received part of its next message
+  std::string heard_;                       // the received part of the process's next message
 
   std::vector<Asked> asked_, parked_;  // in flight, in order of arrival
   bool is_paused_ = false, is_parked_ = false;

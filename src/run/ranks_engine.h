@@ -1,22 +1,20 @@
 // Generation by several ranks of a run: rank 0 distributes requests over the engines of the ranks. There are
 // two modes:
-// - Every rank trains and has an engine over its own weights, so no weights are sent to engines.
+// - Every rank trains and has an engine that uses the rank's own weights. No weights are sent to engines.
 // - Some ranks only generate (rollout.ranks). Rank 0 has no engine, and weights are published to the engine
 //   ranks (rollout/published_weights.h).
 //
 //   rank 0: Generator ─▶ RanksEngine ─┬─▶ its own engine, if it has one
 //                                     └─▶ commands, results (a communicator of their own) ─▶ serve_engine()
 //
-// Work is done in rounds. Rank 0 sends the commands since the last round. Every rank executes them and then
-// makes kPasses passes, or fewer if it has nothing left. Finished requests come back in rank order. If only
-// rank 0 has work, there is no round. Requests with one prompt go to one rank, and so do the turns of one
-// conversation, so that each finds its prefix. A new prompt goes to the rank with the fewest samples. So the
-// distribution is a function of the requests alone, not of time.
-//
-// Weights: a training rank's engine takes the weights of its own trainer once they have the version that rank
-// 0 has taken, or a newer one. A trainer may be ahead, and tokens carry the version that sampled them. Engine
-// ranks take publications, which have arrived by then, in a round without a pass.
-//
+// Generation runs in rounds. Rank 0 sends the commands since the last round. Every rank executes them and
+// then makes kPasses passes, or fewer if its engine becomes idle. Finished requests come back in rank order.
+// If only rank 0 has requests, there is no round. Requests with one prompt go to one rank, and so do the
+// turns of one conversation, so that each finds its prefix's keys and values. A new prompt goes to the rank
+// with the fewest samples. So the distribution is a function of the requests alone, not of time.
+// Weights: a training rank's engine takes the weights of its own trainer once that trainer has the version
+// that rank 0 has taken, or a newer one. Each token carries the version that sampled it. Engine ranks take a
+// publication in a round without a pass. By then the publication has arrived on every host.
 // A rank that only generates has its engine in a process of its own (engine_process.h). If that process dies
 // or throws, only the time of its requests is lost.
 #pragma once
@@ -38,8 +36,8 @@ namespace bough {
 
 class RanksEngine final : public Engine {
  public:
-  // Rank 0's side. own: its engine, or nullptr. config: of the model that generates. ranks: a communicator
-  // that only this engine uses. All must outlive it.
+  // Rank 0's side. own: rank 0's engine; nullptr if rank 0 does not generate. config: of the model that
+  // generates. ranks: a communicator that only this engine uses. `own` and `ranks` must outlive this object.
   RanksEngine(Engine* own, const ModelConfig& config, Communicator& ranks);
 
   void submit(GenerationRequest request) override;
@@ -68,7 +66,7 @@ class RanksEngine final : public Engine {
   struct RequestPlace {
     size_t rank = 0;
     int64_t samples = 0;
-    std::function<void(const StreamedToken&)> on_token;  // for another rank's tokens: gets all at the end
+    std::function<void(const StreamedToken&)> on_token;  // if on another rank: called at the end
   };
   // From the last reply of a rank.
   struct Report {
@@ -93,7 +91,7 @@ class RanksEngine final : public Engine {
   std::vector<Json> commands_;  // by rank: commands since the last round
   std::unordered_map<uint64_t, RequestPlace> in_flight_, parked_;
   std::unordered_map<uint64_t, size_t> rank_of_request_;    // since the last update of the weights
-  std::unordered_map<std::string, size_t> rank_of_prompt_;  // the same
+  std::unordered_map<std::string, size_t> rank_of_prompt_;  // since that update
   std::vector<int64_t> samples_;                            // in flight, by rank
   std::vector<Report> reports_;
   double seconds_ = 0;

@@ -240,7 +240,7 @@ TEST(EngineRanks, SampleLikeOneEngineFromPublishedWeights) {
       expect_same(expected, engine.generate(mixed_requests()));
       EXPECT_GT(engine.take_longest_exchange(), 0);
       EXPECT_EQ(engine.take_longest_exchange(), 0);
-      // A new version in the middle of the work: every engine gets it at once, and running requests continue.
+      // A new version while requests run: every engine gets it at once, and running requests continue.
       for (GenerationRequest& request : mixed_requests()) engine.submit(std::move(request));
       engine.step();
       published.publish(2);

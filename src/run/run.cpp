@@ -92,8 +92,9 @@ struct RankGroups {
   Communicator* const all;  // nullptr: one process
   Communicator* trainers;   // of the ranks that train; nullptr if this process trains alone or does not train
   bool is_engine = false;
-  // Rank 0 and the ranks that generate for it: requests, and weights if some ranks only generate. A trainer
-  // without an engine does not use them. They carry host memory, whatever the device.
+  // Both connect rank 0 with the ranks that generate for it: `engines` for requests, `publication` for
+  // weights if some ranks only generate. A trainer without an engine does not use them. They send host
+  // memory.
   std::unique_ptr<Communicator> engines;
   std::unique_ptr<PublicationRanks> publication;
 
@@ -101,8 +102,8 @@ struct RankGroups {
   std::unique_ptr<Communicator> of_side_;  // the ranks that train (NCCL between GPUs), or those that generate
 };
 
-// Runs `beside` on a thread and `here` on the caller's. If one throws, the abort checks of both sides' groups
-// end the other, and the exception is rethrown here.
+// Runs `beside` on a new thread and `here` on the caller's thread. If one throws, the abort checks of
+// of_beside and of_here (the communicators that they use) end the other, and the exception is rethrown.
 void run_both(const std::function<void()>& beside, const std::vector<Communicator*>& of_beside,
               const std::function<void()>& here, const std::vector<Communicator*>& of_here) {
   Mutex mutex;
@@ -131,7 +132,8 @@ void run_both(const std::function<void()>& beside, const std::vector<Communicato
   abort_check();
 }
 
-// Weights that rank 0 publishes. Every rank's engine takes them from its own trainer.
+// If every rank has an engine: rank 0 publishes a version, and each engine takes weights from its own
+// trainer.
 class RanksWeights final : public WeightChannel {
  public:
   RanksWeights(WeightChannel& own, Trainer& trainer) : own_(own), trainer_(trainer) {}
@@ -147,7 +149,7 @@ class RanksWeights final : public WeightChannel {
   Trainer& trainer_;
 };
 
-// Weights of layers that ranks share. Rank 0's unsharded model is updated before each publication.
+// If layers are sharded over ranks: before each publication they are gathered in rank 0's unsharded model.
 class UnshardedWeights final : public WeightChannel {
  public:
   UnshardedWeights(WeightChannel& published, Trainer& trainer) : published_(published), trainer_(trainer) {}
@@ -202,7 +204,8 @@ class Run {
 
  private:
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
-  // A synchronous run is repeatable, however long tools take: by rounds, or by batch invariance.
+  // A synchronous run is repeatable, however long tools take: by generation in rounds, or by batch
+  // invariance.
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant.value_or(false); }
   void resume();
   // The engine of all ranks if there are several ranks.
@@ -266,7 +269,7 @@ class Run {
   std::unique_ptr<RanksEngine> ranks_engine_;            // nullptr: one rank, or servers generate
   std::unique_ptr<RanksWeights> ranks_weights_;          // if every rank has an engine
   std::unique_ptr<PublishedWeights> published_weights_;  // if some ranks only generate
-  std::unique_ptr<UnshardedWeights> unsharded_weights_;  // if ranks share the trained model's layers
+  std::unique_ptr<UnshardedWeights> unsharded_weights_;  // if the trained model's layers are sharded
   EventQueue events_;
   Timeline timeline_;
   std::unique_ptr<ExternalRollouts> external_;  // nullptr: the run itself holds the conversations
@@ -563,12 +566,12 @@ RunSummary Run::work() {
   return summary;
 }
 
-// Times gradients of the last batches with and without sharing, in turns. The first of each is not counted,
-// because it also warms up caches.
+// Times gradients of the last batches, alternately with and without the prefix tree. The first time of each
+// is not counted, because it includes the warming up of caches.
 std::optional<Comparison> Run::compare() {
   constexpr int kRepeats = 3;
   const std::vector<int64_t> steps = folder_.steps_with_rollouts();
-  // If ranks share the model's layers, the other ranks have ended by now.
+  // If layers are sharded, a gradient needs the other ranks, which have ended by now.
   if (settings_.compare_dense == 0 || steps.empty() || parts_.unsharded) return {};
   Comparison out;
   out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));

@@ -1,4 +1,5 @@
-// A whole run: builds the parts that the settings name, resumes, loops, evaluates, checkpoints, reports.
+// A whole run: builds its components, resumes, trains step by step, evaluates, writes checkpoints and
+// reports.
 #pragma once
 
 #include <functional>
@@ -19,10 +20,10 @@ struct RunOptions {
   DisplayStyle display = DisplayStyle::kAutomatic;
   std::function<bool()> stop;  // returns true to stop: a checkpoint is written, then Interrupted is thrown
   // Makes the object that lets external agents hold the conversations. Called once, before the first step.
-  // Empty: the run holds them.
+  // Empty function: the run itself holds the conversations.
   std::function<std::unique_ptr<ExternalRollouts>(const RunSettings&, Engine&)> external;
-  // Processes that train together. All call run_training() with the same settings. Rank 0 is the run. The
-  // others compute what rank 0 asks for, and return an empty summary when the run is over. nullptr: one
+  // Processes that train together. All call run_training() with the same settings. Rank 0 drives the run. The
+  // other ranks compute what rank 0 asks for, and return an empty summary when the run is over. nullptr: one
   // process. Not owned.
   Communicator* ranks = nullptr;
   // For ranks that only generate: the command that starts a process that calls run_engine_process() with the
@@ -40,7 +41,7 @@ struct Accuracy {
 struct Comparison {
   int64_t num_batches = 0;
   double seconds = 0;        // of the gradient of one batch, as it is trained; median
-  double dense_seconds = 0;  // of the gradient without sharing of prefixes
+  double dense_seconds = 0;  // of the gradient without the prefix tree
 };
 
 struct RunSummary {
@@ -53,8 +54,9 @@ struct RunSummary {
   std::optional<Comparison> comparison;
 };
 
-// Throws UserError or IoError, and Interrupted after the checkpoint; then the other ranks return. After any
-// other error of one rank the other ranks wait for it, and whoever started them must end them.
+// Throws UserError or IoError, or Interrupted after the checkpoint; run_training() then returns on the other
+// ranks. If any other exception ends one rank, the other ranks wait for that rank, and the caller must end
+// them.
 RunSummary run_training(const RunSettings& settings, const RunOptions& options);
 
 Json to_json(const RunSummary& summary);

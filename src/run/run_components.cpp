@@ -48,7 +48,7 @@ std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRank
   return model;
 }
 
-// If ranks share the layers: the unsharded model on the CPU, for publishing and saving.
+// If layers are sharded over ranks: the unsharded model on the CPU, for publishing and saving.
 std::unique_ptr<Model> load_unsharded(const RunSettings& settings) {
   auto model =
       load_rollout_model(settings.model.path, settings.rollout, scalar_type_of(settings.dtype), at::kCPU);
@@ -66,8 +66,8 @@ std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& 
 }
 
 // A model that reads the token ids which another model samples must have the same vocabulary. Vocabularies
-// may be padded differently, but the reader must have every id that the other model may sample. `key`: the
-// setting of the one of the two that is not model.path.
+// may be padded differently, but the reader must have every id that the sampler may sample. `key`: the
+// setting of the reader's or the sampler's path, whichever is not model.path.
 void check_same_tokens(const char* key, const std::filesystem::path& reader_path, const Model& reader,
                        const std::filesystem::path& sampler_path, const Model& sampler) {
   const auto own = reader_path / "tokenizer.json", other = sampler_path / "tokenizer.json";
@@ -104,7 +104,7 @@ bool is_rank_zero(const Communicator* ranks) {
   return !ranks || ranks->rank() == 0;
 }
 
-// A resumed run keeps its decision.
+// Whether the critic uses the actor's backbone. A resumed run keeps the decision of the first process.
 bool shares_backbone(const RunSettings& settings, Model& actor) {
   if (settings.critic.share_backbone) return *settings.critic.share_backbone;
   if (!settings.critic.path.empty() || settings.actor.lora.enabled()) return false;

@@ -1,5 +1,5 @@
-// All parts of a run, built from its settings in order of their dependencies. A wrong setting or a damaged
-// file throws here, before anything is computed. run.cpp connects and drives the parts.
+// The components of a run, built from its settings in order of their dependencies. A wrong setting or a
+// damaged file throws here, before anything is computed. run.cpp connects and drives the components.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -30,8 +30,8 @@ ThreadSplit split_threads(const RunSettings& settings, int threads);
 
 // Whether this rank only generates: the last rollout.ranks ranks do.
 bool only_generates(const RunSettings& settings, const Communicator& ranks);
-// The job of such a rank's engine process (engine_process.h), and what the process makes of it: the model,
-// whose weights rank 0 publishes, and its engine.
+// The job (JSON) for the engine process of a rank that only generates (engine_process.h), and what that
+// process builds from the job: the model, whose weights rank 0 publishes, and its engine.
 Json engine_job(const RunSettings& settings);
 RunSettings settings_of_job(const Json& job);
 struct EngineParts {
@@ -49,9 +49,9 @@ Changing what_changes(const RunSettings& settings);
 bool takes_weights_in_place(const RunSettings& settings, const Model& model);
 
 struct RunComponents {
-  // Locks the run's folder. `ranks`: processes that train together, each with its own parts; nullptr: this
-  // process alone. Rewards, environment, filter and folder are nullptr on all ranks but rank 0. Throws
-  // UserError or IoError. Throws Interrupted if `stop` returns true while the device is measured.
+  // `ranks`: processes that train together, each with its own RunComponents; nullptr: one process. Only rank
+  // 0 has rewards, environment, filter and folder, and locks the folder. They are nullptr on the other ranks.
+  // Throws UserError or IoError. Throws Interrupted if `stop` returns true while the device is measured.
   RunComponents(const RunSettings& settings, const std::function<bool()>& stop,
                 Communicator* ranks = nullptr);
   RunComponents(const RunComponents&) = delete;
@@ -68,19 +68,19 @@ struct RunComponents {
   std::unique_ptr<GroupFilter> filter;       // nullptr: there is none
   const TrainingRanks training;              // the ranks that train together
   std::unique_ptr<Model> model;              // trained; shared with the engine in synchronous runs
-  std::unique_ptr<Model> unsharded;          // on rank 0, if ranks share layers: for publishing; else nullptr
+  std::unique_ptr<Model> unsharded;          // on rank 0, if layers are sharded: for publishing; else nullptr
   std::unique_ptr<Model> reference;          // for the KL terms; nullptr if there is none
   std::unique_ptr<Model> teacher;            // nullptr if there is none
   const int64_t total_steps;
-  std::unique_ptr<Model> critic_model;  // its own backbone; nullptr: it shares the actor's, or no critic
+  std::unique_ptr<Model> critic_model;  // the critic's backbone; nullptr: it is the actor's, or no critic
   std::unique_ptr<Critic> critic;       // for adv_estimator gae; else nullptr
   const SparsePolicy sparse;            // of the engine's attention
-  std::unique_ptr<SparsePolicyTrainer> sparse_trainer;  // what generates, if it is not `model`; else nullptr
-  std::unique_ptr<const PassCosts> draft_costs;         // for plans of a student with a model of its own
+  std::unique_ptr<SparsePolicyTrainer> sparse_trainer;  // has the model that generates if not `model`
+  std::unique_ptr<const PassCosts> draft_costs;         // for plans of a separate draft policy
   std::unique_ptr<Model> generating;  // the engine's copy, if it runs in parallel with training
   Trainer trainer;
-  // The published model: the student's if there is one. Else the unsharded model that
-  // Trainer::unsharded_model() sets, if ranks share its layers. Else the trained model.
+  // The model whose weights are published: that of sparse_trainer if there is one. Else, if layers are
+  // sharded, the unsharded model that Trainer::unsharded_model() fills. Else the trained model.
   const Model& published() const {
     return sparse_trainer ? sparse_trainer->model() : unsharded ? *unsharded : *model;
   }

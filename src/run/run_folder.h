@@ -1,6 +1,6 @@
 // A run's folder (docs/formats.md), and what a start does with an existing folder.
 //
-// - New run, if there is no complete checkpoint: what an earlier, killed process left is removed.
+// - New run, if there is no complete checkpoint: files of an earlier, killed process are removed.
 // - Resume: metrics and rollouts written after the last complete checkpoint are removed, because they will be
 //   written again. TensorBoard is told to forget them.
 #pragma once
@@ -22,8 +22,8 @@ namespace bough {
 std::filesystem::path run_folder_of(
     const RunSettings& settings);  // <fileroot>/<experiment_name>/<trial_name>
 
-// Returns the differences that are harmless (is_harmless_change). Throws UserError if there are others. The
-// message lists them with both values and the remedy.
+// Returns the differences that are harmless (is_harmless_change). Throws UserError if there are other
+// differences. The message lists them with both values and the remedy.
 std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
                                                       const std::filesystem::path& config_file);
 
@@ -39,8 +39,8 @@ ThreadChange read_thread_change(const std::filesystem::path& folder);  // zeros 
 class RunFolder {
  public:
   // Makes and locks the folder, and finds the last checkpoint. Checks the settings against the saved ones and
-  // saves them. Removes what came after the checkpoint. Opens log.txt. Throws UserError if another process
-  // holds the lock, or as check_resumed_settings() does.
+  // saves them. Removes metrics and rollouts after the checkpoint. Opens log.txt. Throws UserError if another
+  // process holds the lock, or as check_resumed_settings() does.
   explicit RunFolder(const RunSettings& settings);
   ~RunFolder();  // closes log.txt
 

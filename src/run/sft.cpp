@@ -28,7 +28,7 @@ class Sft {
 
  private:
   void encode_examples();
-  // The examples of a step. Each epoch has its own order. An epoch's last batch may be smaller.
+  // The examples of a training step. Each epoch has its own order. An epoch's last batch may be smaller.
   std::vector<const Trajectory*> batch_of(int64_t step);
   double train(const std::vector<const Trajectory*>& examples);
 
@@ -169,7 +169,7 @@ void SftSettings::check() const {
   require(train_dataset.path, "train_dataset.path", "--data");
   require(out, "out", "--out");
   tree.check();
-  std::error_code absent;  // if a path is missing, the two are not the same
+  std::error_code absent;  // if a path does not exist, the two paths differ
   if (std::filesystem::equivalent(out, model.path, absent))
     throw UserError(
         str("out: ", quoted(out), " is model.path itself, which would be overwritten; name another folder"));

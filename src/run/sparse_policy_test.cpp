@@ -44,7 +44,7 @@ std::vector<Trajectory> sparse_samples(const Model& model, const std::string& su
   for (size_t i = forked.input_ids.size() - 30; i < forked.input_ids.size(); ++i)
     forked.input_ids[i] = (forked.input_ids[i] + 1) % 97;
   samples.push_back(std::move(forked));
-  // A sample whose prompt contains what another one sampled: equal tokens with other computations.
+  // A sample whose prompt contains another sample's response: equal tokens with other attention.
   Trajectory quoted = samples[0];
   for (size_t i = 0; i + 20 < quoted.loss_mask.size(); ++i) quoted.loss_mask[i] = 0;
   samples.push_back(std::move(quoted));
@@ -240,9 +240,9 @@ TEST(SparseReplay, TrainingAttendsToThePagesThatGenerationKept) {
   EXPECT_GT(others.metrics.at("sparse/choices_differ").value(), 0.2);
 }
 
-// A group with a context of `length` tokens. The memory holds the context and two of the three responses, and
-// still has another group's pages, which must be evicted. New weights interrupt the group. Log-probabilities
-// sampled after that are checked.
+// A group whose samples have a prompt of `length` tokens. The memory holds the prompt and two of the three
+// responses, and still has another group's cached pages, which must be evicted. New weights interrupt the
+// group. Log-probabilities sampled after that are checked.
 void expect_replay_at(int64_t length) {
   ModelConfig config = deep_config();
   config.max_position_embeddings = length + 200;
@@ -260,7 +260,7 @@ void expect_replay_at(int64_t length) {
   const int64_t held = engine.statistics().new_tokens;
   GenerationRequest request = request_of(1, random_tokens(3, length - 60, 97), 3, 60);
   request.sampling.ignore_eos = true;
-  // Most of the context is an earlier response.
+  // Most of the prompt is an earlier response.
   request.sampled.assign(static_cast<size_t>(length - 60), 1);
   std::fill_n(request.sampled.begin(), 50, 0);
   const std::vector<uint8_t> sampled = request.sampled;
@@ -293,7 +293,7 @@ TEST(SparseReplay, AgreesInLongContextsSlow) {
   expect_replay_at(8192);
 }
 
-// Equal tokens with other page choices are different tokens from there on.
+// From the first different page choice on, equal tokens of two rows of the batch are different tree tokens.
 TEST(SparseReplay, EqualTokensWithDifferentChoicesAreDistinct) {
   Trajectory row;
   row.input_ids = {3, 4, 5, 5, 5};
@@ -332,8 +332,8 @@ at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples)
   return Executor(model).forward(make_plan("blocks", plan_request(batch, 96)), batch).log_probs_R;
 }
 
-// The step of the sparse policy: its gradient is the surrogate's derivative by the adapters. The policy
-// gets no gradient and does not change.
+// The training step of the sparse policy: its gradient is the derivative of surrogate and KL with respect to
+// the adapters. The model without adapters gets no gradient and does not change.
 TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
   for (const std::string kl : {"k2", "k3"}) {
     const auto trained_model = small_model(at::kDouble, 5, deep_config());

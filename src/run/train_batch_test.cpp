@@ -93,7 +93,7 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndReportsMetrics) {
   EXPECT_EQ(record.metrics.at("loss/policy"), 0.25);
 }
 
-// A conversation of several rows counts as one sample in the batch's reward metrics.
+// A conversation of several rows of the batch counts as one sample in the reward metrics.
 TEST(TrainBatch, RewardMetricsCountTrajectoriesNotRows) {
   TrainOrder order = order_of(0, 1, 2);
   auto group = std::make_shared<FinishedGroup>(*order.groups[0]);
@@ -157,8 +157,8 @@ TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
   EXPECT_EQ(record.metrics.at("rollout/sequences_dropped"), 2 * equal);
 }
 
-// The trainer computes the acceptance of every sample before any is chosen. The two nearest samples of each
-// group are trained on.
+// The trainer computes the acceptance of every sample before any sample is chosen. The two samples of each
+// group with the highest acceptance are trained on.
 TEST(TrainBatch, SamplesAreChosenByTheirAcceptance) {
   class AcceptingTrainer final : public BatchTrainer {
    public:
@@ -197,7 +197,7 @@ TEST(TrainBatch, SamplesAreChosenByTheirAcceptance) {
   EXPECT_THROW(train_batch(order_of(0, 6, 5), settings, silent), UserError);
 }
 
-// FakeReward: 1 for an even digit. The baseline counts in no mean, no number and no loss.
+// FakeReward is 1 for an even digit. The baseline is in no mean, no count and no loss.
 TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   RunSettings settings;
   settings.actor.advantages.adv_estimator = "remax";
