@@ -1,6 +1,6 @@
-// One block samples one token. It reads the row twice: first for the largest logit, then for the sums of
-// exponentials. Each sum covers a block of 256 tokens and is computed by one warp. The first warp then finds
-// the block that the uniform number falls in, and the token in this block.
+// One CUDA thread block samples one token. It reads the row of logits twice: first for the largest logit,
+// then for the sums of exponentials. Each sum is of 256 consecutive tokens and is computed by one warp. The
+// first warp then finds the 256 tokens in whose sum the uniform number falls, and the token among them.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 #include "kernels/common/cuda_mma.cuh"
@@ -22,7 +22,7 @@ __device__ inline double exponential(double x) {
   return exp(x);
 }
 
-// Loads this lane's eight tokens of a block of 256, with -infinity beyond the row.
+// Loads this lane's eight of 256 consecutive tokens, with -infinity beyond the end of the row.
 template <class T, class A, int kPack>
 __device__ inline void read_tokens(A (&x)[kLaneTokens], const T* row, int64_t begin, int64_t width) {
 #pragma unroll
@@ -44,9 +44,9 @@ __device__ inline A warp_max(A x) {
   return x;
 }
 
-// Lays `count` weights end to end, returns the index of the weight in which `target` falls, and subtracts the
-// weights before it from the target. Rounding may leave the target beyond all weights. Then the index of the
-// last positive weight is returned.
+// Lays `count` weights end to end on a line from 0, returns the index of the weight that contains `target`,
+// and subtracts the weights before it from `target`. Rounding may leave `target` beyond all weights; then
+// returns the index of the last positive weight.
 template <class Weight>
 __device__ inline int find(int count, double& target, Weight&& weight) {
   int last = 0;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
     read_tokens<T, A, kPack>(x, row, static_cast<int64_t>(block) * kBlockTokens + lane * kLaneTokens,
                              in.width);
 #pragma unroll
-    for (const A logit : x) largest = logit > largest ? logit : largest;  // a NaN shows in the sums
+    for (const A logit : x) largest = logit > largest ? logit : largest;  // a NaN makes the sums NaN
   }
   largest = warp_max(largest);
   if (lane == 0) maxima[warp] = largest;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
     token = firsts[0];
     for (int w = 1; w < kDrawWarps; ++w) token = firsts[w] < token ? firsts[w] : token;
   }
-  token = token < in.width ? token : 0;  // if the row is not finite
+  token = token < in.width ? token : 0;  // no token is found if the row is not finite
   double* const drawn = in.drawn + static_cast<int64_t>(blockIdx.x) * 5;
   drawn[0] = static_cast<double>(token);
   drawn[1] = static_cast<double>(widen(row[token]));

@@ -128,7 +128,7 @@ at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests
   const auto first_where = [&](const at::Tensor& is_one_DV) {
     return ids_V.expand_as(x_DV).masked_fill(is_one_DV.logical_not(), x_DV.size(1)).amin(1, true);
   };
-  // Rounding may leave the number beyond all weights. Then the last positive weight is chosen.
+  // Rounding may leave the uniform number beyond all weights. Then the last positive weight is chosen.
   const auto last_D1 = ids_V.expand_as(x_DV).masked_fill(weights_DV.le(0), 0).amax(1, true);
   const auto drawn_D1 = at::minimum(first_where(up_to_DV.gt(number(kDrawUniform) * sum_D1)), last_D1);
   const auto token_D1 =

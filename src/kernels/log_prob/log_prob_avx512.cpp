@@ -14,8 +14,8 @@ inline __mmask16 first(int64_t count) {
   return count >= 16 ? ~__mmask16{0} : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
 }
 
-// Holds 32 elements, or `count` elements and zeros, in an order that suits the type. For fp32, a and b hold
-// 16 consecutive elements each. For bf16, a holds the elements at even places and b those at odd places.
+// Holds 32 elements; with `count` < 32, `count` elements and zeros. For fp32, a and b hold 16 consecutive
+// elements each. For bf16, a holds the elements at even places and b those at odd places.
 struct Two {
   __m512 a, b;
 };
@@ -44,7 +44,7 @@ inline Two load(const BFloat16Bits* p, int64_t count) {
           _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
 }
 
-// Rounds to bf16 in the upper half, to nearest even. NaN stays NaN.
+// Rounds fp32 to bf16, to nearest even, and keeps the bf16 in the upper 16 bits. NaN stays NaN.
 inline __m512i round_up_half(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -79,7 +79,7 @@ struct Exponent {
   __m512 operator()(__m512 logits) const { return _mm512_mul_ps(_mm512_sub_ps(logits, maximum), factor); }
 };
 
-// Bounds exponents from below, so that a weight of 0 adds 0 to the dots, not NaN.
+// Bounds exponents from below, so that a weight of 0 times its exponent is 0, not 0 · -inf = NaN.
 inline __m512 bounded(__m512 exponent) {
   return _mm512_max_ps(exponent, _mm512_set1_ps(-1443.0f));
 }

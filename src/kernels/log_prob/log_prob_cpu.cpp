@@ -101,8 +101,8 @@ void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& label
         const A log_p = number < 0 ? A(0) : load(label) * inverse - data<A>(lse)[r];
         backward_row(row, width, inverse, data<A>(lse)[r], entropy, d_log_prob, d_entropy);
         if (number < 0) continue;
-        // The label's whole element is computed and then rounded once: -expm1(log_p) = 1 - p without
-        // cancellation.
+        // The label's element of d_logits is computed as a whole and rounded once. -expm1(log_p) is 1 - p
+        // without cancellation.
         store(label,
               (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);
       }

@@ -1,6 +1,6 @@
-// Forward: each block processes one row and reads it once. Every thread keeps softmax sums of its elements
-// relative to its own maximum. Sums with different maxima are merged (Milakov and Gimelshein 2018, with the
-// entropy's sum in addition to the normaliser's). Backward: elementwise.
+// Forward: each CUDA thread block computes one row of logits and reads it once. Every thread keeps softmax
+// sums of its elements relative to the largest of them. Sums with different maxima are then merged (Milakov
+// and Gimelshein 2018, here also for the entropy's sum). Backward: elementwise.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -17,9 +17,9 @@ struct SoftmaxSums {
   A dot;  // of e · z
 };
 
-// Merges the sums of two parts. The part with the smaller maximum is rescaled by
-// s = exp(δ), δ = (smaller - larger) / temperature.
-// Its sum becomes s · sum. All its z shift by δ, so its dot becomes s · (dot + δ · sum).
+// Merges the sums of two parts of a row. The sums of the part with the smaller maximum are rescaled by s =
+// exp(δ), δ = (smaller - larger) / temperature. `sum` becomes s · sum. All z shift by δ, so `dot` becomes s ·
+// (dot + δ · sum).
 template <class A>
 __device__ SoftmaxSums<A> merge(SoftmaxSums<A> a, SoftmaxSums<A> b, A inverse_temperature) {
   if (a.sum == 0) return b;
@@ -43,7 +43,7 @@ __device__ SoftmaxSums<A> warp_merge(SoftmaxSums<A> sums, A inverse_temperature)
                                   __shfl_down_sync(0xFFFFFFFFu, sums.dot, offset)};
     sums = merge(sums, other, inverse_temperature);
   }
-  return sums;  // in lane 0: the sums of the whole warp
+  return sums;  // only lane 0 has the sums of the whole warp
 }
 
 template <class T, class A, int kPack>
@@ -73,7 +73,7 @@ __global__ void forward_kernel(LogProbForward<T, A> in, A inverse_temperature) {
   for (int64_t r = blockIdx.x; r < in.num_rows; r += gridDim.x) {
     const T* row = in.logits + r * in.width;
     auto sums = warp_merge(thread_sums<T, A, kPack>(row, in.width, inverse_temperature), inverse_temperature);
-    __syncthreads();  // the scratch of the previous row has been read
+    __syncthreads();  // all threads have read the previous row's scratch
     if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = sums;
     __syncthreads();
     if (threadIdx.x != 0) continue;
@@ -82,8 +82,8 @@ __global__ void forward_kernel(LogProbForward<T, A> in, A inverse_temperature) {
     const A max = sums.max * inverse_temperature;
     const A log_sum = log(sums.sum);
     in.lse[r] = max + log_sum;
-    // The difference z[label] - max is computed before log sum is subtracted, so that a confident row has no
-    // cancellation.
+    // z[label] - max is computed before log_sum is subtracted, so that there is no cancellation if the row
+    // has one dominant token.
     const int64_t label = in.labels[r];
     in.log_probs[r] = label < 0 ? -A(INFINITY) : (widen(row[label]) * inverse_temperature - max) - log_sum;
     in.entropies[r] = log_sum - sums.dot / sums.sum;
@@ -107,7 +107,7 @@ __global__ void backward_kernel(LogProbBackward<T, A> in, A inverse_temperature)
     for (int j = 0; j < kPack; ++j) {
       const A log_p = x[j] * inverse_temperature - lse;
       const A p = exp(log_p);
-      // For the label, d is d_log_prob · (1 - p), where -expm1(log p) = 1 - p without cancellation.
+      // At the label, 1 - p is computed as -expm1(log p), without cancellation.
       const A d = label == j ? d_log_prob * -expm1(log_p) : -p * d_log_prob;
       x[j] = (d - p * d_entropy * (log_p + entropy)) * inverse_temperature;
     }

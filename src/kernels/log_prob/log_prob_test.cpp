@@ -63,8 +63,8 @@ TEST(LogProb, ConfidentAndHopelessRowsStayFinite) {
   EXPECT_FLOAT_EQ(d[1][0].item<float>(), 1.0f);
 }
 
-// The columns are cut into three parts, as in a tensor-parallel group. The gradient of each part equals the
-// same columns of the whole gradient.
+// The columns are cut into three parts, as among tensor-parallel ranks. The gradient of each part equals the
+// same columns of the gradient that is computed from all columns.
 TEST(LogProb, PartsOfTheColumnsGiveTheResultOfAllColumns) {
   for (const auto type : kFloatTypes) {
     const auto logits = random_tensor({9, 50}, type, 5);

@@ -38,7 +38,7 @@ BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<
   }
 }
 
-// Sums one block. kUse selects the output in addition to the sum.
+// Computes for one block: the sum of the weights (kSum), also the dot (kDot), or only the weights (kWeights).
 enum class Use { kSum, kDot, kWeights };
 template <Use kUse, class T>
 BOUGH_INLINE void block_sum(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,
@@ -53,7 +53,7 @@ BOUGH_INLINE void block_sum(const T* row, int64_t count, typename simd::Types<T>
     else load_tail(x, row + i, count - i);
     x = (x - maximum) * inverse_temperature;
     Vector z = x;
-    if constexpr (kUse == Use::kDot)  // a weight of 0 adds 0, not NaN
+    if constexpr (kUse == Use::kDot)  // bounds z, so that a weight of 0 adds 0, not NaN
       simd::raise_to<Integers>(z, Vector(Vector{} - typename simd::Types<T>::Acc{1000}));
     Vector nan = {};  // exp_nonpositive may map NaN to 0: keep it visible in the sum
     Integers is_nan;
@@ -100,7 +100,7 @@ BOUGH_SOFTMAX_LOOPS(double, double)
 
 }  // namespace
 
-// fp64 uses the loops above. On CPUs without AVX-512, all types use them.
+// fp64 uses the loops above. fp32 and bf16 use them only on CPUs without AVX-512.
 
 template <class T>
 void softmax_maxima(const T* logits, int64_t width, typename simd::Types<T>::Acc* maxima) {

@@ -1,5 +1,5 @@
-// Loads and stores 32 x 32 sums in four AMX tiles. All tiles must be configured at full size
-// (amx::begin_tiles). Only files compiled for AMX include this.
+// Loads and stores a 32 x 32 matrix of fp32 sums in four AMX tiles. All AMX tiles must be configured at full
+// size (amx::begin_tiles). Only files compiled for AMX include this.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +14,7 @@ using bf16::kTileBytes;
 using bf16::kTileRows;
 using bf16::kTileStride;
 
-// Loads 32 x 32 sums from c, or zeros, into tiles 0 to 3: 0 and 1 have rows 0 to 15, 2 and 3 rows 16 to 31.
+// Sets tiles 0 and 1 (rows 0 to 15), 2 and 3 (rows 16 to 31) to c if `accumulate`, else to zeros.
 static inline void load_sums(const float* c, int64_t c_stride, bool accumulate) {
   if (!accumulate) {
     _tile_zero(0);

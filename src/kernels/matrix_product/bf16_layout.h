@@ -1,4 +1,5 @@
-// Packed bf16 factors (matrix_product_tiles.h) consist of tiles of 1 KiB: 16 rows of one 64-byte cache line.
+// Packed bf16 factors (matrix_product_tiles.h) consist of tiles of 1 KiB: 16 rows of one 64-byte cache line
+// each.
 #pragma once
 
 #include <cstdint>

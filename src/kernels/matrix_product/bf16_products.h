@@ -1,5 +1,6 @@
 // The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles if has_amx(), else the
-// AVX512-BF16 dot products of pairs. Both read the same packed factors and sum in fp32, in ascending k.
+// AVX512-BF16 dot products of pairs. Both read the same packed factors and sum in fp32, in ascending k (inner
+// index).
 #pragma once
 
 #include "kernels/common/isa.h"
@@ -24,8 +25,9 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
 
-// y[r][n] = x[r]·weight[n] (+ bias[n]) (+ residual[r][n]), rounded once, for 1 to kMostRows rows of any
-// depth. The order of the sums differs from that of blocks, so batch_invariant_product must not use it.
+// y[r][n] = x[r]·weight[n] (+ bias[n]) (+ residual[r][n]), rounded once, for 1 to kMostRows rows of x and any
+// inner dimension. The order of the sums is not that of multiply_block, so batch_invariant_product must not
+// use it.
 struct FewRows {
   static constexpr int64_t kMostRows = 4;
   int64_t rows, depth;

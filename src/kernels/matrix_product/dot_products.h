@@ -1,6 +1,6 @@
-// Sums of bf16 products, up to 11 rows x 32 columns in 22 registers. Each pair of elements of A is broadcast
-// and multiplied with pairs of B (Intel SDM, VDPBF16PS). Included by files compiled for AVX512-BF16;
-// internal linkage.
+// Sums of bf16 products, up to 11 rows x 32 columns in 22 registers. Each pair of neighbouring elements of a
+// row of A is broadcast and multiplied with the pairs of 16 columns of B (Intel SDM, VDPBF16PS). Included by
+// files compiled for AVX512-BF16; internal linkage.
 #pragma once
 
 #include <immintrin.h>
@@ -16,31 +16,31 @@ using bf16::kTileBytes;
 using bf16::kTileStride;
 
 constexpr int64_t kRowsTogether = 11;  // 32 rows are 11 + 11 + 10
-constexpr int64_t kPairs = 16;         // pairs in a depth of 32
+constexpr int64_t kPairs = 16;         // pairs in 32 elements of the inner dimension
 constexpr int64_t kPairBytes = 4;
 
-// The layout of both factors in a depth of 32, in bytes.
+// The layout of both factors within 32 elements of the inner dimension (the depth), in bytes.
 //   A: the pairs of a row are adjacent; rows are a_row apart
-//   B: the pairs of 16 columns are adjacent; the next pair of the depth is b_pair further; columns 16 to 31
-//      are b_high further
+//   B: pairs p of columns 0 to 15 are adjacent; pairs p + 1 begin b_pair after them; columns 16 to 31 begin
+//      b_high after columns 0 to 15
 struct Layout {
   int64_t a_row = kTileStride;
   int64_t b_pair = kTileStride, b_high = kTileBytes;
 };
-// 32 columns of sums. Rows are `stride` floats apart; columns 16 to 31 are `high` floats after columns 0 to
-// 15.
+// The 32 columns of sums in memory. Rows are `stride` floats apart; columns 16 to 31 begin `high` floats
+// after columns 0 to 15.
 struct Sums {
   float* c;
   int64_t stride, high;
   bool accumulate;
 };
 
-// Computes the sums of kRows rows and 16 · kVectors columns. step(i, a, b) sets a and b to the addresses of
-// the first row of A and the first pair of B for depths 32i to 32i + 31.
+// Computes kRows x (16 · kVectors) sums in `steps` steps of depth 32. step(i, a, b) must set a and b to the
+// addresses of the first row of A and the first pair of B of step i, which has depths 32i to 32i + 31.
 template <int kRows, int kVectors, class Step>
 inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   __m512 sum[kRows][2];
-  // All loops over sums are unrolled, so that the sums stay in registers.
+  // All loops over `sum` are unrolled, so that the sums stay in registers.
 #pragma GCC unroll 11
   for (int i = 0; i < kRows; ++i) {
     const float* row = to.c + i * to.stride;
@@ -74,7 +74,7 @@ inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&&
   }
 }
 
-// Computes the sums of a block of 32 rows. `step` is as for dot_rows.
+// Computes 32 rows of sums by three calls of dot_rows(). `step` is as for dot_rows().
 template <int kVectors = 2, class Step>
 inline void dot_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   const auto rows_from = [&](int64_t row) {

@@ -1,5 +1,6 @@
-// Products of one to four rows with a weight, as dot products of their rows. Each line of the weight is read
-// once and multiplied with all rows of x. Blocks (dot_products.h) would multiply 16 columns.
+// Products of one to four rows of x with a weight, each output as the dot product of a row of x and a row of
+// the weight. Each cache line of the weight is read once and multiplied with all rows of x. dot_products.h
+// would instead need the weight packed by 16 of its rows.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/bf16_products.h"
@@ -19,7 +20,7 @@ inline __m128 widen(const BFloat16Bits* p, __mmask8 lanes) {
   return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_maskz_loadu_epi16(lanes, p)), 16));
 }
 
-// Returns the lane sums of each of four vectors.
+// Returns four sums: those of the lanes of a, of b, of c and of d.
 inline __m128 sums_of(__m512 a, __m512 b, __m512 c, __m512 d) {
   const auto fold = [](__m512 x) {
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -35,10 +36,10 @@ void multiply(const FewRows& p, int64_t begin, int64_t end) {
     const BFloat16Bits* weight[kTogether];
     for (int64_t i = 0; i < kTogether; ++i)
       weight[i] = p.weight + (n + (i < count ? i : 0)) * p.weight_stride;
-    // The next rows of the weight are prefetched meanwhile.
+    // Distance to the next kTogether rows of the weight, which are prefetched during the products.
     const int64_t further = n + 2 * kTogether <= end ? kTogether * p.weight_stride : 0;
     __m512 sum[kRows][kTogether];
-    // All loops over sums are unrolled, so that the sums stay in registers.
+    // All loops over `sum` are unrolled, so that the sums stay in registers.
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4

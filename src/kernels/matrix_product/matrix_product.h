@@ -1,16 +1,16 @@
-// Matrix products of the linear layers and the lm_head.
+// Matrix products of the linear layers and the lm_head. K is the inner dimension, also called depth.
 //
 //   matrix_product:       c[r,o]  = sum_k a[r,k] · b[k,o] (+ bias[o]) (+ residual[r,o])
-//                         overwritten, a's dtype
+//                         c is overwritten and has a's dtype
 //   add_matrix_product_:  c[r,o] += sum_k a[r,k] · b[k,o]
-//                         accumulated in the accumulator type, rounded once if c has a's dtype
+//                         c has a's dtype or its accumulator type
 //
-// Products and sums are computed in the accumulator type and rounded once. A bf16 residual is added before
-// this rounding, an fp32 residual to the result. Rows or columns of a and b must be contiguous, so a
+// Products and sums are computed in the accumulator type and rounded once to c's dtype. A bf16 residual is
+// added before this rounding, an fp32 residual after it. Rows or columns of a and b must be contiguous, so a
 // transposed view of a weight is not copied. Implementations:
 //   bf16  on a GPU: cuBLAS with fp32 sums (matrix_product_cuda_ops.cpp)
 //   bf16  on a CPU with AMX tiles or AVX512-BF16: our kernels
-//   fp32  on a CPU with AVX-512 that is not Intel's: our kernels, because MKL reaches only half of its rate
+//   fp32  on a CPU with AVX-512 that is not Intel's: our kernels, because MKL is only half as fast there
 //   all others: libtorch
 #pragma once
 
@@ -26,23 +26,23 @@ at::Tensor matrix_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
                           const std::optional<at::Tensor>& bias_O = std::nullopt,
                           const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
-// Like matrix_product, but on a CPU with has_tiles(dtype), the bits of a row of c depend only on b and its
-// row of a. The other rows of a, their number and the number of threads do not matter.
+// Like matrix_product, but only on a CPU with has_tiles(dtype), else throws. The bits of a row of c depend
+// only on b and the same row of a, not on other rows of a or the number of threads.
 at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                    const std::optional<at::Tensor>& bias_O = std::nullopt,
                                    const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
 // c: [R, O] in the dtype of a and b or in their accumulator type. Each row of c is contiguous; rows may have
-// any stride. batch_invariant: the product added to a row is as in batch_invariant_product.
+// any stride. batch_invariant: computes the product as batch_invariant_product does.
 void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
                          bool batch_invariant = false);
 
 // Whether our kernels, not libtorch's, compute products of this type on this CPU.
 bool products_are_ours(at::ScalarType type);
 
-// Our CPU kernels, for tests and benchmarks. has_tiles() is true for fp32 and bf16 if the CPU can run them.
-// Every sum runs over k in ascending order (bf16: in steps of a tile's depth), whichever factor is packed or
-// transposed. batch_invariant_product relies on this.
+// Our CPU kernels, for tests and benchmarks. has_tiles() is true for fp32 and bf16 if the CPU can run the
+// kernels. Every sum adds in ascending order of k (bf16: of the 32 k of a tile at a time), whichever factor
+// is packed or transposed. batch_invariant_product relies on this.
 bool has_tiles(at::ScalarType type);
 at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                 const std::optional<at::Tensor>& bias_O = std::nullopt,

@@ -8,8 +8,8 @@
 namespace bough::amx {
 
 namespace {
-// The compiler does not know that tile intrinsics read memory. This is safe here, because the memory is
-// constant or was written by the caller in another file.
+// The compiler does not know that tile intrinsics read memory. Here this causes no error, because the memory
+// is constant or was written in another file.
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {kTileStride, kTileStride, kTileStride, kTileStride,
@@ -19,8 +19,8 @@ struct TileConfig {
 constexpr TileConfig kEightFullTiles;
 static_assert(sizeof(TileConfig) == 64);
 
-// Adds the products of two tiles of rows and two tiles of columns, of depth 32, to the sums. Columns bypass
-// the nearest cache, so that the rows, which the next columns need again, stay there.
+// Adds the products of 32 rows of A and 32 columns of B, of depth 32, to the sums in tiles 0 to 3. Loads of B
+// bypass the L1 cache, so that the rows of A, which the next columns need again, stay in it.
 inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
   _tile_stream_loadd(6, b, kTileStride);
   _tile_loadd(4, a_low, a_stride);

@@ -1,4 +1,4 @@
-// fp32 products: 12 x 32 of C in 24 registers, a row of B in two, each element of A broadcast.
+// fp32 products: 12 x 32 sums in 24 registers, 32 elements of a row of B in two, elements of A broadcast.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -15,18 +15,18 @@ inline __mmask16 first(int64_t count) {
 
 constexpr int64_t kStep = 8;  // depth steps between two prefetches
 
-// The number of columns of b: kHalf is at most 16 and half the work, kSome is 17 to 31, kAll is 32 and needs
-// no load masks.
+// The number of columns of b: kHalf is at most 16 and needs half of the multiply-adds, kSome is 17 to 31,
+// kAll is 32 and needs no load masks.
 enum class Columns { kHalf, kSome, kAll };
 
-// If kTurned, a[i][k] = a[k * a_stride + i].
+// a[i][k] is at a[i * a_stride + k], or at a[k * a_stride + i] if kTurned.
 template <Columns kColumns, int kRows, bool kTurned>
 void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                    const float* b, int64_t b_stride, int64_t columns, int64_t depth, const Upcoming& read) {
   constexpr bool kTwo = kColumns != Columns::kHalf, kAll = kColumns == Columns::kAll;
   __m512 sum[kRows][2];
   const __mmask16 low = first(columns), high = first(columns - 16);
-  // All loops over sums are unrolled, so that the sums stay in registers.
+  // All loops over `sum` are unrolled, so that the sums stay in registers.
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     sum[i][0] = accumulate ? _mm512_maskz_loadu_ps(low, c + i * c_stride) : _mm512_setzero_ps();

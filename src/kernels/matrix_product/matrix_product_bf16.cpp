@@ -1,4 +1,4 @@
-// Packs bf16 factors into the layout that products read (matrix_product_tiles.h), and rounds sums to bf16.
+// Packs bf16 factors into the layout of matrix_product_tiles.h, and rounds sums to bf16.
 #include <immintrin.h>
 
 #include <cstring>
@@ -14,16 +14,16 @@ inline __mmask32 first(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
 }
 
-// Loads a 16 x 16 matrix of dwords. A dword has two neighbouring elements of a row:
-// row i = source[i * stride .. + 31].
+// Loads 16 matrix rows of 32 bf16 elements: r[i] = source[i * stride .. + 31]. Each dword of r[i] has two
+// neighbouring elements. Rows from `rows` on are zeros.
 inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride, int64_t rows,
                       __mmask32 columns) {
   for (int64_t i = 0; i < kTileRows; ++i)
     r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, source + i * stride) : _mm512_setzero_si512();
 }
 
-// Loads four 128-bit lanes from rows `step` apart, with one load each. Shuffles between lanes would all need
-// the only shuffle port.
+// Loads four 128-bit lanes from matrix rows `step` apart, each with a load. Loading whole rows and shuffling
+// between lanes would be slower, because only one CPU port shuffles.
 inline __m512i lanes_of_rows(const BFloat16Bits* source, int64_t step) {
   const auto lane = [&](int64_t i) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * step));
@@ -34,7 +34,7 @@ inline __m512i lanes_of_rows(const BFloat16Bits* source, int64_t step) {
   return _mm512_mask_broadcast_i32x4(r, 0xf000, lane(3));
 }
 
-// out[i][j] = source[j * stride + i] of 16 x 16 dwords, each two elements; rows of out are 64 bytes.
+// Transposes 16 x 16 dwords of two elements: out[i][j] = dword i of source row j. Rows of out: 64 bytes.
 inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stride) {
   for (int64_t lane = 0; lane < 4; ++lane) {
     __m512i r[4], t[4];
@@ -51,8 +51,8 @@ inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stri
   }
 }
 
-// out[i][j] = source[j * stride + i] of 32 x 32 elements. Lines far apart may map to one set of the nearest
-// cache, and each line is read four times. The lines are therefore copied first.
+// Transposes 32 x 32 elements: out[i][j] = source[j * stride + i]. The source is first copied, because each
+// cache line is read four times, and lines that are far apart may share a set of the L1 cache.
 inline void transpose_elements(char* out, const BFloat16Bits* far_source, int64_t far_stride) {
   constexpr int64_t stride = 32;
   alignas(64) BFloat16Bits source[32 * stride];
@@ -78,7 +78,7 @@ inline void transpose_elements(char* out, const BFloat16Bits* far_source, int64_
   }
 }
 
-// Interleaves two rows of 32: low has (a0 b0 a1 b1 ... a15 b15), high has the rest.
+// Interleaves two vectors of 32: low has (a0 b0 a1 b1 ... a15 b15), high has (a16 b16 ... a31 b31).
 inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                               39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -166,7 +166,8 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
     }
 }
 
-// Stores low and high (plus the residual), rounded, to c[0..31], masked by `columns`.
+// Stores low, then high, to c[0..31], masked by `columns`, after adding the residual (or nullptr) and
+// rounding.
 inline void store_row(BFloat16Bits* c, __m512 low, __m512 high, __mmask32 columns,
                       const BFloat16Bits* residual) {
   if (residual) {

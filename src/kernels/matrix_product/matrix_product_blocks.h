@@ -1,5 +1,5 @@
-// Blocks of a product: adapters for the tiles of each element type (matrix_product_tiles.h), and the loop of
-// one thread over its rows and panels. Only matrix_product_cpu.cpp includes this.
+// Adapters for the block functions of each element type (matrix_product_tiles.h), and the loop of one thread
+// over its blocks of rows of A and panels of 32 columns of B. Only matrix_product_cpu.cpp includes this.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace bough {
 
-constexpr int64_t kPackedDepth = 128;  // depth that is packed before going on to the next panel or block
+constexpr int64_t kPackedDepth = 128;  // depth to pack before the next panel or block
 
 template <class T>
 struct Factor {
@@ -69,7 +69,7 @@ struct Fp32Tiles : Fp32Blocking {
 };
 
 struct Bf16Tiles : Bf16Blocking {
-  // Up to this many rows of A, packing a weight costs more than transposing the sums.
+  // If A has at most this many rows, transposing the sums is cheaper than packing a weight as B.
   static constexpr int64_t kFewRows = 256;
   static void begin() { bf16::begin_tiles(); }
   static void end() { bf16::end_tiles(); }
@@ -108,7 +108,8 @@ inline float widen(BFloat16Bits value) {
   return wide;
 }
 
-// Computes rows [row_begin, row_end) of c. packed_a: these rows of A as packed blocks, or nullptr.
+// Computes rows [row_begin, row_end) of c. packed_a: these rows of A as packed blocks; nullptr: read in
+// place.
 template <class Tiles>
 class Worker {
  public:
@@ -117,13 +118,13 @@ class Worker {
   Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
       : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
 
-  // The range of the depth that one call of block() multiplies.
+  // The range of the inner dimension (depth) that one call of block() multiplies.
   struct Part {
     int64_t begin, depth;
     bool first, last;
   };
 
-  // Computes panels [first, last). `workspace` has workspace_elements(last - first) elements.
+  // Computes the columns of panels [first, last). `workspace` has workspace_elements(last - first) elements.
   void run(int64_t first, int64_t last, T* workspace) {
     const int64_t group = Space::panel_group(p_.k, last - first);
     T* edge = workspace + group * panel_elements(p_);
@@ -165,8 +166,8 @@ class Worker {
     }
   }
 
-  // Packs one part of the depth of all panels, then the next part. All panels thus read the same rows and
-  // pages of B shortly after each other.
+  // If B is not transposed, packs kPackedDepth rows of B for all panels, then the next rows. All panels thus
+  // read the same rows and memory pages of B shortly after each other.
   void pack_panels(int64_t begin, int64_t end, T* panels) const {
     const int64_t step = p_.b.transposed ? p_.k : kPackedDepth;
     for (int64_t k = 0; k < p_.k; k += step)
@@ -176,7 +177,7 @@ class Worker {
                           columns_of(panel));
   }
 
-  // Packs all rows of A as blocks. A transposed A is packed in parts of the depth, as in pack_panels.
+  // Packs all rows of A as blocks. A transposed A is packed kPackedDepth at a time, as in pack_panels.
   void pack_rows(T* blocks) const {
     const int64_t step = p_.a.transposed ? kPackedDepth : p_.k;
     for (int64_t k = 0; k < p_.k; k += step)
@@ -194,7 +195,7 @@ class Worker {
   }
 
   // Adds one part of the depth of one block of c to `sums`. The last part writes c. `sums` is nullptr if the
-  // part is the whole depth. Prefetches the memory that is written or read next.
+  // part is the whole depth. Prefetches `written` for writing and `read` for reading.
   void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Part& part,
              float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
@@ -222,7 +223,8 @@ class Worker {
     if (part.last) store(sums, row, rows, column, columns);
   }
 
-  // The place where the next block is written. c is larger than the caches, and a write waits for its line.
+  // Returns where the next block of c will be written, to prefetch it: c is larger than the caches, and a
+  // write waits for its cache line.
   Upcoming upcoming(int64_t row, int64_t panel) const {
     if (row >= row_end_) return {};
     const int64_t element = p_.accumulate ? sizeof(float) : sizeof(T);
@@ -237,8 +239,8 @@ class Worker {
     bool packed;
   };
 
-  // Returns a block of rows of A, in place or packed. Rows at a distance of a multiple of 2 KiB share few
-  // sets of the L1 cache, so that a part of them would not stay there. Such a part is copied to `near_rows`.
+  // Returns a block of rows of A, in place or packed. If the row stride is a multiple of 2 KiB, the rows map
+  // to few sets of the L1 cache, so that they would not stay there. Such rows are copied to `near_rows`.
   Rows rows_at(int64_t row, const Part& part, T* near_rows) const {
     if (packed_a_)
       return {{packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_) + part.begin * Tiles::kRows,
@@ -253,8 +255,8 @@ class Worker {
     return {{near_rows, 0, false}, true};
   }
 
-  // Returns fraction `part` of `parts` of the lines of a block of rows of A from depth k on. Empty if the
-  // block is not read in place.
+  // Divides the cache lines of a block of rows of A, from depth k on, into `parts`, and returns number `part`
+  // of these to prefetch. Empty if the block is not read in place.
   Upcoming upcoming_rows(int64_t row, int64_t k, int64_t part, int64_t parts) const {
     constexpr int64_t kLine = 64 / sizeof(T);
     if (packed_a_ || row + Tiles::kRows > row_end_) return {};
@@ -291,7 +293,7 @@ class Worker {
   const Product<T>& p_;
   int64_t row_begin_, row_end_;
   const T* packed_a_;
-  const T* packed_edge_ = nullptr;  // the last rows, if they are not a whole block
+  const T* packed_edge_ = nullptr;  // the last rows, packed, if they are fewer than a block; else nullptr
 };
 
 }  // namespace bough

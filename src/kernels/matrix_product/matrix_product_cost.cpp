@@ -4,8 +4,8 @@ namespace bough {
 
 namespace {
 
-// Returns the bytes of packed factors and sums of all threads. Panels are divided among threads as in
-// run_rows of matrix_product_cpu.cpp.
+// Returns the bytes of packed factors and sums of all threads together. Panels of B are divided among threads
+// as in run_rows() of matrix_product_cpu.cpp.
 template <class Blocking>
 int64_t packed_bytes(int64_t num_threads, int64_t rows, int64_t depth, int64_t columns) {
   const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
@@ -28,7 +28,7 @@ int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& s
   if (!kernels.packs_factors) return 0;
   if (!kernels.has_bf16_tiles())
     return sizes.element == sizes.accumulator ? fp32_bytes(kernels.threads, rows, depth, columns) : 0;
-  // Rows are packed if the depth is not a multiple of a tile's depth.
+  // The rows of A are packed if the depth is not a multiple of a tile's depth.
   const int64_t packed = depth % Bf16Blocking::kDepth == 0
                              ? 0
                              : std::min(rounded_up(rows, Bf16Blocking::kRows), kPackedRows) *
@@ -36,9 +36,9 @@ int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& s
   return packed + packed_bytes<Bf16Blocking>(kernels.threads, rows, depth, columns);
 }
 
-// With bf16 tiles, x is packed as a whole. Each thread packs d_yᵀ in parts of up to kMostBlocks blocks of
+// With bf16 tiles, x is packed as a whole, and each thread packs d_yᵀ in parts of up to kMostBlocks blocks of
 // rows and kTurnedDepth tokens. With fp32 tiles, d_yᵀ is packed in parts of kPackedRows rows and
-// kDepthPerPass tokens. On a CPU without bf16 tiles, both factors are widened.
+// kDepthPerPass tokens. On a CPU without bf16 tiles, bf16 x and d_y are first converted to fp32.
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs) {
   using Attention = DeviceKernels::Attention;

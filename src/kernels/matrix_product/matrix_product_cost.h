@@ -1,5 +1,5 @@
 // The cost of matrix products by shape: FLOPs, and the bytes of the CPU kernels' packed factors and sums.
-// matrix_product_cpu.cpp uses the block sizes defined here, so that the estimates match its allocations. No
+// matrix_product_cpu.cpp uses the block sizes of this file, so that the estimates match what it allocates. No
 // torch.
 #pragma once
 
@@ -15,17 +15,17 @@ constexpr int64_t matrix_product_flops(int64_t rows, int64_t depth, int64_t colu
   return 2 * rows * depth * columns;
 }
 
-// Minimum number of multiply-adds per thread. Starting a thread costs about as much as this many.
+// Minimum number of multiply-adds per thread: starting a thread takes about as long as this many.
 constexpr double kMultipliesPerThread = 256 << 10;
-constexpr int64_t kPackedRows = 1024;  // rows packed at a time, of a factor that must be packed
+constexpr int64_t kPackedRows = 1024;  // rows of A that are packed at a time, if A must be packed
 
 struct Fp32Blocking {
   using Element = float;
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
   static constexpr bool kPadsRows = false;
-  // Depth of one pass. C holds the sums between passes. The L1 cache holds a block of rows of this depth.
-  // The L2 cache holds four panels of it and delivers them as fast as they are needed.
+  // Depth of one pass over A and B. C holds the sums between passes. The L1 cache holds a block of rows of A
+  // of this depth. The L2 cache holds four panels of B of this depth and is fast enough.
   static constexpr int64_t kDepthPerPass = 512;
   static constexpr int64_t kGroupBytes = 4 * kDepthPerPass * kPanelColumns * 4;
   static constexpr bool kInParts = false;
@@ -36,24 +36,24 @@ struct Bf16Blocking {
   static constexpr int64_t kRows = bf16::kBlockRows;
   static constexpr int64_t kDepth = bf16::kDepth;
   static constexpr bool kPadsRows = true;  // incomplete blocks of rows are packed and padded
-  // The depth of a pass if C accumulates. A bf16 C is written in one pass, so that it is rounded once.
+  // Depth of one pass over A and B if C accumulates. Else one pass has all, so that a bf16 C is rounded once.
   static constexpr int64_t kDepthPerPass = 512;
-  // Bytes of a group of panels: half of the L2 cache of CPUs with AMX, all of it on others. A is read from
-  // memory once for each group.
+  // Bytes of a group of panels of B: half of the L2 cache of CPUs with AMX, all of it on other CPUs. A is
+  // read from memory once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
-  // A block of rows with a depth above kWholeDepth does not stay in the L1 cache until the next panel. The
-  // depth is then split into parts of kPartDepth. The L2 cache holds the fp32 sums of several blocks and the
-  // parts of kPartPanels panels.
+  // If the depth is above kWholeDepth, a block of rows of A does not stay in the L1 cache until the next
+  // panel. The depth is then split into parts of kPartDepth. The L2 cache holds the fp32 sums of several
+  // blocks of C and a part of kPartPanels panels of B.
   static constexpr bool kInParts = true;
   static constexpr int64_t kWholeDepth = 1024, kPartDepth = 512;
   static constexpr int64_t kPartSumBytes = 384 << 10, kPartPanels = 16;
-  // A weight's gradient uses a quarter of the L2 cache for sums and as much for B. The L1 cache holds a
-  // block's part of A.
+  // For a weight's gradient, the sums use a quarter of the L2 cache, and B another quarter. The L1 cache
+  // holds the part of A of one block.
   static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
   static constexpr int64_t kMostBlocks = 8;
 };
 
-// The workspace that one thread needs for some panels of a product, in elements.
+// The sizes, in elements, of the workspace in which one thread computes some panels of a product.
 template <class Blocking>
 struct BlockWorkspace {
   static constexpr int64_t kElementBytes = sizeof(typename Blocking::Element);
@@ -68,14 +68,14 @@ struct BlockWorkspace {
   static int64_t block_elements(int64_t depth) {
     return rounded_up(depth, Blocking::kDepth) * Blocking::kRows;
   }
-  // Number of panels that are packed together. All groups have about the same size.
+  // Number of panels that are packed together (a group). All groups have about the same number of panels.
   static int64_t panel_group(int64_t depth, int64_t panels) {
     int64_t fit = Blocking::kGroupBytes / (panel_elements(depth) * kElementBytes);
     if constexpr (Blocking::kInParts)
       if (is_in_parts(depth)) fit = Blocking::kPartPanels;
     return ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
   }
-  // Number of blocks of rows whose sums are kept until the next part of the depth.
+  // Number of blocks of rows whose sums stay in the workspace until the next part of the depth.
   static int64_t chunk_blocks(int64_t group) {
     if constexpr (Blocking::kInParts)
       return std::max<int64_t>(1, Blocking::kPartSumBytes / (group * Blocking::kRows * kPanelColumns * 4));
@@ -84,8 +84,8 @@ struct BlockWorkspace {
   static int64_t near_elements(int64_t depth) {
     return is_in_parts(depth) ? part_of_depth(depth) * Blocking::kRows : 0;
   }
-  // Total: a group of panels, the last rows of A if they must be padded, and the buffers of products in
-  // parts.
+  // The whole workspace: a group of panels, the last rows of A if they must be padded, and, if the depth is
+  // split into parts, the sums and a copy of the rows.
   static int64_t elements(int64_t depth, int64_t panels) {
     const int64_t group = panel_group(depth, panels);
     int64_t elements =
@@ -97,12 +97,12 @@ struct BlockWorkspace {
   }
 };
 
-// Returns the temporary bytes of c[rows, columns] = a[rows, depth]·b, without a, b and c.
+// Returns the bytes that c[rows, columns] = a[rows, depth]·b needs in addition to a, b and c.
 int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows,
                              int64_t depth, int64_t columns);
 
-// Returns the temporary bytes of a weight's gradient, [outputs, inputs] += d_yᵀ·x over `tokens` tokens,
-// without its operands.
+// Returns the bytes that a weight's gradient, [outputs, inputs] += d_yᵀ·x over `tokens` tokens, needs in
+// addition to d_y, x and the gradient.
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs);
 

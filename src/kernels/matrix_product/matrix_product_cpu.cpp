@@ -1,17 +1,18 @@
-// Each thread packs its panels of 32 columns of B, one group at a time. A group fits the L2 cache. Then
-// blocks of rows of A pass over the group. A is read in place if its layout allows that:
+// c = a·b. A panel is 32 columns of B. Each thread packs its panels, one group that fits the L2 cache at a
+// time. Then the thread multiplies each block of rows of A by the whole group. A is read in place if its
+// layout allows that:
 //
 //   for each group of panels of this thread:  pack them
-//     for each block of rows:                 (pack it, if it must be: before, all threads together)
+//     for each block of rows of A:            (if it must be packed: all threads together packed it before)
 //       for each panel of the group:          c block = or += a block · panel
 //
-// bf16 over a long depth: a few hundred rows pass one part of the depth at a time. Their fp32 sums stay in
-// the L2 cache and are rounded once.
+// bf16 with a long depth (inner dimension): a few hundred rows are multiplied by one part of the depth at a
+// time. Their fp32 sums stay in the L2 cache and are rounded once.
 //
-// A weight's gradient, c += aᵀ·b over a long depth, keeps its sums in the cache instead: add_turned below.
+// A weight's gradient, c += aᵀ·b with a long depth, keeps its sums in the cache instead: add_turned below.
 //
-// Few rows against a transposed B (a decoding step against a weight) are computed as cᵀ = bᵀ·aᵀ, so that the
-// weight is the operand that is read once, in place.
+// Few rows times a transposed B (a decoding step times a weight) are computed as cᵀ = bᵀ·aᵀ, so that the
+// weight is the factor that is read in place, once.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -28,15 +29,15 @@
 namespace bough {
 
 namespace {
-constexpr int64_t kPackedTogether = 64 << 10;  // least number of elements that a thread should pack
+constexpr int64_t kPackedTogether = 64 << 10;  // fewest elements for which a thread is started to pack
 
-// Returns true if there is too little work to start threads.
+// Returns true if there are too few multiply-adds to start threads, or if there is only one thread.
 bool is_for_one_thread(int64_t rows, int64_t n, int64_t k) {
   const double multiplies = static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
   return multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1;
 }
 
-// Splits panels between the threads, or rows if there are too few panels.
+// Divides the panels among the threads, or the blocks of rows if there are fewer panels than threads.
 template <class Tiles>
 void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int64_t row_end) {
   using T = typename Tiles::Element;
@@ -69,9 +70,10 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
   else at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
 }
 
-// c += a·b with a transposed A, a weight's gradient. The sums are far larger than the caches, and the depth
-// is thousands. Each thread keeps kSumBytes of sums in its L2 cache while the whole depth passes, one part at
-// a time. A thread packs each part of A when it needs the part. All threads together pack B once.
+// c += a·b with a transposed A, for a weight's gradient. The sums are far larger than the caches, and the
+// depth (the tokens) is thousands. Each thread keeps kSumBytes of sums in its L2 cache and adds the whole
+// depth to them, one part at a time. A thread packs a part of A just before use. All threads together pack B
+// once.
 template <class Tiles>
 void add_turned(const Product<typename Tiles::Element>& p) {
   using T = typename Tiles::Element;
@@ -85,7 +87,7 @@ void add_turned(const Product<typename Tiles::Element>& p) {
                    });
   const int64_t grain = is_for_one_thread(p.m, p.n, p.k) ? blocks : 1;
   at::parallel_for(0, blocks, grain, [&](int64_t begin_block, int64_t end_block) {
-    // Groups are small, so that each read of B serves many rows. A is packed again for each group of panels.
+    // Groups are small, so that each read of B is used for many rows. A is packed again for each group.
     const int64_t chunk_blocks = std::min(end_block - begin_block, Tiles::kMostBlocks);
     const int64_t fit = Tiles::kSumBytes / (chunk_blocks * Tiles::kRows * kPanelColumns * 4);
     const int64_t group = ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
@@ -138,8 +140,8 @@ void multiply(const Product<typename Tiles::Element>& product) {
     }
 }
 
-// A stride must be at least the row length. A view of a single row or column may have a smaller stride and is
-// then copied.
+// Returns x or a copy of x. The kernels need a stride of at least the row length. A view of a single row or
+// column may have a smaller stride and is then copied.
 at::Tensor with_unit_stride(const at::Tensor& x) {
   const bool rows = x.stride(1) == 1 && x.stride(0) >= x.size(1);
   const bool columns = x.stride(0) == 1 && x.stride(1) >= x.size(0);
@@ -157,14 +159,14 @@ void with_tiles(at::ScalarType type, Function&& function) {
   type == at::kFloat ? function.template operator()<Fp32Tiles>() : function.template operator()<Bf16Tiles>();
 }
 
-// Returns true for a few bf16 rows times the transposed view of a weight, if the CPU has AVX512-BF16.
+// Whether a is 1 to kMostRows bf16 rows, b a weight's transposed view, and the CPU has AVX512-BF16.
 bool is_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO) {
   return a_RK.scalar_type() == at::kBFloat16 && has_avx512_bf16() && a_RK.size(0) > 0 &&
          a_RK.size(0) <= dots::FewRows::kMostRows && a_RK.stride(1) == 1 && b_KO.stride(0) == 1 &&
          b_KO.numel() > 0;
 }
 
-// Writes c, whose rows need not be contiguous. The residual has the strides of c and may be c itself.
+// Overwrites c. Rows of c are contiguous, c may not be. The residual has c's strides and may be c itself.
 void product_of_few_rows(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
                          const std::optional<at::Tensor>& bias_O,
                          const std::optional<at::Tensor>& residual_RO) {
@@ -183,14 +185,14 @@ void product_of_few_rows(const at::Tensor& c_RO, const at::Tensor& a_RK, const a
                               optional(bias_O),
                               optional(residual_RO)};
   constexpr int64_t kOutputs = 16;             // outputs per work item
-  constexpr int64_t kWorthAThread = 64 << 10;  // weight elements per thread; reading dominates
+  constexpr int64_t kWorthAThread = 64 << 10;  // weight elements per thread; reading them dominates
   at::parallel_for(0, ceil_div(n, kOutputs), std::max<int64_t>(1, kWorthAThread / (kOutputs * k)),
                    [&](int64_t begin, int64_t end) {
                      dots::multiply_few_rows(product, begin * kOutputs, std::min(n, end * kOutputs));
                    });
 }
 
-// Writes c under the same rules as product_of_few_rows().
+// Overwrites c. c and the residual are as in product_of_few_rows().
 void product_by_tiles(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
                       const std::optional<at::Tensor>& bias_O, const std::optional<at::Tensor>& residual_RO) {
   const auto a = with_unit_stride(a_RK), b = with_unit_stride(b_KO);
@@ -250,7 +252,7 @@ bool has_tiles(at::ScalarType type) {
   return type == at::kFloat ? best_isa() == Isa::kAvx512 : type == at::kBFloat16 && has_avx512_bf16();
 }
 
-// bf16 chooses between AMX and dot products once per block.
+// The bf16 functions choose between AMX and dot products at each call, once per block.
 namespace bf16 {
 void begin_tiles() {
   if (has_amx()) amx::begin_tiles();
@@ -273,7 +275,7 @@ void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, cons
 }  // namespace bf16
 
 bool products_are_ours(at::ScalarType type) {
-  // Intel's own library runs fp32 at full rate on Intel CPUs and at half rate on others.
+  // MKL (libtorch's fp32 products) runs at full rate on Intel CPUs and at half rate on others.
   static const bool fp32 = !cpu_features().intel;
   return has_tiles(type) && (type != at::kFloat || fp32);
 }

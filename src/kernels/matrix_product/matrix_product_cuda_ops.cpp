@@ -1,7 +1,7 @@
 // bf16 products on CUDA by cuBLAS, summed in fp32. A product is either added in place to an fp32 tensor,
-// without fp32 copies of the factors, or rounded once together with a bias and a residual (cuBLASLt).
-// libtorch's products may round partial sums to bf16, and with an fp32 result they allocate a new tensor.
-// libtorch computes fp32 and fp64 products.
+// without fp32 copies of the factors, or rounded once after a bias and a residual are added (cuBLASLt).
+// libtorch's bf16 products may round partial sums to bf16, and with an fp32 result they allocate a new
+// tensor. libtorch computes the fp32 and fp64 products.
 //
 // This library does not link cuBLAS. It uses the cuBLAS and the CUDA runtime that libtorch_cuda brings
 // (cmake/cuda.cmake).
@@ -28,8 +28,8 @@ namespace bough {
 namespace {
 using Tensor = const at::Tensor&;
 
-// A matrix with contiguous rows or columns, as cuBLAS sees it. cuBLAS is column-major, so a row-major matrix
-// is its transpose. The row-major product c = a b is therefore computed as cT = bT aT.
+// A matrix with contiguous rows or columns, as cuBLAS sees it. cuBLAS is column-major, so it sees a row-major
+// matrix as the transpose. The row-major product c = a b is therefore computed as cT = bT aT.
 struct Factor {
   at::Tensor owner;
   cublasOperation_t operation;
@@ -46,7 +46,7 @@ struct Factor {
   }
 };
 
-// Keeps sums in fp32 even if the device splits them among blocks.
+// While this object exists, cuBLAS keeps sums in fp32 even if it splits them among CUDA thread blocks.
 class Fp32Sums {
  public:
   explicit Fp32Sums(cublasHandle_t handle) : handle_(handle) {
@@ -62,7 +62,7 @@ class Fp32Sums {
   cublasMath_t before_ = CUBLAS_DEFAULT_MATH;
 };
 
-// c = a b + beta c. c is bf16 or fp32, and its rows need not be contiguous.
+// c = a b + beta c. c is bf16 or fp32. Each row of c is contiguous; rows may have any stride.
 void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
   const c10::cuda::CUDAGuard device(c_RO.device());
   BOUGH_CHECK(a_RK.device() == c_RO.device() && b_KO.device() == c_RO.device(), "matrix_product: c on ",
@@ -87,9 +87,9 @@ using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-// c = a b + residual + bias in one pass; both are optional. The residual is read in place, while multiply()
-// would need a copy of it. All tensors are bf16; c, residual and bias are contiguous. Returns false if
-// cuBLASLt has no algorithm for the shape.
+// c = a b + residual + bias in one kernel; the residual and the bias are optional. The residual is read in
+// place, while multiply() would need a copy of it in c. All tensors are bf16; c, residual and bias are
+// contiguous. Returns false if cuBLASLt has no algorithm for the shape.
 bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Tensor* residual_RO,
                             const at::Tensor* bias_O) {
   const Launch launch("matrix_product", {c_RO});
@@ -103,7 +103,7 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, b.operation);
   set(CUBLASLT_MATMUL_DESC_TRANSB, a.operation);
-  if (bias_O) {  // column-major c is [O, R]: one bias value per row
+  if (bias_O) {  // column-major c is [O, R]: one bias element per row
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_O->const_data_ptr());
   }
@@ -123,7 +123,7 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
   };
   const size_t workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-  // Keeps sums in fp32 even if the depth is split.
+  // Keeps sums in fp32 even if an algorithm splits the inner dimension.
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   const void* const added = residual_RO ? residual_RO->const_data_ptr() : c_RO.const_data_ptr();

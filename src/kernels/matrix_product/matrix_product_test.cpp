@@ -11,15 +11,15 @@ struct Shape {
   int64_t m, n, k;
 };
 // The shapes cover whole blocks and panels, every kind of remainder, few rows, more rows than are packed at
-// once, and one element. The last shapes are deeper than one part, with row strides that are and are not a
-// multiple of 2 KiB.
+// once, and a single element. The depths of the last shapes exceed one part (kPartDepth); their row strides
+// are or are not a multiple of 2 KiB.
 const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},    {16, 100, 96},    {17, 40, 96},
                          {33, 31, 32},  {45, 65, 130}, {1100, 70, 40},  {96, 33, 2100},   {1, 1, 1},
                          {300, 200, 7}, {5, 1000, 96}, {31, 257, 1030}, {430, 550, 2048}, {70, 40, 1568},
                          {3, 64, 1600}, {2, 37, 70},   {4, 18, 33}};
 
-// Returns a [rows, columns] matrix, or the transposed view of its transpose. If `padded`, the matrix is part
-// of a wider one.
+// Returns a [rows, columns] matrix. If `transposed`, it is the transposed view of a [columns, rows] matrix.
+// If `padded`, it is a part of a wider matrix.
 at::Tensor operand(int64_t rows, int64_t columns, at::ScalarType type, uint64_t seed, bool transposed,
                    bool padded) {
   const int64_t outer = transposed ? columns : rows, inner = transposed ? rows : columns;
@@ -28,8 +28,8 @@ at::Tensor operand(int64_t rows, int64_t columns, at::ScalarType type, uint64_t 
   return transposed ? part.t() : part;
 }
 
-// Errors of a sum of k products of order one grow like sqrt(k). tolerance() is relative to the largest
-// element, which is also of that order.
+// The error of a sum of k products of order one grows like sqrt(k). tolerance() is relative to the largest
+// element, which is of order sqrt(k), too.
 void expect_product(const at::Tensor& got, const at::Tensor& a, const at::Tensor& b, at::ScalarType type,
                     const at::Tensor& start) {
   EXPECT_CLOSE(got, start + at::mm(a.to(at::kDouble), b.to(at::kDouble)), type);
@@ -71,7 +71,7 @@ TEST(MatrixProduct, AddsInTheAccumulatorType) {
         const auto c = random_tensor({m, n}, acc, 3);
         const auto start = c.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
         add_matrix_product_(c, a, b);
-        // Products of bf16 are exact in fp32, so the error must not exceed that of a sum in fp32.
+        // Products of two bf16 numbers are exact in fp32, so the error must not exceed that of a sum in fp32.
         expect_product(c, a, b, acc, start);
         if (!has_tiles(type)) continue;
         c.copy_(start);
@@ -141,7 +141,7 @@ TEST(MatrixProduct, BatchInvariantRowsDoNotDependOnOtherRowsOrThreads) {
     if (!has_tiles(type)) continue;
     for (const auto& [n, k] :
          {std::pair{96, 64}, {257, 1030}, {1000, 96}, {31, 33}, {70, 600}, {48, 2048}, {33, 1568}}) {
-      constexpr int64_t kRows = 1100;  // more than one pass packs of a transposed A
+      constexpr int64_t kRows = 1100;  // more than kPackedRows, which are packed at a time
       const auto a = random_tensor({kRows, k}, type, 1);
       const auto b = random_tensor({n, k}, type, 2).t();
       for (const auto& bias : {std::optional<at::Tensor>(), std::optional(random_tensor({n}, type, 3))}) {

@@ -1,12 +1,13 @@
-// The inner kernels of matrix_product_cpu.cpp, one set per instruction set. Each computes a block of `rows`
-// x 32 of C = A·B from a packed panel of B and from rows of A, in place or packed:
+// The inner kernels of matrix_product_cpu.cpp, one namespace per instruction set. k is the inner index; its
+// range is the depth. Each kernel computes a block of `rows` x 32 elements of C = A·B from a packed panel (32
+// columns) of B and from rows of A, in place or packed:
 //
 //   fp32: up to 12 x 32, by AVX-512; a packed B is [k][32], a packed A [k][12].
 //   bf16: 32 x 32, by AMX tiles or by AVX-512's dot products of pairs (bf16_products.h);
 //         a packed B is [k/32][2][16 pairs of k][16][2], a packed A [k/32][2][16 rows][32].
 //
-// The files that implement them include neither torch nor the standard library's templates (see
-// common/isa.h).
+// The files that implement these kernels include neither torch nor the standard library's templates
+// (common/isa.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace bough {
 
 constexpr int64_t kPanelColumns = 32;
 
-// Memory to prefetch during a product, because it is written or read next: `lines` cache lines in each row.
+// Memory to prefetch during a product for a later one: `lines` cache lines of each row of a block.
 struct Upcoming {
   const void* rows = nullptr;  // the first of a block's rows; nullptr: nothing to prefetch
   int64_t stride = 0;          // in bytes
@@ -27,11 +28,11 @@ struct Upcoming {
 namespace avx512 {
 constexpr int64_t kBlockRows = 12;
 
-// Packs a panel of `columns` <= 32 columns, padded with zeros. b[k][n] is source[k * stride + n], or
-// source[n * stride + k] if transposed.
+// Packs a panel of `columns` <= 32 columns of b, padded with zeros to 32. b[k][n] is source[k * stride + n],
+// or source[n * stride + k] if transposed.
 void pack_panel(float* panel, const float* source, int64_t stride, bool transposed, int64_t depth,
                 int64_t columns);
-// Packs up to 12 rows of a[m][k] = source[k * stride + m], padded with zeros.
+// Packs `rows` <= 12 rows of a[m][k] = source[k * stride + m], padded with zeros to 12.
 void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth);
 // c[rows][columns] = or += a·b, up to 12 x 32. a[i][k] is at a[i * a_stride + k], or at a[k * a_stride + i]
 // if turned (a packed block has a_stride 12). Rows of b are b_stride apart (in a panel: 32).
@@ -46,14 +47,14 @@ namespace bf16 {
 constexpr int64_t kBlockRows = 32;
 constexpr int64_t kDepth = 32;  // depth of one step
 
-// Every thread calls these before and after the functions below. They configure and release the AMX tiles, 8
-// KiB of state that context switches would otherwise save.
+// Every thread must call begin_tiles() before and end_tiles() after the functions below. They configure and
+// release the AMX tiles, 8 KiB of registers that context switches would otherwise save.
 void begin_tiles();
 void end_tiles();
 
 void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t depth, int64_t columns);
-// Packs up to 32 rows, padded with zeros to 32 rows and to a depth that is a multiple of 32. a[m][k] is
+// Packs up to 32 rows of a, padded with zeros to 32 rows and to a depth that is a multiple of 32. a[m][k] is
 // source[m * stride + k], or source[k * stride + m] if transposed.
 void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t rows, int64_t depth);
@@ -61,19 +62,18 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
 // zeros. dst_stride is a multiple of 32 and at least width.
 void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride,
                int64_t rows, int64_t width, int64_t rows_padded);
-// c[32][32] = or += a·b. a is a packed block if `packed`, else 32 rows of stride a_stride, with a depth that
-// is a multiple of 32. Columns of c from `columns` on are unspecified.
+// c[32][32] = or += a·b. a is a packed block if `packed`, else 32 rows a_stride apart. If not packed, the
+// depth must be a multiple of 32. Columns of c from `columns` on are unspecified.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
                     bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
                     const Upcoming& written = {}, const Upcoming& read = {});
 // c[32][32] += sum_i a[i]·b[i], for `count` packed blocks of rows and packed panels, each of depth 32.
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
-// c = block (+ residual, with c's stride, or nullptr), rounded to nearest even.
+// c[rows][columns] = block (+ residual, with c's stride, unless nullptr), rounded to nearest even.
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
                  const BFloat16Bits* residual = nullptr);
-// Stores the transpose: c[j][i] = block[i][j] (+ residual, with c's stride, or nullptr), rounded to nearest
-// even.
+// Stores the transpose: c[j][i] = block[i][j] for i < rows, j < columns. Otherwise like store_block().
 void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
                         const BFloat16Bits* residual = nullptr);
 }  // namespace bf16

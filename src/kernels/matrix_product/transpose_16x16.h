@@ -1,4 +1,4 @@
-// A transpose for files with AVX-512 intrinsics. Internal linkage, because these files are compiled with
+// A transpose for files that use AVX-512 intrinsics. Internal linkage, because these files are compiled with
 // different options.
 #pragma once
 

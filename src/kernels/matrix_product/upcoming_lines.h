@@ -1,4 +1,4 @@
-// For files with intrinsics. Internal linkage, because these files are compiled with different options.
+// For files that use intrinsics. Internal linkage, because these files are compiled with different options.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -6,7 +6,7 @@
 namespace bough {
 namespace {
 
-// Prefetches memory, a few cache lines per step. All lines at once would delay the loads of the product.
+// Prefetches a few cache lines per step of a product. All lines at once would delay the product's loads.
 class UpcomingLines {
  public:
   UpcomingLines(const Upcoming& upcoming, int64_t rows, int64_t steps)

@@ -33,7 +33,7 @@ int64_t vectors_of(PageSummary summary) {
   return summary == PageSummary::kMean ? 1 : 2;
 }
 
-// keys: one head of one page, [padded H / P][16][P].
+// keys: those of one head in one page, [padded H / P][16][P] (pages.h).
 template <class T>
 void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padded_H, T* to) {
   constexpr int64_t kPair = sizeof(T) == 2 ? 2 : 1;
@@ -56,7 +56,7 @@ void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padde
   }
 }
 
-// One query of one key/value head, and the summaries of the pages to score.
+// One query, averaged over the query heads of one key/value head, and the summaries of the pages to score.
 template <class T>
 struct Scoring {
   const AccOf<T>* q;   // [padded H], zeros from H on
@@ -68,8 +68,7 @@ struct Scoring {
   AccOf<T>* scores;  // [count]
 };
 
-// Scores `kCount` pages from page i on: products of the query with the pages' summaries, each summed
-// separately.
+// Scores `kCount` pages from page i on: for each page, the product of the query with the page's summary.
 template <int kCount, class T>
 BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   using Vector = typename simd::Types<T>::Vector;
@@ -127,13 +126,13 @@ struct Room {
   std::vector<int32_t> order;
 };
 
-// Writes the indices of the `count` highest scores, ascending, to the beginning of room.order. The scores are
-// divided into runs. If the maxima of `count` runs reach a bound, no score to be kept is below the bound.
-// Only the scores that reach the bound are ordered, which are few more than `count`.
+// Writes the indices of the `count` highest scores, ascending, to the beginning of room.order. Finds a lower
+// bound of these scores first: the scores are divided into runs, and the bound is the `count`-th largest of
+// the runs' maxima. Only the scores that reach the bound are then ordered, which are few more than `count`.
 template <class T>
 void find_highest(Room<T>& room, size_t count) {
   const auto& scores = room.scores;
-  // With at least four runs per score to be kept, few more scores than `count` reach the bound.
+  // With at least 4 · `count` runs, few more scores than `count` reach the bound.
   const size_t run = std::min<size_t>(scores.size() / (4 * count), 16);
   auto bound = -std::numeric_limits<AccOf<T>>::infinity();
   if (run > 1) {
@@ -206,7 +205,7 @@ void summarise_on_cuda(const at::Tensor& pages, std::span<const int32_t> complet
   op.call(pages, complete_B, summary == PageSummary::kMinMax, head_dim, summaries);
 }
 
-// Queries that see no more pages than their budget are not sent to the device.
+// Queries that see no more pages than their budget keep all pages, so they are not sent to the device.
 void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                     std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
   std::vector<int32_t> asked, pages;  // asked: PageChoiceQuery records
@@ -334,7 +333,7 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
     : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
   size_t token = 0;
   for (const PagedSegment& segment : segments) {
-    PagedSegment open = segment;  // the part of the segment that is not closed yet
+    PagedSegment open = segment;  // the tokens of the segment that are not in segments_ yet
     open.count = 0;
     const auto close = [&] {
       if (open.count > 0) segments_.push_back(open);

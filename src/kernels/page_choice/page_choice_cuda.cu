@@ -31,18 +31,18 @@ __global__ void __launch_bounds__(kThreads) summarise_kernel(const SummarisePage
   }
 }
 
-// Maps a larger score to larger bits. NaN gets the smallest bits.
+// Maps scores to unsigned integers of the same order. NaN gets the smallest integer.
 __device__ inline unsigned ordered(float score) {
   const unsigned bits = __float_as_uint(score + 0.0f);  // maps both zeros to the same bits
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Returns the number of threads before this one that have the flag, and sets `total` to that of the block.
-// All threads must call it.
+// Returns how many threads before this one have `flag` set, and sets `total` to how many of the thread block
+// have. All threads of the block must call it.
 __device__ inline int count_before(bool flag, int* counts, int& total) {
   const unsigned votes = __ballot_sync(kAll, flag);
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
-  __syncthreads();  // the previous counts have been read
+  __syncthreads();  // all threads have read the previous counts
   if (lane == 0) counts[warp] = __popc(votes);
   __syncthreads();
   int before = __popc(votes & ((1u << lane) - 1));

@@ -2,9 +2,10 @@
 // cudaGetLastError. T is BFloat16Bits or float. Scores are fp32.
 //
 // One thread computes one element of a summary from the page's keys in order, with the same bits as on the
-// CPU. One block handles one query and key/value head. Each warp of the block scores one page at a time. A
-// radix search, eight bits at a time, finds the lowest score that is kept. If too many pages have this score,
-// the lower pages are kept. Scores are summed in another order than on the CPU. Atomics count integers only.
+// CPU. One CUDA thread block chooses the pages of one query and key/value head. Each of its warps scores one
+// page at a time. A radix search, eight bits at a time, finds the lowest score that is kept. If too many
+// pages have it, the first ones are kept. Scores are summed in another order than on the CPU. Atomics count
+// integers only.
 #pragma once
 
 #include <cstdint>

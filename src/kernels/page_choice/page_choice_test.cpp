@@ -18,7 +18,7 @@ struct Case {
   PageSummary summary;
 };
 
-// Pages of random keys, with NaN in slots that have no key. Summaries are NaN until they are computed.
+// Pages of random keys, with NaN in slots that have no key. Summaries are NaN before summarise_pages().
 struct Layer {
   Layer(const Case& c, int64_t num_pages) {
     const auto options = at::TensorOptions().dtype(c.dtype);
@@ -33,7 +33,7 @@ struct Layer {
   at::Tensor pages, keys_BTGH, summaries;
 };
 
-// Returns the scores of the pages, computed in fp64 from the keys: [B].
+// Returns the scores of the pages for key/value head g, computed in fp64 from the keys: [B].
 at::Tensor reference_scores(const Case& c, const Layer& layer, const at::Tensor& q_NH, int64_t g) {
   const int64_t heads = c.N / c.G;
   const at::Tensor q_H = q_NH.narrow(0, g * heads, heads).to(at::kDouble).mean(0);
@@ -110,7 +110,7 @@ TEST(PageChoice, KeepsTheLowerPageIfScoresAreEqual) {
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
 }
 
-// There are few distinct scores, so many are equal. Contexts and budgets have all proportions.
+// There are few distinct scores, so many are equal. Numbers of pages and budgets are combined in all ways.
 TEST(PageChoice, EqualsAStableSortByScore) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   for (const int32_t num_pages : {10, 37, 200, 701, 1500})

@@ -26,7 +26,7 @@ struct HeadOfPages {
   AccOf<T> key(int32_t page, int64_t j, int64_t h) const {
     return simd::widen(head[page * page_stride + (h / kPair) * kPageTokens * kPair + j * kPair + h % kPair]);
   }
-  // Multiplies q [H] by each key of the page. The keys of a page are interleaved, element by element.
+  // Multiplies q [H] by each key of the page. pages.h has the layout of the page.
   void scores_of(int32_t page, const T* q, int64_t H, AccOf<T>* scores) const {
     AccOf<T> sums[kPageTokens] = {};
     const T* keys = head + page * page_stride;

@@ -1,4 +1,4 @@
-// Page tables of groups whose samples share the pages of their prompt, for tests of plans over pages.
+// Page tables of samples that use the same pages for their common prompt, for tests of plans over pages.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace bough {
 
-// Returns the tables of `samples` samples for each of `groups` prompts. A prompt has `shared` pages. Each
-// sample has `own` more pages.
+// Returns the page tables of `samples` samples for each of `groups` prompts. A prompt has `shared` pages,
+// which all its samples list. Each sample then lists `own` more pages.
 inline std::vector<std::vector<int32_t>> group_tables(int groups, int samples, int shared, int own) {
   std::vector<std::vector<int32_t>> tables;
   int32_t next = 0;
@@ -24,7 +24,7 @@ inline std::vector<std::vector<int32_t>> group_tables(int groups, int samples, i
   return tables;
 }
 
-// Returns a decode pass: one token of each table's sequence, at place 11 of its last page.
+// Returns a decode pass: one token of each table's sequence, the token at place 11 of the last page.
 inline std::vector<PagedSegment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
   std::vector<PagedSegment> segments;
   for (const auto& table : tables)

@@ -79,7 +79,7 @@ bool PagedPlan::on_cuda(const PagedShape& shape) {
 }
 
 at::Tensor PagedPlan::make_parts(const PagedShape& shape, int64_t num_parts) {
-  // A part has for each head H sums, the largest score, and the sum of weights.
+  // A part (paged_work.h) has for each head H sums, the largest score, and the sum of weights.
   return at::empty({num_parts * shape.num_heads * (shape.head_dim + 2)},
                    at::TensorOptions().dtype(at::kFloat).device(shape.device));
 }

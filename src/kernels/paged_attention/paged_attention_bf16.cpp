@@ -1,12 +1,13 @@
-// Paged attention in bf16. Up to 16 entries go through a run of pages together, one batch of pages at a time:
+// Paged attention in bf16. An entry is one query token and one query head. Up to 16 entries go through a run
+// of pages (AttentionRun) together, one batch of pages at a time:
 //
 //   S = Q·Kᵀ of every page of the batch;  P = 2^(scale·S - max), page by page;  O += P·V, page by page
 //
-// An entry is one row of the products (paged_attention_products.h). Its products and sums do not depend on
-// the other rows. Its maximum is raised, and its sum and output rescaled, only at a page with a score more
-// than kSlack above the maximum. This rule depends only on the entry and the page, so batches, neighbours and
-// the borders of runs do not change the result. Weights may reach 2^kSlack, which costs no precision and
-// avoids nearly all rescaling.
+// An entry is one matrix row of Q, S, P and O (paged_attention_products.h). Its products and sums do not
+// depend on the other rows. Its maximum is raised, and its sum and output rescaled, only at a page with a
+// score more than kSlack above the maximum. This rule depends only on the entry and the page, so the result
+// does not depend on the batches, the other entries or the borders of runs. Weights may reach 2^kSlack, which
+// costs no precision and avoids nearly all rescaling.
 #include <immintrin.h>
 
 #include <cstring>
@@ -23,12 +24,12 @@ using Element = BFloat16Bits;
 using Layer = LayerView<Element, float>;
 constexpr int64_t kRows = kEntriesTogether;
 constexpr int64_t kPage = kPageTokens;
-constexpr int64_t kBatch = kMostPages;  // their scores stay in the cache
+constexpr int64_t kBatch = kMostPages;  // pages; their scores stay in the cache
 constexpr int64_t kAhead = 8;           // pages between the page being computed and the page being prefetched
-constexpr float kSlack = 8;             // in powers of two
+constexpr float kSlack = 8;             // exponent of 2
 constexpr double kLog2E = 1.4426950408889634;
 
-// Iterates over the pages of a task in order, to prefetch them kAhead pages before they are computed. The
+// Iterates over the pages of a task in order, kAhead pages ahead of the computation, to prefetch them. The
 // pages are scattered over memory far larger than the caches.
 class Ahead {
  public:
@@ -36,7 +37,7 @@ class Ahead {
     if (task.num_runs > 0) page_ = task.runs[0].page_begin;
     for (int64_t i = 0; i < kAhead; ++i) next();
   }
-  // Returns the offset of the next page's keys and values. After the end, returns the offset of the last
+  // Returns the offset of the next page's keys and values. At the end of the task, repeats that of the last
   // page.
   int64_t next() {
     if (run_ == task_.num_runs) return offset_;
@@ -62,7 +63,7 @@ struct Block {
   float* o;          // [count][padded H]
 };
 
-// Pages of a run in flight: their keys and values, and those that are prefetched meanwhile.
+// The pages of a run that are computed together (keys, values), and the later pages to prefetch meanwhile.
 struct Batch {
   int64_t count;
   const Element* keys[kBatch];
@@ -91,7 +92,7 @@ void add_values(const Block& block, const Batch& batch, int64_t begin, int64_t e
   add(block.o, block.count, block.layer.padded_H, weights + begin * kRows * kPage, values);
 }
 
-// Raises the entry's maximum to the largest visible score, and rescales its sum and output.
+// Raises one entry's maximum to the largest visible score, and rescales the entry's sum and output.
 void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 visible) {
   float& maximum = block.task.maximum[block.first + entry];
   const float raised = _mm512_mask_reduce_max_ps(visible, scores);
@@ -106,7 +107,7 @@ void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 v
 
 void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights, float scale) {
   const __m512 factor = _mm512_set1_ps(scale), slack = _mm512_set1_ps(kSlack);
-  // The lanes of the run's last page that each entry sees. An entry sees all lanes of the other pages.
+  // The lanes (keys) of the run's last page that each entry sees. An entry sees all lanes of earlier pages.
   __mmask16 seen_of_last[kRows];
   for (int64_t entry = 0; entry < block.count; ++entry) {
     const int64_t left =
@@ -190,7 +191,7 @@ void run_attention_task(const Layer& layer, const TaskView<float>& task) {
       count = run.row_end * heads - first < kRows ? run.row_end * heads - first : kRows;
       if (count != configured && has_amx()) amx::begin_rows(count);
       configured = count;
-      // Only the first entries prefetch pages. Later entries find the run's pages in the cache.
+      // Only a run's first 16 entries prefetch pages. Later entries find the run's pages in the cache.
       run_block(
           {layer, task, run, first, count, q + first * layer.padded_H, task.output + first * layer.padded_H},
           first == run.row_begin * heads ? &ahead : nullptr, scores, weights, scale);

@@ -1,7 +1,7 @@
 // Loops of paged attention on the CPU, except bf16 on CPUs with AVX512-BF16 (paged_attention_bf16.cpp). An
-// entry has a running maximum, a running sum (a vector, reduced at the end) and a running output. Four
-// entries go through a page together, so that each load of the page serves four products. The operations of
-// an entry and their order do not depend on the number of its neighbours.
+// entry (one query token and one query head) has a running maximum, a running sum (a vector, reduced at the
+// end) and a running output. Four entries go through a page together, so that each load from the page is used
+// for four products. An entry's operations and their order do not depend on the other entries.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -29,11 +29,11 @@ static_assert(kLanes == kPageTokens);
 template <class T>
 constexpr int64_t kPairSize = sizeof(T) == 2 ? 2 : 1;
 
-// Starting threads costs about 5 microseconds. One thread does about this many multiply-adds in that time.
+// Starting threads costs about 5 microseconds. One thread computes about this many products in that time.
 constexpr int64_t kProductsWorthThreads = 200000;
 
-// Loads elements of a page. If elements are stored in pairs (pages.h), loads 16 pairs as two vectors.
-// Otherwise loads two rows of 16.
+// Loads two vectors from a page. If elements are stored in pairs (pages.h): the first and the second elements
+// of 16 pairs. Otherwise: two rows of 16 elements.
 BOUGH_INLINE void load_two(simd::Float16& even, simd::Float16& odd, const BFloat16Bits* pairs, int64_t) {
   simd::UInt16 bits;
   std::memcpy(&bits, pairs, sizeof bits);
@@ -47,7 +47,7 @@ BOUGH_INLINE void load_two(Vector& even, Vector& odd, const A* rows, int64_t str
   simd::load(odd, rows + stride);
 }
 
-// Processes one page for B entries: scores, running maximum and sum, weighted values.
+// Computes one page for B entries: scores, running maximum and sum, weighted sum of values.
 template <int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
                              const int64_t* counts, const T* keys, const T* values) {
@@ -181,7 +181,7 @@ BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
 
 // Stores the key and value of one token of one head. The first token of a page clears the page's values,
-// because unused slots are read with weight 0.
+// because attention also reads the values of unused slots, with weight 0.
 template <class T>
 void store_token(T* key, T* value, const T* k, const T* v, int64_t place, int64_t H, int64_t padded_H) {
   for (int64_t h = 0; h < padded_H; ++h) key[h * kPageTokens + place] = h < H ? k[h] : T{};
@@ -200,7 +200,7 @@ void store_token(BFloat16Bits* key, BFloat16Bits* value, const BFloat16Bits* k, 
   for (int64_t h = 0; h < H; ++h) to[2 * h] = v[h];
 }
 
-// Keys and values of tokens that are to be stored in pages.
+// The keys and values of the pass's tokens, and the pages to which they are stored.
 template <class T>
 struct Tokens {
   const T* k;  // token t, head g at k + t * k_stride_t + g * k_stride_g
@@ -231,8 +231,8 @@ struct Tokens {
                 v + t * v_stride_t + g * v_stride_g, slot % kPageTokens, H, padded_H);
   }
 
-  // Prefetches the lines that store() will write, because store() writes a part of every line of the page's
-  // keys. Call this function a few tokens before store().
+  // Prefetches the cache lines that store() will write to. This helps because store() writes only a part of
+  // each line of the page's keys. The caller must call it a few tokens before store().
   void bring_near(int64_t g, int64_t slot) const {
     const int64_t padded_H = padded_head_dim(H), lines = kPageTokens * padded_H * int64_t{sizeof(T)} / 64;
     const auto* keys = reinterpret_cast<const char*>(page(g, slot));
@@ -243,10 +243,10 @@ struct Tokens {
   }
 };
 
-// Stores the tokens of a task's rows in the pages of one head.
+// Stores the keys and values of a task's query tokens in the pages, for one key/value head.
 template <class T>
 void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::span<const int32_t> slots) {
-  constexpr int64_t kAhead = 4;  // rows between the row being stored and the row being prefetched
+  constexpr int64_t kAhead = 4;  // tokens between storing and prefetching
   const auto slot = [&](int64_t row) { return slots[static_cast<size_t>(task.rows[row].token)]; };
   for (int64_t row = -kAhead; row < task.num_rows; ++row) {
     if (row + kAhead < task.num_rows) tokens.bring_near(task.g, slot(row + kAhead));
@@ -254,8 +254,8 @@ void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::sp
   }
 }
 
-// Returns true if tiles compute this type. The choice depends only on the type, because nothing else may
-// change a token's result.
+// Returns true if the tile kernels (paged_attention_bf16.cpp) compute this type. The choice must depend only
+// on the type, so that the same token always gives the same bits.
 template <class T>
 bool by_tiles() {
   return std::is_same_v<T, BFloat16Bits> && has_tiles(at::kBFloat16);
@@ -265,8 +265,8 @@ template <class T>
 void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
                   const ScheduleView& schedule) {
   using Acc = typename simd::Types<T>::Acc;
-  // Prompt tokens are stored before any task runs, because other tasks read them. One thread stores all
-  // tokens of a head, because tokens of a page share cache lines.
+  // Prompt tokens are stored before any task runs, because several tasks read them. One thread stores all
+  // tokens of a key/value head, because tokens of a page are in the same cache lines.
   int64_t max_rows = 0;
   bool has_prompts = false;
   for (const AttentionTask& task : schedule.tasks) {
@@ -288,7 +288,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
   const bool per_head = !schedule.tasks.empty() && schedule.tasks[0].head >= 0;
   const int64_t heads_a_task = per_head ? 1 : layer.G;
   const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * heads_a_task;
-  int64_t products = 0;  // multiply-adds of the scores; the values need as many
+  int64_t products = 0;  // multiply-adds of the scores; the output needs as many
   for (const AttentionTask& task : schedule.tasks) {
     for (int32_t r = task.run_begin; r < task.run_end; ++r) {
       const AttentionRun& run = schedule.runs[static_cast<size_t>(r)];

@@ -1,5 +1,5 @@
-// Selects the kernels of paged attention, and has the plain kernels: storing keys and values, attention in
-// fp32, merging parts.
+// Selects the kernels of paged attention, and has three kernels without tensor cores: storing keys and
+// values, attention in fp32, merging parts.
 #include "kernels/paged_attention/paged_attention_cuda.h"
 
 #include "kernels/paged_attention/paged_attention_tensor_cuda.cuh"
@@ -24,7 +24,7 @@ __global__ void store_tokens_kernel(const PagedAttentionCuda<T> in) {
   *reinterpret_cast<P*>(in.values + to) = *reinterpret_cast<const P*>(in.v + from);
 }
 
-// Each warp processes one entry. Lanes are keys for the scores, and dimensions for the sums.
+// Each warp computes one entry (query token and head). Lanes are keys for scores, and dimensions for sums.
 template <class T, int kPack>
 __global__ void __launch_bounds__(kPagedThreads)
     paged_attention_plain_kernel(const PagedAttentionCuda<T> in, bool large) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kPagedThreads)
   for (int e = warp; e < item.num_rows * heads; e += kPagedWarps) {
     const PagedEntry entry(item, work.rows, e, group, heads);
     const T* from = in.q + (static_cast<int64_t>(entry.token) * in.num_heads + entry.head) * head_dim;
-    __syncwarp();  // the previous entry's q has been read
+    __syncwarp();  // all lanes have read the previous entry's q
     for (int d = lane; d < head_dim; d += kWarp) q[d] = widen(from[d]) * scale;
     __syncwarp();
     float sums[kColumns] = {}, row_max = -INFINITY, row_sum = 0;
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kPagedThreads)
   }
 }
 
-// Each warp merges the parts of one row and head in the order of their keys. At least one part has a visible
-// key.
+// Each warp merges the parts of one query token and head in the order of their keys. At least one part has a
+// visible key.
 template <class T>
 __global__ void __launch_bounds__(kPagedThreads) merge_parts_kernel(const PagedAttentionCuda<T> in) {
   constexpr int kColumns = static_cast<int>(kPagedAttentionMaxHeadDim) / kWarp;

@@ -1,10 +1,11 @@
 // CUDA launchers of paged_attention.h. Pointers are device pointers. The caller checks launch errors with
 // cudaGetLastError. T is BFloat16Bits or float. Scores, sums and parts are fp32.
 //
-// The tensor cores compute bf16 heads of up to 128 whose size is a multiple of 8. All heads of a group and
-// all rows of an item share each load of a page. With up to 16 query vectors, the four warps of a block take
-// different keys, else different queries. Other heads use plain fp32 arithmetic. There are no atomics: the
-// same work gives the same bits.
+// The tensor cores compute bf16 heads of up to 128 whose size is a multiple of 8. Each page of an item
+// (paged_work.h) is loaded once for all rows of the item and all query heads of the key/value head. With up
+// to 16 query vectors, the four warps of a CUDA thread block compute different keys, otherwise different
+// query vectors. Other heads use plain fp32 arithmetic. Without atomics, the same PagedWork gives the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,11 @@ struct PagedAttentionCuda {
   const T* q;        // [T, N, H]
   const T *k, *v;    // [T, G, H], of the pass's tokens
   T *keys, *values;  // [pages, G, 16, H]
-  T* o;              // [T, N, H]; rows without work are not written
+  T* o;              // [T, N, H]; tokens without an item are not written
   const int32_t* work;
   PagedLayout layout;
   float* parts;      // [parts, N, H]
-  float* part_sums;  // [parts, N, 2]: largest score · scale · log2(e), and the sum of weights relative to it
+  float* part_sums;  // [parts, N, 2]: largest score · scale · log2(e), sum of weights relative to it
   int64_t num_tokens, num_heads, num_groups, head_dim;
   float scale;
 };

@@ -42,8 +42,8 @@ at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional str
                                          .max_merges = capacities[3],
                                          .max_tokens = capacities[4],
                                          .per_head = capacities[5] != 0},
-                              // The sums come before the parts, because they are read as pairs and need even
-                              // addresses.
+                              // The part_sums come before the parts, because they are read as pairs and need
+                              // even addresses.
                               .parts = mutable_data<float>(parts) + 2 * num_parts * q.size(1),
                               .part_sums = mutable_data<float>(parts),
                               .num_tokens = q.size(0),

@@ -7,7 +7,7 @@ namespace bough::amx {
 namespace {
 using Element = BFloat16Bits;
 constexpr int64_t kRows = kEntriesTogether, kPage = kPageTokens;
-constexpr int64_t kDepth = 32;        // depth of a tile of queries or keys
+constexpr int64_t kDepth = 32;        // inner dimension of a tile of queries or keys
 constexpr int64_t kLineBytes = 64;    // a tile's row: 16 sums, 32 elements, or 16 pairs
 constexpr int64_t kWeightBytes = 32;  // a row of weights: 16 elements
 
@@ -92,7 +92,7 @@ void add_columns(float* o, int64_t padded_H, const Element* weights, const PageF
 }
 }  // namespace
 
-// Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 weights, 7 values.
+// Tiles 0 to 3 hold sums, tile 4 queries, tile 5 keys, tile 6 weights, tile 7 values.
 void begin_rows(int64_t entries) {
   struct {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -104,7 +104,7 @@ void begin_rows(int64_t entries) {
     config.row_bytes[tile] = tile == 6 ? kWeightBytes : kLineBytes;
     config.rows[tile] = static_cast<uint8_t>(tile == 5 ? kRows : tile == 7 ? kPage / 2 : entries);
   }
-  // The compiler does not know that the instruction reads its operand.
+  // Makes the compiler store `config`, because it does not know that _tile_loadconfig reads memory.
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }

@@ -1,6 +1,6 @@
-// Products by the AVX512-BF16 dot products of pairs. A register holds 16 tokens of keys or 16 columns of
-// values. With few entries, several pages or columns are computed at once to hide the latency of dot
-// products.
+// Products by the AVX512-BF16 dot products of pairs. A register holds a pair of dimensions of 16 keys, or 16
+// dimensions of the values of a pair of tokens. With few entries, several pages or columns are computed at
+// once to hide the latency of dot products.
 #include <immintrin.h>
 
 #include <cstring>

@@ -17,7 +17,7 @@ namespace bough {
 
 namespace {
 
-// Most bytes of gathered keys and values for one batch of entries, in the accumulator type.
+// Most bytes of the keys and values, in the accumulator type, that are gathered for one batch of entries.
 constexpr int64_t kGatherBytes = 256 << 20;
 
 using Optional = const std::optional<at::Tensor>&;
@@ -35,7 +35,7 @@ void store(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& k
                   at::constant_pad_nd(v_TGH, padding));
 }
 
-struct Entry {  // a token and a key/value head
+struct Entry {  // a query token and a key/value head
   int64_t token, g, limit;
   std::span<const int32_t> pages;
 };
@@ -83,7 +83,7 @@ at::Tensor paged_attention_reference(const at::Tensor& q_TNH, Optional k_TGH, Op
   const auto grouped = [&](const at::Tensor& x) { return x.unflatten(1, {G, N / G}); };
   const std::vector<Entry> entries = entries_of(schedule, G);
   for (size_t first = 0, last = 0; first < entries.size(); first = last) {
-    // A batch has as many entries as fit in kGatherBytes. Page lists are padded to the longest.
+    // A batch has as many entries as fit in kGatherBytes. Page lists are padded to the batch's longest list.
     int64_t num_pages = 0;
     for (; last < entries.size(); ++last) {
       const int64_t longest = std::max(num_pages, static_cast<int64_t>(entries[last].pages.size()));

@@ -1,5 +1,5 @@
-// The work of one thread in paged attention: rows (query tokens) and the pages that they visit, in order.
-// Plain types: the files that use them include neither torch nor the standard library's templates
+// What one thread computes in paged attention: rows (a row is one query token) and the pages that they visit,
+// in order. Plain types: the files that use them include neither torch nor the standard library's templates
 // (common/isa.h).
 #pragma once
 
@@ -12,17 +12,18 @@ namespace bough {
 inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
 
 // Records of int32 in the `work` tensor of the op (paged_plan.h). A row's page list begins at index pages_at
-// of the work's pages. Keys are numbered by their place in the list.
+// of PagedSchedule::pages. The row's keys are numbered by their place in this list: page i has keys 16 i to
+// 16 i + 15.
 struct AttentionRow {
   int32_t token = 0;                    // number in the pass
-  int32_t limit = 0;                    // sees the keys below it: at least one of each visited page
+  int32_t limit = 0;                    // the row sees keys below it, at least one of each page
   int32_t pages_at = 0, num_pages = 0;  // num_pages: pages with keys below the limit
 };
 struct AttentionRun {  // rows [row_begin, row_end) visit pages [page_begin, page_end) of their lists, which
                        // are equal there
   int32_t row_begin = 0, row_end = 0;
   int32_t page_begin = 0, page_end = 0;
-  int32_t pages_at = 0;  // page list of one of the rows
+  int32_t pages_at = 0;  // where the page list of one of the rows begins
 };
 struct AttentionTask {
   int32_t row_begin = 0, row_end = 0;
@@ -43,12 +44,12 @@ struct LayerView {
   double scale;
   int64_t N, G, H, padded_H;
   int64_t heads() const { return N / G; }
-  // Offset of one head's keys in a page from `keys`, and of its values from `values`.
+  // Offset of one head's keys in a page, counted from `keys`, and of its values, counted from `values`.
   int64_t offset(int64_t page, int64_t g) const { return (page * G + g) * 2 * kPageTokens * padded_H; }
 };
 
-// One task for one key/value head g. Its entries are its rows times the query heads of g; the heads of a row
-// are adjacent. The arrays of [entries] are scratch of the thread.
+// One task for one key/value head g. Its entries are all pairs of a row of the task and a query head of g.
+// The entries of a row are adjacent. The arrays of [entries] are scratch of the thread.
 template <class Acc>
 struct TaskView {
   const AttentionRow* rows;
@@ -64,8 +65,8 @@ struct TaskView {
 };
 
 namespace bf16 {
-// Runs a task in bf16, with sums in fp32. The caller need not call begin_tiles(), but must call end_tiles()
-// afterwards (matrix_product_tiles.h).
+// Computes a task in bf16, with sums in fp32. Configures the AMX tiles, but does not release them: the caller
+// must call end_tiles() (matrix_product_tiles.h) after its last task.
 void run_attention_task(const LayerView<BFloat16Bits, float>& layer, const TaskView<float>& task);
 }  // namespace bf16
 

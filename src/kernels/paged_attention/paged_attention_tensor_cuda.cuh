@@ -1,7 +1,8 @@
-// Paged attention of bf16 heads on the tensor cores. A block computes one item for one key/value head. Tiles
-// of 64 keys (four pages) pass through two stages of shared memory. Small items have one fragment of query
-// vectors: each warp takes one page of a tile, and the running softmaxes are merged at the end. Large items
-// have four fragments: each warp takes one fragment and all keys.
+// Paged attention of bf16 heads on the tensor cores. A CUDA thread block computes one item (paged_work.h) for
+// one key/value head. Tiles of 64 keys (four pages) pass through two buffers (stages) of shared memory. A
+// fragment is 16 query vectors. Small items have one fragment: each warp takes one page of each tile, and the
+// warps' running softmaxes are merged at the end. Large items have four fragments: each warp takes one
+// fragment and all keys.
 #pragma once
 
 #include "kernels/common/cuda_tiles.cuh"
@@ -32,7 +33,7 @@ struct PagedWorkView {
         pages(work + layout.pages()) {}
 };
 
-// One query vector of an item: a row, and a query head of the block's group.
+// One query vector of an item: a row (query token) and a query head of the thread block's key/value head.
 struct PagedEntry {
   int token = -1, head = 0, limit = 0, part = -1;  // token is -1 if there is no such vector
 
@@ -41,12 +42,12 @@ struct PagedEntry {
     const PagedRow row = rows[item.row_begin + index / heads];
     token = row.token;
     head = group * heads + index % heads;
-    limit = min(row.limit, item.key_end);  // keys beyond it are zeros in the tile
+    limit = min(row.limit, item.key_end);  // keys from it on are zeros in the tile
     part = row.part;
   }
 };
 
-// The destination of an entry: o if this item finishes the row (part is nullptr), else a part.
+// Where an entry is written: to o if this item finishes the row (part is nullptr), else to a part.
 template <class T>
 struct PagedOutput {
   T* o;
@@ -67,7 +68,7 @@ struct PageStages {
   static constexpr int kTileBytes = kPagedTile * kRowBytes<kHead>;
   static constexpr int kBytes = 4 * kTileBytes;
   static constexpr int kChunks = kHead / 8;              // chunks of 16 bytes per row
-  static constexpr int kStep = kPagedThreads / kChunks;  // rows that the block copies at a time
+  static constexpr int kStep = kPagedThreads / kChunks;  // keys that the thread block copies at a time
   static_assert(kPagedPageTokens % kStep == 0 && kStep % 8 == 0);
 
   __device__ static SharedAddress k(int stage) {
@@ -75,7 +76,7 @@ struct PageStages {
   }
   __device__ static SharedAddress v(int stage) { return k(stage) + kTileBytes; }
 
-  // Reads the page ids of a tile. Called one tile ahead, because addresses depend on them.
+  // Reads the page ids of a tile. Called one tile before load(), which computes addresses from them.
   __device__ static void read_pages(int (&ids)[kTilePages], const int32_t* pages, int tile, int num_pages) {
 #pragma unroll
     for (int p = 0; p < kTilePages; ++p) {
@@ -84,7 +85,7 @@ struct PageStages {
     }
   }
 
-  // Loads a tile. Rows from num_keys on become zeros: pages may hold anything there.
+  // Loads a tile of keys and values, with zeros from key num_keys on, because pages may hold anything there.
   __device__ static void load(int stage, const PagedAttentionCuda<BFloat16Bits>& in,
                               const int (&ids)[kTilePages], int group, int num_keys) {
     const int thread = thread_index(), first = thread / kChunks, chunk = thread % kChunks;
@@ -103,7 +104,7 @@ struct PageStages {
   }
 };
 
-// Loads the fragments of 16 query vectors. Each lane holds pieces of two of them.
+// Loads the fragment of 16 query vectors. Each lane holds pieces of two of the vectors.
 template <int kHead>
 __device__ inline void load_entries(uint32_t (&a)[kHead / 16][4], const PagedAttentionCuda<BFloat16Bits>& in,
                                     const PagedEntry (&entries)[2]) {
@@ -124,8 +125,8 @@ __device__ inline void load_entries(uint32_t (&a)[kHead / 16][4], const PagedAtt
   }
 }
 
-// Sets the scores of keys from an entry's limit on to -infinity. first_key: key of the fragment's first
-// column.
+// Sets the scores of keys from an entry's limit on to -infinity. first_key: number of the key in the
+// fragment's first column.
 template <int kTiles>
 __device__ inline void mask_limits(float (&c)[kTiles][4], int first_key, const PagedEntry (&entries)[2]) {
   const int key = first_key + thread_index() % 4 * 2;
@@ -143,7 +144,7 @@ __device__ inline void put(const PagedOutput<BFloat16Bits>& out, int column, flo
   else *reinterpret_cast<uint32_t*>(out.o + column) = pack_bf16(a * inverse, b * inverse);
 }
 
-// Writes the 16 entries of a warp of a large item.
+// For large items: writes the 16 entries of this warp.
 template <int kHead>
 __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, const PagedEntry (&entries)[2],
                                  const float (&sums)[kHead / 8][4], const float (&row_max)[2],
@@ -162,13 +163,13 @@ __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, con
   }
 }
 
-// Merges the softmaxes of the four warps of a small item, in the order of the warps. The warps have the same
-// 16 entries and different keys.
+// For small items: merges the softmaxes of the four warps, in the order of the warps, and writes the result.
+// The warps have the same 16 entries and different keys.
 template <int kHead>
 __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, const PagedItem& item,
                                     const PagedRow* rows, int group, const float (&sums)[kHead / 8][4],
                                     const float (&row_max)[2], const float (&row_sum)[2], float scale) {
-  constexpr int kStride = kHead + 8;  // puts eight rows of a fragment in different banks
+  constexpr int kStride = kHead + 8;  // puts eight matrix rows of a fragment in different banks
   float* const shared = reinterpret_cast<float*>(dynamic_shared_memory());
   float2* const states = reinterpret_cast<float2*>(shared + kPagedWarps * kFragmentRows * kStride);
   static_assert((kPagedWarps * kFragmentRows * kStride + kPagedWarps * kFragmentRows * 2) * 4 <=
@@ -215,11 +216,11 @@ __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, 
   if (out.part && part == 0) *reinterpret_cast<float2*>(out.part_sums) = {largest, sum};
 }
 
-// Blocks per multiprocessor: as many as fit without spilling registers.
+// CUDA thread blocks per multiprocessor: as many as fit without spilling registers.
 template <int kHead, bool kLarge>
 constexpr int kPagedBlocks = kHead > 64 ? (kLarge ? 2 : 3) : (kLarge ? 3 : 4);
 
-// If kLarge, each warp has its own fragment of entries. Else all warps have the same fragment.
+// If kLarge, each warp has a different fragment of 16 entries. Otherwise all warps have the same fragment.
 template <int kHead, bool kLarge>
 __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
     paged_attention_kernel(const PagedAttentionCuda<BFloat16Bits> in) {

@@ -12,8 +12,8 @@ struct Shape {
   int64_t N, G, H;
 };
 
-// Sequences with shared pages, and the keys and values of all their tokens. Compares attention with a plain
-// softmax in fp64.
+// Sequences, some with common pages, and the keys and values of all their tokens. expected() is a plain
+// softmax in fp64, with which the tests compare attention.
 class Fixture {
  public:
   Fixture(Shape shape, at::ScalarType dtype, at::Device device = at::kCPU)
@@ -25,7 +25,7 @@ class Fixture {
         pages_(
             at::full(page_sizes(paged_shape_, 400), NAN, at::TensorOptions().dtype(dtype).device(device))) {}
 
-  // Adds a sequence of `length` tokens that shares the first `shared` pages (full ones) of sequence `parent`.
+  // Adds a sequence of `length` tokens. Its first `shared` pages (all full) are those of sequence `parent`.
   int64_t add_sequence(int64_t length, int64_t parent = -1, int64_t shared = 0) {
     Sequence sequence;
     sequence.k = random({length, shape_.G, shape_.H});
@@ -134,7 +134,7 @@ class Fixture {
 };
 
 // Tolerance for sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is
-// rounded, and the weights may be rounded: each adds 2^-8 of the largest element.
+// rounded, and the weights may be rounded. Each rounding adds 2^-8 of the largest element.
 double paged_tolerance(const at::Tensor& expected, at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 2.1 * expected.abs().max().item<double>() / 256;
   return dtype == at::kDouble ? 1e-13 : 3e-5;
@@ -178,8 +178,8 @@ TEST_P(PagedAttentionOn, EqualsSoftmaxOverTheSequence) {
   }
 }
 
-// The pass has 40 samples of one long prompt, each with its own tail. On CUDA this gives shared items of
-// several rows, which are cut and merged.
+// The pass has 40 samples of one long prompt; each sample has more pages after the prompt. On CUDA, items
+// then have the prompt's pages and several rows, are cut, and their parts are merged.
 TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Fixture fixture({4, 2, 64}, dtype, device());
@@ -200,7 +200,7 @@ TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
 }
 
 TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
-  // A page has 2 to 40 entries. The scores differ enough for maxima to rise in the middle of a run.
+  // A page is visited by 2 to 40 entries. The scores differ enough for maxima to rise in the middle of a run.
   for (const Shape shape : {Shape{4, 2, 12}, Shape{8, 1, 64}, Shape{40, 1, 32}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       Fixture fixture(shape, dtype);
@@ -219,7 +219,7 @@ TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
 }
 
 TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
-  // The pass has 8 samples of one prompt of 4 full pages. Each sample has two more pages.
+  // The pass has 8 samples of one prompt of 4 full pages. Each sample has two pages after the prompt.
   std::vector<std::vector<int32_t>> tables;
   for (int32_t s = 0; s < 8; ++s) tables.push_back({10, 11, 12, 13, 20 + 2 * s, 21 + 2 * s});
   std::vector<PagedSegment> segments;
@@ -235,8 +235,8 @@ TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
   EXPECT_EQ(rows_times_pages, 8 * 6);
 }
 
-// Selects from each segment's list the first page, the last pages, which hold the segment's tokens, and some
-// between.
+// Selects from each segment's list the first page, the pages of the segment's tokens (the last ones), and
+// some in between. If `all`, selects every page.
 std::vector<std::vector<int32_t>> selected_pages(const std::vector<Fixture::Part>& parts, int64_t heads,
                                                  bool all) {
   std::vector<std::vector<int32_t>> lists;
@@ -273,7 +273,7 @@ TEST_P(PagedAttentionOn, SelectedPagesEqualDenseAttentionOverTheirKeys) {
         }
 }
 
-// Lists lack some pages of the sequence. The first keys give the positions.
+// The lists lack some pages of the sequence, so first_keys tells the positions of the listed pages.
 TEST_P(PagedAttentionOn, ListsWithGapsEqualASelection) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto path : {AttentionPath::kFastest, AttentionPath::kReference}) {

@@ -1,11 +1,11 @@
-// Plans which tokens of a pass visit which pages together, so that pages shared by several sequences are read
-// once for all of them. The functions depend on the segments only. The results are tasks for CPU threads, or
-// work for GPU blocks (paged_work.h).
+// Plans which tokens of a pass visit which pages together, so that a page that several sequences list is read
+// once for all of them. The plan depends on the segments and the selection only. The results are tasks for
+// CPU threads, or items for CUDA thread blocks (paged_work.h).
 //
-// Only this file knows positions. Kernels number keys by their place in a row's list of pages: page i of the
-// list has keys 16 i to 16 i + 15, and a row sees the keys below its limit. Lists ascend, and every page but
-// the last that a row sees is full. The keys below the limit are therefore the keys of these pages up to the
-// row's position.
+// A row is one query token and its list of pages. Only this file uses positions. Kernels number keys by their
+// place in a row's list: page i of the list has keys 16 i to 16 i + 15, and a row sees the keys below its
+// limit. Lists ascend, and every page but the last that a row sees is full. The keys below the limit are
+// therefore all keys of these pages up to the row's position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,30 +19,30 @@
 
 namespace bough {
 
-// Tokens at positions begin to begin + count - 1 of one sequence. The keys and values of earlier positions
-// are already stored.
+// Tokens at positions begin to begin + count - 1 of one sequence. The pages already have the keys and values
+// of all earlier positions.
 struct PagedSegment {
   std::span<const int32_t>
       pages;  // pages of the sequence in ascending order of positions, those of these tokens included
   int64_t begin = 0;
   int64_t count = 0;
-  // Position of each page's first key, at least kPageTokens apart. If empty: 0, 16, 32, ...
+  // Position of each page's first key; neighbours differ by at least kPageTokens. Empty means 0, 16, 32, ...
   std::span<const int32_t> first_keys = {};
 };
 
-// The pages that the tokens of each segment attend to, as ascending indices into the segment's list. The
-// pages of the tokens themselves must be selected.
+// The pages that the tokens of each segment attend to, as ascending indices into the segment's `pages`. The
+// pages that hold the segment's tokens must be selected.
 struct PageSelection {
   // lists[s] are the pages of segment s. If per_head, lists[s · G + g] are those of key/value head g.
   std::span<const std::vector<int32_t>> lists;
   bool per_head = false;
 };
 
-// The page list of a segment, or the selected part of it.
+// The page list of a segment, or only the selected pages of it.
 class PageList {
  public:
-  // Throws InternalError if the list does not ascend or lacks a page of a token of the segment. selected:
-  // nullptr if all pages are. Keeps references to both.
+  // Throws InternalError if the list does not ascend or lacks the page of a token of the segment. selected:
+  // nullptr if all pages are selected. Keeps references to both arguments.
   PageList(const PagedSegment& segment, const std::vector<int32_t>* selected);
 
   int64_t size() const {
@@ -67,24 +67,24 @@ class PageList {
   const std::vector<int32_t>* selected_;
 };
 
-// The work of the CPU's threads. A task is the work of one thread at a time: rows, and the runs in which they
-// visit pages together.
+// The tasks of the CPU's threads. One thread computes one task at a time. A task has rows, and the runs in
+// which its rows visit pages together.
 struct PagedSchedule {
   std::vector<AttentionRow> rows;
   std::vector<AttentionRun> runs;
-  std::vector<AttentionTask> tasks;  // each task is of one head, or each is of all heads
+  std::vector<AttentionTask> tasks;  // each for one key/value head, or each for all
   std::vector<int32_t> slots;        // slot of each token
   std::vector<int32_t> pages;        // page lists of the rows
 
-  // Returns the schedule as one int32 tensor on the CPU, the input of the op. ScheduleView reads it.
+  // Returns the schedule as one int32 tensor on the CPU, the op's argument `work`. ScheduleView reads it.
   at::Tensor as_tensor() const;
 };
-// Plans a pass whose tokens are those of the segments, in order. A task has at most `max_rows` decode rows:
-// rows of a task share reads of pages, but only tasks run in parallel. Throws InternalError as PageList, or
-// if the selection does not fit.
+// Plans a pass whose tokens are those of the segments, in order. A task has at most `max_rows` decode rows.
+// More rows per task save reads of pages; more tasks allow more threads. Throws InternalError if PageList
+// does or if the selection does not fit.
 PagedSchedule schedule_paged(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                              const PageSelection* selection, int64_t max_rows);
-// Plans a pass with max_rows chosen to balance the work of the current number of threads.
+// Plans a pass with max_rows chosen so that the current number of threads get about equally long tasks.
 PagedSchedule schedule_paged_for_threads(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                                          const PageSelection* selection = nullptr);
 
@@ -98,13 +98,13 @@ struct ScheduleView {
   explicit ScheduleView(const at::Tensor& work);  // must outlive the view
 };
 
-// The work of the blocks of the CUDA kernels.
+// The items of the CUDA thread blocks (paged_work.h).
 //
-// Sequences with a common prefix, such as the samples of a group, are one item over its pages. A page that k
-// decode rows share is read once for all of them, if this saves more than merging the partial results costs.
-// Cascade attention does the same; here shared prefixes may form a tree of any depth. Prefill tokens are
-// divided into items of as many tokens as fit in a block. Items with many pages are then cut, so that all
-// multiprocessors have work even with few rows and long contexts.
+// Decode rows whose lists begin with the same pages, such as the samples of a prompt, get one item for these
+// pages. A page that k decode rows list is then read once for all of them, if this saves more than merging
+// the parts costs. Cascade attention does the same; here common prefixes may form a tree of any depth.
+// Prefill tokens are divided into items of as many tokens as fit in a thread block. Items with many pages are
+// then cut, so that all multiprocessors are busy even with few rows and long contexts.
 struct PagedWork {
   std::vector<PagedItem> large, small;  // longest first
   std::vector<PagedRow> rows;
@@ -113,11 +113,11 @@ struct PagedWork {
   int64_t num_parts = 0;
   bool per_head = false;
 
-  // The layout whose capacities are exactly this work.
+  // The layout whose capacities are exactly the sizes of the lists above.
   PagedLayout layout() const;
   bool fits(const PagedLayout& capacities) const;
   // Writes layout.pages() + pages.size() numbers to `to`. Slots beyond the tokens of the pass become -1.
-  // Throws InternalError if the work does not fit in the layout.
+  // Throws InternalError if a list exceeds the layout's capacity.
   void write(int32_t* to, const PagedLayout& layout) const;
 };
 

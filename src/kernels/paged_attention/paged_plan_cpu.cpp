@@ -25,8 +25,7 @@ PageList::PageList(const PagedSegment& segment, const std::vector<int32_t>* sele
     for (int64_t i = 1; i < size(); ++i)
       BOUGH_CHECK(first_key(i) >= first_key(i - 1) + kPageTokens, "page ", i, " begins at key ", first_key(i),
                   ", the one before it at ", first_key(i - 1));
-  // Tokens are consecutive. If both ends and every page border between them are listed, all tokens are
-  // listed.
+  // The page of each token must be listed. Tokens are consecutive, so one check per page is enough.
   for (int64_t position = segment.begin; position < segment.begin + segment.count;) {
     const int64_t i = (keys_below(position + 1) - 1) / kPageTokens;
     BOUGH_CHECK(size() > 0 && i >= 0 && first_key(i) <= position && position < first_key(i) + kPageTokens,
@@ -60,7 +59,7 @@ class Scheduler {
  public:
   explicit Scheduler(int64_t max_rows) : max_rows_(max_rows) {}
 
-  // Adds all segments as seen by head `head`, or by all heads if `head` is -1.
+  // Adds all segments with the page lists of key/value head `head`, or of all heads if `head` is -1.
   void add(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
            int32_t head) {
     std::vector<AttentionRow> decode;
@@ -81,8 +80,8 @@ class Scheduler {
             {token++, static_cast<int32_t>(pages.keys_below(end)), pages_at, static_cast<int32_t>(visited)});
         continue;
       }
-      // Blocks of a prefill end at page borders, so that all rows of a task see a part of every page that the
-      // task visits.
+      // A prefill is divided into tasks at page borders, so that all rows of a task see a part of every page
+      // that the task visits.
       for (int64_t position = segment.begin; position < end;) {
         const size_t row_begin = made_.rows.size();
         const int64_t num_pages = pages_for(pages.keys_below(position + 1));
@@ -95,7 +94,7 @@ class Scheduler {
         add_task(row_begin, false, head);
       }
     }
-    // Sorting places sequences that share pages next to each other.
+    // Sorting places rows whose lists begin with the same pages next to each other.
     std::stable_sort(decode.begin(), decode.end(), [&](const AttentionRow& a, const AttentionRow& b) {
       const int32_t *of_a = made_.pages.data() + a.pages_at, *of_b = made_.pages.data() + b.pages_at;
       return std::lexicographical_compare(of_a, of_a + a.num_pages, of_b, of_b + b.num_pages);
@@ -116,8 +115,8 @@ class Scheduler {
     return made_.pages[static_cast<size_t>(row.pages_at + i)];
   }
 
-  // Rows [begin, end) of the task that starts at row `origin` have equal pages below `at` and are sorted by
-  // their page lists. Emits the runs for the pages from `at` on. The recursion is at most as deep as the
+  // Rows [begin, end) of the task that starts at row `origin` have the same first `at` pages and are sorted
+  // by their page lists. Adds the runs for the pages from `at` on. The recursion is at most as deep as the
   // number of rows.
   void emit_runs(int32_t origin, int32_t begin, int32_t end, int32_t at) {
     const auto& rows = made_.rows;
@@ -180,7 +179,7 @@ PagedSchedule schedule_paged_for_threads(std::span<const PagedSegment> segments,
                                          const PageSelection* selection) {
   int64_t num_decode = 0;
   for (const PagedSegment& segment : segments) num_decode += segment.count == 1;
-  // Four tasks per thread balance the work. 32 rows per page are enough to hide the loading of the page.
+  // Four tasks per thread balance the threads. 32 rows per page are enough to hide the loading of the page.
   const int64_t tasks_wanted = 4 * at::get_num_threads();
   const int64_t max_rows = num_decode * num_kv_heads / tasks_wanted;
   return schedule_paged(segments, num_kv_heads, selection, std::clamp<int64_t>(max_rows, 4, 32));

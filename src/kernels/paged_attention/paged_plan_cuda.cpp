@@ -12,19 +12,19 @@ namespace {
 
 static_assert(kPagedPageTokens == kPageTokens);
 
-// Wanted blocks per launch: several for each multiprocessor of the largest GPUs. The number is constant, so
-// that results are the same on all GPUs.
+// Wanted CUDA thread blocks per launch: several for each multiprocessor of the largest GPUs. The number is
+// constant, so that results are the same on all GPUs.
 constexpr int64_t kWantedBlocks = 1024;
-constexpr int64_t kTilePages = 4;  // pages that a block reads at once
-// Least pages of an item after a cut, per fragment of query vectors. The parts of an item are then at most a
-// quarter of the data that it reads.
+constexpr int64_t kTilePages = 4;  // pages that a thread block reads at once
+// Fewest pages of an item after a cut, per fragment of 16 query vectors. The parts that an item writes are
+// then at most a quarter of the data that it reads.
 constexpr int64_t kLeastPages = 2 * kTilePages;
-// Sharing p pages among r rows saves (r - 1) p page reads. Writing and reading the parts of one row costs
+// One item for p pages and r rows saves (r - 1) p page reads. Writing and reading a part of one row costs
 // about two page reads.
 constexpr int64_t kPagesOfAPart = 2;
 
 struct Row {
-  int32_t token, limit;  // limit: visible keys, by their place in `pages`
+  int32_t token, limit;  // limit: the row sees the keys below it
   std::span<const int32_t> pages;
 };
 struct Piece {  // rows that attend to pages [page_begin, page_end) of the first row's list
@@ -33,8 +33,8 @@ struct Piece {  // rows that attend to pages [page_begin, page_end) of the first
   int32_t group;  // key/value head, or -1 for all
 };
 
-// Returns the number of leading pages that two lists have in common. The first `agreed` pages are known to be
-// equal. Lists of thousands of tokens share hundreds of pages, which memcmp compares faster than a loop.
+// Returns the number of leading pages that two lists have in common, at least `agreed`, which the caller
+// knows. Lists of long sequences have hundreds of common pages, which memcmp compares faster than a loop.
 int64_t common_pages(std::span<const int32_t> a, std::span<const int32_t> b, int64_t agreed) {
   constexpr int64_t kBlock = 32;
   const auto size = static_cast<int64_t>(std::min(a.size(), b.size()));
@@ -53,7 +53,7 @@ class Planner {
         num_groups_(num_groups),
         max_rows_(std::max<int64_t>(1, kPagedLargeEntries / heads_)) {}
 
-  // Adds all segments as seen by head `group`, or by all heads if `group` is -1.
+  // Adds all segments with the page lists of key/value head `group`, or of all heads if `group` is -1.
   void add_segments(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
                     int32_t group) {
     group_ = group;
@@ -102,8 +102,8 @@ class Planner {
   }
 
  private:
-  // Divides decode rows into pieces. The rows are equal below page `agreed`. Sorts the rows by their tables.
-  // `from` is their first page that no piece covers yet.
+  // Divides decode rows into pieces. The rows have the same first `agreed` pages. `from` is the rows' first
+  // page that no piece has yet. Sorts the rows by their page lists.
   void share(std::span<Row> rows, int64_t from, int64_t agreed) {
     if (rows.empty()) return;
     const auto size_of = [](const Row& row) { return static_cast<int64_t>(row.pages.size()); };
@@ -112,7 +112,7 @@ class Planner {
     for (const Row& row : rows.subspan(1))
       common =
           std::min(common, common_pages(rows[0].pages.first(static_cast<size_t>(common)), row.pages, agreed));
-    // Returns the next page after the common ones. Rows without a next page come first.
+    // Returns a row's page after the common pages, or -1 if there is none, so that such rows come first.
     const auto next_page = [&](const Row& row) {
       return size_of(row) == common ? -1 : row.pages[static_cast<size_t>(common)];
     };
@@ -145,7 +145,7 @@ class Planner {
     }
   }
 
-  // Cuts a piece into equal items of at most `most` pages. An item has whole tiles.
+  // Cuts a piece into equal items of at most `most` pages. Every item except the last has whole tiles.
   void add_items(const Piece& piece, int64_t most) {
     const int64_t num_pages = piece.page_end - piece.page_begin, cuts = (num_pages + most - 1) / most;
     const int64_t tiles = (num_pages + cuts * kTilePages - 1) / (cuts * kTilePages);
@@ -175,8 +175,8 @@ class Planner {
     }
   }
 
-  // Rows in several items get parts. The parts are numbered in the order of their keys, which is the order in
-  // which the row's pieces were found and their items added.
+  // Rows in several items get parts. A row's parts are numbered in the order of their keys, because pieces
+  // were found and items were added in this order.
   void add_merges() {
     const int64_t lists = work_.per_head ? num_groups_ : 1;
     const auto owner_of = [&](size_t row) {
@@ -203,10 +203,10 @@ class Planner {
   }
 
   int64_t heads_, num_groups_, max_rows_;
-  int32_t group_ = -1;                         // the group that is being added
+  int32_t group_ = -1;                         // key/value head whose lists are being added; -1: all
   std::deque<std::vector<int32_t>> selected_;  // page lists of rows
   std::vector<Piece> pieces_;
-  std::vector<int32_t> groups_;  // the group of each row of work_.rows
+  std::vector<int32_t> groups_;  // Piece::group of each row of work_.rows
   PagedWork work_;
 };
 

@@ -15,7 +15,7 @@ struct Sequence {
   int64_t length;
 };
 
-// The keys that a token of the pass attends to, as (page, place), and the count of each.
+// The keys that a token of the pass attends to, as (page, place), and how often it attends to each.
 using Keys = std::map<std::pair<int32_t, int32_t>, int>;
 
 // Reads the work as the kernels do, from the integers that the device gets.
@@ -121,8 +121,8 @@ int64_t pages_read(const PagedWork& work) {
   return pages;
 }
 
-// The first keys are arbitrary and each head has its own selection of pages. A token sees the selected keys
-// up to its own position.
+// The positions of the pages' first keys have gaps, and each head has a different selection of pages. A token
+// sees the selected keys up to its position.
 TEST(PagedWork, HeadsSeeTheirSelectedPages) {
   const std::vector<int32_t> pages = {9, 4, 7, 2, 5}, first_keys = {0, 16, 48, 100, 130};
   const std::vector<PagedSegment> segments = {{pages, 135, 1, first_keys}, {pages, 100, 5, first_keys}};
@@ -156,7 +156,7 @@ TEST(PagedWork, SharedPagesAreReadOnceForAllSamples) {
   const auto tables = group_tables(16, 8, 64, 4);
   const PagedWork work = plan_paged_work(last_tokens(tables), 16, 8);
   EXPECT_EQ(pages_read(work), 16 * (64 + 8 * 4));
-  // There is too little to share: the parts would cost more than sharing saves.
+  // With only one common page, merging the parts would cost more than reading the page once saves.
   EXPECT_EQ(pages_read(plan_paged_work(last_tokens(group_tables(16, 8, 1, 4)), 16, 8)), 16 * 8 * 5);
 }
 

@@ -1,14 +1,14 @@
-// The work of the CUDA kernels of paged attention for one pass: integers in one array, copied to the device
+// What the CUDA kernels of paged attention compute in one pass: integers in one array, copied to the device
 // at once. paged_plan.h fills it. No torch.
 //
-// An item is a set of query rows and consecutive pages that all of them attend to. One block computes one
-// item for one key/value head. If heads attend to different pages, each item is of one head. Keys are
-// numbered by their place in the row's list of pages, 16 per page. A row with one item is finished by this
-// item. For a row with several items, each item writes a part (undivided sums, largest score, sum of
-// weights), and a merge joins the parts in the order of their keys.
+// A row is one query token. An item is a set of rows and consecutive pages that all of them attend to. One
+// CUDA thread block computes one item for one key/value head. If heads attend to different pages, each item
+// is for one head. Keys are numbered by their place in the row's list of pages, 16 per page. If a row is in
+// one item only, the item writes the row's output. Otherwise each item writes a part (undivided sums, largest
+// score, sum of weights), and a merge joins the row's parts in the order of their keys.
 //
-// For given capacities, the sections begin at fixed places, so a captured graph finds the work of each pass
-// at the same addresses. Kernels do not read records beyond the counts in the header.
+// For given capacities, the sections of the array begin at fixed indices, so that a captured CUDA graph finds
+// the items of each pass at the same addresses. Kernels do not read records beyond the counts in the header.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace bough {
 
 constexpr int kPagedSmallEntries =
     16;  // query rows times heads per group of an item: one tensor-core fragment
-constexpr int kPagedLargeEntries = 64;  // a fragment per warp of a block; a single row may exceed it
+constexpr int kPagedLargeEntries = 64;  // a fragment per warp; a single row may exceed it
 constexpr int kPagedPageTokens = 16;
 
 struct alignas(16) PagedHeader {
@@ -25,17 +25,17 @@ struct alignas(16) PagedHeader {
 };
 struct alignas(16) PagedItem {
   int32_t row_begin = 0, num_rows = 0;
-  int32_t page_begin = 0;  // index of its first page in the section of pages
+  int32_t page_begin = 0;  // index of the item's first page in the section `pages`
   int32_t first_key = 0;   // number of the first key of that page
-  int32_t key_end = 0;     // the item has the keys below it: each is visible to some row
+  int32_t key_end = 0;     // the item's keys are below it; some row sees each key
   int32_t min_limit = 0;   // all rows see the keys below it; at most key_end
-  int32_t group = -1;      // key/value head; -1: all, one block each
+  int32_t group = -1;      // key/value head; -1: all, one thread block for each
   int32_t unused = 0;
 };
 struct alignas(16) PagedRow {
   int32_t token = 0;  // number in the pass
-  int32_t limit = 0;  // sees the keys below it
-  int32_t part = -1;  // index of the part that it writes; -1: this item finishes the row
+  int32_t limit = 0;  // the row sees the keys below it
+  int32_t part = -1;  // index of the part to write; -1: the row is in no other item
   int32_t unused = 0;
 };
 struct alignas(16) PagedMerge {
@@ -43,10 +43,10 @@ struct alignas(16) PagedMerge {
   int32_t group = -1;  // key/value head whose query heads are merged; -1: all
 };
 
-// Capacities, and the indices at which the sections begin, in int32.
+// Capacities (largest numbers of records), and the index of each section's first int32.
 struct PagedLayout {
   int64_t max_large = 0, max_small = 0, max_rows = 0, max_merges = 0, max_tokens = 0;
-  bool per_head = false;  // each item is of one head; else each is of all heads
+  bool per_head = false;  // each item is for one key/value head, else for all
 
   constexpr int64_t large() const { return 4; }
   constexpr int64_t small() const { return large() + 8 * max_large; }

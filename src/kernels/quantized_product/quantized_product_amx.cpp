@@ -1,5 +1,6 @@
-// Widens 8-bit weights to packed blocks of bf16, either alone or while AMX tiles multiply. The functions of
-// namespace bf16 need only AVX512-BF16, because a compiler emits no tile instructions by itself.
+// Widens 8-bit weights to packed blocks of bf16, alone (namespace bf16) or while AMX tiles multiply
+// (namespace amx). The functions of namespace bf16 need no AMX, because a compiler emits no AMX instructions
+// by itself.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/amx_sums.h"
@@ -10,10 +11,10 @@ namespace bough {
 
 namespace {
 constexpr int64_t kLine = 64;         // bytes
-constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth
+constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth of its depth
 
-// Converts int8 to bf16, exactly. An int8 in the upper half of a dword is converted to fp32. The lower half
-// of this fp32 is zero, so the upper halves of two of them are a pair of bf16.
+// Converts 32 int8 to 32 bf16, exactly and times kWidenedUnit. Each int8 is moved to the upper half of a
+// dword and converted to fp32. The lower half of this fp32 is zero, so its upper half is the bf16.
 inline __m512i widen(__m256i weights) {
   const __m512i words = _mm512_cvtepi8_epi16(weights);
   const __m512 even = _mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));

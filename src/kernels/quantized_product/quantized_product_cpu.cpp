@@ -1,6 +1,7 @@
-// Rows of x are packed once, in panels of 32. Each thread processes blocks of rows of the weight. It widens
-// one part of their depth to a buffer that the tiles of matrix_product read, and multiplies this part with
-// every panel. The fp32 sums lie beside the buffer:
+// Rows of x are packed once, in panels of 32 rows. Each thread computes blocks of rows of the weight. It
+// widens one part of a block's depth (inner dimension) to a buffer, which the kernels of
+// matrix_product_tiles.h read, and multiplies this part by every panel. The fp32 sums stay in the cache with
+// the buffer:
 //
 //   for each group of panels that fits the L2 cache:
 //     for each block of this thread's rows of the weight:
@@ -56,7 +57,7 @@ struct Bf16Int8 {
                     bool rows_follow) {
     bf16::widen_block(block, weights, stride, rows, depth, rows_follow);
   }
-  // Multiplies by one panel only. Returns false if the CPU has no special code for this case.
+  // Multiplies a block of the weight by the only panel. Without AMX, returns false and computes nothing.
   static bool multiply_one(float* sums, const Int8Product<Element>& p, int64_t output, int64_t outputs,
                            const Element* panel, int64_t rows, bool rows_follow, Element* scratch) {
     static_assert(kRows * kPart >= amx::kRingElements);
@@ -162,12 +163,11 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
   });
 }
 
-// The portable code multiplies four rows of the weight, widened one part at a time, by one row of x after the
-// other.
+// The portable code widens one part of four rows of the weight, then multiplies it by each row of x in turn.
 constexpr int64_t kDotRows = 4, kDotPart = 1024;
 
-// sums[row][i] += x[row] · weight[i] over `depth`, i < count <= 4.
-// `widened` is scratch of kDotRows * kDotPart elements.
+// sums[row][i] += x[row] · weight[i] over `depth` elements, for i < count <= 4. `widened`: scratch of
+// kDotRows * kDotPart elements.
 BOUGH_INLINE void add_dots_of(float* sums, const float* x, int64_t x_stride, int64_t rows,
                               const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
                               float* widened) {
@@ -222,15 +222,14 @@ void multiply_portable(const Int8Product<T>& p, const float* x) {
   });
 }
 
-// Returns the bits of |w|. As integers, these bits have the same order as the numbers, with NaN above
-// infinity.
+// Returns the bits of |w|. As integers, they have the same order as |w|, with NaN above infinity.
 BOUGH_INLINE int32_t magnitude_bits(float w) {
   int32_t bits;
   std::memcpy(&bits, &w, sizeof bits);
   return bits & 0x7FFFFFFF;
 }
 
-// Quantizes rows of `width`. Writes each row's scale and integers.
+// Quantizes `rows` rows of `width` elements. Writes each row's scale and integers.
 template <class T>
 BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* weight, int64_t rows,
                                    int64_t width) {
@@ -261,7 +260,7 @@ BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* wei
     for (int64_t k = 0; k < whole; k += simd::kLanes) {
       simd::Float16 w;
       simd::load(w, weight + k);
-      // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+      // Adding 1.5 * 2^23 rounds w * steps to an integer, ties to even, and leaves it in the low bits.
       const simd::Float16 shifted = w * steps + 12582912.0f;
       simd::Int16 bits;
       std::memcpy(&bits, &shifted, sizeof bits);

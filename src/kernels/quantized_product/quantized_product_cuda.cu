@@ -1,10 +1,11 @@
-// A block processes 16 rows of the weight and up to 64 rows of x. Its warps take turns of 64 along the depth,
-// so that a few blocks already read memory fast. Their sums are added in shared memory, in the order of the
-// warps.
+// A CUDA thread block computes 16 rows of the weight times up to 64 rows of x. Its eight warps share the
+// inner dimension: they take its pieces of 64 in turn, so that few thread blocks already use much memory
+// bandwidth. The warps' sums are added in shared memory, in the order of the warps.
 //
-// In a product of fragments, the order along the depth is free if both factors have the same order. A lane
-// loads 16 neighbouring weights of one row in one load, and uses four of them in each of four products. The
-// standard layout would need pairs that are far apart. The lane loads its row of x in the same order.
+// In a product of tensor-core fragments, the elements along the inner dimension may have any order if both
+// factors have the same order. A lane loads 16 neighbouring weights of one row in one load, and uses four of
+// them in each of four products. In the standard order, a lane's pairs would be far apart. The lane loads its
+// row of x in the same order.
 #include <cmath>
 #include <limits>
 
@@ -19,7 +20,7 @@ constexpr int kQuantizeThreads = 256;
 constexpr int kOutputs = 16, kWarps = 8, kStep = 64;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// The bits of |w| have the same order as the numbers, with NaN above infinity.
+// As integers, the bits of |w| have the same order as |w|, with NaN above infinity.
 template <class T>
 __global__ void quantize_kernel(int8_t* quantized, float* scale, const T* weight, int64_t rows,
                                 int64_t width) {
@@ -32,7 +33,7 @@ __global__ void quantize_kernel(int8_t* quantized, float* scale, const T* weight
 #pragma unroll
     for (int offset = kWarp / 2; offset > 0; offset /= 2)
       most = max(most, __shfl_xor_sync(kAll, most, offset));
-    __syncthreads();  // the maxima of the previous row have been read
+    __syncthreads();  // all threads have read the previous row's maxima
     if (threadIdx.x % kWarp == 0) largest_of[threadIdx.x / kWarp] = most;
     __syncthreads();
     for (unsigned warp = 0; warp < blockDim.x / kWarp; ++warp) most = max(most, largest_of[warp]);
@@ -51,7 +52,7 @@ __device__ inline uint32_t widen_two(uint32_t bytes, int first) {
   return pack_bf16(at(first), at(first + 1));
 }
 
-// A block processes kTiles tiles of 8 rows of x.
+// A CUDA thread block computes kTiles tiles of 8 rows of x.
 template <int kTiles>
 __global__ void product_kernel(QuantizedProductCuda p) {
   __shared__ float sums[kWarps][kOutputs][8 * kTiles];
@@ -62,7 +63,7 @@ __global__ void product_kernel(QuantizedProductCuda p) {
   for (int64_t k = static_cast<int64_t>(warp) * kStep + quarter * 16; k - quarter * 16 < p.inputs;
        k += kWarps * kStep) {
     const bool in_depth = k < p.inputs;
-    uint4 weights[2];  // weights of rows row and row + 8
+    uint4 weights[2];  // those of weight rows `row` and `row + 8`
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t output = first_output + row + half * 8;

@@ -21,8 +21,8 @@ Quantized quantize(const at::Tensor& w_OK) {
   return q;
 }
 
-// The shapes have rows for less than one, one and several panels, and for bf16 and fp32 blocks. The depths
-// have several parts, or are no multiple of a tile. There are shapes with few and with many rows.
+// The rows fill less than one, one and several panels. The outputs are and are not multiples of bf16 and fp32
+// blocks. The inputs have several parts, or are no multiple of a tile.
 struct Shape {
   int64_t rows, outputs, inputs;
 };
@@ -46,8 +46,8 @@ TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
       const Quantized expected{at::empty_like(q.weight_OK), at::empty_like(q.scale_O)};
       quantize_rows_reference_(expected.weight_OK, expected.scale_O, w);
       EXPECT_TRUE(at::equal(q.scale_O, expected.scale_O));
-      // A multiply-add rounds once, while a product and a sum round twice. Ties, which are common in bf16,
-      // may therefore differ.
+      // The kernel may use a multiply-add, which rounds once; the reference rounds after the product and
+      // again to an integer. Ties, which are common in bf16, may therefore give different integers.
       const auto differs = (q.weight_OK.to(at::kLong) - expected.weight_OK.to(at::kLong)).abs();
       EXPECT_LE(differs.max().item<int64_t>(), 1);
       EXPECT_LE(differs.sum().item<int64_t>(), 1 + outputs * inputs / 100);

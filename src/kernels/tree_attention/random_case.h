@@ -1,4 +1,4 @@
-// Random passes over a prefix KV stack, shared by the CPU and CUDA tests of tree attention.
+// Random passes over a prefix KV stack, used by the CPU and CUDA tests of tree attention.
 #pragma once
 
 #include <cmath>
@@ -9,19 +9,19 @@
 
 namespace bough {
 
-// Returns end_local [P + T] of a random forest over a stack of P keys. Before each token, the innermost open
-// subtree ends with probability 1/16, repeatedly. This gives long chains and wide branching. Each new root
-// continues a random prefix of the stack.
+// Returns end_local [P + T] of a random forest over a stack of P keys. Before each token, the innermost
+// unfinished subtree ends with probability 1/16; if it ends, the next outer one is tried in the same way.
+// This gives long chains and wide branching. Each new root continues a random prefix of the stack.
 inline std::vector<int32_t> random_ends(int64_t num_stack, int64_t num_tokens, std::mt19937& random) {
   std::vector<int32_t> end(num_stack + num_tokens, static_cast<int32_t>(num_tokens));
-  std::vector<int64_t> open;  // tokens whose subtree is still open
+  std::vector<int64_t> open;  // tokens whose subtree has not ended
   int64_t stack_visible = num_stack;
   for (int64_t i = 0; i < num_tokens; ++i) {
     while (!open.empty() && random() % 16 == 0) {
       end[num_stack + open.back()] = static_cast<int32_t>(i);
       open.pop_back();
     }
-    if (open.empty() && i > 0 && stack_visible > 0) {  // a new root hangs off an earlier stack token
+    if (open.empty() && i > 0 && stack_visible > 0) {  // the new root's parent is an earlier stack token
       const int64_t visible = random() % (stack_visible + 1);
       for (int64_t j = visible; j < stack_visible; ++j) end[j] = static_cast<int32_t>(i);
       stack_visible = visible;

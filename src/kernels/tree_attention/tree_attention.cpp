@@ -10,7 +10,7 @@
 #include "kernels/parameter.h"
 #include "kernels/tree_attention/key_spans.h"
 
-// key_spans takes end_local on the CPU. On CUDA, the other ops need the result of key_spans.
+// key_spans takes end_local on the CPU. On CUDA, the other ops take its result as `spans`.
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("key_spans(Tensor end_local, int num_stack) -> Tensor");
   m.def(

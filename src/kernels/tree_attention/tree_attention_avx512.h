@@ -1,5 +1,5 @@
 // Tree attention in units (tree_attention_units.h), computed in fp32. bf16 elements are widened when they are
-// loaded. This file has the parts that forward and backward share.
+// loaded. This file has the functions that both forward and backward use.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -8,10 +8,10 @@
 
 namespace bough::avx512 {
 
-// A Session for for_each_share without state: fp32 kernels need none.
+// The Session type of for_each_share for the fp32 kernels, which need no state per thread.
 struct NoSession {};
 
-// A left operand. Element [i][k] is data[i * stride + k], or data[k * stride + i] if turned.
+// The left factor of multiply(). Element [i][k] is data[i * stride + k], or data[k * stride + i] if turned.
 struct Left {
   const float* data;
   int64_t stride;
@@ -32,7 +32,7 @@ inline void multiply(float* c, int64_t c_stride, bool accumulate, const Left& a,
                      std::min(kPanelColumns, shape.n - j), shape.k);
 }
 
-// Loads keys or values of one group in fp32: units [first, first + count), to dst [count][32][width].
+// Loads units [first, first + count) of one head's keys or values as fp32 to dst [count][32][width].
 template <class T>
 void load_units(float* dst, const UnitInputs<T>& x, const at::Tensor& own, const at::Tensor& stack,
                 int64_t group, int64_t first, int64_t count) {
@@ -44,8 +44,8 @@ void load_units(float* dst, const UnitInputs<T>& x, const at::Tensor& own, const
   }
 }
 
-// Loads one block of queries of one head from a [T, N, H] tensor: rows [32][width], and their transpose,
-// turned [width][32].
+// Loads one block of queries of one head from a [T, N, H] tensor: to `rows` as [32][width], and transposed to
+// `turned` as [width][32].
 template <class T>
 void load_block(float* rows, float* turned, const UnitInputs<T>& x, const T* source, const Range& queries,
                 int64_t head) {

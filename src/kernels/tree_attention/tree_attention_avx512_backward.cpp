@@ -1,6 +1,7 @@
-// For each 8 units of keys and each head of the group, 2 blocks of queries times 2 units at a time:
+// For each 8 units of keys and each of their query heads, 2 blocks of queries times 2 units at a time:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ in place, dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
-// Each row holds one key. dS is read transposed.
+// Units and blocks of queries: tree_attention_units.h. Each matrix row of Sᵀ, Pᵀ and dSᵀ belongs to one key.
+// The last product reads dSᵀ transposed.
 #include <array>
 #include <limits>
 
@@ -11,7 +12,7 @@ namespace bough {
 namespace avx512 {
 namespace {
 constexpr int64_t kBackwardUnits = kFp32BackwardUnits;
-// Units and blocks of one step. The scores of a step stay in the L1 cache.
+// Units of keys and blocks of queries of one Step (below). The scores of a Step stay in the L1 cache.
 constexpr int64_t kStepUnits = 2, kStepBlocks = 2;
 constexpr int64_t kScoreStride = kStepBlocks * kUnit;
 
@@ -25,8 +26,8 @@ class QueryBlocks {
         factors_(kQueryLayouts * x.shape.num_heads * per_head_ * elements_),
         scalars_(kQueryScalars * x.shape.num_heads * per_head_ * kUnit) {}
 
-  // Factors of a head's blocks from `block` on, all [blocks]: rows [32][width] and their transposes
-  // [width][32]; lse (base 2) and dots [32].
+  // Each function returns the data of one head's blocks of queries from `block` on. For each block: q and d_o
+  // as [32][width], q_turned and d_o_turned as [width][32], lse (base 2) and dots (D) as [32].
   float* q(int64_t head, int64_t block) const { return factor(0, head, block); }
   float* d_o(int64_t head, int64_t block) const { return factor(1, head, block); }
   float* q_turned(int64_t head, int64_t block) const { return factor(2, head, block); }
@@ -84,14 +85,15 @@ void clear_unit(const BackwardScratch& s, int64_t at) {
     for (int64_t j = 0; j < kUnit; ++j) std::fill_n(scores + j * kScoreStride, kUnit, 0.0f);
 }
 
-// The keys and queries of one step. Units are numbered from the first unit in the scratch.
+// The keys and queries of one backward_step(). Unit 0 is the first unit of keys in BackwardScratch.
 struct Step {
   Range units, blocks;
   int64_t head;
 };
 
-// compute_scores turns the scores of a step's units and blocks into P and dS, with zeros for invisible pairs.
-// It returns the rows of keys and columns of queries that it computed.
+// compute_scores computes P and dS for the units and blocks of a Step, with zeros for invisible pairs. It
+// returns the units of keys (rows) and the blocks of queries (columns) from the first to the last visible
+// one.
 struct Computed {
   Range rows, columns;
 };
@@ -127,7 +129,7 @@ Computed compute_scores(const UnitInputs<T>& x, int64_t first_unit, const Step& 
   return computed;
 }
 
-// Adds the contribution of one step to the sums. d_q holds the heads of the group, [32][width] per block.
+// Adds the contributions of one Step to d_k and d_v in the scratch and to d_q.
 template <class T>
 void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
                    const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {
@@ -147,7 +149,7 @@ void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
            {num_queries, width, num_keys});
 }
 
-// Processes units [first_unit, first_unit + count) of keys of one group.
+// Computes units [first_unit, first_unit + count) of keys of key/value head `group`.
 template <class T>
 void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {

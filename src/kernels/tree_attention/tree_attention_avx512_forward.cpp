@@ -1,6 +1,7 @@
-// For each block of queries, up to 4 units of keys at a time, for each head of the group:
+// For each block of queries, up to 4 units of keys at a time, for each query head of the key/value head:
 //   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in place, O += P·V
-// Each row holds one key, so maxima and sums over keys are vectors of queries. P is read transposed.
+// Each matrix row of Sᵀ belongs to one key, so maxima and sums over keys are vectors with one lane per query.
+// The last product reads Pᵀ transposed. Units and blocks of queries: tree_attention_units.h.
 #include <array>
 #include <cmath>
 
@@ -10,10 +11,10 @@ namespace bough {
 
 namespace avx512 {
 namespace {
-constexpr int64_t kForwardUnits = 4;  // key units in flight; their scores and a head's sums stay in cache
+constexpr int64_t kForwardUnits = 4;  // units of keys at a time; scores and a head's sums stay in cache
 
-// Returns runs of consecutive units that the block can see in part or in full, of at most kForwardUnits units
-// each.
+// Returns runs of consecutive units of keys in which the block of queries may see a key. A run has at most
+// kForwardUnits units.
 template <class T>
 std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   std::vector<Range> runs;
@@ -25,7 +26,7 @@ std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   return runs;
 }
 
-// Computes blocks share, share + num_shares, ... of one group's queries.
+// Computes blocks of queries number share, share + num_shares, ... of key/value head `group`.
 template <class T>
 void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t num_shares, T* o_data,
                    float* lse_data) {

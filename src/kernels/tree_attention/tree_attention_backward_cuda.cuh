@@ -7,20 +7,20 @@
 
 namespace bough {
 
-// Both backward kernels have these warps and threads per block, and blocks per multiprocessor: as many as fit
-// without spilling registers.
+// Warps and threads per CUDA thread block, and thread blocks per multiprocessor, of both backward kernels: as
+// many as fit without spilling registers.
 constexpr int kGradientWarps = 4;
 constexpr int kGradientThreads = kGradientWarps * kWarp;
 template <int kHead>
 constexpr int kGradientBlocks = kHead > 64 ? 2 : 3;
 
-// Computes d_q, 16 queries per warp. As in forward, queries stay in registers and keys go through shared
-// memory.
+// Computes d_q, 16 queries per warp. As in forward, queries stay in registers and tiles of keys pass through
+// shared memory.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_query_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                          const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
-  constexpr int kKeys = kHead > 64 ? 32 : 64;  // keys per step: the registers hold q and d_o, too
+  constexpr int kKeys = kHead > 64 ? 32 : 64;  // keys at a time; q and d_o need registers, too
   constexpr int kTiles = kKeys / 8;
   using Block = QueryBlock<kGradientWarps>;
   using Stages = KeyStages<kHead, kGradientThreads>;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
                          num_tokens - Block::warp_begin(), head_dim);
 }
 
-// Shared memory: the keys and values of the block, and two stages of queries.
+// Shared memory of a thread block: its tile of keys and values, and two buffers (stages) of queries.
 template <int kHead>
 struct QueryStages {
   static constexpr int kQueries = 32;
@@ -78,7 +78,7 @@ struct QueryStages {
   __device__ static SharedAddress v() { return k() + kKeyBytes; }
   __device__ static SharedAddress q(int stage) { return k() + 2 * kKeyBytes + stage * kStageBytes; }
   __device__ static SharedAddress d_o(int stage) { return q(stage) + kTileBytes; }
-  // Scalars of the stage's queries: [kQueries] log-sum-exp in base 2, then [kQueries] D.
+  // Per query of the stage: [kQueries] log-sum-exp in base 2, then [kQueries] D.
   __device__ static const float* scalars(int stage) {
     return reinterpret_cast<const float*>(dynamic_shared_memory() + 2 * kKeyBytes + stage * kStageBytes +
                                           2 * kTileBytes);
@@ -97,8 +97,8 @@ struct QueryStages {
   }
 };
 
-// The destination of a tile's gradients, [keys, groups, head_dim]: the stack, the pass, or the block's own
-// part for both.
+// The destination of a tile's gradients, [keys, groups, head_dim]: the stack's tensors or the pass's tensors.
+// If in_parts, the part of this thread block, which covers the keys of stack and pass.
 struct KeyGradientRows {
   float *d_k, *d_v;
 
@@ -119,10 +119,10 @@ struct KeyGradientRows {
   }
 };
 
-// Computes d_k and d_v, 16 keys per warp, in registers over all queries of all heads of the group. Scores are
-// transposed: rows are keys, so that pᵀ and dSᵀ are operands of the next product without leaving their
-// registers. If several blocks (gridDim.z) divide the heads of a group, each block writes its sums to its own
-// part.
+// Computes d_k and d_v, 16 keys per warp, in registers. Sums over all queries of all query heads of the
+// key/value head. Scores are transposed: matrix rows are keys, so that pᵀ and dSᵀ are operands of the next
+// product without leaving their registers. If several thread blocks (gridDim.z) divide the query heads, each
+// writes its sums to its own part.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   const int warp_row = static_cast<int>(threadIdx.x / kWarp) * kFragmentRows;
   const int row = warp_row + static_cast<int>(threadIdx.x % kWarp / 4), pair = threadIdx.x % 4 * 2;
   const int warp_key = tile.first_key + warp_row;
-  int end[2];  // end_local of keys row and row + 8
+  int end[2];  // end_local of the tile's keys `row` and `row + 8`
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     end[half] = row + half * 8 < tile.count ? in.end_local[tile.begin + row + half * 8] : 0;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   }
 }
 
-// Adds the parts in order. blockIdx.y selects d_k (0) or d_v (1). Each thread adds four elements.
+// Sums the parts in order into d_k (blockIdx.y 0) or d_v (1). Each thread sums four elements.
 __global__ void add_key_gradient_parts_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                               const TreeAttentionCudaGradient<BFloat16Bits> gradient,
                                               int64_t num_parts) {

@@ -1,5 +1,5 @@
-// Tree attention in units (tree_attention_units.h), computed in bf16: matrix products of 32 x 32 blocks and
-// the softmax of tree_attention_softmax_bf16.h. This file has the parts that forward and backward share.
+// Tree attention in units (tree_attention_units.h), computed in bf16: matrix products of 32 x 32 tiles and
+// the softmax of tree_attention_softmax_bf16.h. Forward and backward use this file.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -11,7 +11,7 @@ namespace bough::bf16 {
 using Element = BFloat16Bits;
 using Inputs = UnitInputs<Element>;
 
-// Enables the AMX tiles of a thread as long as the object lives.
+// Enables the AMX tiles of the thread that creates this object, until the object is destroyed.
 struct Session {
   Session() { begin_tiles(); }
   ~Session() { end_tiles(); }
@@ -23,13 +23,13 @@ inline int64_t columns_from(const Inputs& x, int64_t column) {
   return std::min(kUnit, x.shape.head_dim - column);
 }
 
-// Packs `count` rows as right operands (pack_panel), one per 32 columns. The rows are the inner dimension.
+// Packs matrix rows as right factors (pack_panel), one per 32 columns. `count` is the inner dimension.
 inline void pack_rows(Element* dst, const Inputs& x, const Element* rows, int64_t stride, int64_t count) {
   for (int64_t column = 0; column < x.shape.head_dim; column += kUnit, dst += kUnitElements)
     pack_panel(dst, rows + column, stride, false, count, columns_from(x, column));
 }
 
-// Packs the transpose of `count` rows as left operands (pack_block), one per 32 columns. The rows are the
+// Packs the transpose of `count` matrix rows as left factors (pack_block), one per 32 columns. `count` is the
 // inner dimension.
 inline void pack_columns(Element* dst, const Inputs& x, const Element* rows, int64_t stride, int64_t count) {
   for (int64_t column = 0; column < x.shape.head_dim; column += kUnit, dst += kUnitElements)

@@ -1,7 +1,7 @@
-// For each 4 units of keys and each head of the group, 8 blocks of queries at a time:
+// For each 4 units of keys and each of their query heads, 8 blocks of queries at a time:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ += Kᵀ·dSᵀ
-// Scores are transposed, so that Pᵀ and dSᵀ are written as the left factors that dV and dK read. dSᵀ is also
-// written as the right factor that dQᵀ reads.
+// Scores are transposed, so that Pᵀ and dSᵀ are written directly as the left factors of dV and dK. dSᵀ is
+// also written as the right factor of dQᵀ. Units and blocks of queries: tree_attention_units.h.
 #include <array>
 #include <limits>
 
@@ -86,8 +86,8 @@ struct BackwardScratch {
   Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
-// Processes up to kBackwardUnits units of keys of one group, from `first_unit` on. d_q holds the heads of the
-// group, [width][32] per block.
+// Computes up to kBackwardUnits units of keys of key/value head `group`, from `first_unit` on. d_q: the sums
+// of the query heads of `group`, [width][32] per block of queries.
 void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks& query_blocks, const BackwardScratch& s, const QuerySums& d_q) {
   const auto& shape = x.shape;

@@ -1,7 +1,7 @@
-// For each block of queries, 8 units of keys at a time, for each head of the group:
+// For each block of queries, 8 units of keys at a time, for each query head of the key/value head:
 //   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in place, Oᵀ += Vᵀ·Pᵀ
-// Scores are transposed, so queries are lanes, maxima and sums are vectors, and Pᵀ is written as the factor
-// that Oᵀ reads.
+// Scores are transposed: vectors have one lane per query, so maxima and sums over keys are vectors, and Pᵀ is
+// written directly as the right factor of Oᵀ. Units and blocks of queries: tree_attention_units.h.
 #include <array>
 
 #include "kernels/matrix_product/bf16_products.h"
@@ -12,9 +12,9 @@ namespace bough {
 
 namespace bf16 {
 namespace {
-constexpr int64_t kForwardUnits = 8;  // key units in flight; their scores and a head's sums stay in cache
+constexpr int64_t kForwardUnits = 8;  // units of keys at a time; scores and a head's sums stay in cache
 
-// The keys [32, H] and transposed values [H, 32] of one group as left factors, for all its blocks of queries.
+// All keys [32, H] and transposed values [H, 32] of one key/value head, packed once as left factors per unit.
 class PackedKeys {
  public:
   PackedKeys(const Inputs& x, int64_t group)
@@ -35,7 +35,7 @@ class PackedKeys {
   Workspace<Element> factors_;
 };
 
-// Computes blocks share, share + num_shares, ... of one group's queries.
+// Computes blocks of queries number share, share + num_shares, ... of key/value head `group`.
 void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_shares, Element* o_data,
                    float* lse_data) {
   const auto& shape = x.shape;

@@ -15,8 +15,8 @@ int64_t padded(int64_t rows) {
   return rounded_up(rows, kUnit);
 }
 
-// Returns the number of keys in the units that the queries before `end` see. Pieces begin anywhere in a unit,
-// so their queries see one unit more than the queries of a path.
+// Returns the keys, in whole units, that a block of queries up to `end` sees. With several pieces, a piece
+// may begin inside a unit, so its queries see one unit more than the queries of a single path.
 double unit_keys(const AttentionPass& pass, int64_t end) {
   const auto path = static_cast<double>(padded(end));
   const double own =
@@ -24,8 +24,8 @@ double unit_keys(const AttentionPass& pass, int64_t end) {
   return own + (pass.stack_keys > 0 ? static_cast<double>(padded(std::llround(pass.stack_keys))) : 0);
 }
 
-// The queries (forward) or keys (backward) of a group are divided into shares. The number of shares over all
-// groups is a multiple of the threads, if there are enough units.
+// Returns the (query, key) pairs in units, times the imbalance of the threads. The tasks of threads are
+// shares of a key/value head's queries (forward) or keys (backward).
 double work_in_units(int64_t threads, const AttentionPass& pass) {
   double work = 0;
   for (int64_t begin = 0; begin < pass.queries; begin += kUnit)
@@ -60,9 +60,9 @@ double attention_work(const DeviceKernels& kernels, const AttentionPass& pass) {
 
 namespace {
 
-// Backward holds queries and output gradients in their layouts, scalars, and one sum of d_q per share of a
-// group's keys. Forward holds a group's keys and values in another layout for each thread. All buffers have
-// the padded width of units.
+// Backward holds q and d_o in kQueryLayouts layouts, kQueryScalars scalars per query, and for each share one
+// sum of d_q. Forward holds for each thread the repacked keys and values of one key/value head. All buffers
+// have head_dim padded to whole units.
 int64_t bytes_in_units(const DeviceKernels& kernels, const ElementSizes& sizes, const AttentionHeads& heads,
                        int64_t tokens, int64_t stack_rows) {
   const bool bf16 = kernels.has_bf16_tiles();
@@ -77,7 +77,7 @@ int64_t bytes_in_units(const DeviceKernels& kernels, const ElementSizes& sizes, 
   return std::max(backward, kernels.threads * units * kUnit * 2 * width * factor);
 }
 
-// The reference holds five score matrices at once, and keys and values repeated for every query head.
+// The reference holds five score matrices at once, and keys and values copied for every query head.
 int64_t reference_bytes(const ElementSizes& sizes, const AttentionHeads& heads, int64_t tokens,
                         int64_t stack_rows) {
   const int64_t query = heads.num_heads * heads.head_dim, key = heads.num_kv_heads * heads.head_dim;
@@ -87,7 +87,7 @@ int64_t reference_bytes(const ElementSizes& sizes, const AttentionHeads& heads, 
 }
 
 // The memory of one run (tree_attention_segments.h): the gathered keys and values, their gradients per query
-// head and then per group, the addition to the stack, and the sums of d_q.
+// head and then per key/value head, the gradients that are added to the stack, and the fp32 sums of d_q.
 int64_t fused_bytes(const ElementSizes& sizes, const AttentionHeads& heads, int64_t tokens,
                     int64_t stack_rows) {
   const int64_t query = heads.num_heads * heads.head_dim, key = heads.num_kv_heads * heads.head_dim;

@@ -1,6 +1,6 @@
 // The cost of tree attention, from shapes alone: FLOPs, computed (query, key) pairs and memory. Kernels
-// compute more pairs than are visible: they work on tiles, and threads wait for the thread with the most
-// work. The kernels divide their work by the same formulas. No torch.
+// compute more pairs than are visible, because they compute whole tiles and because threads wait for the
+// slowest thread. The CPU kernels use the same functions to divide pairs among threads. No torch.
 #pragma once
 
 #include "kernels/common/device_kernels.h"
@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// Units of keys whose gradients a thread sums at a time, over all queries.
+// Units of keys (tree_attention_units.h) whose gradients a thread sums at a time, over all queries.
 constexpr int64_t kFp32BackwardUnits = 8, kBf16BackwardUnits = 4;
 // Backward keeps q and d_o of every query head in two layouts each, and two scalars (log-sum-exp and D).
 constexpr int64_t kQueryLayouts = 4, kQueryScalars = 2;
@@ -23,22 +23,22 @@ struct AttentionPass {
   double stack_keys = 0;     // stack keys that a query sees, on average
   double own_keys = 0;       // keys of the pass that a query sees, itself included, on average
   int64_t pieces = 1;        // chains of consecutive tokens, each the parent of the next
-  int64_t num_kv_heads = 1;  // G; threads divide the key/value heads
+  int64_t num_kv_heads = 1;  // G; threads divide them
 };
 
-// Returns the work of one head in (query, key) pairs, as a measure of time: the pairs of the busiest thread
-// times the number of threads.
+// Returns the (query, key) pairs of one query head, as a measure of time: the pairs of the thread with the
+// most pairs, times the number of threads. Pairs that are counted, by kind of kernel:
 //   kTiles, kBf16Tiles  the pairs in units (tree_attention_units.h)
 //   kReference          all queries times all keys
-//   kFused              the visible pairs, and per query half a tile of 128 keys for the diagonal; with
-//                       several pieces, up to one more tile per query where pieces straddle tiles
+//   kFused              the visible pairs, and for each query half a tile of 128 keys at the diagonal; with
+//                       several pieces, up to one more tile for each query where a piece ends inside a tile
 double attention_work(const DeviceKernels& kernels, const AttentionPass& pass);
 
-// Returns the queries that the kernel computes: rounded up to a multiple of 32 if it works in units.
+// Returns how many queries the kernel computes: `queries`, rounded up to a multiple of 32 if in units.
 int64_t attention_rows(DeviceKernels::Attention kind, int64_t queries);
 
-// Returns the number of shares, at most `most`, that a group's work in units is divided into. The shares of
-// all groups together are a multiple of the threads.
+// Returns the number of shares, at most `most`, into which the units of one key/value head are divided. If
+// `most` allows, the number of shares of all key/value heads is a multiple of the threads.
 int64_t attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most);
 
 struct AttentionHeads {

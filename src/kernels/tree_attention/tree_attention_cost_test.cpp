@@ -23,13 +23,13 @@ int64_t pad(int64_t rows) {
   return (rows + 31) / 32 * 32;
 }
 
-// Follows the kernel's loops, share by share, for one path over a stack. Returns the query-key pairs that all
-// threads would process in the time of the busiest thread.
+// Repeats the kernel's loops, share by share, for one path over a stack. Returns the (query, key) pairs of
+// the busiest thread times the number of threads.
 double computed(int64_t threads, int64_t queries, int64_t stack, int64_t groups) {
   double pairs = 0;
   for (int64_t first = 0; first < queries; first += 32)
     pairs += static_cast<double>(32 * (pad(stack) + pad(std::min(queries, first + 32))));
-  // The number of shares over all groups is a multiple of the threads, if there are enough blocks of queries.
+  // If there are enough blocks of queries, all key/value heads have a multiple of `threads` shares.
   int64_t shares = 1;
   while (shares * groups % threads != 0) ++shares;
   shares = std::min(shares, pad(queries) / 32);
@@ -56,7 +56,7 @@ TEST(AttentionWork, GroupsAreSharedAmongThreads) {
   const double even = 32 * (32 + 1024);
   EXPECT_EQ(work(1, 4), even);
   EXPECT_EQ(work(2, 4), even);
-  EXPECT_EQ(work(2, 1), even * 2);      // one block of queries cannot be shared
+  EXPECT_EQ(work(2, 1), even * 2);      // one block of queries cannot be divided
   EXPECT_EQ(work(2, 3), even * 4 / 3);  // three tasks for two threads
 }
 

@@ -1,4 +1,4 @@
-// The CPU kernels of tree attention, and what they share. tree_attention_cpu.cpp selects a kernel.
+// The CPU kernels of tree attention and the types they use. tree_attention_cpu.cpp selects a kernel.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ struct AttentionShape {
         num_stack(in.k_stack_PGH.size(0)) {}
 };
 
-// Compute attention by blocks of bf16 (matrix_product_tiles.h); need has_tiles(at::kBFloat16). Probabilities
-// and their gradients are rounded to bf16. Scores, sums and gradients of keys and values are fp32. o: shape
-// and dtype of q. lse: fp32 [T, N].
+// Compute attention by bf16 tiles (matrix_product_tiles.h). has_tiles(at::kBFloat16) must be true.
+// Probabilities and their gradients are rounded to bf16. Scores, sums and gradients of keys and values are
+// fp32. o: shape and dtype of q. lse: fp32 [T, N].
 void tree_attention_forward_bf16(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
 TreeAttentionGradient tree_attention_backward_bf16(const TreeAttentionInput& in,
                                                    const TreeAttentionOutput& out, const at::Tensor& d_o,

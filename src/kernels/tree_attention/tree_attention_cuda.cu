@@ -8,9 +8,9 @@ namespace bough {
 
 namespace {
 constexpr int kRowWarps = 8;
-constexpr int64_t kWantedKeyBlocks = 512;  // three for each multiprocessor of the largest GPUs
+constexpr int64_t kWantedKeyBlocks = 512;  // three thread blocks for each multiprocessor of the largest GPUs
 
-// Returns the input for kernels that use tiles of this size.
+// Returns the input with `spans` moved to the spans of this tile size.
 template <class T>
 TreeAttentionCuda<T> by_tiles(const TreeAttentionCuda<T>& in, int tile_size) {
   TreeAttentionCuda<T> tiled = in;
@@ -18,7 +18,7 @@ TreeAttentionCuda<T> by_tiles(const TreeAttentionCuda<T>& in, int tile_size) {
   return tiled;
 }
 
-// Each warp computes the dot product of one row of d_o and o.
+// Each warp computes D, the dot product of d_o and o, of one query and head.
 template <class T>
 __global__ void row_dots_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
@@ -44,9 +44,8 @@ dim3 key_blocks(const TreeAttentionCuda<T>& in, int keys) {
           static_cast<unsigned>(KeyTiles(in.num_stack, in.num_tokens, keys).count())};
 }
 
-// Calls `function` with the number of warps per block. Eight warps read keys and values half as often as
-// four. Eight are used if every multiprocessor still gets two blocks. The results do not depend on the
-// choice.
+// Calls `function` with the number of warps per thread block: 8 if every multiprocessor still gets two thread
+// blocks, else 4. With 8 warps, keys and values are read half as often as with 4. The results are the same.
 template <class Function>
 void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) {
   int device = 0, multiprocessors = 1;
@@ -57,7 +56,7 @@ void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) 
   else function(std::integral_constant<int, 4>());
 }
 
-// The tensor-core kernels read packs of 16 bytes in rows of up to 128 elements.
+// The tensor-core kernels read packs of 16 bytes from heads of up to 128 elements.
 bool suits_tensor_cores(const TreeAttentionCuda<BFloat16Bits>& in) {
   return in.head_dim <= 128 && fits_packs(in.head_dim, 8, in.q, in.k, in.v, in.k_stack, in.v_stack);
 }

@@ -1,9 +1,10 @@
 // CUDA launchers of tree_attention.h. Pointers are device pointers. The caller checks launch errors with
 // cudaGetLastError. T is BFloat16Bits or float. Sums, log-sum-exp and gradients of keys and values are fp32.
+// A "group" is the query heads that share one key/value head.
 //
 // bf16 heads of up to 128 use the tensor cores, all others plain fp32 arithmetic. Backward has one kernel for
-// d_q and one for d_k and d_v; each recomputes the scores. This costs seven matrix products instead of five,
-// but needs no atomics and no fp32 copy of d_q. The same input gives bit-identical results.
+// d_q and one for d_k and d_v. Both kernels recompute the scores. This costs seven matrix products instead of
+// five, but needs no atomics and no fp32 copy of d_q. The same input gives bit-identical results.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace bough {
 
 constexpr int64_t kTreeAttentionMaxHeadDim = 256;  // limit of these kernels
 
-// Returns the largest shared memory of a block in bytes. Wide heads need more than some GPUs have.
+// Returns the most bytes of shared memory of a thread block. Wide heads need more than some GPUs have.
 int64_t tree_attention_shared_bytes(int64_t head_dim);
 
 template <class T>
@@ -23,7 +24,7 @@ struct TreeAttentionCuda {
   const T *k, *v;              // [num_tokens, num_groups, head_dim]
   const T *k_stack, *v_stack;  // [num_stack, num_groups, head_dim]
   const int32_t* end_local;    // [num_stack + num_tokens]
-  const int32_t* spans;        // key_spans.h; inside a kernel, the spans of its tile size
+  const int32_t* spans;        // key_spans.h; inside a kernel, begins at its tile size
   int64_t num_tokens, num_stack, num_heads, num_groups, head_dim;
   float scale;
 };
@@ -31,9 +32,9 @@ struct TreeAttentionCuda {
 template <class T>
 void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream);
 
-// Returns the number of parts that the query heads of a group are divided into to sum d_k and d_v. More than
-// 1 only for bf16 with few keys and groups. Depends on the sizes alone, so that the order of the sums is the
-// same on every device.
+// Returns the number of parts into which the query heads of a group are divided when d_k and d_v are summed.
+// It is above 1 only for bf16 with few keys and groups. It depends on the sizes alone, so that the order of
+// the sums is the same on every device.
 template <class T>
 int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
                                  int64_t num_groups);
@@ -46,7 +47,7 @@ struct TreeAttentionCudaGradient {
   float* parts;      // scratch, num_parts · 2 · (elements of d_k_stack and d_k); nullptr if num_parts is 1
   T* d_q;            // overwritten
   float *d_k, *d_v;  // overwritten
-  float *d_k_stack, *d_v_stack;  // added to
+  float *d_k_stack, *d_v_stack;  // the gradients are added to these
 };
 
 template <class T>

@@ -1,5 +1,5 @@
-// The CUDA kernels of tree attention as torch ops. The reference runs for fp64, and for heads that are too
-// wide for the kernels or for the GPU's shared memory.
+// The CUDA kernels of tree attention as torch ops. The reference computes fp64, and heads that are too wide
+// for the kernels or for the GPU's shared memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>
@@ -40,7 +40,7 @@ at::Tensor given(const std::optional<at::Tensor>& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
-// Python calls the op directly, without the checks of the C++ function.
+// Repeats a check here, because Python calls the op directly, without the checks of the C++ function.
 void check_spans(const TreeAttentionInput& in) {
   BOUGH_CHECK(in.spans.defined() && in.spans.scalar_type() == at::kInt && in.spans.is_contiguous() &&
                   in.spans.numel() == key_spans_size(in.k_stack_PGH.size(0), in.q_TNH.size(0)),

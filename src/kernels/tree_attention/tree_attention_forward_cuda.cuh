@@ -1,6 +1,6 @@
-// Forward on the tensor cores, as in FlashAttention-2 (arXiv 2307.08691, algorithm 1). A block has 16 queries
-// per warp, all of one head. Queries stay in registers. The block iterates over the key tiles that any of its
-// queries sees.
+// Forward on the tensor cores, as in FlashAttention-2 (arXiv 2307.08691, algorithm 1). A CUDA thread block
+// has 16 queries per warp, all of one head. Queries stay in registers. The thread block iterates over the
+// tiles of keys that any of its queries sees.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"
@@ -23,7 +23,7 @@ __device__ inline void mask_keys(float (&c)[kTiles][4], const int32_t* ends, int
   }
 }
 
-// Blocks per multiprocessor: as many as fit without spilling registers.
+// CUDA thread blocks per multiprocessor: as many as fit without spilling registers.
 template <int kHead, int kWarps>
 constexpr int kForwardBlocks = (kHead > 64   ? 8
                                 : kWarps > 4 ? 16

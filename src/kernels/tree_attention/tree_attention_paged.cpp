@@ -16,8 +16,8 @@ TreePages::TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num
               " keys on the stack");
   const auto* end = static_cast<const int32_t*>(end_local.const_data_ptr());
   const int64_t num_queries = end_local.numel() - num_stack;
-  // The stack keys that the first query sees form one path. This path holds every stack key that any query
-  // sees.
+  // The stack keys that the first query sees form one path. Every stack key that any other query sees is on
+  // this path, too.
   for (int64_t j = 0; j < num_stack; ++j)
     if (end[j] > 0) append(static_cast<int32_t>(j));
   segment_begin_ = static_cast<int64_t>(path_.size());
@@ -78,8 +78,8 @@ at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages) {
   at::Tensor layer_pages = at::empty(
       page_sizes({.num_kv_heads = in.k_TGH.size(1), .head_dim = in.k_TGH.size(2)}, pages.num_pages()),
       in.k_TGH.options());
-  // The stack is stored first, because storing the first key of a page clears the page. A page that begins
-  // with a key of the pass holds no stack keys.
+  // The stack's keys are stored first, because storing the first key of a page clears the page's values. If
+  // the first key of a page is a key of the pass, the page has no stack keys.
   store_in_pages(layer_pages, in.k_stack_PGH, in.v_stack_PGH, pages.stack_slots());
   store_in_pages(layer_pages, in.k_TGH, in.v_TGH, pages.own_slots());
   return layer_pages;

@@ -1,7 +1,7 @@
 // Tree attention in plain fp32 arithmetic, for fp32 and for bf16 heads that do not suit the tensor cores. A
-// block of 128 threads has 32 rows (queries, or keys in plain_key_gradient_kernel) and iterates over tiles of
-// 32 columns. Four threads share a row. Each has every fourth column of the scores and every fourth pack of
-// four dimensions of the sums.
+// CUDA thread block of 128 threads has 32 matrix rows (queries, or keys in plain_key_gradient_kernel) and
+// iterates over tiles of 32 columns. Four threads compute one row. Each of them computes every fourth column
+// of the scores and every fourth pack of four dimensions of the sums.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"
@@ -12,8 +12,8 @@ constexpr int kPlainThreads = 4 * kPlainTile;
 constexpr int kPlainColumns = kPlainTile / 4;  // columns of a thread
 constexpr int kWeightStride = kPlainTile + 1;
 
-// Rows of fp32 in shared memory, in packs of four. The number of packs per row is odd, so that rows begin in
-// different banks.
+// Matrix rows of fp32 in shared memory, in packs of four. The stride between rows is an odd number of packs,
+// so that rows begin in different banks.
 struct PlainTiles {
   int packs, stride;
 
@@ -26,7 +26,7 @@ struct PlainTiles {
   __device__ const float4* row(const float* tile, int row) const {
     return reinterpret_cast<const float4*>(tile) + row * stride;
   }
-  // The weights of the block lie after the tiles.
+  // The weights (p or dS) of the thread block lie after the tiles.
   __device__ float* weights(int num_tiles, int index) const {
     return tile(num_tiles) + index * kPlainTile * kWeightStride;
   }
@@ -34,7 +34,7 @@ struct PlainTiles {
     return (num_tiles * elements() + num_weights * kPlainTile * kWeightStride) * 4;
   }
 
-  // Loads a tile; rows beyond num_rows and columns beyond head_dim become zeros.
+  // Loads a tile. Matrix rows from num_rows on and columns from head_dim on become zeros.
   template <class T>
   __device__ void load(float* tile, const T* rows, int64_t row_stride, int num_rows, int head_dim) const {
     for (int r = threadIdx.x / kWarp; r < kPlainTile; r += kPlainThreads / kWarp)
@@ -42,7 +42,7 @@ struct PlainTiles {
         tile[r * stride * 4 + d] = r < num_rows && d < head_dim ? widen(rows[r * row_stride + d]) : 0;
   }
 
-  // Multiplies row a_row of `a` by this thread's columns: rows part, part + 4, ... of `b`.
+  // Computes this thread's columns of row a_row of a·bᵀ: the products with rows part, part + 4, ... of `b`.
   __device__ void multiply(float (&c)[kPlainColumns], const float* a, int a_row, const float* b,
                            int part) const {
     for (float& x : c) x = 0;
@@ -56,7 +56,7 @@ struct PlainTiles {
     }
   }
 
-  // sums += weights[32] · rows of the tile, for this thread's packs part, part + 4, ...
+  // sums += weights[32] · the 32 rows of the tile, for this thread's packs part, part + 4, ...
   template <int kPacks>
   __device__ void accumulate(float4 (&sums)[kPacks], const float* weights, const float* tile,
                              int part) const {
@@ -89,7 +89,7 @@ struct PlainTiles {
   }
 };
 
-// The position of a thread in a block of queries.
+// The position of a thread in the thread block's tile of queries.
 struct PlainQuery {
   int row, part, head, begin, query;
 
@@ -101,8 +101,8 @@ struct PlainQuery {
         query(begin + row) {}
 };
 
-// Calls function(tile) for each tile of keys that the block's queries see. Shared tiles 0 and 1 then have its
-// keys and values.
+// Calls function(tile) for each tile of keys that the thread block's queries see, after loading the keys to
+// shared tile 0 and the values to shared tile 1.
 template <class T, class Function>
 __device__ inline void for_visible_keys(const TreeAttentionCuda<T>& in, const PlainTiles& shared, int begin,
                                         int64_t group, Function&& function) {
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kPlainThreads)
       largest = fmaxf(largest, scores[j]);
     }
     largest = quad_max(largest);
-    const float base = largest == -INFINITY ? 0 : largest;  // no key is visible so far
+    const float base = largest == -INFINITY ? 0 : largest;  // if no key is visible so far
     const float rescale = expf(row_max - base);
     row_max = largest;
     row_sum *= rescale;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   shared.store(sums, at.part, head_dim, [&](int d, float x) { round_to(row + d, x); });
 }
 
-// A block computes the gradients of 32 keys of one group, summed over the queries of all heads of the group.
+// A thread block computes the gradients of 32 keys of one head, summed over all its queries and query heads.
 template <class T, int kMaxHead>
 __global__ void __launch_bounds__(kPlainThreads)
     plain_key_gradient_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {

@@ -7,8 +7,8 @@
 namespace bough {
 
 namespace {
-// The operands with heads first: keys of the stack and the pass together, key/value heads repeated for their
-// query heads. All are [N, ·, H].
+// Factors with the head as first dimension, all [N, ·, H]. k and v have the keys of the stack, then of the
+// pass, copied for each query head of a key/value head.
 struct Dense {
   at::Tensor q, k, v;
   at::Tensor probabilities;  // [N, T, P + T]

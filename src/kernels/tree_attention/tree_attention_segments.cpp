@@ -19,14 +19,14 @@
 namespace bough {
 
 namespace {
-// A run whose path lies in more ranges than this is computed by the tree attention kernel, because gathering
-// would be slow.
+// If the keys of a run lie in more ranges than this, the tree attention kernel computes the run, because
+// gathering so many ranges is slow.
 constexpr size_t kMostRanges = 32;
-// A gap of fewer keys than this is gathered with the visible keys, although no query of the segment sees it.
+// For segments that are not runs: fewer invisible keys than this between visible keys are gathered, too.
 constexpr int64_t kLeastGap = 512;
 
-// Returns the keys below P + begin that queries [begin, end) see. With gaps allowed, the ranges may include a
-// few more keys.
+// Returns the ranges of keys below P + begin that query `begin` or a later query sees. Ranges with fewer than
+// least_gap keys between them are joined, including these keys.
 std::vector<KeyRange> visible_keys(std::span<const int32_t> end_local, int64_t num_stack, int64_t begin,
                                    int64_t least_gap) {
   std::vector<KeyRange> ranges;
@@ -38,7 +38,7 @@ std::vector<KeyRange> visible_keys(std::span<const int32_t> end_local, int64_t n
   return ranges;
 }
 
-// Calls function(rows of the stack tensor or of the pass tensor, index of the first gathered row).
+// Calls function(part, at) for each part of a range: a slice of `stack` or `own`, and its first gathered row.
 template <class Function>
 void for_each_part(const std::vector<KeyRange>& ranges, const at::Tensor& stack, const at::Tensor& own,
                    Function&& function) {
@@ -60,7 +60,7 @@ at::Tensor gather(const std::vector<KeyRange>& ranges, const at::Tensor& stack, 
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
 
-// Adds each row to the position from which it was gathered.
+// Adds each gathered row of `rows` to the row of `stack` or `own` from which it was gathered.
 void scatter(const std::vector<KeyRange>& ranges, const at::Tensor& stack, const at::Tensor& own,
              const at::Tensor& rows) {
   for_each_part(ranges, stack, own,
@@ -81,13 +81,13 @@ TreeAttentionInput segment_input(const TreeAttentionInput& in, const QuerySegmen
           segment.ends.spans};
 }
 
-// Returns the keys or values of a run's path followed by those of the run itself.
+// Returns the keys or values of earlier tokens on a run's path, followed by those of the run's tokens.
 at::Tensor with_own(const at::Tensor& earlier, const at::Tensor& own) {
   return (earlier.size(0) == 0 ? own : at::cat({earlier, own})).unsqueeze(0);
 }
 
-// FlashAttention-2 takes [batch, tokens, heads, head size]. Its causal mask is aligned to the last query and
-// key. Its log-sum-exp is [batch, heads, tokens].
+// libtorch's FlashAttention-2 takes [batch, tokens, heads, head size]. Its causal mask lets the last query
+// see the last key, and each query before it one key less. Its log-sum-exp is [batch, heads, tokens].
 TreeAttentionOutput run_forward(const TreeAttentionInput& in) {
   if (!in.q_TNH.is_cuda()) return tree_attention_forward(in);
   const at::Tensor k = with_own(in.k_stack_PGH, in.k_TGH), v = with_own(in.v_stack_PGH, in.v_TGH);
@@ -113,7 +113,7 @@ class DeterministicGuard {
   const bool before_, warns_;
 };
 
-// Adds the gradients d_k and d_v of the earlier keys to d_k_earlier and d_v_earlier.
+// Adds the gradients of the earlier tokens' keys and values to d_k_earlier and d_v_earlier.
 TreeAttentionGradient run_backward(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                    const at::Tensor& d_o, const at::Tensor& d_k_earlier,
                                    const at::Tensor& d_v_earlier, bool same_bits) {
@@ -139,7 +139,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
                                             int64_t least_run) {
   const int64_t num_tokens = std::ssize(end_local) - num_stack;
   std::vector<QuerySegment> segments;
-  int64_t rest = 0;  // the first query that no segment has yet
+  int64_t rest = 0;  // the first query that is in no segment yet
   const auto add = [&](int64_t begin, int64_t end, bool is_run, std::vector<KeyRange> earlier) {
     std::vector<int32_t> ends;
     const auto append = [&](const KeyRange& keys) {
@@ -155,7 +155,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
     if (rest < end) add(rest, end, false, visible_keys(end_local, num_stack, rest, kLeastGap));
   };
   for (int64_t begin = 0, end = 0; begin < num_tokens; begin = end) {
-    // The next query continues the run if it sees this query.
+    // Query `end` continues the run if it sees query `end - 1`.
     for (end = begin + 1; end < num_tokens && end_local[static_cast<size_t>(num_stack + end - 1)] > end;)
       ++end;
     if (end - begin < least_run) continue;
@@ -171,7 +171,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
 
 void add_segments(HostToDeviceBatch& upload, std::vector<QuerySegment>& segments) {
   for (QuerySegment& segment : segments) {
-    if (segment.is_run && upload.device().is_cuda()) continue;  // the vendor's kernel takes no ends
+    if (segment.is_run && upload.device().is_cuda()) continue;  // FlashAttention-2 takes no ends
     const int64_t num_own = segment.end - segment.begin;
     add_key_ends(upload, segment.end_local, std::ssize(segment.end_local) - num_own, &segment.ends);
   }

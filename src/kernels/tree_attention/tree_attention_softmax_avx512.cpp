@@ -9,7 +9,7 @@ namespace bough::avx512 {
 
 namespace {
 constexpr int kChains = 4;   // independent chains of maxima and of sums, for each half of the queries
-constexpr float kSlack = 8;  // in powers of two; avoids most rescaling and costs no precision
+constexpr float kSlack = 8;  // exponent of 2; avoids most rescaling and costs no precision
 
 void mask_scores(float* scores, const UnitMask& mask) {
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
@@ -20,7 +20,7 @@ void mask_scores(float* scores, const UnitMask& mask) {
     }
 }
 
-// Returns the maximum of each lane of [keys][32]. The number of keys is a multiple of kChains.
+// Returns for each of 16 queries (lanes) the maximum of scores [keys][32]. `keys` is a multiple of kChains.
 inline __m512 largest(const float* scores, int64_t keys) {
   __m512 most[kChains];
   for (auto& chain : most) chain = _mm512_set1_ps(kLowest);

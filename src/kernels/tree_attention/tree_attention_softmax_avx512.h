@@ -1,14 +1,14 @@
-// Softmax of attention units in fp32. Keys are rows, queries are lanes. Exponents are base 2: `scale` is the
-// attention's scale times log2(e).
+// Softmax of attention units in fp32. Matrix rows are keys, vector lanes are queries. Exponents are base 2:
+// `scale` is the attention's scale times log2(e).
 #pragma once
 
 #include "kernels/tree_attention/unit_mask.h"
 
 namespace bough::avx512 {
 
-// Running softmax of 32 queries of one head, over all keys processed so far.
+// The running softmax of 32 queries of one head, for all keys processed so far.
 struct OnlineSoftmax {
-  float* max;     // [32]; close to the largest scaled score: raised only if exceeded by more than 8
+  float* max;     // [32]; the largest scaled score, or at most 8 below it
   float* sums;    // [32]
   float* o;       // [32][width], unnormalised
   int64_t width;  // a multiple of 16
@@ -17,19 +17,19 @@ struct OnlineSoftmax {
 // Initializes the running softmax before the first keys.
 void begin_softmax(const OnlineSoftmax& rows);
 // Replaces scores q·k [units][32 keys][32 queries] by unnormalised probabilities in place, and adds these to
-// sums. If a score lies far above max, max is raised and sums and o are rescaled.
+// sums. If a score is more than 8 above max, max is raised, and sums and o are rescaled.
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows);
 
 // Replaces the scores of a unit, and the gradients d_p of its probabilities, in place by
 //   p = 2^(scale · score - lse), dS = p (d_p - dot)
-// scores, d_p: 32 keys in rows `stride` apart. lse (base 2), dots: one for each of the 32 queries. Invisible
-// pairs become 0.
+// scores, d_p: [32 keys][32 queries], the rows of keys `stride` elements apart. lse (base 2), dots (D): one
+// for each of the 32 queries. Invisible pairs become 0.
 void softmax_backward(float* scores, float* d_p, int64_t stride, const UnitMask& mask, float scale,
                       const float* lse, const float* dots);
 
-// Stores `num_rows` of 32 key gradients [32][width], times scale, to rows of out with head_dim elements. Adds
-// to out if `add`, else overwrites it.
+// Multiplies num_rows of 32 gradients of keys or values, [32][width], by scale. Adds the first head_dim
+// elements of each to `out` if `add`, else overwrites them in `out`.
 void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
                      int64_t out_stride, int64_t head_dim);
 

@@ -1,5 +1,5 @@
-// Softmax of bf16 attention units: 32 queries by 32 keys of one head. Scores are products q·k. Exponents are
-// base 2: `scale` is the attention's scale times log2(e).
+// Softmax of bf16 attention units: 32 queries by 32 keys of one head. Scores are q·k, not scaled. Exponents
+// are base 2: `scale` is the attention's scale times log2(e).
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace bough::bf16 {
 
-// Elements from one unit of scores to the next: a unit and one cache line. Addresses 4 KiB apart would share
-// a set of the L1 cache.
+// Elements from one unit of scores to the next: a unit and one cache line. If units were 4 KiB apart, they
+// would map to the same set of the L1 cache.
 constexpr int64_t kScoreStride = kUnitElements + kLanes;
 
-// Running softmax of 32 queries of one head, over all keys processed so far.
+// The running softmax of 32 queries of one head, for all keys processed so far.
 struct OnlineSoftmax {
   float* max;     // [32]; the largest scaled score, or at most kSlack below it
   float* sums;    // [32]
@@ -23,39 +23,39 @@ struct OnlineSoftmax {
 constexpr int kSlack =
     32;  // in powers of two: fp32 and bf16 have the range, and maxima are rarely searched again
 
-// Raises max to the largest visible score so far, and rescales sums and o. At the first step, sets sums to 0
-// and does not touch o. scores: [count][2][32 keys][16 queries], units kScoreStride apart; invisible scores
+// Raises max to the largest visible score so far, and rescales sums and o. If first_step, sets sums to 0 and
+// does not touch o. scores: [count][2][32 keys][16 queries], units kScoreStride apart. Invisible scores
 // become -infinity.
 void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
                   const OnlineSoftmax& rows);
-// Replaces scores by unnormalised probabilities in place, and adds these to sums. Row 2j has the
-// probabilities of keys 2j and 2j + 1 as pairs of bf16: a right operand in which every second row is unused.
-// Returns false if a score lay more than kSlack above its query's max. Then sums are unchanged, but the
-// scores are lost: compute them again, call raise_maxima, and repeat the call.
+// Replaces scores by unnormalised probabilities in place, and adds these to sums. Matrix row 2j then has the
+// probabilities of keys 2j and 2j + 1 as pairs of bf16, and row 2j + 1 is unused: a right factor. Returns
+// false if a score was more than kSlack above its query's max. Then sums are unchanged, but the scores are
+// lost: the caller must compute them again, call raise_maxima, and repeat the call.
 bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
                    const OnlineSoftmax& rows);
-// Stores o / sum to `num_rows` rows of out with head_dim elements, and the log-sum-exp (natural logarithm) to
-// lse with stride lse_stride.
+// Stores o / sum of the first `num_rows` queries to rows of `out` with head_dim elements, and their
+// log-sum-exp (natural logarithm) to lse with stride lse_stride.
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
                     int64_t head_dim, float* lse, int64_t lse_stride);
 
-// sums[r] = a[r]·b[r]. Rows have head_dim elements and are `stride` apart.
+// sums[r] = a[r]·b[r] for matrix rows of head_dim elements, `stride` apart.
 void row_dots(float* sums, const BFloat16Bits* a, const BFloat16Bits* b, int64_t num_rows, int64_t stride,
               int64_t head_dim);
 // Backward of one unit. scores and the gradients d_p of the probabilities are [32 keys][32 queries].
 //   p = 2^(scale · score - lse), dS = p (d_p - dot)
-// p, d_s: outputs [32 keys][32 queries]. d_s_right: output, dS as a right operand whose inner dimension is
-// keys (matrix_product_tiles.h). lse (base 2), dots: one for each of the 32 queries.
+// p, d_s: outputs [32 keys][32 queries]. d_s_right: output, dS as a right factor whose inner dimension is the
+// keys (matrix_product_tiles.h). lse (base 2), dots (D): one for each of the 32 queries.
 void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,
                            const float* lse, const float* dots, BFloat16Bits* p, BFloat16Bits* d_s,
                            BFloat16Bits* d_s_right);
 
-// Transposes sums [width][32 queries], multiplies each query by its factor, and stores `num_rows` rows of
-// head_dim elements to out.
+// Transposes sums [width][32 queries], multiplies query i by factors[i], and stores the first `num_rows`
+// queries to rows of `out` with head_dim elements.
 void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
                   int64_t out_stride, int64_t head_dim);
-// Adds the transpose of sums [width][32 queries] to separate rows: rows[i][h] += sums[h][i]. width: a
-// multiple of 16.
+// Adds the transpose of sums [width][32 queries] to num_rows separate vectors: rows[i][h] += sums[h][i].
+// width: a multiple of 16.
 void add_turned(const float* sums, float* const* rows, int64_t num_rows, int64_t width);
 
 }  // namespace bough::bf16

@@ -24,8 +24,8 @@ namespace {
 using simd::kLanes;
 static_assert(kLanes == kPageTokens);
 
-// The keys and values of one key/value head, page by page, and their gradients. padded H is a multiple of 16,
-// with zeros from H on.
+// The keys and values of one key/value head, page by page, and their gradients. padded H is H rounded up to a
+// multiple of 16, with zeros from H on.
 template <class Acc>
 struct Head {
   int64_t padded_H = 0;
@@ -33,7 +33,7 @@ struct Head {
   std::vector<Acc> k, d_k, d_v;         // [pages][16][padded H]
 };
 
-// A query of one head. d_q is an output.
+// A query of one query head. d_q is an output, all others are inputs.
 template <class Acc>
 struct Query {
   const Acc* q;    // [padded H]
@@ -97,7 +97,7 @@ BOUGH_INLINE void visit_pages(Head<Acc>* head, const Query<Acc>* query) {
 BOUGH_VISIT_PAGES(float)
 BOUGH_VISIT_PAGES(double)
 
-// Loads the rows of k and v of one head into their pages.
+// Copies the keys and values of one key/value head to their slots in the pages.
 template <class T, class Acc>
 void load_rows(const at::Tensor& k_TGH, const at::Tensor& v_TGH, std::span<const TokenSlot> slots, int64_t g,
                Head<Acc>& head) {
@@ -158,7 +158,7 @@ void backward_head(const SparseBackward& of, int64_t g) {
   }
 }
 
-// The dense kernel computes the queries that attend to all keys, with d_o set to 0 for the choosing queries.
+// The dense kernel computes the queries that attend to all keys; for it, d_o of the choosing queries is 0.
 // top_keys_backward computes the choosing queries.
 TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                            const at::Tensor& d_o_TNH, const at::Tensor& d_k_stack_PGH,

@@ -1,16 +1,16 @@
 // Tree attention in which some queries attend only to chosen pages of their paths (kernels/page_choice).
-// Training uses it to compute what generation under sparse attention computed. CPU only.
+// Training uses it to compute the same as generation with sparse attention. CPU only.
 //
 //   o[i] = sum_j p_ij v[j], per key/value head, over the keys j of the pages that query i chose.
 //
-// A query that does not choose attends to all pages. Backward goes through the chosen pages only. Page
-// summaries and page scores get no gradient. Equations: tree_attention.h.
+// A query that does not choose attends to all pages. Only the chosen pages get gradients of keys and values.
+// Page summaries and page scores get no gradient. Equations: tree_attention.h.
 //
-// Forward is paged attention over the paths of the pass (tree_attention_paged.h) with the chosen pages
+// Forward is paged attention to the paths of the pass (tree_attention_paged.h) with the chosen pages
 // selected. The output is bit-identical to generation. Backward visits, for each query and head, the pages of
-// its list in order. The bf16 kernel (tree_attention_sparse_bf16.cpp) goes page by page instead, with the
-// queries that attend to the page, 32 at a time. The threads divide the key/value heads, so results do not
-// depend on the number of threads.
+// the query's list in order. The bf16 kernel (tree_attention_sparse_bf16.cpp) instead visits page by page,
+// and for each page 32 of the queries that attend to it at a time. Each key/value head is computed by one
+// thread, so results do not depend on the number of threads.
 #pragma once
 
 #include "kernels/page_choice/page_choice.h"
@@ -23,8 +23,8 @@ struct SparseTreePass {
   PageChooser& chooser;  // made from pages.segments()
 };
 
-// Returns the pages that the queries of the pass choose in this layer; empty if the policy chooses keys
-// (PageSummary::kExact). layer_pages: fill_pages(in, pass.pages).
+// Returns the pages that the queries of the pass choose in this layer. Empty if the policy chooses keys
+// (PageSummary::kExact). layer_pages: the result of fill_pages(in, pass.pages).
 PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                   const SparseTreePass& pass);
 
@@ -34,8 +34,8 @@ TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, 
                                                   const SparseTreePass& pass,
                                                   const PageChooser::Lists& chosen);
 
-// As tree_attention_backward: gradients of stack rows are added to d_k_stack_PGH and d_v_stack_PGH. Throws
-// InternalError if an input does not fit.
+// Like tree_attention_backward, adds the gradients of the stack's keys and values to d_k_stack_PGH and
+// d_v_stack_PGH. Throws InternalError if an input does not fit.
 TreeAttentionGradient tree_attention_backward_sparse(
     const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
     const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,

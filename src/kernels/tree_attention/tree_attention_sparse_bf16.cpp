@@ -1,9 +1,9 @@
-// Backward over selected pages by blocks of bf16, for one key/value head. Any queries may attend to a page,
-// so query rows are gathered. For each page and 32 query rows, with the heads of the group next to each
-// other:
-//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ, added to the queries' rows
-// A page has half as many keys as a block. The other half of the block is computed and masked. The precision
-// equals that of tree_attention_bf16_backward.cpp.
+// Backward over chosen pages by bf16 tiles, for one key/value head. The queries that attend to a page need
+// not be consecutive, so they are gathered. A query row is one query of one query head of the key/value head;
+// the heads of a query are adjacent. For each page and 32 query rows:
+//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ, added to the rows of d_q
+// A page has 16 keys, a tile 32. The other 16 are computed and masked. The precision equals that of
+// tree_attention_bf16_backward.cpp.
 #include <array>
 #include <cstring>
 #include <limits>
@@ -19,10 +19,10 @@ namespace bough {
 namespace bf16 {
 namespace {
 static_assert(kUnit == 2 * kPageTokens);
-constexpr int64_t kBlocks = 8;  // blocks of queries between two updates of a page's sums
+constexpr int64_t kBlocks = 8;  // blocks of 32 query rows between two updates of a page's sums
 constexpr int32_t kEver = std::numeric_limits<int32_t>::max();
 
-// Ends of a block's keys: the keys of the page are visible, the unused second half is not.
+// The ends (UnitMask) of a tile's 32 keys: the 16 keys of the page are visible, the other 16 are not.
 constexpr std::array<int32_t, kUnit> ends_of_page() {
   std::array<int32_t, kUnit> ends{};
   for (int64_t j = 0; j < kPageTokens; ++j) ends[static_cast<size_t>(j)] = kEver;
@@ -30,12 +30,11 @@ constexpr std::array<int32_t, kUnit> ends_of_page() {
 }
 alignas(64) constexpr std::array<int32_t, kUnit> kEnds = ends_of_page();
 
-// Up to 32 rows of queries. A row is one token and one head of the group: token · heads + head, or -1 for
-// none.
+// Up to 32 query rows. The number of a query row is token · heads + head; -1 if there is none.
 using QueryRows = std::array<int64_t, kUnit>;
 
-// `rows` and `begin` list the rows that see a whole page. `own` lists the queries that lie in a page
-// themselves.
+// `rows` and `begin` list for each page the query rows that see all 16 keys. `own` lists for each page the
+// queries whose own key is in the page.
 struct Visits {
   std::vector<int64_t> begin;  // [pages + 1], into rows
   std::vector<int64_t> rows;   // by page, ascending
@@ -137,7 +136,7 @@ class HeadBackward {
     }
   }
 
-  // All data that is gathered for one query lies next to each other.
+  // The q and d_o that are gathered for one query row lie next to each other.
   void load_queries() const {
     std::fill_n(queries_.get(), num_rows_ * 2 * width_, Element{});
     for (int64_t row = 0; row < num_rows_; ++row) {
@@ -197,8 +196,8 @@ class HeadBackward {
     std::copy_n(d_v_unit(), kPageTokens * width_, d_v_ + page * kPageTokens * width_);
   }
 
-  // Computes probabilities and score gradients of 32 queries and the page, and adds their contributions to
-  // d_q.
+  // Computes Pᵀ and dSᵀ of 32 query rows and the current page, and adds the products Kᵀ·dSᵀ to d_q. slot:
+  // which of the kBlocks buffers keeps Pᵀ and dSᵀ until add_to_keys().
   void block(const QueryRows& rows, const UnitMask& mask, int64_t slot) const {
     Element *const q = gathered(), *const d_o = q + width_;
     const int64_t stride = 2 * width_;

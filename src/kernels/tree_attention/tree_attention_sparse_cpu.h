@@ -1,4 +1,4 @@
-// Shared parts of the CPU kernels for the backward pass of tree_attention_sparse.h, and the bf16 kernel.
+// Types and functions of the two CPU kernels for the backward pass of tree_attention_sparse.h.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@ struct SparseBackward {
   TreeAttentionGradient& d;
 };
 
-// Calls visit(token, position, pages) for the queries of the pass in order. pages: a span of the pages that
-// the query attends to in key/value head g. The last page holds the query's own token; the query sees its
-// keys up to this token.
+// Calls visit(token, position, pages) for the queries of the pass in order. pages: the pages that the query
+// attends to in key/value head g. The last of these pages has the query's own token, and the query sees its
+// keys only up to this token.
 template <class Visit>
 void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   const int64_t G = of.in.k_TGH.size(1);
@@ -48,8 +48,8 @@ void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   }
 }
 
-// Adds the gradients of one head's pages, [pages][16][stride], times `factor`, to the rows of d_TGH. A row
-// that lies in several pages, because paths branch there, gets the sum.
+// Adds the gradients of one head's pages, [pages][16][stride], times `factor`, to the rows (tokens) of d_TGH.
+// A token that lies in several pages, because paths branch there, gets the sum.
 template <class Acc>
 void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots, int64_t g,
                    const at::Tensor& d_TGH) {
@@ -61,7 +61,7 @@ void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const
   }
 }
 
-// Backward of key/value head g by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16).
+// Backward of key/value head g by bf16 tiles (matrix_product_tiles.h). has_tiles(at::kBFloat16) must be true.
 // Visits page by page and gathers the queries that attend to the page.
 void sparse_backward_head_bf16(const SparseBackward& of, int64_t g);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kBudget = 5;
 
-// Returns [T, P + T] for one key/value head: true if query i sees key j by the definition of the selection.
+// Returns [T, P + T] for one key/value head: true if query i sees key j by the definition in page_choice.h.
 at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>& is_sampled, int64_t g,
                         PageSummary summary) {
   const int64_t P = in.k_stack_PGH.size(0), T = in.q_TNH.size(0), heads = in.q_TNH.size(1) / in.k_TGH.size(1);
@@ -117,7 +117,7 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
       const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
       const TreeAttentionGradient d =
           tree_attention_backward_sparse(r.in, out, r.d_o, d_k_stack, d_v_stack, pass, chosen);
-      if (type == at::kBFloat16) {  // other pages may be selected if scores are close
+      if (type == at::kBFloat16) {  // rounding may change the choice if scores are close
         EXPECT_TRUE(d.d_q_TNH.isfinite().all().item<bool>() && d_k_stack.isfinite().all().item<bool>());
         continue;
       }

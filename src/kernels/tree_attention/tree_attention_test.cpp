@@ -32,8 +32,8 @@ TEST(TreeAttention, MatchesReferenceInEveryDtype) {
     }
 }
 
-// Later keys have scores far above those of the first keys, so the maxima rise. The first visible key differs
-// between the queries of one block.
+// Later keys have scores far above those of the first keys, so the running maxima rise. The first visible key
+// differs between the queries of one block of 32.
 TEST(TreeAttention, ScoresThatGrowAlongThePath) {
   for (const auto type : kFloatTypes) {
     auto r = random_attention_case({300, 400, 4, 2, 64}, type, 31);
@@ -77,8 +77,8 @@ std::vector<int32_t> ends_of(const TreeAttentionInput& in) {
   return {in.end_local.data_ptr<int32_t>(), in.end_local.data_ptr<int32_t>() + in.end_local.numel()};
 }
 
-// The least and largest end of a tile tell the GPU kernels whether a query sees all keys of the tile, some or
-// none.
+// The GPU kernels use the smallest and largest end of a tile to find out whether a query sees all keys of the
+// tile, some or none.
 TEST(TreeAttention, KeySpansHoldTheLeastAndLargestEndOfEachTile) {
   std::mt19937 random(6);
   for (int round = 0; round < 200; ++round) {
@@ -184,7 +184,8 @@ TEST(TreeAttention, PagedMatchesReferenceAndDoesNotDependOnThePlan) {
       const auto expected = tree_attention_forward_reference(in);
       EXPECT_CLOSE(out.o_TNH, expected.o_TNH, type);
       EXPECT_CLOSE(out.lse_TN, expected.lse_TN, type);
-      // The path of one token, computed alone with its keys in the pass, gives the same bits.
+      // A token and its path, computed alone with all keys in the pass and an empty stack, give the same
+      // bits.
       const auto k = at::cat({in.k_stack_PGH, in.k_TGH}), v = at::cat({in.v_stack_PGH, in.v_TGH});
       for (int64_t i = 0; i < c.num_tokens; i += 7) {
         std::vector<int64_t> path;

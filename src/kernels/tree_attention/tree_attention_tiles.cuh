@@ -1,5 +1,5 @@
-// Shared parts of the CUDA kernels of tree attention: key tiles, their visibility, and, for the tensor cores,
-// the positions of a block's queries and keys.
+// Types and functions that several CUDA kernels of tree attention use: key tiles, their visibility, and, for
+// the tensor cores, the queries and keys of a thread block.
 #pragma once
 
 #include <climits>
@@ -27,7 +27,7 @@ struct KeyTiles {
         num_stack_tiles((num_stack + tile_size - 1) / tile_size) {}
 
   __host__ __device__ int count() const { return num_stack_tiles + (num_tokens + size - 1) / size; }
-  // Number of tiles of the stack, plus tiles of the pass that have a key numbered below `end`.
+  // Number of tiles of the stack, plus those tiles of the pass that have a key numbered below `end`.
   __device__ int count_before(int end) const {
     return num_stack_tiles + (min(end, num_tokens) + size - 1) / size;
   }
@@ -39,7 +39,7 @@ struct KeyTiles {
   }
 };
 
-// Returns the first row of a tile's keys or values of one group.
+// Returns the first key (or value) of a tile in one key/value head. `own`: the tensor of the pass.
 template <class T>
 __device__ inline const T* key_rows(const TreeAttentionCuda<T>& in, const KeyTile& tile, const T* stack,
                                     const T* own, int64_t group) {
@@ -58,7 +58,7 @@ __device__ inline KeySpan key_span(const int32_t* spans, int tile) {
   return {span.x, span.y};
 }
 
-// Whether queries [begin, end) may see any, or see all, of the keys first_key, first_key + 1, ...
+// Whether any query of [begin, end) may see any key, or all see all keys, of those from first_key on.
 __device__ inline bool any_visible(int first_key, KeySpan span, int begin, int end) {
   return first_key < end && begin < span.max_end;
 }
@@ -66,8 +66,8 @@ __device__ inline bool all_visible(int first_key, int num_keys, KeySpan span, in
   return first_key + num_keys - 1 <= begin && end <= span.min_end;
 }
 
-// Returns the first tile from `tile` on that a query of [begin, end) may see, or num_tiles if there is none.
-// A warp tests 32 tiles at once.
+// Returns the first tile, from `tile` on, of which a query of [begin, end) may see a key, or num_tiles if
+// there is none. A warp tests 32 tiles at once.
 __device__ inline int next_visible_tile(const KeyTiles& tiles, const int32_t* spans, int tile, int num_tiles,
                                         int begin, int end) {
   for (; tile < num_tiles; tile += kWarp) {
@@ -80,18 +80,18 @@ __device__ inline int next_visible_tile(const KeyTiles& tiles, const int32_t* sp
   return num_tiles;
 }
 
-// --- Tensor-core kernels: 16 queries per warp of one head, keys through two stages of shared memory ---
+// --- Tensor-core kernels: 16 queries of one head per warp; keys pass through two buffers (stages) ---
 
 template <int kWarps>
 struct QueryBlock {
   static constexpr int kQueries = kWarps * kFragmentRows;
 
   __device__ static int head() { return static_cast<int>(blockIdx.x); }
-  // The last queries see the most keys, so their blocks start first.
+  // The last queries see the most keys, so their thread blocks start first.
   __device__ static int begin() { return static_cast<int>(gridDim.y - 1 - blockIdx.y) * kQueries; }
   __device__ static int end() { return begin() + kQueries; }
   __device__ static int warp_begin() { return begin() + thread_index() / kWarp * kFragmentRows; }
-  // Offset of the warp's first row in [tokens, heads, head_dim].
+  // Offset of the warp's first query in [tokens, heads, head_dim].
   __device__ static int64_t offset(const TreeAttentionCuda<BFloat16Bits>& in) {
     return (warp_begin() * in.num_heads + head()) * in.head_dim;
   }
@@ -112,7 +112,7 @@ struct KeyStages {
     return shared_address(dynamic_shared_memory()) + stage * kStageBytes;
   }
   __device__ static SharedAddress v(int stage) { return k(stage) + kTileBytes; }
-  // end_local of the stage's keys; 0 for the missing keys of a partial tile, which no query sees.
+  // end_local of the keys in the stage. 0 for the missing keys of a partial tile, which no query sees.
   __device__ static const int32_t* ends(int stage) {
     return reinterpret_cast<const int32_t*>(dynamic_shared_memory() + stage * kStageBytes + 2 * kTileBytes);
   }
@@ -129,8 +129,8 @@ struct KeyStages {
   }
 };
 
-// Iterates over the key tiles that some query of the block sees. Copies the next tile to shared memory during
-// the computation of the current tile.
+// Iterates over the key tiles that some query of the CUDA thread block sees. Copies the next tile to shared
+// memory while the current tile is computed. Block: a QueryBlock.
 template <int kHead, class Block, int kThreads>
 class KeyWalk {
  public:
@@ -147,9 +147,9 @@ class KeyWalk {
   }
   KeyWalk(const KeyWalk&) = delete;
 
-  // Calls body(stage, first_key, masked) for each tile that some row of the warp sees. masked: some row does
-  // not see every key. The search for the tile after the next follows the products, so that other warps hide
-  // its latency.
+  // Calls body(stage, first_key, masked) for each tile that some query of the warp sees. masked is true if
+  // some query of the warp does not see every key. The tile after the next is searched after the products, so
+  // that other warps hide the latency of the search.
   template <class Body>
   __device__ __forceinline__ void run(const Body& body) {
     for (int stage = 0; tile_ < num_tiles_; stage ^= 1, tile_ = next_, next_ = find(next_ + 1)) {

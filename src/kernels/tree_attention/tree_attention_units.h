@@ -1,6 +1,7 @@
-// Tree attention in units: blocks of 32 queries by 32 keys of one head. Units without a visible entry are
-// skipped, so that short branches cost only what they see. This file has the parts that the bf16 kernels and
-// the fp32 kernels share.
+// Tree attention in units. A unit is a tile of 32 queries by 32 keys of one query head. "Unit of keys" means
+// 32 keys, "block of queries" means 32 queries (not a block of a plan), "group" means the query heads that
+// share one key/value head. Units in which no query sees a key are skipped, so that short branches cost only
+// what they see. The bf16 kernels and the fp32 kernels both use this file.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -28,11 +29,11 @@ inline Range block_queries(const AttentionShape& shape, int64_t block) {
   return {block * kUnit, std::min(shape.num_queries, (block + 1) * kUnit)};
 }
 
-// Up to 32 consecutive keys, all of the stack or all of the pass.
+// Up to 32 consecutive keys, all of the prefix KV stack or all of the pass.
 struct KeyUnit {
   Range rows;  // of the stack, or of the pass
   bool on_stack;
-  int32_t first_key;         // numbered like the queries: negative on the stack
+  int32_t first_key;         // key P is 0: negative on the stack
   int32_t min_end, max_end;  // smallest and largest of `end`; min_end is 0 if padding must be masked
   const int32_t* end;        // [32], end_local of the keys; 0 for padding
 };
@@ -56,8 +57,8 @@ class KeyUnits {
     const bool all = unit.first_key + kUnit - 1 <= queries.begin && queries.end <= unit.min_end;
     return {all ? nullptr : unit.end, static_cast<int32_t>(queries.begin), unit.first_key};
   }
-  // Returns the blocks of queries that may see a key of the unit. The queries that see one key are
-  // consecutive, so few of these blocks see none.
+  // Returns the blocks of queries that may see a key of the unit. Some blocks of the range may see none, but
+  // few, because the queries that see one key are consecutive.
   static Range blocks(const KeyUnit& unit) {
     return {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
   }
@@ -86,7 +87,7 @@ struct UnitInputs {
         width(rounded_up(shape.head_dim, kUnit)),
         units(shape, data<int32_t>(input.end_local)) {}
 
-  // Returns the first row of a unit's keys or values of one group.
+  // Returns the first key (or value) of a unit of keys in one key/value head. `own`: the tensor of the pass.
   const T* key_rows(const at::Tensor& own, const at::Tensor& stack, const KeyUnit& unit,
                     int64_t group) const {
     return data<T>(unit.on_stack ? stack : own) + unit.rows.begin * shape.k_stride() + group * shape.head_dim;
@@ -98,7 +99,7 @@ struct UnitInputs {
     return key_rows(in.v_TGH, in.v_stack_PGH, unit, group);
   }
   int64_t num_blocks() const { return num_units(shape.num_queries); }
-  // Elements of the padded rows of one unit or block.
+  // Elements of 32 padded keys or queries of one head.
   int64_t factor_elements() const { return kUnit * width; }
 
   const TreeAttentionInput& in;
@@ -107,8 +108,8 @@ struct UnitInputs {
   KeyUnits units;
 };
 
-// The destinations of key and value gradients, all fp32 [rows, G, H]. Stack rows are added to, rows of the
-// pass are overwritten.
+// The destinations of key and value gradients, all fp32 [keys, G, H]. store() adds to the gradients of the
+// stack and overwrites those of the pass.
 struct KeyGradients {
   float *d_k_own, *d_v_own, *d_k_stack, *d_v_stack;
 
@@ -118,8 +119,8 @@ struct KeyGradients {
         d_k_stack(mutable_data<float>(d_k_stack)),
         d_v_stack(mutable_data<float>(d_v_stack)) {}
 
-  // Stores the sums d_k, d_v [count][32][width] of units [first, first + count) of one group. d_k is
-  // multiplied by the attention's scale.
+  // Stores the sums d_k, d_v [count][32][width] of units of keys [first, first + count) of one key/value
+  // head. d_k is multiplied by the attention's scale.
   template <class T>
   void store(const UnitInputs<T>& x, int64_t group, int64_t first, int64_t count, const float* d_k,
              const float* d_v) const {
@@ -138,7 +139,7 @@ struct KeyGradients {
   }
 };
 
-// Calls work(group, share) for all groups and shares in parallel. Each thread holds a Session meanwhile.
+// Calls work(group, share) for all groups and shares in parallel. Each thread has a Session during its calls.
 template <class Session, class Work>
 void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
@@ -147,8 +148,8 @@ void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   });
 }
 
-// Sums of d_q of one share of one group, [heads][blocks][elements]. of() clears a block at its first use,
-// when the block is brought into the cache anyway.
+// The sums of d_q of one share of one group, [heads][blocks of queries][elements]. of() sets a block to zero
+// at its first use, because the block is brought into the cache then anyway.
 class QuerySums {
  public:
   QuerySums(float* data, char* begun, int64_t blocks, int64_t elements)
@@ -170,13 +171,13 @@ class QuerySums {
   int64_t blocks_, elements_;
 };
 
-// Backward of tree attention. `Way` computes units and has
-//   Element, Session, kUnits (units per batch)
+// Backward of tree attention. `Way` is the fp32 or the bf16 computation of units and has
+//   Element, Session, kUnits (units of keys per batch)
 //   QueryBlocks(x): load(x, head, block, d_o, o, lse) loads one block of queries of one head
-//   Scratch(factor_elements): memory of one thread; d_k, d_v: sums of up to kUnits units, [units][32][width]
-//   add_units(x, group, first, count, queries, scratch, d_q): sets d_k and d_v of these units; adds to d_q,
-//     the QuerySums of the group
-//   store_d_q(x, queries, sums, out): stores the sums of one block, scaled, to rows of out
+//   Scratch(factor_elements): memory of one thread. d_k, d_v: sums of up to kUnits units, [units][32][width]
+//   add_units(x, group, first, count, queries, scratch, d_q): overwrites d_k and d_v of the scratch
+//     with those of units [first, first + count); adds to d_q, the QuerySums of the group
+//   store_d_q(x, queries, sums, out): stores the sums of one block of queries, scaled, to rows of `out`
 template <class Way>
 TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                         const at::Tensor& d_o, const at::Tensor& d_k_stack,
@@ -191,13 +192,13 @@ TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const Tree
   const KeyGradients gradients(d, d_k_stack, d_v_stack);
   const typename Way::QueryBlocks queries(x);
   const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
-  // All heads of a block are loaded one after another, because they are adjacent in memory.
+  // The heads of a block of queries are loaded one after another, because they are adjacent in memory.
   at::parallel_for(0, blocks * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       queries.load(x, i % shape.num_heads, i / shape.num_heads, data<T>(d_o), data<T>(out.o_TNH),
                    data<float>(out.lse_TN));
   });
-  // A share is every num_shares-th batch of the units of a group. Each share has its own sums of d_q.
+  // A share is every num_shares-th batch of a group's units of keys. Each share has separate sums of d_q.
   const int64_t batches = (x.units.size() + Way::kUnits - 1) / Way::kUnits;
   const int64_t num_shares = attention_shares(at::get_num_threads(), shape.num_groups, batches);
   const auto d_q = at::empty({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
