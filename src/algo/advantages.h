@@ -69,7 +69,7 @@ struct AdvantageSettings {
     v("gdpo_weights", gdpo_weights,
       "gdpo: weights of a sample's rewards, in alphabetical order of their names; empty: 1 each");
   }
-  // Throws UserError if levels are set that the estimator does not use.
+  // Throws UserError if mean_level, std_level or adv_norm is set and the estimator does not use it.
   void check() const;
 
   // The inputs that the estimator needs, besides rewards and groups.
@@ -101,7 +101,7 @@ struct AdvantageInput {
 // `returns`, if not nullptr, gets gae's targets for the critic's values, one per trained token.
 // Throws UserError if
 //   - a reward or a critic's value is not finite (the message names the sequence),
-//   - the estimator is unknown or does not have one of the settings,
+//   - the estimator is unknown, or a level is set that the estimator does not use,
 //   - rloo gets a group of one sequence,
 //   - gdpo gets rewards without components, or a different number of weights than components.
 std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& settings,

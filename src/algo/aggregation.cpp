@@ -9,7 +9,7 @@ namespace bough {
 
 namespace {
 
-// Weights with one denominator per group: the group's share-weighted tokens times the number of groups.
+// Weights of group_mean. A group's denominator: (sum over its sequences of share * trained tokens) * groups.
 std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens,
                                        std::span<const int64_t> groups, std::span<const double> shares) {
   BOUGH_CHECK(groups.size() == trained_tokens.size(), "groups ", groups.size(), ", sequences ",

@@ -44,7 +44,7 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Each aggregation is computed as its name says: as means of means instead of weights.
+// Computes each aggregation as its name says, as means of means. The code under test uses weights.
 TEST(Aggregation, WeightsGiveTheMeansTheyAreNamedAfter) {
   for (int seed = 0; seed < 20; ++seed) {
     const Batch batch = random_batch(seed);
@@ -124,8 +124,8 @@ TEST(Minibatches, PartitionByWholeGroupsBalanced) {
       }
     }
     for (const int count : seen) ASSERT_EQ(count, 1);
-    // The heaviest bin was the lightest when it received its last group. Bins therefore differ by at most one
-    // group.
+    // A mini-batch is called a bin. The heaviest bin was the lightest when it received its last group. Bins
+    // therefore differ by at most one group.
     int64_t heaviest_group = 0;
     for (const auto& [group, count] : group_tokens) heaviest_group = std::max(heaviest_group, count);
     if (!loads.empty()) {

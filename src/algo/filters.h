@@ -4,14 +4,14 @@
 //   keep_samples_by reward      the samples with the highest rewards
 //   keep_samples_by acceptance  the samples with the highest acceptance under the trained policy (the oracle
 //                               of figure 4); this needs a forward pass over all M
-// If samples are equal, the earlier one is kept. The group's mean and deviation are those of the n.
+// If samples are equal, the earlier one is kept. The group's mean and deviation are of the n kept rewards.
 //
 // Filters apply in this order. A dropped sample does not count in its group's mean.
 //   1. samples without a reward
 //   2. truncated samples
 //   3. samples beyond keep_samples
-//   4. groups that are stale, have equal rewards (if dynamic_sampling), or lost samples in steps 1 and 2 and
-//      have fewer than two left
+//   4. groups that have a token that is too old, have equal rewards (if dynamic_sampling), or lost samples by
+//      filters 1 and 2 and have fewer than two left
 // A group with a single sample has no baseline for its advantage. Groups that had one sample at first are
 // kept.
 #pragma once
@@ -83,10 +83,10 @@ struct FilterResult {
   int64_t zero_std_groups = 0;    // groups of two or more with equal rewards, dropped or not
   int64_t stale_groups = 0;       // groups dropped because a token in them is too old
   int64_t masked_tokens = 0;      // tokens masked because they are too old; set by the caller that masks them
-  int64_t groups_dropped = 0;     // groups dropped in step 4
+  int64_t groups_dropped = 0;     // groups dropped by filter 4
   int64_t sequences_dropped = 0;  // all sequences that are not kept
-  // Covers the groups with more than n = keep_samples candidates. Widths: n, 1.5 n, 2 n, 3 n and the size of
-  // the smallest such group, up to that size.
+  // Covers the groups with more than n = keep_samples candidates. m is the size of the smallest such group.
+  // Widths: m, and those of n, 1.5 n, 2 n and 3 n that are at most m.
   std::vector<KeptByWidth> by_width;
 };
 

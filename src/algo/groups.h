@@ -1,4 +1,4 @@
-// Lists the sequences of each group. Groups are in order of first appearance.
+// Lists the sequences of each group of samples.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace bough {
 
-// Returns for each distinct value of groups [S] its sequence indices, ascending.
+// groups [S]: the group id of each sequence. Returns for each distinct id its sequence indices, ascending.
+// The ids are in order of first appearance.
 inline std::vector<std::vector<int64_t>> members_by_group(std::span<const int64_t> groups) {
   std::vector<std::vector<int64_t>> members;
   std::unordered_map<int64_t, size_t> slot_of;

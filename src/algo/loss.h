@@ -1,11 +1,12 @@
 // A loss computes a scalar and metrics from tensors. The differentiable inputs are leaves: log-probabilities
-// and entropies. A loss never sees the model or the tree. One row is one trained token of one sequence. A
-// tree token that three sequences train is three rows, and the executor adds their gradients.
+// and entropies. A loss never sees the model or the tree. One loss row (letter R; here just "row") is one
+// trained token of one sequence. A tree token that three sequences train is three loss rows, and the executor
+// adds their gradients.
 //
 // A loss does not compute denominators. weights_R (aggregation.h) holds them for the whole global batch, so
 // that
 //     loss = sum over R of weights_R * per_token_R
-// and the losses of blocks, micro-batches and ranks just add. docs/algorithms.md has the equations.
+// and the losses of plan blocks, micro-batches and ranks just add. docs/algorithms.md has the equations.
 //
 // Extreme inputs: every log-ratio is clamped to +-kMaxLogRatio (as in verl), with gradient 0 outside.
 // Therefore old log-probabilities of -inf and ratios of e^80 give a finite loss. A current log-probability
@@ -43,9 +44,9 @@ struct LossRows {
   at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
 
-  // [R, K]: log-probabilities of the top-k tokens at each row's position. Loss::top_k_tokens() says which
-  // tokens; all four tensors are for the same ones. If a row has fewer than K tokens, behaviour_top_k_RK is
-  // -infinity in the rest.
+  // [R, K]: log-probabilities of K top-k tokens at each row's position. Loss::top_k_tokens() says which
+  // tokens. The four tensors list the same tokens. If a row has fewer than K tokens, behaviour_top_k_RK has
+  // -infinity in its remaining entries.
   at::Tensor top_k_log_probs_RK;  // log pi; a leaf that requires grad
   at::Tensor behaviour_top_k_RK;  // log mu
   at::Tensor proximal_top_k_RK;   // log pi_old; undefined with proximal_is_current
@@ -54,8 +55,8 @@ struct LossRows {
   // The current coefficient of the entropy bonus. nullopt: LossSettings::entropy_coef.
   std::optional<double> entropy_coef;
 
-  // True if the batch is one update. pi_old is then the detached current policy: no forward pass computes it,
-  // and proximal_log_probs_R is ignored.
+  // True if the whole batch is one optimizer step. pi_old is then the detached current policy: no forward
+  // pass computes it, and proximal_log_probs_R is ignored.
   bool proximal_is_current = false;
 
   // The trainer's weight version.
@@ -82,7 +83,7 @@ struct LossRows {
 struct LossOutput {
   at::Tensor loss;  // [] in the rows' type; differentiable in the leaves; 0 for R = 0
   // docs/formats.md lists the names. loss/policy, loss/entropy and loss/kl are aggregated with weights_R and
-  // without their coefficients. The others are means or maxima over rows.
+  // without their coefficients. All other metrics are means or maxima over rows.
   WeightedSums metrics;
   MetricReader unread;  // metrics still on a GPU; the caller reads them when it waits for the GPU anyway
 
@@ -100,7 +101,7 @@ enum class TopKTokens {
 };
 
 // The rows that the loss of one row depends on, and so the rows that one call must contain.
-//   kNothing   the row itself: a call may have any rows, for instance those of one block
+//   kNothing   the row itself: a call may have any rows, for instance those of one plan block
 //   kSequence  the rows of its sequence: a call has whole sequences, rows of one sequence adjacent
 //   kBatch     all rows of the batch
 enum class CouplingScope { kNothing, kSequence, kBatch };
@@ -131,7 +132,7 @@ class Loss {
 };
 
 // Creates the loss named settings.loss. Throws UserError if the name is unknown (the message suggests the
-// nearest name), or if a value is out of range or contradicts another.
+// nearest name), or if a value is out of range or contradicts another setting.
 std::unique_ptr<Loss> make_loss(const LossSettings& settings);
 
 // Throws InternalError if a tensor that `loss` needs is undefined, or if a defined tensor has a wrong shape,

@@ -25,7 +25,7 @@ struct RejectionSampling {
   std::optional<double> lower;
 
   bool operator==(const RejectionSampling&) const = default;
-  // The default values do what the decoupled loss does anyway.
+  // False if all values are defaults, which have the same effect as correction `cap` with its default.
   bool says_anything() const { return *this != RejectionSampling(); }
 
   template <class V>
@@ -101,8 +101,8 @@ struct KlControlSettings {
 
 struct LossSettings {
   std::string loss = "ppo";
-  std::optional<double> eps_clip;         // unset: the loss's own
-  std::optional<double> eps_clip_higher;  // unset: eps_clip; if that is unset too, the loss's own
+  std::optional<double> eps_clip;         // unset: the loss's default
+  std::optional<double> eps_clip_higher;  // unset: eps_clip; if eps_clip is unset too, the loss's default
   std::optional<double> c_clip;           // unset: no dual clip
   double sapo_tau_pos = 1.0;
   double sapo_tau_neg = 1.05;
@@ -112,12 +112,12 @@ struct LossSettings {
   double clip_cov_ub = 5.0;
   double kl_cov_ratio = 2e-4;
   double ppo_kl_coef = 1.0;
-  bool use_decoupled_loss = true;  // implies recompute_logprob
+  bool use_decoupled_loss = true;  // if true, recompute_logprob is ignored
   bool recompute_logprob = true;
   std::string prox_logp_method = "recompute";
   std::string correction = "auto";
   std::string correction_level = "token";
-  std::optional<double> correction_lower, correction_upper;  // unset: the correction's own
+  std::optional<double> correction_lower, correction_upper;  // unset: the correction's defaults
   double correction_veto = 1e-4;
   std::optional<double> behave_imp_weight_cap = 5.0;  // unset: no cap
   RejectionSampling rejection_sampling;

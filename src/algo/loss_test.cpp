@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Rows as plain numbers. The reference below reads them; tensors() converts them for the code under test.
+// Loss rows as plain numbers. The reference below reads them; tensors() makes LossRows for the tested code.
 struct PlainRows {
   std::vector<double> log_pi, entropy, advantage, log_mu, log_old, log_ref, weight;
   bool has_old = true;  // pi_old was computed
@@ -137,8 +137,8 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   for (size_t r = 0; r < rows.log_pi.size(); ++r) sequences.push_back(static_cast<int64_t>(r / 3));
   out.sequences_R = at::tensor(at::ArrayRef<int64_t>(sequences), at::kLong);
   out.proximal_is_current = rows.old_is_current;
-  // Three top-k tokens per row: one that depends on the row's own value, one with the same probability in all
-  // policies, one of probability 0.
+  // Three top-k tokens per loss row: one whose log-probability depends on the argument `own_R`, one with the
+  // same probability in all policies, one of probability 0.
   out.teacher_log_probs_R = out.reference_log_probs_R;
   const auto top_k = [&](const at::Tensor& own_R) {
     const at::Tensor own = own_R.detach();
@@ -162,7 +162,7 @@ LossRows subset(const LossRows& rows, const std::vector<int64_t>& chosen) {
   return out;
 }
 
-// One row's policy term, by cases of the sign of A. The code under test uses minima of both branches instead.
+// The policy term of one loss row, by cases of the sign of A. The tested code uses minima of two terms.
 // `frozen` is log pi wherever the equations stop the gradient.
 double reference_policy(const LossSettings& s, const PlainRows& rows, size_t r, double log_pi, double frozen,
                         bool* clipped = nullptr) {
@@ -189,7 +189,7 @@ double reference_row(const LossSettings& s, const PlainRows& rows, size_t r, dou
                            s.entropy_coef * entropy);
 }
 
-// Central differences are wrong across a kink. Rows closer to a kink than 1e-3 are moved away.
+// Central differences are wrong across a kink. Ratios closer to a kink than 1e-3 are moved away.
 void avoid_kinks(const LossSettings& s, PlainRows& rows) {
   const double top = 1.0 + s.eps_clip_higher.value_or(s.eps_clip.value_or(0.2));
   for (size_t r = 0; r < rows.log_pi.size(); ++r) {

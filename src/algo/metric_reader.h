@@ -1,5 +1,5 @@
 // Copies many metrics from the device to the host in one transfer. A call of .item() per metric would wait
-// for the GPU every time. The values of a metric may be per row or of any other number.
+// for the GPU every time. A metric's tensor may have one entry per loss row or any other number of entries.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ class MetricReader {
   void add_mean(const std::string& name, const at::Tensor& values_R);  // kind mean over the values
   void add_max(const std::string& name, const at::Tensor& values_R);   // kind max; R = 0: weight 0
 
-  // Adds metrics that `read` computes on the host from `values` (fp64, any shape).
+  // Adds metrics that `read` computes on the host from `values` (fp64, any shape) when read() transfers them.
   using Read = std::function<WeightedSums(const double* values)>;
   void add(const at::Tensor& values, Read read);
 

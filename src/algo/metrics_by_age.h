@@ -6,8 +6,8 @@
 //   age_3_to_4/effective_sample_size   (sum w)^2 / (n sum w^2); 1 if all w are equal
 //   age_3_to_4/clip_fraction           only if the loss clips
 //
-// pi is the policy of the training pass, not pi_old. The metrics of a decoupled and a naive loss are
-// therefore comparable.
+// pi is the policy of the training pass, not pi_old. The metrics are therefore comparable between runs with
+// and without use_decoupled_loss.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,11 +29,11 @@ inline constexpr std::array<AgeBin, 6> kAgeBins = {
 // Returns the bin's index. A negative age (a token newer than the trainer) is in bin 0.
 int64_t age_bin(int64_t age);
 
-// Adds the metrics of the rows.
+// Adds the metrics of the loss rows.
 //   log_w_R     log(pi / mu), clamped, without gradient
 //   clipped_R   bool; undefined if the loss has no clip
 //   versions_R  int32
-// The effective sample size cannot be merged over blocks. Therefore the function adds the mean of w^2
+// The effective sample size cannot be merged over plan blocks. Therefore the function adds the mean of w^2
 // instead, as importance_weight_square_mean. Bins without tokens get no entry.
 void add_metrics_by_age(MetricReader& metrics, const at::Tensor& log_w_R, const at::Tensor& clipped_R,
                         const at::Tensor& versions_R, int64_t version);

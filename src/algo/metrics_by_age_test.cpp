@@ -40,7 +40,7 @@ TEST(MetricsByAge, WeightsAndClipsOfEachBin) {
   EXPECT_DOUBLE_EQ(metrics.at("age_3_to_4/clip_fraction").value(), 1);
   EXPECT_DOUBLE_EQ(metrics.at("age_9_up/importance_weight_mean").value(), 4);
   EXPECT_EQ(read_metrics_by_age(log_w_R, {}, versions_R, 9).count("age_0/clip_fraction"), 0u);
-  // The metrics of several blocks add up to those of all rows.
+  // The metrics of parts of the rows add up to those of all rows.
   WeightedSums pieces;
   for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 4}, {4, 6}})
     merge(pieces, read_metrics_by_age(log_w_R.slice(0, begin, end), clipped_R.slice(0, begin, end),

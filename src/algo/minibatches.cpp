@@ -31,7 +31,7 @@ std::vector<std::vector<int64_t>> split_minibatches(std::span<const int64_t> gro
   };
   std::vector<Bin> bins(std::min<size_t>(members.size(), static_cast<size_t>(num_minibatches)));
   for (const size_t g : heaviest_first) {
-    // Bins are compared by tokens, then by groups. No bin stays empty, even if groups have no tokens.
+    // A bin is a mini-batch. Comparing groups too leaves no bin empty, even if groups have no tokens.
     Bin& lightest = *std::min_element(bins.begin(), bins.end(), [](const Bin& a, const Bin& b) {
       return std::tie(a.tokens, a.groups) < std::tie(b.tokens, b.groups);
     });

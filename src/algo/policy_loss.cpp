@@ -16,7 +16,7 @@ namespace {
 // Sums over a vocabulary round away probabilities below exp(-kLogRestFloor).
 constexpr double kLogRestFloor = 30.0;
 
-// Metrics of the engine's log-probabilities against the trainer's, before any correction.
+// Metrics of w = trainer's probability / engine's probability of the sampled token, before any correction.
 void add_mismatch(MetricReader& metrics, const at::Tensor& log_w_R) {
   const at::Tensor w_R = log_w_R.exp();
   metrics.add_mean("mismatch/logprob_abs_diff", log_w_R.abs());
@@ -40,7 +40,7 @@ void add_interpolation_error(MetricReader& metrics, const LossRows& rows, const 
   metrics.add_mean("prox_approx/importance_weight_abs_error", approximate_w_R.sub(w_R).abs());
 }
 
-// log(1 - sum of exp(log_p)) of each row: the log-probability of all other tokens together. Bounded from
+// log(1 - sum of exp(log_p)) per loss row: the log-probability of all other tokens together. Bounded from
 // below.
 at::Tensor log_rest(const at::Tensor& log_p_RK) {
   const at::Tensor sum_R = log_p_RK.clamp_min(-kLogRestFloor).exp().sum(1);
@@ -59,7 +59,7 @@ at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const
                                   const at::Tensor& versions_R, int64_t version) {
   const at::Tensor log_mu_R = behaviour_log_probs_R.clamp_min(kLogProbFloor);
   const at::Tensor age_R = versions_R.to(log_mu_R.scalar_type()).neg().add(version);
-  // An age of 0 or less gives 0. The clamp of the divisor avoids a division by 0 at age 0.
+  // An age of 0 or less gives a = 0. The clamp of the divisor avoids a division by 0 at age 0.
   const at::Tensor a_R = age_R.sub(1.0).div(age_R.clamp_min(1.0)).clamp(0.0, 1.0);
   return log_mu_R.add(a_R.mul(log_probs_R.detach().clamp_min(kLogProbFloor).sub(log_mu_R)));
 }
@@ -172,7 +172,7 @@ at::Tensor PolicyLoss::advantages(const LossRows& rows) const {
                         teacher.distill_loss_weight);
 }
 
-// The teacher's loss term per row. Undefined if the teacher's part is in the advantages.
+// The teacher's loss term per loss row. Undefined if the teacher's part is in the advantages.
 at::Tensor PolicyLoss::distillation(const LossRows& rows, MetricReader& metrics) const {
   const std::string& mode = settings_.teacher.loss_mode;
   const at::Tensor current_R = rows.log_probs_R.detach();
@@ -199,7 +199,7 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
   const Sequences* whole = sequences ? &*sequences : nullptr;
   PolicyTerm term = policy_term(rows, whole);
   if (rows.behaviour_log_probs_R.defined()) {
-    // mu is compared with pi_old. If pi_old is mu itself, it is compared with the current policy.
+    // mu is compared with pi_old. If pi_old is mu itself, mu is compared with the current policy.
     const at::Tensor trainer_R = old_is_behaviour(rows) ? rows.log_probs_R.detach() : old_log_probs(rows);
     const at::Tensor log_w_R = log_ratio(trainer_R, rows.behaviour_log_probs_R);
     add_mismatch(metrics, log_w_R);

@@ -1,4 +1,4 @@
-// A policy loss: a term (losses/) and the parts that all policy losses share. These are the choice of pi_old,
+// A policy loss: a term (losses/) and the parts that all policy losses have. These are the choice of pi_old,
 // corrections for off-policy tokens (corrections/), KL, entropy and metrics.
 //
 //   per_token = factor * term + kl_loss_coef * kl + distill_loss_weight * distillation - entropy_coef * H
@@ -8,20 +8,21 @@
 //
 // With a teacher q, the term's advantage is rl_loss_weight * A. Distillation is a reverse KL to q, by
 // loss_mode (sg: stop-gradient):
-//   k1      distill_loss_weight * sg(log q - log pi), added to that advantage (Thinking Machines 2025, Lu
-//           et al., "On-policy distillation"; AReaL's with rl_loss_weight 0)
+//   k1      distill_loss_weight * sg(log q - log pi), added to the term's advantage (Thinking Machines 2025,
+//           Lu et al., "On-policy distillation"; AReaL's distillation if rl_loss_weight is 0)
 //   k2, k3  the estimator at the sampled token, with its gradient
-//   topk    sum of pi log(pi / q) over the policy's top-k tokens and all others as one more token: the KL of
-//           two coarser distributions, so at most the full KL and never negative
+//   topk    sum of pi log(pi / q) over the policy's top-k tokens and one more token that stands for all other
+//           tokens: the KL of two coarser distributions, so at most the full KL and never negative
 // On samples of pi, the gradient of k2 is the gradient of the KL, and the gradient of k3 is not. The
 // gradient of k1 has mean 0, therefore k1 is part of the advantage.
 //
-// pi_old is mu if use_decoupled_loss and recompute_logprob are false. With recompute_logprob it is the
-// trainer's policy at the start of the update. With use_decoupled_loss, prox_logp_method chooses:
+// If use_decoupled_loss is false, pi_old is mu if recompute_logprob is false, otherwise the trainer's policy
+// at the start of the update. If use_decoupled_loss is true, recompute_logprob is ignored, and pi_old is by
+// prox_logp_method:
 //   recompute         the trainer's policy at the start of the update
-//   metrics           the same; also reports the error of loglinear
-//   reuse_train_logp  sg(pi), which is the same if the batch is one update
-//   loglinear         interpolated_log_probs, which needs no extra forward pass
+//   metrics           as recompute; the metrics also report the error of loglinear
+//   reuse_train_logp  sg(pi), which equals recompute if the batch is one optimizer step
+//   loglinear         interpolated_log_probs(), which needs no extra forward pass
 #pragma once
 
 #include <vector>
@@ -33,17 +34,17 @@
 
 namespace bough {
 
-// Estimates log pi_old by interpolation between the behavior policy (version v_mu) and the trainer's
-// (v_now), at version v_now - 1:
+// Estimates log pi_old, the policy of version v_now - 1, by interpolation between the behavior policy mu
+// (version v_mu) and the trainer's current policy pi (version v_now):
 //   log pi_old = log mu + a sg(log pi - log mu),  a = clip((v_now - 1 - v_mu) / (v_now - v_mu), 0, 1)
-// and a = 0 if v_mu >= v_now. versions_R: int32, v_mu of each row. `version`: v_now. Returns [R], no
+// and a = 0 if v_mu >= v_now. versions_R: int32, v_mu of each loss row. `version`: v_now. Returns [R], no
 // gradient.
 at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const at::Tensor& log_probs_R,
                                   const at::Tensor& versions_R, int64_t version);
 
 class PolicyLoss final : public Loss {
  public:
-  // Throws UserError if settings contradict each other, or if this loss does not have a setting.
+  // Throws UserError if settings contradict each other, or if a setting is set that this loss does not have.
   PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind);
 
   CouplingScope coupling() const override { return coupling_; }
@@ -66,7 +67,7 @@ class PolicyLoss final : public Loss {
   bool reports_interpolation() const { return decoupled() && settings_.prox_logp_method == "metrics"; }
   bool old_is_behaviour(const LossRows& rows) const;
 
-  // Returns log pi_old [R], no gradient. Undefined if it is mu and the rows have no behaviour_log_probs_R.
+  // Returns log pi_old [R], no gradient. Undefined if it is mu and behaviour_log_probs_R is undefined.
   at::Tensor old_log_probs(const LossRows& rows) const;
   PolicyTerm policy_term(const LossRows& rows, const Sequences* sequences) const;
   at::Tensor correction_factor(const LossRows& rows, const at::Tensor& log_w_R, const Sequences* sequences,

@@ -1,5 +1,5 @@
-// The inputs and outputs of policy terms (losses/) and corrections (corrections/): rows with their
-// log-ratios, and the sequences of the rows. [R] rows, [S] sequences that have a row.
+// The inputs and outputs of policy terms (losses/) and corrections (corrections/): loss rows with their
+// log-ratios, and the sequences of the rows. [R]: loss rows. [S]: sequences that have a loss row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +16,12 @@ namespace bough {
 // Log-probabilities below this are raised to it before a subtraction, because -inf - -inf is NaN.
 inline constexpr double kLogProbFloor = -1e30;
 
-// Returns log(a / b), clamped to +-kMaxLogRatio. The gradient outside is 0, so the backward of exp never
-// multiplies inf by 0. Two probabilities that both underflowed to 0 count as equal.
+// Returns log(a / b), clamped to +-kMaxLogRatio. Outside this range the gradient is 0, so the backward of exp
+// never multiplies inf by 0. Two probabilities that both underflowed to 0 count as equal.
 at::Tensor log_ratio(const at::Tensor& log_a_R, const at::Tensor& log_b_R);
 
-// The sequences of the rows, for losses and corrections whose scope is a sequence. A sequence is here one
-// entry of the batch: an agent's trajectory that has several entries is several sequences.
+// The sequences of the loss rows, for losses and corrections whose scope is a sequence. A sequence is here
+// one row of the batch: a conversation that is stored as several rows of the batch is several sequences.
 class Sequences {
  public:
   explicit Sequences(const at::Tensor& sequences_R);  // rows of one sequence are adjacent
@@ -29,7 +29,7 @@ class Sequences {
   at::Tensor sum(const at::Tensor& x_R) const;      // [S]; differentiable
   at::Tensor mean(const at::Tensor& x_R) const;     // [S]; over the sequence's trained tokens
   at::Tensor largest(const at::Tensor& x_R) const;  // [S]
-  at::Tensor to_rows(const at::Tensor& x_S) const;  // [R]: each row gets the value of its sequence
+  at::Tensor to_rows(const at::Tensor& x_S) const;  // [R]: each loss row gets its sequence's entry
   int64_t num_sequences() const { return num_sequences_; }
 
  private:
@@ -39,7 +39,7 @@ class Sequences {
 
 struct PolicyRows {
   const LossSettings& settings;
-  double eps_low, eps_high;  // from the settings; if unset there, the loss's own
+  double eps_low, eps_high;  // from the settings; if unset there, the loss's defaults
   at::Tensor log_probs_R;    // log pi, differentiable
   at::Tensor log_ratio_R;    // log(pi / pi_old) or log(pi / mu), see Against; clamped, differentiable
   at::Tensor advantages_R;
@@ -69,7 +69,7 @@ struct CorrectionRows {
   int64_t version = 0;                          // the trainer's weight version
 };
 
-// Returns an estimate of KL(p, q) for each row, from samples of p. With d = log q - log p, clamped:
+// Returns an estimate of KL(p, q) for each loss row, from samples of p. With d = log q - log p, clamped:
 //   k1 -d,  k2 d^2 / 2,  k3 exp(d) - d - 1
 at::Tensor kl_estimate(const std::string& estimator, const at::Tensor& log_p_R, const at::Tensor& log_q_R);
 

@@ -1,5 +1,5 @@
-// The critic's loss, as in PPO's reference implementation, verl and AReaL. Per row, with V the current value,
-// V_old the value at the start of the update and G the return:
+// The critic's loss, as in PPO's reference implementation, verl and AReaL. Per loss row, with V the current
+// value, V_old the value at the start of the update and G the return:
 //   L = max((V - G)^2, (clip(V, V_old - eps, V_old + eps) - G)^2) / 2
 // The loss is the sum over rows of weight * L, with the weights of the policy loss. If the second term is the
 // larger, V is outside the clip range and the clipped value is further from G. Then dL/dV = 0, otherwise

@@ -22,7 +22,8 @@ double loss_of(const ValueLoss& loss) {
   return loss.output.loss.item<double>();
 }
 
-// V lies within the clip; beyond it and away from G; beyond it and towards G; past it on the far side of G.
+// Row 0: V is inside the clip range. Rows 1 to 3: V is outside, and the clipped V is further from G; nearer
+// to G; nearer to G but on its other side.
 ValueRows rows() {
   return {.values_R = column({1.2, 2.0, 2.0, -3.0}),
           .old_values_R = column({1.0, 1.0, 1.0, 1.0}),
@@ -32,8 +33,8 @@ ValueRows rows() {
 
 TEST(ValueLoss, TakesTheLargerTermOfTheTwo) {
   const ValueLoss got = value_loss(rows(), 0.5);
-  // The errors of larger magnitude count: -1.8; -1.5 (clipped) over -1; 1 over 0.5 (clipped); -2 over 1.5
-  // (clipped).
+  // The error of larger magnitude counts: -1.8; the clipped V's -1.5, not V's -1; V's 1, not the clipped V's
+  // 0.5; V's -2, not the clipped V's 1.5.
   const double expected = 0.5 * (0.1 * 1.8 * 1.8 + 0.2 * 1.5 * 1.5 + 0.3 * 1 + 0.4 * 4);
   EXPECT_NEAR(loss_of(got), expected, 1e-12);
   EXPECT_NEAR(got.output.metrics.at("critic/loss").value(), expected, 1e-12);

@@ -19,7 +19,7 @@ struct WeightedSum {
 
   Kind kind = Kind::mean;
   double sum = 0.0;
-  double weight = 0.0;  // number of values; if 0, `sum` is not valid for a maximum
+  double weight = 0.0;  // number of merged values; if 0, `sum` of kind max has no meaning
 
   void merge(const WeightedSum& other) {
     if (other.weight == 0.0) return;

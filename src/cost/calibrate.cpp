@@ -23,7 +23,7 @@ namespace bough {
 
 namespace {
 
-// Selects which times of the cells a fit reads: forward or backward.
+// Selects which seconds of a cell a fit reads: those of its forward or of its backward pass.
 struct Side {
   bool backward;
   double operator()(const Cell& cell) const {
@@ -33,7 +33,7 @@ struct Side {
 
 class AttentionFit {
  public:
-  // `constant`: seconds of the smallest call, which the layer's cost already contains.
+  // constant: seconds of the smallest attention call, which the layer's constant already contains.
   AttentionFit(const DeviceProfile& profile, const CalibrationCells& cells, double constant, Side side)
       : profile_(profile), cells_{&cells.narrow, &cells.wide}, constant_(constant), side_(side) {}
 
@@ -76,7 +76,7 @@ class AttentionFit {
   }
   double work(const AttentionPass& pass) const { return attention_work(profile_.kernels, pass); }
 
-  // Seconds of one head for one (query, key) pair: the extra time of a prefix stack, per pair.
+  // Seconds of one head for one (query, key) pair: (seconds with a prefix - without) / additional pairs.
   double seconds_per_key(const AttentionCells& cells, size_t i) const {
     const double keys = path_work(cells, i, AttentionCells::kStackRows) - path_work(cells, i, 0);
     return std::max(1e-13, (side_(cells.stack[i]) - side_(cells.path[i])) /
@@ -103,7 +103,7 @@ class AttentionFit {
   Side side_;
 };
 
-// Seconds of a whole pass that no other rate explains, as seconds per element of a token.
+// Seconds of a whole pass minus the seconds that all other rates predict, per element of a token.
 CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side side) {
   CostCurve curve;
   for (size_t i = 0; i < cells.sizes.size(); ++i) {

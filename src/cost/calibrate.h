@@ -1,24 +1,24 @@
-// Measures a device's DeviceProfile: the seconds per unit of work of the cost model, with the code that
+// Measures a device's DeviceProfile: the cost model's seconds per FLOP, element or key, with the code that
 // training runs.
 //
-// Everything is timed on a decoder of two layers, for passes of 2 to 2,048 tokens (GPU: 16,384):
+// All cells are timed on a decoder of two layers, for passes of 2 to 2,048 tokens (GPU: 16,384):
 //   CPU: width 640, 8 query and 4 key/value heads of 96, feed-forward 1,792, vocabulary 3,072
 //   GPU: width 4,096, 32 query and 8 key/value heads of 128, feed-forward 12,288, vocabulary 32,768
-// The decoder exists in several copies with separate weights. So small passes find the weights no warmer in
-// the caches than in a model of real size. The measurements:
+// The decoder exists in several copies with separate weights, which the runs use in turn. So small passes
+// find their weights no warmer in the caches than in a model of real size. The measurements:
 //
 //   linear       `linear` forward and backward over the layers' matrices
-//   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; for heads of 32
-//                and 128, whose difference gives the cost of a score's softmax
+//   attention    tree attention of one path, of many branches, and of one path on a prefix of 1,000 tokens;
+//                for heads of 32 and 128, whose difference gives the cost of a score's softmax
 //   head         chunks of logits, log-probabilities, their gradients
 //   elementwise  the rest of a whole pass through the executor: norms, rotary embedding, SwiGLU, residuals,
 //                cache misses
 //   constants    passes of two tokens through models of width 16; the fixed cost of a layer's products, from
 //                two widths at 16 tokens
 //
-// All measurements take turns, several times. So a burst of load from other programs hits only a few samples,
-// and samples far above the others are capped. If other programs keep the cores busy all the time, the curves
-// describe the rest of the machine.
+// The measurements take turns, several times. So a burst of load from other programs hits only a few samples,
+// and samples far above the rest are capped. If other programs keep some cores busy all the time, the curves
+// describe the speed of the remaining cores.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -32,21 +32,20 @@ namespace bough {
 // The name of dtype in settings, profiles and reports: fp32, bf16 or fp64. Throws InternalError for others.
 const char* dtype_name(at::ScalarType dtype);
 
-// The kernels that this CPU, with libtorch's current number of threads, or this GPU uses for dtype.
+// The kernels that the device uses for dtype. On a CPU they depend on libtorch's current number of threads.
 DeviceKernels kernels_of(c10::Device device, at::ScalarType dtype);
 
-// Duration: at least `min_rounds` rounds, then until `seconds` have passed or `max_rounds` are done.
+// Runs at least `min_rounds` rounds, then until `seconds` have passed or `max_rounds` are done.
 struct CalibrationEffort {
   double seconds = 6;
   int min_rounds = 3;
   int max_rounds = 7;
-  int64_t largest_pass = 0;         // tokens; 0: 2,048, on a GPU 16,384. Beyond, curves are proportional
+  int64_t largest_pass = 0;         // tokens; 0: 2,048, GPU: 16,384. Larger passes are extrapolated
   std::function<bool()> stop = {};  // called between measurements; if true, calibrate() throws Interrupted
   bool show_progress = false;
 };
 
-// dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads. Replaces libtorch's CPU allocator by
-// ours.
+// dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads. Replaces libtorch's CPU allocator.
 DeviceProfile calibrate(c10::Device device, at::ScalarType dtype, const CalibrationEffort& effort = {});
 
 }  // namespace bough

@@ -14,7 +14,7 @@
 namespace bough {
 namespace {
 
-// One round of passes of up to 256 tokens takes a second.
+// One round with passes of up to 256 tokens takes about a second.
 const CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
 
 TEST(Median, IsTheUpperMiddleValue) {
@@ -53,7 +53,7 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
       }
       EXPECT_GT(curve->values.back(), curve->values.front());
     }
-    // The profile serves other models too: its prediction grows with the amount of work.
+    // The profile serves other models too: its prediction grows with tokens and pairs.
     const CostModel costs(profile, named_model_shape("qwen3-0.6b", name));
     const PassShape small{.tokens = 64, .pairs = 64 * 65 / 2, .head_rows = 10};
     const PassShape large{
@@ -87,7 +87,7 @@ TEST(Calibrate, EndsSoonIfStopped) {
   EXPECT_EQ(asked, 3);
 }
 
-// The reference kernels compute in fp64, with different work and memory.
+// In fp64 the reference kernels run. Their FLOPs and memory differ from those of the fast kernels.
 TEST(Calibrate, Fp64) {
   const auto profile = calibrate(at::kCPU, at::kDouble, kBrief);
   profile.check_integrity();

@@ -24,8 +24,8 @@ namespace bough {
 
 namespace {
 
-// A small cell runs several times in a row within a turn, as many times as fit into this time. Its caches are
-// then as warm as in plan execution.
+// A cell with short runs is run repeatedly within its turn, as often as this time allows. Its caches are then
+// as warm as in plan execution.
 constexpr double kTurnSeconds = 0.012;
 constexpr int kMaxRunsPerTurn = 12;
 
@@ -36,13 +36,13 @@ at::ScalarType scalar_type(const Kind& kind) {
 }
 
 using Time = Clock::Time;
-// The time at which the device has finished all submitted work.
+// The time at which the device has finished all submitted kernels.
 Time now(const Kind& kind) {
   synchronize(kind.device());
   return std::chrono::steady_clock::now();
 }
 
-// Values of order 1 from a uniform distribution. Speed does not depend on them.
+// Uniform random numbers in [-1, 1]. The speed does not depend on them.
 at::Tensor values(at::IntArrayRef sizes, const Kind& kind) {
   return at::empty(sizes, kind.dtype(at::kFloat)).uniform_(-1, 1).to(kind);
 }
@@ -120,7 +120,7 @@ Cell tiny_pass(const Kind& kind, int layers) {
           /*backward_includes_forward=*/true};
 }
 
-// Runs `linear` with each matrix on inputs of its own.
+// Runs `linear` with each matrix, each on a separate input.
 ForwardBackward time_linear(const Parameter* const* matrices, size_t count,
                             const std::vector<at::Tensor>& inputs) {
   torch::autograd::variable_list outputs, gradients;
@@ -143,8 +143,8 @@ std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matri
   return inputs;
 }
 
-// For each key, one past the last query that sees it. Keys of a piece end with the piece; all queries see
-// stack keys.
+// For each key, one past the last query that attends to it. Keys of a piece are visible up to the end of the
+// piece. All queries attend to the keys of the prefix KV stack.
 std::vector<int32_t> ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
   std::vector<int32_t> ends(static_cast<size_t>(stack_rows), static_cast<int32_t>(tokens));
   for (int64_t i = 0; i < tokens; ++i)
@@ -203,8 +203,8 @@ void add_turn(Cell& cell, bool counted) {
 }  // namespace
 
 // The mean of the runs: a training step is long enough to include the occasional disturbance. Each run counts
-// at most 1.5 times the lower quartile. The limit keeps the mean usable if threads that wait for each other
-// share cores with other programs.
+// as at most 1.5 times the lower quartile. Without this limit, a run whose threads share cores with other
+// programs and wait for each other would dominate the mean.
 double usual_seconds(std::vector<double> runs) {
   if (runs.empty()) return 0;
   const auto quartile = runs.begin() + static_cast<int64_t>(runs.size() / 4);
@@ -248,9 +248,9 @@ CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int6
   const bool on_gpu = !device.is_cpu();
   const auto config =
       on_gpu ? shape_of(4096, 2, 32, 8, 128, 12288, 32768) : shape_of(640, 2, 8, 4, 96, 1792, 3072);
-  // The number of copies with the best predictions for other shapes (bench/cost_model) on a machine whose
-  // last-level cache has 260 MB. Weights and gradients are then 270 MB in fp32 and 136 MB in bf16. With more
-  // bf16 copies, the prediction for small passes is too slow.
+  // More copies need more cache. These numbers gave the best predictions for other shapes (bench/cost_model)
+  // on a machine whose last-level cache has 260 MB. Weights and gradients are then 270 MB in fp32, 136 MB in
+  // bf16. With more bf16 copies, small passes are predicted too slow.
   const int num_copies = dtype == at::kBFloat16 ? 2 : 3;
   for (int i = 0; i < num_copies; ++i) {
     models_->copies.push_back(filled_model(config, kind_));
@@ -271,7 +271,7 @@ CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int6
   head.flops = 2.0 * static_cast<double>(config.hidden_size * config.vocab_size);
   if (on_gpu)
     for (AttentionCells* cells : {&narrow, &wide}) cells->num_heads = 32, cells->num_kv_heads = 8;
-  // Beyond this many queries, the rate does not change; the measurement would only take longer.
+  // With more queries the rate does not change; the measurement would only take longer.
   const int64_t most_queries = std::min<int64_t>(largest, on_gpu ? 8192 : 1024);
   add_attention(narrow, 32, kind_, most_queries);
   add_attention(wide, 128, kind_, most_queries);

@@ -1,4 +1,4 @@
-// The measurements of calibration (calibrate.h). A cell is one kind of work at one size, forward and
+// The measurements of calibration (calibrate.h). A cell is one kind of computation at one size, forward and
 // backward, with the seconds of its runs.
 #pragma once
 
@@ -32,16 +32,16 @@ struct Cell {
   static double backward_seconds(const Cell& cell);
 };
 
-// Cells of one kind of work, by size.
+// Cells of one kind of computation, by size (tokens; for lm_head, its rows).
 struct WorkCells {
-  double flops = 0;  // per token or row, forward
+  double flops = 0;  // per unit of size, forward
   std::vector<int64_t> sizes;
   std::vector<Cell> cells;
 };
 using PassCells = WorkCells;
 
-// Attention with heads of one size: of one path, over a stack of kStackRows rows, and of pieces of
-// kPieceTokens tokens.
+// Attention with heads of one size, in three forms: one path; one path on a prefix KV stack of kStackRows
+// tokens; branches of kPieceTokens tokens each ("pieces").
 struct AttentionCells {
   static constexpr int64_t kStackRows = 1000, kPieceTokens = 50;
   int64_t num_heads = 8, num_kv_heads = 4, head_dim = 0;
@@ -58,11 +58,12 @@ class CalibrationCells {
   CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 
-  // Runs all cells in rounds and returns the number of counted rounds. Throws Interrupted if effort.stop()
+  // Runs all cells in rounds. Returns the number of rounds, without the warm-up round. Throws Interrupted if
+  // effort.stop() returns true.
   // returns true.
   int measure(const CalibrationEffort& effort);
 
-  // The slowdown by other programs: the sum of all runs' seconds over the sum if each took its cell's median.
+  // The slowdown by other programs: seconds of all runs / their seconds if each run took its cell's median.
   double disturbance() const;
 
   const ModelConfig& config() const;  // of the decoder behind `passes`
@@ -72,8 +73,9 @@ class CalibrationCells {
   WorkCells head;
   AttentionCells narrow, wide;
   Cell tiny_linear, tiny_attention;  // one layer of the tiny models, two tokens
-  // Products of one layer of half the width for kHalfTokens tokens. Together with `linear` they give the
-  // fixed cost of the calls, including the start of threads. The tiny models start no threads.
+  // Products of one layer of half the width for kHalfTokens tokens. With `linear` they give the fixed cost of
+  // the calls, including the start of threads. (The products of the tiny models are too small to start
+  // threads.)
   static constexpr int64_t kHalfTokens = 16;
   Cell half_linear;
   double half_linear_flops = 0;  // per token, forward

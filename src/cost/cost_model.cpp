@@ -68,8 +68,7 @@ double CostModel::recompute_seconds(const PassShape& pass, RecomputePolicy keep)
   double left_out = 0;
   if (keep == RecomputePolicy::kAttention || keep == RecomputePolicy::kLayerInputsAndAttention)
     left_out += attention_forward_seconds(pass);
-  // Recomputation of a layer stops before its last product. Only a post-norm would read that product's
-  // result.
+  // Recomputation of a layer stops before the layer's last product, unless a post-norm reads its result.
   if (recomputes_layers(keep) && !shape_.post_norms)
     left_out += shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
   const double seconds = layers_seconds(pass, /*backward=*/false, left_out);
@@ -95,7 +94,7 @@ double CostModel::head_forward_seconds(const PassShape& pass) const {
 }
 
 double CostModel::head_backward_seconds(const PassShape& pass) const {
-  // Backward has two products. If the matrix is frozen, the one for its gradient is skipped.
+  // Backward has two products. If the lm_head matrix is frozen, the product for its gradient is skipped.
   return head_seconds(device_.head_backward, pass.head_rows) * (shape_.is_frozen() ? 0.5 : 1.0);
 }
 

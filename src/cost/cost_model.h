@@ -1,15 +1,15 @@
 // The cost of a pass through a model on a device, for the planner (engine.md 2, "Cost model"). Combines the
-// decoder's work (models/decoder_cost.h) with the rates of a device's profile.
+// decoder's FLOPs and bytes (models/decoder_cost.h) with the rates of a device's profile.
 //
 // The seconds of a pass are a sum of four parts. Each part is a curve of the device (device_profile.h) times
-// the model's units of work:
+// a count for the model:
 // - matrix products of the layers: FLOPs;
-// - attention: FLOPs of the busiest thread times the number of threads, more than the FLOPs of the visible
-//   pairs (tree_attention_cost.h);
+// - attention: FLOPs of the busiest thread times the number of threads, which are more than the FLOPs of the
+//   visible (query, key) pairs (tree_attention_cost.h);
 // - elementwise operations: elements read and written;
-// - the head: FLOPs, chunk by chunk.
-// A constant per layer and per pass is added. On a GPU, kernel launches overlap with the work, so the larger
-// of constants and work counts instead of the sum.
+// - the head (lm_head or value_head): FLOPs, chunk by chunk.
+// A constant per layer and per pass is added. On a GPU, kernel launches overlap with computation: a pass then
+// takes the larger of the constants and the four parts, not their sum.
 #pragma once
 
 #include "cost/device_profile.h"
@@ -44,7 +44,8 @@ class CostModel final : public PassCosts {
 
  private:
   DecoderBytes bytes() const { return {shape_, device_.kernels}; }
-  // Seconds of the layers in a forward or a backward pass. left_out: seconds of work that is not computed.
+  // Seconds of the layers in a forward or a backward pass. left_out: seconds to subtract for operations that
+  // the pass skips.
   double layers_seconds(const PassShape& pass, bool backward, double left_out = 0) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
   double head_seconds(const CostCurve& curve, int64_t rows) const;

@@ -8,7 +8,7 @@
 namespace bough {
 namespace {
 
-// Every unit of work costs a different power of ten, so the parts of a sum can be read off.
+// Each kind of cost is a different power of ten, so each part of a sum can be read off its digits.
 DeviceProfile simple_profile() {
   const auto per_token = [](double seconds) { return CostCurve{{1, 1000}, {seconds, 1000 * seconds}}; };
   DeviceProfile profile;
@@ -128,7 +128,8 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
   EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kLayerInputsAndAttention) -
                 costs.kept_bytes(RecomputePolicy::kLayerInputs),
             costs.kept_bytes(RecomputePolicy::kAttention));
-  // On a CPU the layer inputs stay in host memory anyway. On a GPU, two of the 8 stay on the device.
+  // On a CPU, kLayerInputsOnHost saves nothing: device memory is host memory. On a GPU, two of the 8 layer
+  // inputs stay on the device.
   EXPECT_EQ(costs.kept_bytes(RecomputePolicy::kLayerInputsOnHost),
             costs.kept_bytes(RecomputePolicy::kLayerInputs));
   profile.kernels.attention = DeviceKernels::Attention::kFused;
@@ -158,8 +159,8 @@ TEST(CostModel, SecondsOfComputingAgain) {
               1e-12 * forward);
 }
 
-// Only the exposed copy time counts: to the host beyond the forward pass, and back beyond recomputation and
-// backward.
+// Only the copy time that computation does not hide counts: the copy to the host minus the forward pass, and
+// the copy back minus recomputation and backward.
 TEST(CostModel, SecondsOfCopiesToTheHost) {
   auto profile = simple_profile();
   const PassShape pass{.tokens = 256, .pairs = 256 * 257 / 2};

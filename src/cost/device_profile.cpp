@@ -196,9 +196,9 @@ DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& wher
 
 // Profiles of GPUs from published rates, as a roofline:
 // - The forward matrix products of a pass are bound by FLOPs or by reading weights, whichever takes longer.
-//   The FLOP rate is a share of the tensor cores' dense peak.
+//   The FLOP rate is a fraction of the tensor cores' dense peak.
 // - The backward products also read and write the weights' gradients.
-// - Everything else is bound by memory or by kernel launches.
+// - All other operations are bound by memory or by kernel launches.
 namespace {
 
 struct Gpu {
@@ -213,9 +213,9 @@ struct Gpu {
   double attention_forward_efficiency, attention_backward_efficiency;
 };
 
-// Peaks are from NVIDIA's data sheets of the SXM modules. The share of the peak that large products reach is
-// assumed: 0.65 if the power limit binds (H100, H200), 0.75 on A100. Attention efficiencies are the middle of
-// the published ranges, because causal sequences of a few thousand tokens stay below the best values:
+// Peaks are from NVIDIA's data sheets of the SXM modules. The fraction of the peak that large products reach
+// is assumed: 0.65 if the power limit binds (H100, H200), 0.75 on A100. Attention efficiencies are the middle
+// of the published ranges, because causal sequences of a few thousand tokens stay below the best values:
 // - FlashAttention-2 (arXiv 2307.08691) on A100: 50-73% of the peak forward, up to 63% backward.
 // - FlashAttention-3 (arXiv 2407.08608) on H100: up to 75% forward; backward 1.5 to 1.75 times as fast as
 //   FlashAttention-2.
@@ -237,14 +237,14 @@ constexpr std::array kGpus = {
         312e12, 19.5e12, 2.0e12, 80'000'000'000, 0.75, 0.6, 0.5},
 };
 
-// The share of the peak memory bandwidth that streaming kernels reach.
+// The fraction of the peak memory bandwidth that streaming kernels reach.
 constexpr double kBandwidthShare = 0.85;
 // An eager layer launches about 14 kernels forward and 30 backward. Each launch costs the CPU about this many
 // seconds.
 constexpr double kLaunch = 5e-6;
 constexpr int kLaunchesForward = 14, kLaunchesBackward = 30;
 constexpr double kAccumulatorBytes = 4;
-// Tensor cores compute whole tiles of this many rows, so smaller passes cost as much.
+// Tensor cores compute whole tiles of this many matrix rows, so smaller passes cost as much as this size.
 constexpr int64_t kSmallestTile = 64;
 constexpr int64_t kLargestPass = 32768;
 

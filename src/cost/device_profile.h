@@ -1,7 +1,8 @@
-// The speed of a device: curves of seconds per unit of work by the size of a pass. A profile is measured once
-// on the machine (cost/calibrate.h) or built in. A run saves its profile as calibration.json, so that a plan
-// is a function of the batch and that file. The best pass size (a few hundred tokens on a CPU because of its
-// caches, thousands on a GPU) and the cost of parameter gradients are in the curves, not assumed.
+// The speed of a device: curves of seconds per unit (one FLOP or element per token) by the size of a pass. A
+// profile is measured once on the machine (cost/calibrate.h) or built in. A run saves its profile as
+// calibration.json, so that a plan is a function of the batch and that file. The curves, not assumptions,
+// contain the best pass size (a few hundred tokens on a CPU because of its caches, thousands on a GPU) and
+// the cost of parameter gradients.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +16,17 @@
 
 namespace bough {
 
-// Seconds of a pass by its size (tokens or rows), for one unit of work per token. Linear between the measured
-// sizes, constant below the first one because a pass has a minimum cost.
+// Seconds of a pass by its size (tokens; for lm_head, its rows), for one unit per token. Linear between the
+// measured sizes, constant below the first one because a pass has a minimum cost.
 struct CostCurve {
   std::vector<int64_t> sizes;          // ascending, at least one, all positive
   std::vector<double> values;          // one per size, none negative
   double at(int64_t size) const;       // proportional to size above the last one
-  double clamped(int64_t size) const;  // constant above the last size: for other values than pass costs
+  double clamped(int64_t size) const;  // constant above the last size: for curves that are not seconds
 };
 
-// Attention's seconds. A query sees as many keys as attention_work() says, plus overhead_keys. A key costs
-// 4 * head_dim FLOPs for the products and score_flops for the softmax of one score.
+// Attention's seconds. A query counts with as many keys as attention_work() says, plus overhead_keys. A key
+// costs 4 * head_dim FLOPs for the products and score_flops for the softmax of one score.
 struct AttentionCost {
   CostCurve by_queries;                 // by queries of the pass, padded; a unit is one FLOP per query
   double score_flops = 0;               // FLOPs that cost as much as one score's softmax
@@ -40,20 +41,20 @@ struct DeviceProfile {
   std::string source;  // where the rates come from
   std::string dtype;   // fp32 | bf16 | fp64
   int64_t memory_bytes = 0;
-  double memory_bytes_per_s = 0;  // reading beyond the caches; 0: not measured (old files)
-  // Copies between the device and pinned host memory, the slower direction. 0: not measured, or a CPU.
+  double memory_bytes_per_s = 0;  // reading more than the caches hold; 0: not measured (old files)
+  // Copies between the device and pinned host memory, in the slower direction. 0: not measured, or a CPU.
   double host_bytes_per_s = 0;
   DeviceKernels kernels;
-  // Kernel launches overlap with work: the larger of the constants below and the work counts, not the sum.
+  // Launches overlap with computation: a pass takes max(constants below, parts by size), not the sum.
   bool launches_overlap = false;
 
-  // By tokens of the pass. A unit is one forward FLOP per token; backward includes both products and the
-  // accumulation into the gradients.
+  // By tokens of the pass. A unit is one forward FLOP per token. Backward includes both products (for inputs
+  // and weights) and the accumulation into main_grad.
   CostCurve linear_forward, linear_backward;
   // By tokens of the pass. A unit is one element per token.
   CostCurve elementwise_forward, elementwise_backward;
   AttentionCost attention_forward, attention_backward;
-  // By rows of one chunk of the head. A unit is one forward FLOP per row, as for `linear`.
+  // By rows of one chunk of lm_head. A unit is one forward FLOP per row, as for `linear`.
   CostCurve head_forward, head_backward;
   // Constants for any size: kernel launches, autograd nodes, the loss.
   double seconds_per_layer_forward = 0, seconds_per_layer_backward = 0;
@@ -77,8 +78,8 @@ constexpr double kAssumedHostBytesPerS = 25e9;
 // other GPUs, including PCIe cards and reduced versions, because their rates differ.
 std::string_view built_in_name(std::string_view driver_name);
 
-// The profile of h100, h200 or a100 (SXM modules) for dtype fp32 or bf16, from published rates. `source`
-// names them. Throws UserError, with the list of names, for others.
+// The profile of h100, h200 or a100 (SXM modules) for dtype fp32 or bf16, from published rates. Its `source`
+// names the publications. Throws UserError, with the list of names, for any other name.
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype);
 
 }  // namespace bough

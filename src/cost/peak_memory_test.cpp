@@ -37,7 +37,7 @@ ModelConfig config_of(int64_t width, int64_t layers, int64_t inner, int64_t voca
   return config;
 }
 
-// A trunk of `trunk` tokens with branches. Either only the branches are trained, or everything.
+// A trunk of `trunk` tokens with branches. Either only the branches are trained, or the trunk too.
 struct Sequences {
   std::vector<Trajectory> batch;
 
@@ -67,7 +67,7 @@ class Steps {
     loss_ = make_loss(settings);
   }
 
-  // Predicted peak over measured peak of a training step, both without weights and gradients.
+  // Predicted peak / measured peak of a training step. Neither peak includes weights and gradients.
   double ratio(const Sequences& sequences, const char* strategy, int64_t limit,
                std::optional<RecomputePolicy> keep = {}) {
     const int64_t before = cpu_allocated_bytes();
@@ -81,8 +81,8 @@ class Steps {
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
   }
 
-  // Measured peak of a training step over its budget. The budget is `part` times the peak of the fastest plan
-  // without layer recomputation. `num_by_layer` counts the blocks that recompute their layers.
+  // Measured peak of a training step / its budget. The budget is `part` times the peak of the fastest plan
+  // without layer recomputation. `num_by_layer` counts the plan blocks that recompute their layers.
   double measured_over_budget(const Sequences& sequences, const char* strategy, double part,
                               int64_t& num_by_layer) {
     const int64_t before = cpu_allocated_bytes();
@@ -110,8 +110,9 @@ class Steps {
   std::unique_ptr<Loss> loss_;
 };
 
-// The requirement is a factor of 1.1 both ways. The tests are stricter, which leaves a margin for other
-// numbers of threads. Without AVX-512, passes of 40 tokens take up to an eighth less memory than predicted.
+// The requirement is that prediction and measurement differ by at most a factor of 1.1. The tests are
+// stricter, which leaves a margin for other numbers of threads. Without AVX-512, passes of 40 tokens take up
+// to an eighth less memory than predicted.
 void expect_near(double ratio) {
   EXPECT_GT(ratio, 0.98);
   EXPECT_LT(ratio, cpu_features().avx512 ? 1.09 : 1.13);
@@ -141,8 +142,8 @@ TEST(PeakMemory, AsPredictedForPassesThatRecomputeLayers) {
         ModelConfig config = config_of(64, 6, inner, 500);
         config.post_norms = post_norms;
         Steps steps(config, dtype);
-        // On this device, host memory is device memory. So a tensor that wrongly stays on the device instead
-        // of the host shows up as one tensor more than predicted.
+        // On this device (a CPU), host memory is device memory. A tensor that should move to the host but
+        // stays on the device is then counted twice, as one tensor more than predicted.
         for (const RecomputePolicy keep :
              {RecomputePolicy::kLayerInputs, RecomputePolicy::kLayerInputsAndAttention,
               RecomputePolicy::kLayerInputsOnHost})
@@ -156,7 +157,7 @@ TEST(PeakMemory, AsPredictedForPassesThatRecomputeLayers) {
       }
 }
 
-// A budget of a third of the memory, on a device with costly passes, so large passes stay the fastest.
+// The budget is a third of the memory. The device has costly passes, so large passes stay the fastest.
 TEST(PeakMemory, StaysWithinABudgetThatPassesKeepLessFor) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Steps steps(config_of(64, 6, 192, 500), dtype);
@@ -184,7 +185,7 @@ TEST(PeakMemory, AsPredictedForALongStack) {
   }
 }
 
-// If the MLP is narrow, attention's temporaries are the largest. If the MLP is wide, its own temporaries are.
+// If the MLP is narrow, attention's temporaries are the largest. If the MLP is wide, the MLP's are.
 TEST(PeakMemory, AsPredictedForNarrowAndWideMlps) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const int64_t inner : {32, 1024}) {
@@ -196,8 +197,8 @@ TEST(PeakMemory, AsPredictedForNarrowAndWideMlps) {
     }
 }
 
-// Post-norms: Gemma has them in addition to pre-norms, OLMo 2 has only post-norms. OLMo 2 also normalizes q
-// and k over all heads together.
+// Gemma has post-norms in addition to pre-norms, OLMo 2 has only post-norms. OLMo 2 also applies one norm to
+// q, and one to k, over all heads together.
 TEST(PeakMemory, AsPredictedForFamiliesWithPostNorms) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const bool gemma : {true, false}) {

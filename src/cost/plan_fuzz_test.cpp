@@ -1,5 +1,5 @@
 // Random trees, strategies, pass sizes and memory budgets. Every plan is valid, stays within its budget, and
-// yields the gradients of the flat batch.
+// gives the gradients of the flat batch (each sequence computed separately).
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -11,7 +11,7 @@
 namespace bough {
 namespace {
 
-// A synthetic device: a pass has a fixed cost of some dozens of tokens, then a constant cost per token.
+// A synthetic device: a pass costs as much as `overhead` tokens, plus a constant cost per token.
 DeviceProfile device_of(double overhead, bool is_gpu) {
   const auto curve = [&](double seconds_per_unit) {
     return CostCurve{{1, 1'000'000},
@@ -34,8 +34,8 @@ DeviceProfile device_of(double overhead, bool is_gpu) {
   return device;
 }
 
-// A plan of the request, or nullopt if the request is refused for lack of memory. The memory that the refusal
-// names must be sufficient.
+// A plan for the request, or nullopt if make_plan throws because of the memory limit. With the memory that
+// the error message names, make_plan must succeed.
 std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request) {
   try {
     return make_plan(strategy, request);

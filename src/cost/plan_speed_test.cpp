@@ -1,5 +1,4 @@
-// Cost of planning, as counts that are equal on every machine, and as CPU time with a margin of a factor of
-// ten.
+// Cost of planning: counts that are equal on every machine, and CPU time with a margin of a factor of ten.
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -19,8 +18,8 @@ CostModel h100_costs() {
   return CostModel(built_in_profile("h100", "bf16"), named_model_shape("small", "bf16"));
 }
 
-// All sequences begin with `common` shared tokens. Each group of `samples` sequences shares half of the
-// remaining `length` - `common` tokens.
+// All sequences begin with the same `common` tokens. Each group of `samples` sequences has half of the
+// remaining `length` - `common` tokens in common.
 std::vector<std::vector<int32_t>> groups(int64_t num_tokens, int64_t common, int64_t samples,
                                          int64_t length) {
   std::mt19937_64 random(1);
@@ -57,7 +56,7 @@ constexpr Case kCases[] = {{"flat", 0, 1, 244},
                            {"a template and groups", 4, 16, 40},
                            {"short", 0, 1, 8}};
 
-// Trees are built only for the chosen plan. A draft has no trees, even with thousands of parts.
+// A draft, a plan that the planner is still comparing, has no trees. Only the chosen plan gets them.
 TEST(PlanSpeed, DraftsHaveNoTrees) {
   const auto costs = h100_costs();
   size_t most_parts = 0;
@@ -79,7 +78,8 @@ TEST(PlanSpeed, DraftsHaveNoTrees) {
   EXPECT_GT(most_parts, 200);  // otherwise the test shows nothing
 }
 
-// With a budget for passes of 16 tokens, drafts with larger passes are given up after a few blocks.
+// If the budget suffices only for passes of 16 tokens, drafts with larger ones are given up after a few
+// blocks.
 TEST(PlanSpeed, DraftsOverTheirMemoryAreGivenUpEarly) {
   const auto costs = h100_costs();
   for (const auto& c : kCases) {
@@ -99,7 +99,7 @@ TEST(PlanSpeed, DraftsOverTheirMemoryAreGivenUpEarly) {
   }
 }
 
-// A draft is given up only if the peak of its plan exceeds the limit.
+// A draft is given up only if the peak memory of its complete plan exceeds the limit.
 TEST(PlanSpeed, GivesUpOnlyDraftsThatDoNotFit) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(str("seed ", seed));
@@ -118,7 +118,7 @@ TEST(PlanSpeed, GivesUpOnlyDraftsThatDoNotFit) {
   }
 }
 
-// Seconds are summed only while the plan can still be the fastest.
+// The planner stops adding up a draft's seconds when the draft can no longer be the fastest.
 TEST(PlanSpeed, SlowerOnesAreNotTimedToTheEnd) {
   const auto costs = h100_costs();
   const auto sequences = groups(50'000, 0, 1, 244);
@@ -144,7 +144,8 @@ double cpu_seconds() {
 }
 
 // On an idle machine, 1 M tokens in 4,096 sequences take under 0.1 s (bench/tree_build.cpp), also with the
-// smallest sufficient memory. A pass over all sequences for each sequence would take minutes.
+// smallest memory budget that suffices. An algorithm that reads all sequences for each sequence would take
+// minutes.
 TEST(PlanSpeed, AMillionTokensInFourThousandSequences) {
   if (!kMeasuresTime) GTEST_SKIP() << "only in release builds";
   const auto costs = h100_costs();

@@ -16,7 +16,7 @@ namespace bough {
 
 namespace {
 
-// The shortest time of several runs of the work in seconds, device time included.
+// The seconds of the fastest of several runs of `work`. Waits until the device is done.
 template <class Work>
 double least_seconds(at::Device device, const Work& work) {
   double least = INFINITY;

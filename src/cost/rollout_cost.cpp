@@ -16,13 +16,13 @@ struct Sample {
   int64_t sampled, left;
 };
 
-// Reads and computation of one layer in a decoding pass. Keys count a key with its value. Summaries are page
-// summaries.
+// What one layer reads and computes in a decoding pass. A "key" is a key and its value. A summary is the
+// summary of one page.
 struct LayerReads {
   double keys_read = 0, keys_attended = 0, summaries_read = 0, summaries_scored = 0;
 };
 
-// Sums over the running samples of one group. Each sample attends to a share of its context.
+// Sums over the running samples of one group. Each sample attends to the fraction `share` of its context.
 class GroupReads {
  public:
   explicit GroupReads(int64_t prompt_tokens) : prompt_(static_cast<double>(prompt_tokens)) {}

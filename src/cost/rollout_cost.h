@@ -1,20 +1,20 @@
-// The cost of generating a batch (DistillSparse, appendix B: C_rollout), dense or with a budget of keys and
-// values. Plans predict the other costs of the appendix, C_recompute and C_update.
+// The cost of generating a batch (DistillSparse, appendix B: C_rollout), with dense attention or with a
+// budget of keys per sampled token. Plans predict the other costs of the appendix, C_recompute and C_update.
 //
 // Each decoding pass samples one token for each running sample. Its seconds are the sum of:
-// - the products of the layers and the head, at the device's measured rate for that number of rows, which
-//   includes reading the weights;
+// - the products of the layers and lm_head, at the device's measured rate for that number of running samples,
+//   which includes reading the weights;
 // - attention, as in the appendix: FLOPs at the rate of products, plus bytes of keys and values at the
 //   memory's rate.
-// Over a response the attended keys are
+// With budget K, prompt length L_in and response length L_out, the keys that a response attends to are
 //
 //   sum of keys attended to = H / 2,   H = (2 L_in + L_dense) L_dense + 2 K (L_out - L_dense)+,
 //   L_dense = min(L_out, K - L_in), at least 0 (a prompt longer than the budget leaves none)
 //
-// Extensions of the appendix:
+// Additions to the appendix:
 //   dense layers   the first layers attend to the whole context, whatever the budget
 //   summaries      a layer with page selection reads and scores one summary per page of 16 tokens
-//   sharing        a page of a group's prompt that several samples read is read once. Samples that select a
+//   common pages   a page of a group's prompt that several samples read is read once. Samples that select a
 //                  fraction f of their contexts are assumed to select independently: n of them read
 //                  1 - (1 - f)^n of the prompt. Dense samples read all of it
 //   prompts        computed once per group
@@ -30,7 +30,8 @@
 namespace bough {
 
 struct SparseAttention {
-  // Context length from which on a budget applies -> keys that a sampled token attends to. Empty: dense.
+  // Maps the context length from which on a budget applies to the number of keys that a sampled token attends
+  // to. Empty: dense.
   std::map<int64_t, int64_t> budgets;
   int64_t dense_layers = 2;         // number of first layers without page selection
   int64_t vectors_per_summary = 1;  // per page: 1 for mean, 2 for minmax
@@ -55,7 +56,8 @@ struct RolloutCost {
   double bytes() const { return kv_bytes + summary_bytes; }
 };
 
-// At most `max_running` samples run at once; the next one starts when one ends. Throws InternalError if the
+// At most `max_running` samples run at once. When one ends, the next one starts. Throws InternalError if the
+// profile lacks DeviceProfile::memory_bytes_per_s.
 // profile has no DeviceProfile::memory_bytes_per_s.
 RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>& groups,
                          const SparseAttention& sparse, int64_t max_running);

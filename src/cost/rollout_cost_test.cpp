@@ -47,8 +47,8 @@ TEST(RolloutCost, SingleSamplesFollowAppendixB) {
   }
 }
 
-// A prompt that a group shares is read once for all its samples. Selected pages are read as often as the
-// samples' selections differ.
+// A prompt of a group is read once for all samples of the group. With page selection, a page that several
+// samples select is read once.
 TEST(RolloutCost, AGroupReadsItsPromptOnce) {
   const CostModel costs = model();
   const double layers = static_cast<double>(costs.shape().num_layers),
@@ -79,11 +79,11 @@ TEST(RolloutCost, DenseLayersReadAllAndSummariesCost) {
   const double per_layer = (of(0).kv_bytes - dense.kv_bytes) / static_cast<double>(costs.shape().num_layers);
   EXPECT_NEAR(of(2).kv_bytes - of(0).kv_bytes, -2 * per_layer, 1e-6 * dense.kv_bytes);
   EXPECT_NEAR(of(0, 2).summary_bytes, 2 * of(0).summary_bytes, 1);
-  // A mean of 16 keys is a 32nd of the page's bytes.
+  // Per page of 16 tokens, one mean of 16 keys is a 32nd of the bytes of the keys and values.
   EXPECT_NEAR(of(0).summary_bytes / dense.kv_bytes, 1.0 / 32, 0.002);
   EXPECT_LT(of(2).seconds(), dense.seconds());
   EXPECT_EQ(of(2).product_seconds, dense.product_seconds);
-  // Within the budget, attention is dense.
+  // If the context is within the budget, attention is dense.
   EXPECT_DOUBLE_EQ(rollout_cost(costs, groups, {{{0, 8192}}, 0}, 64).seconds(), dense.seconds());
 }
 
@@ -91,7 +91,7 @@ TEST(RolloutCost, SamplesBeginWhenOthersEnd) {
   const CostModel costs = model();
   const RolloutCost cost = rollout_cost(costs, {{10, {5, 3}}, {10, {4, 0}}}, {}, 2);
   EXPECT_EQ(cost.tokens, 12);
-  EXPECT_EQ(cost.passes, 7);  // 5 and 3 tokens first, then 4 tokens beside the last two of the first sample
+  EXPECT_EQ(cost.passes, 7);  // samples of 5 (passes 1-5), 3 (1-3) and 4 tokens (4-7)
   EXPECT_GT(cost.prefill_seconds, 0);
 }
 

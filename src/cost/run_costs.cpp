@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 // Increase whenever kernels, the executor or the cost model change the measurements or their meaning.
 constexpr int64_t kVersion = 8;
 
-// How long a measurement from a busy machine stays valid.
+// How long a measurement stays valid that was made while other programs were busy.
 constexpr std::chrono::minutes kProvisional{10};
 
 fs::path from_environment(const char* name) {
@@ -57,7 +57,7 @@ std::string plain(const std::string& text) {
   return name.substr(0, 120);
 }
 
-// The key is also stored in the file, because file names are shortened.
+// The key is also stored in the file, because file names do not contain the whole key.
 Json to_json(const ProfileKey& key) {
   return {{"version", kVersion}, {"device", key.device}, {"threads", key.threads}, {"dtype", key.dtype}};
 }
@@ -83,10 +83,11 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
   }
 }
 
-// The measuring thread computes all the time or waits for threads that do. If other programs take its core,
-// the rates are too low. Such a measurement is kept only for kProvisional.
+// The measuring thread computes all the time or waits for threads that compute. If its CPU time is below this
+// fraction of the elapsed time, other programs took its core and the rates are too low. Such a measurement is
+// kept only for kProvisional.
 constexpr double kLeastShare = 0.8;
-constexpr double kShortest = 0.2;  // seconds; below this, shares are meaningless
+constexpr double kShortest = 0.2;  // seconds; the fraction of a shorter measurement says nothing
 
 double thread_cpu_seconds() {
   timespec time{};
@@ -174,9 +175,9 @@ DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) 
 }  // namespace
 
 ModelShape model_shape(const Model& model) {
-  // For a pipeline stage: the shape of the whole model, so that all stages make the same plan. The passes
-  // under way on all stages together hold about as much as one pass in one process. The first stage has as
-  // many passes under way as there are stages, each with its part of the layers.
+  // For a pipeline stage: the shape of the whole model, so that all stages make the same plan. Memory is
+  // predicted well too: the first stage has as many passes in progress as there are stages, each with the
+  // activations of its layers only. Together they take about as much as one pass through all layers.
   ModelConfig config = model.config();
   config.num_layers = model.unsharded_config().num_layers;
   config.layer_ropes = model.unsharded_config().layer_ropes;

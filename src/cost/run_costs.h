@@ -15,12 +15,12 @@
 
 namespace bough {
 
-// Default of B, the maximum number of tokens per pass. On a CPU, passes of this size hold most responses and
-// stay close to the caches. A GPU needs larger passes to be fully used.
+// Default of B, the maximum number of tokens per pass. On a CPU, a pass of this size holds most responses,
+// and its tensors mostly fit into the caches. A GPU needs larger passes to be fully used.
 inline constexpr int64_t kDefaultMaxTokensPerPass = 2048;
 inline constexpr int64_t kDefaultMaxTokensPerPassOfGpu = 16384;
 
-// Identifies what a profile was measured for. It is not valid for another processor, number of threads or
+// What a profile was measured for. The profile is not valid for another processor, number of threads or
 // dtype.
 struct ProfileKey {
   std::string device;   // a CPU's model name and instruction sets; a GPU's name
@@ -29,44 +29,46 @@ struct ProfileKey {
 };
 ProfileKey profile_key(c10::Device device, at::ScalarType dtype);  // with libtorch's number of threads
 
-// $BOUGH_CACHE, else $XDG_CACHE_HOME/bough, else ~/.cache/bough. Empty if none of the variables is set.
+// Returns the first of $BOUGH_CACHE, $XDG_CACHE_HOME/bough and $HOME/.cache/bough whose variable is set.
+// Empty if none of the variables is set.
 std::filesystem::path cache_folder();
 
 // Returns the profile that `folder` holds for the key. Otherwise calls measure() and writes its result to the
 // folder atomically. An empty `folder` means no cache. The log says what is measured and why.
-// - A file that is unreadable or of another version is measured again and replaced.
+// - A file that cannot be read or has another format version is measured again and replaced.
 // - If the folder cannot be written, a warning is logged.
 // - If other programs kept the cores busy during the measurement, a warning is logged and the file is valid
 //   for ten minutes only.
 DeviceProfile cached_profile(const std::filesystem::path& folder, const ProfileKey& key,
                              const std::function<DeviceProfile()>& measure);
 
-// calibrate() with the cache: takes some seconds once, later calls read a file. If stop() returns true
-// between measurements, throws Interrupted and writes nothing.
+// calibrate() with the cache: the first call takes some seconds, later calls read a file. If stop() returns
+// true between measurements, throws Interrupted and writes nothing.
 DeviceProfile measured_profile(c10::Device device, at::ScalarType dtype,
                                const std::function<bool()>& stop = {});
 
-// device: an option's value, cpu (measured once on this machine and cached) or the name of a built-in
-// profile. Throws UserError, with the list of names, for others.
+// device: the value of option --device, which is cpu (measured once on this machine and cached) or the name
+// of a built-in profile. Throws UserError, with the list of names, for other values.
 DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
 ModelShape model_shape(const Model& model);
 
 // Costs on the model's device. Uses the built-in profile if the GPU has one and the dtype is fp32 or bf16.
-// Otherwise the device is measured once and cached; throws Interrupted if stop() returns true meanwhile.
+// Otherwise the device is measured once and cached. Throws Interrupted if stop() returns true during the
+// measurement.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 
-// The costs on rank 0's device, on every rank of a group that plans together. Collective call.
+// Returns the costs on rank 0's device on every rank of `ranks`, which make plans together. Collective call.
 CostModel shared_costs(const Model& model, Communicator& ranks);
 
-// Costs from the run's calibration.json in `folder`. If the file does not exist, it is written: a copy of
-// the file `from`, or the profile of model_costs(model, stop) if `from` is empty. So plans of a run depend
-// only on its batches, also after a resume. Throws UserError if a file is missing, malformed or of another
-// dtype than the model.
+// Costs from the run's calibration.json in `folder`. If the file does not exist, this function writes it: a
+// copy of the file `from`, or the profile of model_costs(model, stop) if `from` is empty. So plans of a run
+// depend only on its batches, also after a resume. Throws UserError if a file is missing, malformed or for a
+// dtype that is not the model's.
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
                     const std::function<bool()>& stop);
 
-// Costs on the same device for a critic with this backbone, whose head has one output.
+// Costs on the same device for a critic with this backbone, whose value_head has one output.
 CostModel critic_costs(const CostModel& costs, const Model& backbone);
 
 // Converts a cost model to the trainer's input.

@@ -65,8 +65,7 @@ TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
   get({"Some(R) CPU @ 4 GHz, avx2", key_.threads, key_.dtype});
   EXPECT_EQ(measurements_, 4);
   EXPECT_EQ(get(key_).name, "measurement 1");
-  // Another processor may map to the same file name. The file's content names the processor that was
-  // measured.
+  // Another processor may have the same file name. The file's content names the processor that was measured.
   EXPECT_EQ(get({"Some(R) CPU @ 3 GHz. avx2", key_.threads, key_.dtype}).name, "measurement 5");
 }
 

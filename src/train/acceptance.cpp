@@ -33,7 +33,7 @@ double quantile(std::vector<double>& values, double share) {
   return values[static_cast<size_t>(rank)];
 }
 
-// For each row: the index of the range of response positions that the row's token lies in (kEnds).
+// For each loss row: the index of the range of response positions (kEnds) that the row's token lies in.
 std::vector<size_t> places_of(const std::vector<const Trajectory*>& rows, const TrainBatch& batch) {
   std::vector<size_t> places;
   size_t sequence = 0;
@@ -65,7 +65,7 @@ double fifth_percentile_of_rows(const at::Tensor& accepted_R, const TrainBatch& 
   return quantile(means, 0.05);
 }
 
-// Mean of the k3 estimate over the chosen rows. Empty if no row is chosen.
+// Mean of the k3 estimate over the loss rows where chosen_R is true. nullopt if there are none.
 std::optional<double> kl_where(const at::Tensor& kl_R, const at::Tensor& chosen_R) {
   if (!chosen_R.any().item<bool>()) return {};
   return kl_R.masked_select(chosen_R).mean().item<double>();
@@ -120,8 +120,8 @@ MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, cons
     acceptance = metrics["sparse/overlap"] = mean(all);
     metrics["sparse/overlap_p5"] = quantile(all, 0.05);
   }
-  // Samples of the current version differ from the dense policy only by attention. Older samples also differ
-  // by the weights.
+  // Samples of the current version differ from the dense policy only by sparse attention. Older samples also
+  // differ by the weights.
   const at::Tensor kl_R = log_w_R.exp().sub(1).sub(log_w_R);
   const at::Tensor& versions_R = batch.fields.versions_R;
   const at::Tensor current_R = versions_R.defined() && dense.version >= 0 ? versions_R.ge(dense.version)

@@ -25,8 +25,8 @@ MetricValues metrics_of(const std::vector<Trajectory>& samples, const DenseValue
   return acceptance_metrics(rows, make_batch(samples, {}, at::kDouble), dense);
 }
 
-// Tokens whose dense probability is a half or a fourth of mu's are accepted with that probability. All others
-// are always accepted.
+// Tokens whose dense probability is a half or a fourth of mu's are accepted with that probability, all others
+// with probability 1.
 TEST(Acceptance, SampledOneIsCountedByPlaceAndRow) {
   at::Tensor dense_R = at::full({399}, -1 + std::log(0.5), at::kDouble);
   dense_R.narrow(0, 256, 143).fill_(-1 + std::log(0.25));
@@ -53,8 +53,9 @@ TEST(Acceptance, RatiosHaveTheirTailsByPlace) {
   EXPECT_FALSE(metrics.contains("sparse/ratio_p5_to_4095"));
 }
 
-// The overlap counts known tokens one by one and the rest as one token. It is at least the exact sum over the
-// vocabulary. It exceeds that sum by at most the rest's probability. With all tokens known it is equal.
+// The overlap counts the top-k tokens one by one and all other tokens as one token. It is at least the exact
+// sum over the vocabulary, and exceeds it by at most the probability of the other tokens. If k is the
+// vocabulary's size, the overlap equals the sum.
 TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
   at::manual_seed(1);
   const at::Tensor mu_RV = at::randn({50, 40}, at::kDouble).mul(2).log_softmax(1);
@@ -73,7 +74,7 @@ TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
     EXPECT_LT(gap_R.mean().item<double>(), gap_before);
     gap_before = gap_R.mean().item<double>();
   }
-  // A padded column (log-probability -inf) adds nothing, whatever the policy's value for its token id.
+  // A padded column (log-probability -inf) adds nothing, whatever the policy's log-probability is.
   const auto [top_RK, ids_RK] = mu_RV.topk(3, 1);
   const at::Tensor filled = at::cat({top_RK, at::full({50, 1}, -INFINITY, at::kDouble)}, 1);
   const at::Tensor top_k_RK = pi_RV.gather(1, ids_RK);
@@ -94,8 +95,8 @@ TEST(Acceptance, OverlapHasMeanAndFifthPercentileByPlace) {
   EXPECT_NEAR(metrics.at("sparse/overlap"), (26 * 0.2 + 230 * 0.9 + 143 * 0.5) / 399, 1e-12);
 }
 
-// Tokens sampled with the trained version differ by attention only. Tokens of older versions have their own
-// KL metric.
+// Tokens sampled with the trained version differ from the dense policy by sparse attention only. Tokens of
+// older versions have a separate KL metric.
 TEST(Acceptance, TheKlOfStaleTokensIsASeparateMetric) {
   const std::vector<Trajectory> samples = {drawn_row(101, 7), drawn_row(51, 5)};
   at::Tensor dense_R = at::full({150}, -1 + std::log(0.5), at::kDouble);

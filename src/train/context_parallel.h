@@ -1,13 +1,14 @@
-// Context parallelism: the ranks of a group split the tokens of each pass. Only attention communicates.
-// - Forward: the pass's keys and values are all-gathered, so every rank's prefix KV stack has all rows. Each
-//   rank computes attention for its own queries.
+// Context parallelism: a process group splits the tokens of each pass. Only attention communicates.
+// - Forward: the pass's keys and values are all-gathered, so every rank's prefix KV stack has the rows of all
+//   tokens. Each rank computes attention for its shard of the queries.
 // - Backward: each rank adds what its queries contribute to the key and value gradients on its stack. The
-//   gradients of the pass's rows are then summed over ranks, and each rank continues with its own tokens.
+//   gradients of the pass's tokens are then summed over ranks, and each rank continues with its shard.
 // So a pass needs one all-gather and one all-reduce of its keys and values per layer, whatever the depth of
-// the stack.
+// the prefix KV stack.
 //
-// The tokens are cut into 2 · size runs. Rank k has run k from the left and run k from the right, because
-// along a path later queries see more keys (Llama 3, "The Llama 3 Herd of Models", 3.3.2).
+// The tokens are cut into 2 · size runs. Rank k has run k from the left and run k from the right. This
+// balances the FLOPs, because along a path later queries attend to more keys ("The Llama 3 Herd of Models",
+// 3.3.2).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,7 @@ namespace bough {
 
 class PrefixKvStack;
 
-// The tokens of a pass of `num_tokens` that belong to `rank`: at most two runs, none empty.
+// The tokens of a pass of `num_tokens` tokens that belong to `rank`: at most two runs, none empty.
 struct TokenRun {
   int64_t begin = 0, end = 0;
 };
@@ -31,9 +32,10 @@ std::vector<TokenRun> context_runs(int64_t num_tokens, int64_t rank, int64_t siz
 
 class ContextPass {
  public:
-  // end_local: [stack_rows + T] of the whole pass (kernels/tree_attention).
+  // end_local: [stack_rows + T] of the whole pass (kernels/tree_attention). stack_rows: tokens on the prefix
+  // KV stack before the pass.
   // least_run: for cut_into_segments(); 0: no segments.
-  // The object may be used only after `upload` is sent.
+  // The object may be used only after the caller has sent `upload`.
   ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
               int64_t least_run, HostToDeviceBatch& upload);
   ContextPass(const ContextPass&) = delete;
@@ -44,19 +46,19 @@ class ContextPass {
   const at::Tensor& own_tokens() const { return own_tokens_; }
   // All-gathers every rank's [T_own, ...] to [T, ...].
   at::Tensor gather(const at::Tensor& own) const;
-  // Selects this rank's rows [T_own, ...] of [T, ...].
+  // Selects the entries of this rank's tokens, [T_own, ...], from [T, ...].
   at::Tensor own_of(const at::Tensor& whole) const;
 
-  // Attention of this rank's queries. Writes all ranks' keys and values to the stack, from stack_rows on.
-  // verify_rows: throws InternalError if they differ from the first forward's rows.
+  // Attention of this rank's queries. Writes all ranks' keys and values to the stack, from row stack_rows on.
+  // verify_rows: throws InternalError if they differ from what the first forward wrote there.
   TreeAttentionOutput forward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                               const at::Tensor& k, const at::Tensor& v, double scale, bool verify_rows);
-  // Keeps a copy of the pass's rows and writes them to the stack again before backward. Needed if other
-  // passes may overwrite the rows between forward and backward.
+  // Keeps a copy of the pass's keys and values and writes it to the stack again before backward. Needed if
+  // other passes may overwrite these stack rows between forward and backward.
   void keep_rows() { keeps_rows_ = true; }
-  // Adds to the stack's gradients of the rows below and of the pass. Sums the latter over the ranks. Returns
-  // d_q, d_k and d_v of this rank's tokens. An undefined d_o means that no rank's queries have a gradient;
-  // d_q is then undefined too.
+  // Adds to the stack's gradients: of the rows before the pass (this rank's contribution only), and of the
+  // pass's rows (summed over the ranks). Returns d_q, d_k and d_v of this rank's tokens. An undefined d_o
+  // means that no rank's queries have a gradient; d_q is then undefined too.
   TreeAttentionGradient backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
                                  const at::Tensor& d_o, double scale, bool same_bits) const;
@@ -64,7 +66,7 @@ class ContextPass {
  private:
   struct Piece {
     TokenRun run;
-    int64_t at = 0;                      // its first row among this rank's tokens
+    int64_t at = 0;                      // index of its first token among this rank's
     KeyEnds ends;                        // of the keys up to its last token, for its queries
     std::vector<QuerySegment> segments;  // or empty
   };
@@ -77,14 +79,14 @@ class ContextPass {
   int64_t stack_rows_, num_tokens_;
   std::vector<Piece> pieces_;
   at::Tensor own_tokens_;
-  at::Tensor places_;  // int64 [T]: row of each token in the ranks' padded rows, one rank after the other
+  at::Tensor places_;  // int64 [T]: each token's index in the gathered tensor [size * most_, ...]
   int64_t most_ = 0;   // largest number of tokens of a rank
   bool keeps_rows_ = false;
   std::vector<at::Tensor> kept_rows_;  // by layer: all ranks' keys and values, [T, 2, G, H]
 };
 
-// The costs of a pass for each of `size` context-parallel ranks: 1/size of the work, and stack rows of all
-// tokens. Communication is not counted. Returns `whole` if size is 1.
+// The costs of a pass for each of `size` context-parallel ranks: 1/size of the seconds and activations, but
+// prefix KV stack rows of all tokens. Communication is not counted. Returns `whole` if size is 1.
 std::shared_ptr<const PassCosts> context_costs(std::shared_ptr<const PassCosts> whole, int64_t size);
 
 }  // namespace bough

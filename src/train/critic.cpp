@@ -24,7 +24,7 @@ NamedTensors named_head(const ValueHead& head) {
           {head.bias.parts.front().name, head.bias.value}};
 }
 
-// The backbone's directory in a critic that a run saved; otherwise `path` itself.
+// Returns <path>/model if `path` is a critic that a run saved; otherwise `path`.
 fs::path backbone_directory(const fs::path& path) {
   return fs::exists(path / kHeadFile) ? path / "model" : path;
 }
@@ -69,8 +69,8 @@ at::Tensor ValueBlockHead::run(const BlockRows&, const RowIndices& indices, cons
   return d_source_SD;
 }
 
-// Stores the values under their loss rows. Returns the gradients of the head rows. Several sequences may
-// train one token: their gradients are added.
+// Stores the values under their loss rows. Returns the gradients of the head rows. If several sequences train
+// a token, the gradients of its loss rows are added.
 at::Tensor ValueBlockHead::gradient(const RowIndices& indices, const at::Tensor& values) {
   const auto values_R = values.index_select(0, indices.head_rows);
   rows_.values_R.index_copy_(0, indices.loss_rows, values_R);
@@ -163,7 +163,7 @@ int64_t Critic::largest_resident_bytes() {
   for (const Parameter* parameter : trained_parameters()) {
     const auto type = parameter->value.scalar_type(), acc = accumulator_type(type);
     const auto accumulator = static_cast<int64_t>(c10::elementSize(acc));
-    // The value, the gradient and two moments. A value below accumulator precision also has a master copy.
+    // The weight, the gradient and two moments. A weight of lower precision also has a master copy.
     const int64_t element = static_cast<int64_t>(c10::elementSize(type)) + (3 + (type != acc)) * accumulator;
     bytes += parameter->value.numel() * element;
   }
@@ -215,8 +215,8 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
     throw UserError(str("critic.path: the model in ", quoted(directory.string(), 300), " has ",
                         config.vocab_size, " token ids; expected ", actor.config().vocab_size,
                         ", the vocabulary size of model.path"));
-  // An lm_head would have weights, gradients and moments that nothing reads. With tied embeddings it adds no
-  // weights.
+  // An lm_head would have weights, gradients and moments that nothing reads. If embeddings are tied, lm_head
+  // has no weights in addition to the embedding.
   config.tie_word_embeddings = true;
   config.computes_logits = false;
   if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
@@ -242,7 +242,7 @@ bool memory_holds_critic(const ActorSettings& settings, Model& actor, int64_t fr
   for (const Parameter* parameter : actor.parameters()) elements += parameter->value.numel();
   const auto weight = static_cast<int64_t>(c10::elementSize(actor.dtype())),
              exact = static_cast<int64_t>(c10::elementSize(accumulator_type(actor.dtype())));
-  // The gradient and two moments. A weight below accumulator precision also has a master copy.
+  // The gradient and two moments. A weight of lower precision than the accumulator also has a master copy.
   const int64_t state = elements * (3 * exact + (weight < exact ? exact : 0));
   const int64_t own = elements * weight + state;
   if (!settings.mb_spec.memory.is_auto()) return 2 * own <= settings.mb_spec.memory.count;

@@ -1,6 +1,6 @@
 // A critic: a backbone and a linear value head. V_t = w · h(parent(t)) + b is the value before token t is
 // sampled; h is the final hidden state. There is one value per loss row, as for the policy's
-// log-probabilities. So values and their gradients use the same plans and compute shared tokens once.
+// log-probabilities. So values and their gradients use the same plans and compute each tree token once.
 //
 // The backbone is a separate model or the actor's. If it is the actor's, one plan execution adds the
 // gradients of the value loss and of the policy loss. The actor's optimizer then updates the backbone, and
@@ -25,7 +25,7 @@ namespace bough {
 
 // The linear layer, named as in transformers' *ForTokenClassification: score.weight, score.bias.
 struct ValueHead {
-  // copies: number of tensor-parallel ranks. Each holds a copy of the whole head.
+  // copies: number of tensor-parallel ranks. Each rank holds a copy of the whole head.
   ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device, int64_t copies = 1);
 
   Parameter weight;  // [1, D]
@@ -39,8 +39,8 @@ struct ValueExecution {
   WeightedSums metrics;
 };
 
-// The value head during plan execution: computes the value of each row and, with a loss, the gradients.
-// Accumulates (+=) into the head's main_grad.
+// The value head during plan execution: computes the value of each head row (head.h) and, with a loss, the
+// gradients. Accumulates (+=) into the head's main_grad.
 class ValueBlockHead final : public BlockHead {
  public:
   struct Options {
@@ -53,7 +53,7 @@ class ValueBlockHead final : public BlockHead {
   ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options);
 
   at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
-  // Call after the last block. Waits for the GPU; run() does not.
+  // Call after the last plan block. Waits for the GPU; run() does not.
   ValueExecution finish();
 
  private:
@@ -61,20 +61,20 @@ class ValueBlockHead final : public BlockHead {
 
   ValueHead& head_;
   const Options options_;
-  // All rows of the batch, on the head's device. Each block fills its part of values_R.
+  // All loss rows of the batch, on the head's device. Each plan block fills in the values_R of its rows.
   ValueRows rows_;
   LossSums sums_;
 };
 
-// The data that a checkpoint is written from. If it is a copy, training may continue meanwhile. With several
-// ranks, only rank 0's snapshot is complete.
+// The data that a checkpoint is written from. If the snapshot is a copy, training may continue meanwhile.
+// With several ranks, only rank 0's snapshot is complete.
 struct CriticSnapshot {
   std::shared_ptr<Model> backbone;  // nullptr if the critic shares the actor's backbone
   NamedTensors head;
   OptimizerSnapshot optimizer;
 
-  // Writes value_head.safetensors and optimizer.safetensors. Writes <directory>/model, a Hugging Face
-  // directory, if the critic has a backbone of its own.
+  // Writes value_head.safetensors and optimizer.safetensors. If the critic has its own backbone, also writes
+  // <directory>/model, a Hugging Face directory.
   void save(const std::filesystem::path& directory) const;
 };
 
@@ -95,16 +95,16 @@ class Critic {
   void use_costs(const PassCosts* costs) { costs_ = costs; }
   Plan plan(const TrainBatch& batch) const;  // with several replicas: for this replica's shard of the batch
 
-  // Values of all rows, forward only. [R]
+  // Values of all loss rows, forward only. [R]
   at::Tensor values(const TrainBatch& batch);
 
-  // The value loss over the batch's old values and returns. A backbone of the critic's own gets gradients.
+  // The value loss from the batch's old values and returns. The critic's own backbone gets gradients.
   // If the backbone is the actor's, only the head gets a gradient.
   ValueExecution accumulate(const Plan& plan, const TrainBatch& batch);
-  // The value head to pass to the policy's plan execution over a shared backbone. Throws InternalError if the
-  // critic has a backbone of its own.
+  // The value head to pass to the policy's plan execution if critic and actor have one backbone. Throws
+  // InternalError if the critic has its own backbone.
   ValueBlockHead beside_policy(const TrainBatch& batch);
-  // Finishes `head` and returns its values, loss and metrics, for the rows of all ranks.
+  // Finishes `head` and returns the values, loss and metrics of the loss rows of all ranks.
   ValueExecution result_of(ValueBlockHead& head);
 
   Optimizer& optimizer() { return optimizer_; }
@@ -116,8 +116,8 @@ class Critic {
   int64_t resident_bytes() const { return resident_bytes_; }
 
   CriticSnapshot snapshot(bool copies) const;
-  // Restores what a snapshot saved, bit for bit. Throws UserError if a file is missing, damaged or of another
-  // critic. The critic may then be partly restored.
+  // Restores what a snapshot saved, bit for bit. Throws UserError if a file is missing, damaged or from
+  // another critic. After an error the critic may be partly restored.
   void load(const std::filesystem::path& directory);
   // Loads only the head, if `directory` contains one that a snapshot saved; otherwise does nothing.
   void load_head_if_saved(const std::filesystem::path& directory);
@@ -139,21 +139,21 @@ class Critic {
   int64_t resident_bytes_;
 };
 
-// Loads the backbone that settings.path names: a Hugging Face directory, without its lm_head, or a critic
-// that a run saved. An empty path means a copy of `actor_path`. Throws UserError if the vocabulary size
-// differs from the actor's.
+// Loads the backbone that settings.path names: a Hugging Face directory, whose lm_head is ignored, or a
+// critic that a run saved. If the path is empty, loads a copy of `actor_path`. Throws UserError if the
+// vocabulary size differs from the actor's.
 std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, const std::string& actor_path,
                                             const Model& actor);
 
 // Returns `settings` with mb_spec.memory reduced by the critic's resident bytes; unchanged if `critic` is
-// nullptr or the memory is auto. Throws UserError if nothing is left.
+// nullptr or the memory is auto. Throws UserError if no memory is left.
 ActorSettings beside_critic(const ActorSettings& settings, const Critic* critic);
 
-// Whether a separate backbone of the actor's shape fits into memory beside the actor.
-// - With a given mb_spec.memory: its weights, gradients and optimizer state take at most half of it, so that
-//   the other half is left for passes.
-// - With auto: these and the actor's gradients and optimizer state, which are not allocated yet, take at most
-//   kCriticShare of the device's `free` bytes.
+// Whether a separate backbone of the actor's shape fits into memory in addition to the actor.
+// - If mb_spec.memory is given: the backbone's weights, gradients and optimizer state must take at most half
+//   of it. The other half is for passes.
+// - If it is auto: these, and the actor's gradients and optimizer state (not allocated yet), must take at
+//   most kCriticShare of the device's `free` bytes.
 inline constexpr double kCriticShare = 0.7;
 bool memory_holds_critic(const ActorSettings& settings, Model& actor, int64_t free);
 

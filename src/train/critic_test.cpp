@@ -55,7 +55,7 @@ void zero_gradients(Critic& critic) {
   for (Parameter* parameter : critic.head().parameters()) parameter->main_grad.zero_();
 }
 
-// Sets old values near the current ones, so that some are clipped, and random returns.
+// Sets old values near the current values, so that some are clipped, and random returns.
 void add_targets(TrainBatch& batch, const at::Tensor& values_R, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
   const auto noise = [&] {
@@ -299,8 +299,8 @@ TEST(CriticOfATrainer, WarmUpLeavesTheActorAlone) {
     EXPECT_EQ(run.critic->optimizer().num_steps(), 2);
     run.step();
     EXPECT_FALSE(all_equal(before, values_of(run.model->parameters())));
-    // The warm-up counts the run's step number, not the calls of this trainer. A resumed run therefore
-    // continues it.
+    // The warm-up counts the run's training steps (set_version), not the calls of this trainer. A resumed run
+    // therefore continues the warm-up.
     TinyRun later(share_backbone, actor_with("path"), /*warmup_steps=*/2);
     later.trainer->set_version(2);
     EXPECT_EQ(later.step().count("optim/grad_norm"), 1u);
@@ -451,7 +451,7 @@ TEST(SetAdvantages, AdvantagesByTurnEqualAReaLsTest) {
   EXPECT_EQ(batch[0].advantage, (std::vector<float>{0, 3.75, 3.75, 0, 6, 6}));
   EXPECT_EQ(batch[0].columns.at("returns"), (std::vector<double>{0, 4.75, 4.75, 0, 8, 8}));
 
-  // The same trajectory in two rows.
+  // The same conversation in two rows of the batch.
   batch = {turns_of_areal(), turns_of_areal()};
   for (Trajectory& row : batch) row.trajectory = "t";
   batch[0].loss_mask = {0, 1, 1, 0, 0, 0};
@@ -461,7 +461,7 @@ TEST(SetAdvantages, AdvantagesByTurnEqualAReaLsTest) {
   EXPECT_EQ(batch[1].advantage, (std::vector<float>{0, 0, 0, 0, 6, 6}));
   EXPECT_EQ(batch[1].columns.at("returns"), (std::vector<double>{0, 0, 0, 0, 8, 8}));
 
-  // Values of the generated tokens only. Rollout files may have this form.
+  // Here the column has the values of the generated tokens only. Rollout files may have this form.
   batch = {turns_of_areal()};
   batch[0].columns["values"] = {1, 5, 2, 8};
   set_advantages(batch, settings, {});

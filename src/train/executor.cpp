@@ -27,12 +27,12 @@ struct PassInput {
   std::vector<uint8_t> is_sampled;                 // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
   std::vector<QuerySegment> segments;              // runs for the vendor's attention; or empty
-  // With context parallelism: how the ranks split the pass; `shared` has its own ends and segments. tokens_T
-  // and positions_T then hold this rank's tokens. nullptr if context parallelism is off.
+  // With context parallelism: how the ranks split the pass. `shared` then has the ends and segments of this
+  // rank, and tokens_T and positions_T hold this rank's tokens. nullptr if context parallelism is off.
   std::shared_ptr<ContextPass> shared;
 };
 
-// The index tensors of `input` are defined after `upload` is sent.
+// The index tensors of `input` are defined only after the caller has sent `upload`.
 void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch& batch, const Block& block,
                      const std::vector<int32_t>& stack_tokens, HostToDeviceBatch& upload, int64_t least_run,
                      Communicator* context_ranks) {
@@ -76,8 +76,8 @@ void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch&
   add_segments(upload, input.segments);
 }
 
-// Rows of the prefix KV stack that the plan execution needs. With context parallelism each pass also stores
-// its own rows there while it runs.
+// Number of rows (tokens) of the prefix KV stack that the plan execution needs. With context parallelism each
+// pass also stores the rows of its tokens there while it runs.
 int64_t stack_capacity(const PlannedTree& planned, const Communicator* context_ranks) {
   int64_t rows = planned.stack_capacity;
   if (context_ranks)
@@ -85,8 +85,8 @@ int64_t stack_capacity(const PlannedTree& planned, const Communicator* context_r
   return rows;
 }
 
-// The head rows of a pass that context-parallel rank `rank` computes. The ranks' numbers of rows differ by at
-// most one.
+// The head rows of a pass that context-parallel rank `rank` computes. The ranks' numbers of head rows differ
+// by at most one.
 BlockRows rows_of_rank(const BlockRows& rows, int64_t rank, int64_t size) {
   const int64_t begin = rank * rows.num_rows() / size, end = (rank + 1) * rows.num_rows() / size;
   BlockRows own;
@@ -102,7 +102,8 @@ BlockRows rows_of_rank(const BlockRows& rows, int64_t rank, int64_t size) {
 }
 
 // Throws if a sequence exceeds the length up to which the model is computed exactly. Beyond this length, a
-// shared token would have a different value in each sequence, or the model would be a different one.
+// common prefix would have other hidden states in each sequence, because its rotary angles depend on the
+// sequence's length, or the computed model would not be the one that the config defines.
 void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
   for (size_t s = 0; s < batch.sequences.size(); ++s)
     if (static_cast<int64_t>(batch.sequences[s].size()) > config.max_exact_length)
@@ -160,9 +161,9 @@ class PlanExecution {
     at::Tensor hidden_TD;   // this rank's tokens
     at::Tensor entered_TD;  // received from the previous stage
     std::shared_ptr<ContextPass> shared;
-    std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one per layer
+    std::vector<TreeAttentionOutput> attention_outputs;  // RecomputePolicy::kAttention: one per layer
     std::vector<PageChooser::Lists> choices;             // of a forward without a graph, by layer
-    at::Tensor boundary_rows_E;                          // the rows of boundary_ED in this pass, int64
+    at::Tensor boundary_rows_E;                          // int64: tokens of boundary_ED, by index in the pass
     at::Tensor boundary_ED;                              // boundary hidden states: other heads read them
     at::Tensor d_boundary_ED;                            // gradients of boundary_ED, accumulator type
   };
@@ -174,10 +175,10 @@ class PlanExecution {
     std::vector<Open> open;  // by block
   };
   struct StackSlot {
-    int32_t tree = -1;  // index in the plan; the tree whose deepest chain the stack holds
+    int32_t tree = -1;  // index in the plan: the tree that the stack is assigned to
     std::unique_ptr<PrefixKvStack> rows;
   };
-  // The block that is executed, with its tree, prefix KV stack and state.
+  // The block that is executed now, with its tree, prefix KV stack and state.
   struct BlockVisit {
     Tree& tree;
     const int32_t index;
@@ -186,8 +187,8 @@ class PlanExecution {
     Open& open;
   };
 
-  // The chains of blocks use the prefix KV stacks in turn. An empty stack is assigned to the tree that asks
-  // for it.
+  // Chain i of blocks uses prefix KV stack i modulo the number of stacks. An empty stack is newly allocated
+  // for the tree of the chain.
   PrefixKvStack& stack_of(const ExecutionStep& step, const Tree& tree) {
     StackSlot& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
     if (!stack.rows || (stack.tree != step.tree && stack.rows->num_rows() == 0)) {
@@ -228,8 +229,8 @@ class PlanExecution {
     }
   }
 
-  // Called on the last stage only. Stores the boundary hidden states that other blocks' heads read. Runs the
-  // head if the plan is executed without backward.
+  // Called on the last stage only. Stores the boundary hidden states, which other blocks' heads read. Runs
+  // the head if the plan is executed without backward.
   void leave(const BlockVisit& place, const at::Tensor& hidden_TD) {
     Open& open = place.open;
     if (open.boundary_rows_E.defined()) {
@@ -290,7 +291,8 @@ class PlanExecution {
     open.shared = input_.shared;
   }
 
-  // Adds the head rows of the block that this rank computes. Called on the last stage only.
+  // Adds to `upload` the indices of the block's head rows that this rank computes. Called on the last stage
+  // only.
   void add_rows_of(const BlockVisit& place, HostToDeviceBatch& upload) {
     rows_of_ = &place.block;
     const BlockRows& all = place.tree.rows.blocks[place.index];
@@ -374,21 +376,21 @@ class PlanExecution {
     return vendor_attends_runs(model_.device(), model_.dtype(), model_.config().head_dim) ? kLeastRun : 0;
   }
 
-  // Runs the model on the previous stage's hidden states, or on tokens on the first stage.
+  // Runs the model's layers: on tokens (first stage) or on the previous stage's hidden states.
   at::Tensor run_model(Open& open, TreeContext& context) {
     if (!open.entered_TD.defined()) return model_.forward(input_.tokens_T, input_.positions_T, context);
     if (at::GradMode::is_enabled()) open.entered_TD.requires_grad_(true);
     return model_.forward(open.entered_TD, input_.positions_T, context);
   }
 
-  // Hidden states of all tokens of the pass, from this rank's.
+  // Hidden states of all tokens of the pass, gathered from all context-parallel ranks.
   at::Tensor of_all(const Open& open, const at::Tensor& hidden_TD) const {
     return open.shared ? open.shared->gather(hidden_TD.detach()) : hidden_TD.detach();
   }
 
   // Gradient of the block's hidden states from its head rows; undefined if the block has none. Gradients of
-  // other blocks' boundary hidden states are added to those blocks. With context parallelism each rank
-  // computes some of the rows.
+  // boundary hidden states of ancestor blocks are added to those blocks' d_boundary_ED. With context
+  // parallelism each rank computes a part of the head rows.
   at::Tensor run_head(const BlockVisit& place, const at::Tensor& own_hidden_TD) {
     std::vector<Open>& opened = place.tree.open;
     if (place.tree.rows.blocks[place.index].num_rows() == 0) return {};
@@ -504,7 +506,7 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
   size_t num_blocks = 0;
   for (const PlannedTree& planned : plan.trees) {
     num_blocks += planned.blocks.size();
-    // A block without blocks above or below it holds all of its sequences.
+    // A block without an ancestor or descendant block holds all of its sequences.
     for (const Block& block : planned.blocks)
       if (block.interior || block.above >= 0) return true;
   }
@@ -528,7 +530,7 @@ ExecutionResult Executor::forward_backward(const Plan& plan, const TrainBatch& b
   model_.allocate_gradients();
   bool values_first = needs_values_first(plan, loss);
   if (options_.context_ranks && options_.context_ranks->size() > 1 && !loss.token_separable()) {
-    values_first = true;  // no rank has all rows of a block
+    values_first = true;  // no rank has all head rows of a block
   } else if (options_.ranks &&
              !loss.token_separable()) {  // the ranks must run the same passes, whatever their own plans need
     double wanted = values_first || (options_.ranks->size() > 1 && loss.coupling() == CouplingScope::kBatch);

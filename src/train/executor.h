@@ -1,15 +1,16 @@
-// Executes a plan: log-probabilities, loss and gradients of a batch, each shared token computed once
+// Executes a plan: log-probabilities, loss and gradients of a batch, each tree token computed once
 // (engine.md 3).
 //
 // Plan execution.
 // - forward(b) of an interior block pushes its keys and values onto the prefix KV stack.
-// - A leaf block runs forward, head, loss and backward at once.
+// - A leaf block runs forward, head, loss and backward directly one after another.
 // - backward(b) of an interior block recomputes what was not kept, backpropagates and pops. Its gradients
-//   come from its own loss, from other blocks' heads and, through the anchors, from its stack rows.
+//   come from its own loss, from the heads of descendant blocks and, through the anchors (tree_context.h),
+//   from its rows of the prefix KV stack.
 //
 // Head. The log-probability of token t is computed in t's block, from the final hidden state of parent(t),
-// which may lie in a block below. Only trained tokens are computed, in chunks of rows, so that the logits
-// [rows, vocabulary] never exist as a whole.
+// which may lie in an ancestor block (a "boundary hidden state"). Only trained tokens are computed, in
+// chunks, so that the logits [head rows, vocabulary] never exist as a whole.
 //
 // Pipeline stages (models/pipeline_stage.h). Each stage executes the same plan on its own layers, in the
 // order of plan/pipeline_schedule.h. It receives hidden states from the previous stage and gradients from the
@@ -32,23 +33,24 @@ namespace bough {
 struct ExecutorOptions {
   int64_t head_chunk_rows = 0;    // 0: by vocabulary and device (kernels/log_prob/log_prob_cost.h)
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
-  // Runs of at least this many queries use a separate attention call
-  // (kernels/tree_attention/tree_attention_segments.h). 0: kLeastRun if the GPU's vendor has a kernel for
-  // them, otherwise no run does.
+  // Runs of at least this many consecutive queries use a separate attention call
+  // (kernels/tree_attention/tree_attention_segments.h). 0: kLeastRun if there is a kernel of the GPU's vendor
+  // for such runs, otherwise one call computes all queries.
   int64_t least_run = 0;
-  bool same_bits = false;  // gradients are deterministic, those of the vendor's kernel too
+  bool same_bits = false;  // gradients are deterministic, also those of the GPU vendor's kernel
   // Page selection of tokens that are marked as sampled (mark_sampled), as in generation under this policy.
   // CPU only.
   SparsePolicy sparse = {};
-  // The ranks that compute the batch together (TrainingRanks::walking()), each with a shard of the batch or
-  // of the layers. All ranks get values, loss and metrics of the whole batch. main_grad gets this rank's part
-  // of the gradient. nullptr: this process alone. Not owned.
+  // The ranks that compute the batch together (TrainingRanks::loss_group()), each with a shard of the batch
+  // or of the layers. All ranks get outputs, loss and metrics of the whole batch. main_grad gets this rank's
+  // part of the gradient. nullptr if this process computes the batch alone. Not owned.
   Communicator* ranks = nullptr;
-  // The context-parallel group, a subset of `ranks` (train/context_parallel.h). nullptr if it is off.
+  // The context-parallel process group, a subset of `ranks` (train/context_parallel.h). nullptr if context
+  // parallelism is off.
   Communicator* context_ranks = nullptr;
 };
 
-// CPU, accumulator type. One value per loss row of the batch.
+// CPU, accumulator type. One entry per loss row of the batch.
 struct RowValues {
   at::Tensor log_probs_R, entropies_R;
   at::Tensor top_k_log_probs_RK;            // of batch.top_k_ids_RK; undefined if the batch has none
@@ -56,27 +58,27 @@ struct RowValues {
 };
 
 struct ExecutionResult {
-  double loss = 0;          // summed over blocks; the batch's weights contain the denominators
+  double loss = 0;          // summed over plan blocks; the batch's weights contain the denominators
   WeightedSums metrics;     // the loss's
-  RowValues values;         // of every row
+  RowValues values;         // of every loss row
   int64_t num_uploads = 0;  // copies of index tensors to the device: at most one per pass
 };
 
 class BlockHead;
 
-// Whether the loss of some block depends on rows of other blocks. If so, a forward-only plan execution first
-// computes all values, and a second one the gradients. False if every pass holds the loss's whole coupling
-// scope: whole sequences, or the batch.
+// Whether the loss of some plan block depends on loss rows of other blocks. If so, a forward-only plan
+// execution first computes all log-probabilities, and a second one the gradients. False if every pass holds
+// the loss's whole coupling scope: whole sequences, or the batch.
 bool needs_values_first(const Plan& plan, const Loss& loss);
 
 class Executor {
  public:
   explicit Executor(Model& model, ExecutorOptions options = {});
 
-  // Adds the gradient of the loss over the whole batch to the parameters' main_grad. Without a trained token
+  // Adds the gradient of the loss over the whole batch to the parameters' main_grad. Without a trained token,
   // loss and gradients are 0. The plan must be made for batch.sequences.
-  // beside: a second head (head.h) that runs where gradients are computed, or nullptr.
-  // Throws UserError if a sequence exceeds the model's max_exact_length; forward() and execution() do too.
+  // beside: a second head (head.h) that runs in the gradient pass after the policy's head, or nullptr.
+  // Throws UserError if a sequence exceeds the model's max_exact_length; so do forward() and execution().
   ExecutionResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                                    BlockHead* beside = nullptr);
 
@@ -84,8 +86,8 @@ class Executor {
   // tokens.
   RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
 
-  // Executes the plan with `head` in place of the policy's. backward: backpropagates the gradient that the
-  // head returns into main_grad. Otherwise each block is computed once, forward only.
+  // Executes the plan with `head` in place of the policy's head. backward: backpropagates the gradient that
+  // `head` returns into main_grad. If false, each block is computed once, forward only.
   void execution(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
 
  private:

@@ -1,4 +1,4 @@
-// The system oracle (engine.md 4): random trees through every plan against the flat batch.
+// The system oracle (engine.md 4): every plan on random trees against the flat batch (each sequence alone).
 #include "train/executor.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@ constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
 // Models this small run faster on one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
-// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` of up to 500, the rest of
-// up to 100.
+// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` a tree of up to 500. All
+// other trees have up to 100.
 void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium) {
   const auto loss = full_loss();
   for (int64_t seed = begin; seed < end; ++seed) {
@@ -54,8 +54,8 @@ TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
 
 TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
-  // A large tree takes as long as 60 small ones. The periods are primes, so that large trees meet every kind
-  // of model.
+  // A large tree takes as long as 60 small ones. The periods 211 and 23 are primes, so that large trees meet
+  // every kind of model.
   expect_every_plan_exact(300, 3000, 211, 23);
 }
 
@@ -100,7 +100,7 @@ TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
 
 TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
   for_random_batches(8, 200, [](const TrainBatch& batch, auto&& expect) {
-    // One tree per sequence, in chunks, sorted by the depth of the prefix KV stack.
+    // One tree per sequence, in chunks of 8 tokens, sorted by the depth of the prefix KV stack.
     const PlanRequest whole = plan_request(batch, 8);
     Plan plan = make_plan("path", part_of(whole, {}));
     for (int64_t i = 0; i < std::ssize(whole.sequences); ++i) {
@@ -124,7 +124,7 @@ TEST(Executor, RunsAttendedByThemselvesAreExact) {
   });
 }
 
-// Recomputed layers have the same graph as layers whose activations are kept. The gradients are therefore
+// The graph of a recomputed layer is that of a layer whose activations are kept. The gradients are therefore
 // equal to the bit, in every dtype, with and without adapters.
 TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
   const auto loss = full_loss();
@@ -160,8 +160,7 @@ TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
     }
 }
 
-// Each pass copies host data to the device once, whatever the pass keeps and however many chunks its head
-// has.
+// Each pass copies host data to the device once, for every recompute policy and number of head chunks.
 TEST(Executor, IndicesGoToTheDeviceOncePerPass) {
   const auto loss = full_loss();
   for (int64_t seed = 0; seed < 12; ++seed) {
@@ -206,8 +205,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   auto model = random_model(1, at::kDouble);
   const auto plan = make_plan("path", plan_request(r.batch, 100));
   EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
-  // One sequence that trains each of its tokens has the same losses as the nested prefixes. Each prefix
-  // trains its last token only.
+  // The loss of one sequence that trains each of its tokens equals the sum of the losses of all prefixes,
+  // each of which trains its last token only.
   RandomBatch whole;
   whole.trajectories = {trajectory_of(longest, std::vector<uint8_t>(longest.size(), 1))};
   whole.batch = make_batch(whole.trajectories, {}, at::kDouble);
@@ -232,7 +231,7 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
   }
 }
 
-// A loss with coupling scope `sequence` or `batch`: the square of each sequence's summed log-probabilities.
+// A loss with coupling scope `sequence` or `batch`: the sum over sequences of (sum of log-probabilities)^2.
 class SquaredSequenceLoss : public Loss {
  public:
   explicit SquaredSequenceLoss(CouplingScope coupling) : coupling_(coupling) {}
@@ -260,7 +259,7 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
       const auto r = random_batch(seed, 200);
       auto model = random_model(seed, at::kDouble);
       auto flat = FlatReference(*model).run(r->batch, loss);
-      // Blocks of 16 tokens, and passes that hold one or several whole sequences.
+      // Passes of 16 tokens, and passes that hold one or several whole sequences.
       for (const int64_t limit : {16, 4096})
         for (const char* strategy : kStrategies)
           expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, limit)), loss,
@@ -269,8 +268,8 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
   }
 }
 
-// If a block holds all of its sequences, their loss is taken when the block is computed. No forward pass runs
-// before.
+// If a block holds all of its sequences, their loss is computed with the block. Otherwise a forward-only plan
+// execution runs before.
 TEST(Executor, ExecutesAheadOnlyIfTheLossCouplesTokensOfSeveralPasses) {
   const auto r = random_batch(5, 200);
   auto model = random_model(5, at::kDouble);
@@ -323,8 +322,8 @@ std::vector<LossSettings> every_loss() {
   return all;
 }
 
-// On trees, every loss has the gradient that it has sequence by sequence, with or without a forward pass for
-// the values first.
+// On trees, every loss has the gradient that it has if each sequence is computed alone, with or without a
+// forward-only plan execution before.
 TEST(Executor, EveryLossAndCorrectionIsExact) {
   const std::vector<LossSettings> all = every_loss();
   for (uint64_t seed = 0; seed < 3; ++seed) {
@@ -343,7 +342,7 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
   }
 }
 
-// Batches as a run records them: the log-probabilities are near those of the initial model.
+// Batches as a run records them: the behavior log-probabilities are near those of the initial model.
 std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t count, bool with_top_k) {
   std::vector<std::unique_ptr<RandomBatch>> batches;
   for (uint64_t seed = 0; std::ssize(batches) < count; ++seed) {
@@ -361,7 +360,7 @@ std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t
   return batches;
 }
 
-// Differences between two trainings that start from the same weights. They use `plans[0]` and `plans[1]`.
+// Differences between two trainings that start from the same weights, one with plans[0], one with plans[1].
 struct Drift {
   double log_probs = 0, parameters = 0, moved = 0;
 };
@@ -399,9 +398,9 @@ Drift train_both(const LossSettings& settings, const std::vector<std::unique_ptr
   return drift;
 }
 
-// KL-Cov is left out. It has no clip, so its ratios grow without bound on batches of another policy. Rounding
-// errors grow with the ratios, and a comparison after 50 batches says nothing. One step of KL-Cov is exact,
-// like one step of the other losses.
+// KL-Cov is left out. It has no clip, so its ratios grow without bound on batches that another policy
+// sampled. Rounding errors grow with the ratios, so that a comparison after 50 batches says nothing.
+// EveryLossAndCorrectionIsExact covers one optimizer step of KL-Cov.
 TEST(SlowExecutor, AfterFiftyBatchesTreeAndDenseAreTheSameModel) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
   const auto start = random_model(3, at::kDouble);
@@ -417,8 +416,8 @@ TEST(SlowExecutor, AfterFiftyBatchesTreeAndDenseAreTheSameModel) {
   }
 }
 
-// In fp32, AdamW turns rounding errors of gradients near 0 into whole steps. The test reports the difference
-// and bounds it only loosely.
+// In fp32, AdamW turns rounding errors of gradients near 0 into updates of full size. The test reports the
+// difference and bounds it only loosely.
 TEST(SlowExecutor, AfterFiftyBatchesInFp32TheDifferenceIsSaid) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
   const auto start = random_model(3, at::kDouble);
@@ -435,8 +434,8 @@ TEST(SlowExecutor, AfterFiftyBatchesInFp32TheDifferenceIsSaid) {
   }
 }
 
-// The most likely tokens of each row and the log-probabilities of the top-k tokens agree with the flat batch
-// in every plan.
+// The most likely tokens of each loss row and the log-probabilities of the batch's top-k tokens agree with
+// the flat batch in every plan.
 TEST(Executor, TopKLogProbabilitiesAreTheFlatBatchs) {
   int64_t checked = 0;
   for (uint64_t seed = 0; seed < 6; ++seed) {

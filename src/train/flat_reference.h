@@ -1,6 +1,6 @@
 // The flat reference for tests: a decoder in plain tensor ops under libtorch's autograd, one sequence at a
-// time, in fp64. Shares no kernel, tree or plan with the executor. A matrix with an adapter is computed as
-// W + scale · B A, where A and B are separate leaves.
+// time, in fp64. It uses no kernel, tree or plan of the executor. A matrix with an adapter is computed as W +
+// scale · B A, where A and B are separate leaves.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -45,8 +45,8 @@ class FlatReference {
     }
   }
 
-  // With a graph, for the tokens of a sequence from index 1 on: log-probabilities and entropies [n - 1], and
-  // log-probabilities of the whole vocabulary [n - 1, V].
+  // Results with an autograd graph, for the tokens of a sequence from index 1 on: log-probabilities and
+  // entropies [n - 1], and log-probabilities of the whole vocabulary [n - 1, V].
   struct SequenceValues {
     at::Tensor log_probs, entropies, all_log_probs;
   };
@@ -99,8 +99,8 @@ class FlatReference {
     return {log_probs, -(log_p.exp() * log_p).sum(-1), log_p};
   }
 
-  // Computes loss, values and gradients, one sequence at a time. If the loss couples rows, it is evaluated
-  // once for all rows, and each sequence backpropagates its rows' gradients.
+  // Computes loss, log-probabilities and gradients, one sequence at a time. If the loss couples loss rows, it
+  // is evaluated once for all rows, and each sequence backpropagates the gradients of its rows.
   FlatResult run(const TrainBatch& batch, const Loss& loss) {
     FlatResult result;
     std::vector<at::Tensor> log_probs_R, entropies_R;
@@ -145,8 +145,8 @@ class FlatReference {
   }
 
  private:
-  // Sets `total` to the loss of all rows. Returns its gradients as log_probs_R, entropies_R and
-  // top_k_log_probs_RK.
+  // Sets `total` to the loss of all loss rows. Returns its gradients in the fields log_probs_R, entropies_R
+  // and top_k_log_probs_RK.
   LossRows coupled_seeds(const TrainBatch& batch, const Loss& loss, double& total) const {
     std::vector<at::Tensor> log_probs_R = {at::zeros({0}, at::kDouble)}, entropies_R = log_probs_R, given;
     for (size_t s = 0; s < batch.sequences.size(); ++s) {

@@ -25,12 +25,12 @@ namespace bough {
 
 namespace {
 
-// The share of a GPU's free memory that a plan may fill if no limit is set. The rest covers what the
-// allocator loses to fragmentation between blocks of different sizes.
+// The fraction of a GPU's free memory that a plan may fill if no limit is set. The rest is for fragmentation
+// of the allocator, because blocks have different sizes.
 constexpr double kShareOfFreeMemory = 0.9;
 
-// True for estimators that do not normalize advantages over the batch's tokens. Normalization would change a
-// KL per token that was added to the advantages.
+// True for estimators that do not normalize advantages over the batch's tokens. Normalization would also
+// scale the KL per token, which is part of the advantages.
 bool takes_kl_in_reward(const std::string& estimator) {
   return estimator == "grpo" || estimator == "dr_grpo" || estimator == "rloo" || estimator == "opo" ||
          estimator == "remax" || estimator == "maxrl";
@@ -141,8 +141,8 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   return batch;
 }
 
-// Sets the inference engine's top-k tokens of each row. Rows with fewer are padded with a token of
-// probability 0.
+// Sets the engine's top-k tokens of each loss row. Loss rows with fewer top-k tokens are padded with a token
+// of probability 0.
 void GradientStep::set_top_k_tokens(const std::vector<const Trajectory*>& trajectories,
                                     TrainBatch& batch) const {
   size_t width = 0;
@@ -253,7 +253,7 @@ std::optional<int64_t> GradientStep::device_bytes() const {
   if (device_bytes_) return device_bytes_;
   device_bytes_ =
       static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_.device()).free));
-  // Ranks that execute the same plan must plan with the same number of bytes.
+  // Ranks that execute the same plan must make the plan with the same number of bytes.
   if (ranks_ && ranks_->sizes().all() > ranks_->sizes().data)
     device_bytes_ = std::ranges::min(ranks_->gather(*device_bytes_));
   return device_bytes_;
@@ -273,8 +273,8 @@ Plan GradientStep::plan_shards(const PlanRequest& request, const std::string& st
   return all;
 }
 
-// Each share's gradient starts from zero. Two partial sums of equally many shares are added as soon as both
-// exist. At most log2(number of shares) sums are held besides the current gradient.
+// Each share's gradient starts from zero. Two partial sums of the same number of shares are added as soon as
+// both exist. So at most log2(number of shares) partial sums are in memory besides the current gradient.
 ExecutionResult GradientStep::accumulate_shards(const Plan& plan, const TrainBatch& batch) {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;

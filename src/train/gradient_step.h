@@ -16,7 +16,7 @@
 
 namespace bough {
 
-// Models that a step reads and does not train. nullptr if the caller has none.
+// Models that a training step reads and does not train. nullptr if the caller has no such model.
 struct FrozenModels {
   Model* reference = nullptr;  // for the KL terms; finish() updates its weights if ref_model_sync_steps > 0
   Model* teacher = nullptr;
@@ -25,51 +25,52 @@ struct FrozenModels {
       : reference(reference_model), teacher(teacher_model) {}
 };
 
-// Source of the log-probabilities of pi_old (algorithms.md):
-// - one update per batch: the current policy, detached, at no cost;
-// - several updates: computed once, in prepare(), before the first update;
-// - recompute_logprob: false: the behavior policy's, from the engine;
-// - prox_logp_method: loglinear: interpolated, without a forward plan execution.
-// A KL in the reward or a teacher's top-k tokens need a forward plan execution before the gradient anyway.
+// Source of the log-probabilities of pi_old (algorithms.md), the first that applies:
+// - use_decoupled_loss and recompute_logprob are false: mu, from the engine;
+// - use_decoupled_loss with prox_logp_method loglinear: interpolated, without a forward plan execution;
+// - one optimizer step per batch: the current policy, detached, at no cost;
+// - otherwise: a forward plan execution in prepare(), before the first optimizer step.
+// A KL in the reward, and the teacher's loss_mode topk (K most likely tokens of the policy), need this
+// execution in any case.
 //
 // Reference and teacher run forward only, with plans of the same batch.
 class GradientStep {
  public:
-  // All arguments must outlive the object. Throws UserError if the settings need a model that is missing, or
+  // All arguments must outlive the object. Throws UserError if the settings need a model that is nullptr, or
   // contradict each other.
-  // costs: for the planner; nullptr: plans are made without costs.
+  // costs: for the planner. nullptr if plans are made without costs.
   // ranks: nullptr if this process trains alone. Otherwise all ranks must make the same calls, with the same
   // weights, batch and costs. Each rank computes its shard of the batch.
   // sparse: page selection of sampled tokens, as in generation. The default is dense attention.
   GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
                const TrainingRanks* ranks = nullptr, const SparsePolicy& sparse = {});
 
-  // The batch's rows, without the fields that need a plan execution.
+  // The trajectories as a batch, without the fields that need a plan execution.
   TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
-  // The batch with all fields that the loss needs and that stay fixed during its updates. `strategy`: of the
-  // plans for the forward executions. Throws UserError if the loss needs versions or engine top-k tokens that
-  // the trajectories lack, or if prox_logp_method is reuse_train_logp with several updates.
+  // The batch with all fields that the loss needs and that stay fixed during the batch's updates. `strategy`:
+  // for the plans of forward executions. Throws UserError if the loss needs versions or engine top-k tokens
+  // that the trajectories lack, or if prox_logp_method is reuse_train_logp and the batch has several updates.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
-  // Plans this rank's shard. With costs, on a GPU and without a configured memory bound, the plan fits into
-  // 90% of the memory that was free before the first plan.
+  // Plans this rank's shard. If there are costs, on a GPU and without a configured memory bound, the plan
+  // fits into 90% of the memory that was free before the first plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
-  // Values of the policy with its current weights, one per row.
+  // Log-probabilities and entropies of the policy with its current weights, one per loss row.
   RowValues values(const TrainBatch& batch, const std::string& strategy) {
     return executor_.forward(plan(batch, strategy), batch);
   }
-  // From now on prepare() also requests log-probabilities of the engine's top-k tokens, even if the loss does
-  // not read them. It does so only if every trained token has top-k tokens.
+  // From now on, if every trained token of a batch has top-k tokens of the engine, prepare() sets them in the
+  // batch. Plan executions then return their log-probabilities, even if the loss does not read them.
   void ask_for_engine_top() { asks_for_engine_top_ = true; }
-  // Adds the gradient to the parameters' main_grad, which must be 0 if there are several ranks. Waits for the
-  // GPU. `beside`: a second head in the same plan execution, or nullptr; it sees only this rank's rows.
+  // Adds the gradient to the parameters' main_grad, which must be 0 before if there are several ranks. Waits
+  // for the GPU. `beside`: a second head, which gets only this rank's loss rows, or nullptr.
   ExecutionResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
   // From now on accumulate() does not sum gradients over ranks. The optimizer sums them.
   void leave_sums_over_ranks() { sums_gradients_ = false; }
 
   // Call after the last optimizer step of a batch. Updates the adaptive coefficients from `sums`, the metrics
-  // of the plan executions. Updates the reference every ref_model_sync_steps batches. Returns their metrics.
+  // of the plan executions. Updates the reference model every ref_model_sync_steps batches. Returns metrics.
   MetricValues finish(const WeightedSums& sums);
 
   // Adaptive coefficients for a run's checkpoint. JSON null if all coefficients are constant.
@@ -125,8 +126,8 @@ class StepTimer {
             const std::vector<Trajectory>& batch, const std::string& strategy,
             const TrainingRanks* ranks = nullptr);
 
-  // Times one step from the trajectories to the gradient, planning included. With several ranks, the time
-  // ends when this rank has the summed gradient.
+  // Times one gradient computation from the trajectories, planning included. With several ranks, the time
+  // ends when this rank has the summed gradient. counted: false for a warm-up run.
   void run(bool counted);
 
   const std::vector<double>& seconds() const { return seconds_; }  // one per counted run, in order

@@ -1,4 +1,4 @@
-// From the rows of a rollout file to weights, advantages and a gradient.
+// Tests the way from the trajectories of a rollout file to loss weights, advantages and a gradient.
 #include "train/gradient_step.h"
 
 #include <ATen/ATen.h>
@@ -78,8 +78,8 @@ TEST(MakeBatch, RefusesInvalidBatches) {
   EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
 }
 
-// The batch has two rows of one trajectory, with one and two trained tokens, and a sequence with three. Each
-// of the two rows has half of a sequence's weight in every aggregation.
+// The batch has one conversation of two rows, with one and two trained tokens, and a sequence with three.
+// Each of the two rows has half of a sequence's weight in every aggregation.
 TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
                                    row("g", 0, {1, 2, 3, 4, 5}, 2)};
@@ -96,7 +96,7 @@ TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   expect_near(weights("group_mean"), {w / 2, w / 2, w / 2, w, w, w});
   expect_near(weights("sequence_mean"), {0.25, 0.125, 0.125, 1.0 / 6, 1.0 / 6, 1.0 / 6});
   expect_near(weights("constant_length"), {0.025, 0.025, 0.025, 0.05, 0.05, 0.05});
-  // A row without trained tokens takes no weight from the other row.
+  // A row of the batch without trained tokens takes no weight from the conversation's second row.
   batch[0].loss_mask.assign(3, 0);
   expect_near(weights("sequence_mean"), {0.25, 0.25, 1.0 / 6, 1.0 / 6, 1.0 / 6});
 }
@@ -144,8 +144,8 @@ TEST(GradientStep, ATeacherThatIsThePolicyAddsNothing) {
   EXPECT_THROW(GradientStep(*model, {}, settings, nullptr), UserError);
 }
 
-// Each token's advantage is reduced by the KL of this token and of all later tokens of its row, under the
-// policy at the start.
+// Each token's advantage is reduced by the KL of this token and of all later tokens of its sequence, under
+// the policy before the update.
 TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
   auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2);
   std::vector<Trajectory> batch = small_batch();
@@ -237,7 +237,7 @@ TEST(SetAdvantages, AreThoseOfTheEstimatorInsideEachGroup) {
   EXPECT_EQ(batch[3].advantage, std::vector<float>{-3});
 
   batch = small_batch();
-  batch[0].advantage = {7};  // given; its reward still counts in the group's mean
+  batch[0].advantage = {7};  // set by the caller; its reward still counts in the group's mean
   batch[2].reward.reset();
   batch[2].advantage = {5};  // no reward: counts in no mean
   settings.advantages.adv_estimator = "dr_grpo";
@@ -292,7 +292,7 @@ TEST(SetAdvantages, AdvantagesByTokenRunThroughATrajectorysRows) {
   settings.advantages.adv_estimator = "reinforce_plus_plus";
   settings.advantages.discount = 0.5;
   set_advantages(batch, settings, {});
-  // Returns are 1/4, 1/2, 1 on the three tokens of "t", and 0 on three others.
+  // Returns are 1/4, 1/2, 1 on the three tokens of conversation "t", and 0 on the three of the second one.
   const double mean = 1.75 / 6, squares = 1.0 / 16 + 1.0 / 4 + 1 - 6 * mean * mean;
   const auto whitened = [&](double x) {
     return static_cast<float>((x - mean) / std::sqrt(squares / 5 + 1e-8));
@@ -334,7 +334,7 @@ TEST(SetAdvantages, ShapingAndFiltersAct) {
   EXPECT_NO_THROW(set_advantages(batch, settings, 8));
 }
 
-// Sets the versions of generated tokens. Each row of group a has one token of version 1.
+// Sets the versions of generated tokens. Each sequence of group a has one token of version 1.
 std::vector<Trajectory> batch_of_ages() {
   std::vector<Trajectory> batch = small_batch();
   for (Trajectory& trajectory : batch)

@@ -17,7 +17,8 @@
 namespace bough {
 
 namespace {
-// Loss rows of each tree token, as a compressed list: token t has rows[begin[t]] to rows[begin[t + 1] - 1].
+// Loss rows of each tree token, as a compressed list: token t has loss rows rows[begin[t]] to rows[begin[t +
+// 1] - 1].
 struct TokenRows {
   std::vector<int64_t> begin;  // [T + 1]
   std::vector<int64_t> rows;
@@ -66,7 +67,7 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
       for (const auto& range : planned.blocks[b].ranges)
         if (by_token.begin[range.end] > by_token.begin[range.begin]) map.needed[b] = true;
   }
-  // A needed block also needs the stack rows of the block above it.
+  // A needed block also needs the prefix KV stack rows of its parent block (`above`).
   for (size_t b = num_blocks; b-- > 0;)
     if (map.needed[b] && planned.blocks[b].above >= 0) map.needed[planned.blocks[b].above] = true;
   std::vector<int32_t> boundary_row_of(tree.num_tokens(), -1);
@@ -80,7 +81,7 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
   for (size_t b = 0; b < num_blocks; ++b) {
     auto& rows = map.blocks[b];
     rows.loss_begin.push_back(0);
-    int32_t last_outside = -1;  // siblings share their parent's row
+    int32_t last_outside = -1;  // siblings have one parent, so one entry
     for (const auto& range : planned.blocks[b].ranges)
       for (int32_t t = range.begin; t < range.end; ++t) {
         if (!has_rows(t)) continue;
@@ -156,7 +157,7 @@ at::Tensor Head::run(const BlockRows& rows, const RowIndices& indices, const at:
 }
 
 Seeds Head::block_seeds(const BlockRows& rows) {
-  // Sorted rows have the batch's order, in which the rows of a sequence are adjacent.
+  // Sorted loss rows have the batch's order, in which the loss rows of a sequence are adjacent.
   std::vector<int64_t> ordered = rows.loss_rows;
   std::sort(ordered.begin(), ordered.end());
   const at::Tensor rows_L = upload(ordered, model_.device());
@@ -177,7 +178,7 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   return seeds;
 }
 
-// The most metric values that stay in GPU memory before they are read.
+// The maximum number of metric inputs that stay in GPU memory before they are read.
 constexpr int64_t kMostUnread = 1 << 18;
 
 void LossSums::add(LossOutput output) {
@@ -210,15 +211,15 @@ void Head::finish() {
 }
 
 namespace {
-// With tensor parallelism: each token as an index into this rank's part of the vocabulary; -1 for other
-// ranks' tokens.
+// With tensor parallelism: each token id as an index into this rank's shard of the vocabulary; -1 for token
+// ids of other ranks.
 at::Tensor own_tokens(const at::Tensor& tokens, const Model& model) {
   if (!model.tensor_ranks()) return tokens;
   const at::Tensor own = tokens - model.first_token();
   return own.masked_fill((own < 0) | (own >= model.head().value.size(0)), -1);
 }
 
-// Merges the ranks' results into those of the whole vocabulary. Returns the input if `ranks` is nullptr.
+// Merges the ranks' results into those of the whole vocabulary. Returns `own` if `ranks` is nullptr.
 LogProbOutput of_all_columns(const LogProbOutput& own, Communicator* ranks) {
   if (!ranks) return own;
   const at::Tensor all = all_gather_stacked(at::stack({own.log_probs_R, own.lse_R, own.entropies_R}), *ranks);
@@ -229,7 +230,7 @@ TopLogProbs top_of_all_columns(const at::Tensor& logits_RV, const at::Tensor& ls
                                double temperature, const Model& model) {
   TopLogProbs top = top_log_probs(logits_RV, lse_R, k, temperature);
   if (!model.tensor_ranks()) return top;
-  // A rank may have fewer columns than k. The missing ones are filled with log-probability -inf.
+  // A rank's shard may have fewer than k columns. The missing ones are filled with log-probability -inf.
   const int64_t missing = k - top.ids_RK.size(1);
   const at::Tensor ids = at::constant_pad_nd(top.ids_RK + model.first_token(), {0, missing}, -1);
   const at::Tensor values =
@@ -298,7 +299,7 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, co
   return d_source_SD;
 }
 
-// The gradients of the chunk's head rows. Several sequences may train one token: their gradients are added.
+// The gradients of the chunk's head rows. The gradients of a token's loss rows are added.
 Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
   const auto own = [&](const at::Tensor& x) {
     return x.defined() ? x.index_select(0, chunk.loss_rows) : at::Tensor();

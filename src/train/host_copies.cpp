@@ -17,8 +17,7 @@ c10::Stream present_stream(at::Device device) {
 
 }  // namespace
 
-// If an exception ends plan execution, a copy may still run. Its memory must not be freed before the copy
-// ends.
+// If an exception ends plan execution, a copy may still run. Its memory must not be freed before.
 HostCopies::~HostCopies() {
   try {
     finish_copy();
@@ -59,8 +58,8 @@ void HostCopies::copy(const at::Tensor& to, at::Tensor from) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
     done_.emplace(device.type());
   }
-  // The copy starts after the current stream's work: that work computes the source and may still read the
-  // target.
+  // The copy starts after the kernels that are queued on the current stream: they compute the source and may
+  // still read the target.
   c10::Event ready(device.type());
   ready.record(present_stream(device));
   ready.block(*stream_);

@@ -1,5 +1,5 @@
 // A stack of device tensors that are offloaded to host memory and taken back last-in, first-out. Used for the
-// inputs of layers that are recomputed (Keep::kLayerInputsOnHost).
+// inputs of layers that are recomputed (RecomputePolicy::kLayerInputsOnHost).
 //
 // On a GPU the copies overlap with computation: they run on a stream of their own and use pinned memory,
 // which libtorch's allocator reuses from pass to pass. At most two tensors are on the device at a time:
@@ -7,9 +7,10 @@
 //   forward    put(x3): layer 3 computes, x2 goes to the host    put(x4): layer 4 computes, x3 goes
 //   backward   take() = x4: layer 4 computes, x3 comes back      take() = x3: layer 3 computes, x2 comes
 //
-// The source of a copy is held until the compute stream has been told to wait for that copy. So its memory
-// can be reused only after the copy, however far the host runs ahead. Tensor::record_stream would free it
-// later, when the host sees the copy done; a host that runs ahead would then allocate the whole pass.
+// This object holds the source of a copy until the compute stream has been told to wait for that copy. So the
+// source's memory can be reused only after the copy, however far the host runs ahead of the GPU.
+// Tensor::record_stream would free the memory later, when the host sees that the copy is done. A host that
+// runs ahead would then allocate memory for the whole pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,8 +29,8 @@ class HostCopies {
   HostCopies& operator=(const HostCopies&) = delete;
   ~HostCopies();
 
-  // All tensors must be on one device, contiguous, and not be written to afterwards. Throws InternalError if
-  // x is not contiguous.
+  // All tensors must be on one device and contiguous. The caller must not write to x afterwards. Throws
+  // InternalError if x is not contiguous.
   void put(at::Tensor x);
   // Returns the last tensor that was put and not taken yet, on the device and bit-identical. Throws
   // InternalError if none is left.

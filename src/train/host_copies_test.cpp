@@ -12,8 +12,8 @@ namespace {
 class HostCopiesOn : public OnDevice {};
 BOUGH_ON_DEVICES(HostCopiesOn);
 
-// One object is used twice, as the passes of a block do. All bits come back. At most two tensors are on the
-// device at a time.
+// One object is used twice, as for two passes. All tensors come back bit for bit. At most two tensors are on
+// the device at a time.
 TEST_P(HostCopiesOn, TensorsComeBackLastFirstAndLeaveTheDeviceMeanwhile) {
   constexpr int64_t kCount = 7;
   HostCopies copies;

@@ -30,7 +30,7 @@ class Numbering {
   std::map<Key, int64_t> known_;
 };
 
-// Key that is equal for the rows of one trajectory. `row` separates rows that name no trajectory.
+// Key that is equal for the rows of one conversation. `row` makes the key unique if there is no name.
 using TrajectoryKey = std::pair<std::pair<std::string_view, std::string_view>, size_t>;
 TrajectoryKey trajectory_key(const Trajectory& trajectory, size_t row) {
   return {{trajectory.group, trajectory.trajectory}, trajectory.trajectory.empty() ? row + 1 : 0};
@@ -62,7 +62,7 @@ void check_lengths(const Trajectory& trajectory) {
               " tokens has ", trajectory.versions.size(), " versions");
 }
 
-// The weight of each row: 1/N, with N the number of the trajectory's rows that train a token.
+// The weight of each row of the batch: 1/N, with N the number of its conversation's rows that train a token.
 std::vector<double> row_shares(const std::vector<const Trajectory*>& rows,
                                const std::vector<int64_t>& trained_tokens) {
   Numbering<TrajectoryKey> numbers;
@@ -78,7 +78,7 @@ std::vector<double> row_shares(const std::vector<const Trajectory*>& rows,
   return shares;
 }
 
-// Values of all trained tokens, [num_rows]. Undefined unless each token has a value.
+// The column's entries of all trained tokens, [num_rows]. Undefined unless each trained token has one.
 at::Tensor column_of(const std::vector<const Trajectory*>& rows, const char* name, int64_t num_rows,
                      at::ScalarType dtype) {
   std::vector<double> values;
@@ -152,8 +152,8 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 
 namespace {
 
-// The trajectories that filters and estimators see: those with a reward, and those whose reward failed. Lists
-// are indexed by trajectory.
+// The conversations that filters and estimators see ("entries"): those with a reward, and those whose reward
+// failed. Lists are indexed by conversation.
 struct Entries {
   std::vector<int64_t> entry_of;  // by row; -1: the row belongs to no entry
   std::vector<double> rewards;    // shaped
@@ -164,7 +164,7 @@ struct Entries {
 };
 
 // Sets the baseline of every entry: the shaped reward of its group's most likely response. If that reward
-// failed, the group's entries are marked as not valid.
+// failed, the entries of the group are marked as not valid.
 void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& settings,
                    int64_t max_response_tokens, std::vector<uint8_t>& valid, Entries& out) {
   struct Baseline {
@@ -270,7 +270,7 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
   return out;
 }
 
-// The steps of each entry, from its trained rows. Entries that are not trained have no steps.
+// The SequenceSteps of each entry, from its trained rows. Entries that are not trained have empty ones.
 std::vector<SequenceSteps> collect_steps(const std::vector<Trajectory>& batch, const Entries& entries,
                                          const ActorSettings& settings) {
   std::vector<SequenceSteps> steps(entries.rewards.size());
@@ -321,8 +321,8 @@ Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
   return out;
 }
 
-// The part of the trajectory's advantages that belongs to `row`. `next_token` counts the trajectory's trained
-// tokens.
+// The part of the conversation's advantages that belongs to `row`. `next_token` counts the conversation's
+// trained tokens and is advanced by those of `row`.
 std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<double>& advantages,
                                     int64_t& next_token) {
   if (advantages.size() == 1 || !row.in_loss() || row.input_ids.empty())
@@ -337,8 +337,8 @@ std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<dou
 
 std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
                                        std::optional<int64_t> max_response_tokens) {
-  // The acceptance of the trained policy is not known yet. The filter by acceptance always leaves some
-  // samples, so it is off here.
+  // The acceptance of the trained policy is not known yet. The filter by acceptance never drops a whole
+  // group, so it is off here.
   ActorSettings before_training = settings;
   if (settings.filters.needs_acceptance()) before_training.filters.keep_samples = 0;
   const FilterResult filtered = collect(group, before_training, max_response_tokens, {}).filtered;
@@ -386,8 +386,8 @@ void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& traje
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age,
                             const SetValues& set_values) {
-  // Groups are compared by name: a row with a given advantage and no reward has no entry, but it belongs to
-  // its group.
+  // Groups are looked up by name, because a row with a given advantage and no reward has a group but no
+  // entry.
   std::set<std::string_view> stale_groups;
   if (age.action == "drop_group")
     for (const Trajectory& row : batch)

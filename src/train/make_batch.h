@@ -1,9 +1,10 @@
 // Converts trajectories to the executor's input. Training, `bough step`, `bough sft`, calibration and tests
 // all use these functions.
 //
-// A row that is not trained or not valid is left out of the batch. Rows of one trajectory (equal `group` and
-// `trajectory`) together count as one sequence: each of N rows has 1/N of a sequence's weight in the loss,
-// and their reward enters the group's mean once.
+// One Trajectory is one row of the batch. A row of the batch that is not trained or not valid is left out.
+// Rows of the batch with equal `group` and `trajectory` are one conversation and together count as one
+// sequence: each of N rows has 1/N of a sequence's weight in the loss, and their reward enters the group's
+// mean once.
 #pragma once
 
 #include <functional>
@@ -23,8 +24,8 @@
 namespace bough {
 
 // Marks that keep tokens apart in the prefix tree of a sparse policy.
-// - A sparse policy computes a sampled token (loss_mask) with page selection and other tokens densely. So
-//   equal tokens must not share a tree node if only one was sampled: sampled tokens have kDrawnMark.
+// - A sparse policy computes a sampled token (loss_mask) with page selection and all other tokens densely. So
+//   equal tokens must not be one tree node if only one was sampled: sampled tokens have kDrawnMark.
 // - If generation recorded a token's page selection, the token also has kReplayMark, and the lower bits hold
 //   an index into TrainBatch::replayed. Tokens with equal ids and equal pages have the same index.
 // The executor removes the marks.
@@ -37,21 +38,21 @@ struct ReplayedToken {
   std::span<const uint16_t> pages;  // PageChoices::of() the token; the trajectory owns the data
 };
 
-// Sequences, their trained tokens, and the loss's fields: one row per trained token of a sequence.
+// Sequences, their trained tokens, and the loss's fields. A loss row is one trained token of one sequence.
 struct TrainBatch {
   std::vector<TokenSpan> sequences;                     // spans of the trajectories, or of `marked`
-  std::vector<std::vector<int32_t>> trained_positions;  // of each sequence, ascending, all > 0: its loss rows
-  std::vector<int64_t> row_offset;  // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
+  std::vector<std::vector<int32_t>> trained_positions;  // by sequence, ascending, all > 0; one loss row each
+  std::vector<int64_t> row_offset;  // [S + 1]: sequence s has loss rows [row_offset[s], row_offset[s + 1])
   double temperature = 1;           // the head divides logits by it
   // Set by mark_sampled(): the marked token ids, and the tokens that kReplayMark indices refer to.
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   std::shared_ptr<const std::vector<ReplayedToken>> replayed;
-  // Fields of all rows on the CPU, accumulator type. The executor sets log_probs_R and entropies_R.
+  // Fields of all loss rows on the CPU, accumulator type. The executor sets log_probs_R and entropies_R.
   LossRows fields;
   // int64 [R, K]: top-k tokens whose log-probabilities plan execution also returns. Undefined: none.
   at::Tensor top_k_ids_RK;
-  // [R], CPU, accumulator type: for a critic, the trajectories' columns `values` and `returns`. Each is
-  // undefined unless every trained token has one.
+  // [R], CPU, accumulator type: for a critic, the trajectories' columns `values` and `returns`. A column is
+  // undefined unless every trained token has an entry in it.
   at::Tensor old_values_R, returns_R;
 
   int64_t num_rows() const { return row_offset.back(); }
@@ -66,7 +67,7 @@ struct TrainBatch {
   }
 };
 
-// Makes a batch with these fields:
+// Makes a batch with these loss fields:
 // - weights by `aggregation` over the whole batch;
 // - advantages; undefined if no trajectory has any, and 0 for a trajectory that lacks them;
 // - behavior log-probabilities; undefined if no trajectory has any;
@@ -78,24 +79,25 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
 TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
                       at::ScalarType dtype);
 
-// Marks the batch's sampled tokens. `trajectories`: those that the batch was made from.
+// Marks the batch's sampled tokens. `trajectories`: those that the batch was made from, in order.
 void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
 
 // Sets advantages from rewards, which are shaped, filtered and compared inside each group.
 // - A sequence that already has an advantage keeps it, but its reward counts in the group's mean.
-// - A row that a filter drops becomes `trained: false`. A row that is not valid counts nowhere.
-// - Rows of one trajectory share its advantage.
-// set_values: sets a critic's values of the trained sequences (sequence_steps.h); empty without a critic.
-// Called only if the estimator needs values; the sequences then also get their returns.
-// Returns the filters' counts, by trajectory. Throws UserError if rows of a trajectory differ in reward, if
-// overlong_reward_penalty is set without max_response_tokens, or as compute_advantages does.
+// - A row of the batch that a filter drops becomes `trained: false`. One that is not valid counts nowhere.
+// - The rows of one conversation get the conversation's advantage, or their part of its per-token advantages.
+// set_values: sets a critic's values of the trained sequences (sequence_steps.h); empty if there is no
+// critic. Called only if the estimator needs values; the sequences then also get their returns.
+// Returns the filters' result, in which one conversation is one sequence. Throws UserError if rows of a
+// conversation differ in reward, if overlong_reward_penalty is set without max_response_tokens, or as
+// compute_advantages does.
 using SetValues = std::function<void(std::vector<Trajectory>& batch)>;
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age = {},
                             const SetValues& set_values = {});
 
-// Returns why the filters drop a whole group, "equal rewards" or "nothing left"; nullopt if they keep some of
-// it. A run that needs full batches then samples another group. `group`: the samples of one prompt.
+// Returns why the filters drop a whole group, "equal rewards" or "nothing left"; nullopt if they keep a
+// sample of it. A run that needs full batches then samples another group. `group`: all samples of one prompt.
 std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
                                        std::optional<int64_t> max_response_tokens);
 
@@ -104,13 +106,13 @@ std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& traject
 
 // Spans of the tokens of all trajectories, including those that are not in the loss.
 std::vector<TokenSpan> token_spans(const std::vector<Trajectory>& trajectories);
-// One flag per flat token, sequence after sequence. The flag of position 0 is 0.
+// One flag per token, sequence after sequence, no prefix merged. 1: trained. The flag of position 0 is 0.
 std::vector<uint8_t> trained_flags(const std::vector<Trajectory>& trajectories);
 
-// The request for make_plan, without memory budget and costs. The batch owns the spans' data.
+// The request for make_plan, without memory budget and costs. The spans' data belongs to the batch.
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
-// The request for make_plan under a run's settings. The memory budget is used only if there are costs. Costs
-// are not owned; nullptr: none.
+// The request for make_plan under a run's settings. The memory budget is used only if there are costs. costs:
+// not owned; nullptr if plans are made without costs.
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
                          const TreeTrainingSettings& tree, const PassCosts* costs);
 

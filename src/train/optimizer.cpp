@@ -130,15 +130,16 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
 
 namespace {
 
-// The number of pieces of a rank's elements of a parameter. Each piece is computed separately.
+// The number of pieces (shares, if `fixed`) into which a rank's elements of a parameter are cut. Each piece
+// is updated separately.
 int64_t pieces_of(bool fixed, const Communicator* ranks) {
   return fixed ? kFixedShares / (ranks ? ranks->size() : 1) : 1;
 }
 
 }  // namespace
 
-// Sum of squares of `count` local elements from `begin` on, as a part of the unsharded model's sum. An
-// element that several tensor-parallel ranks hold counts once.
+// Sum of squares of `count` elements of this rank's shard from `begin` on, as a part of the unsharded model's
+// sum. An element that several tensor-parallel ranks have counts once.
 at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin,
                                 int64_t count) const {
   const at::Tensor none = at::zeros({}, gradient.options().dtype(at::kDouble));
@@ -158,7 +159,7 @@ at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, 
 
 double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
   const int64_t num_ranks = ranks_ ? ranks_->size() : 1, pieces = pieces_of(fixed_, ranks_);
-  // All squares are copied from the device together, with one wait instead of one per parameter.
+  // All sums are copied from the device together, with one wait instead of one per parameter.
   std::vector<at::Tensor> squares;
   for (size_t i = 0; i < gradients.size(); ++i) {
     // The tied embedding counts once, on the first stage.
@@ -300,7 +301,7 @@ void Optimizer::load(const fs::path& directory) {
                  (each.state->*each.tensor).scalar_type());
   std::set<std::string> names;
   for (const Saved& each : all) names.insert(each.name);
-  // A checkpoint of a pipeline also has the tensors of the other stages.
+  // A checkpoint of a pipeline has the tensors of all stages, this rank's optimizer only those of its stage.
   if (stages_ ? file.entries().size() < names.size() : file.entries().size() != names.size())
     throw UserError(str(file.path().string(), ": got ", file.entries().size(), " tensors; expected the ",
                         names.size(), " of this model: resume with the model and dtype of the run"));

@@ -5,7 +5,7 @@
 // fp64 value is its own master. The state takes 12 bytes per element (bf16), 8 (fp32) or 16 (fp64).
 //
 // With several ranks (parallel_groups.h) each rank owns a shard of every parameter's elements and holds the
-// state of that shard only (ZeRO stage 1, Rajbhandari et al. 2020). A step reduce-scatters the gradient,
+// state of that shard only (ZeRO stage 1, Rajbhandari et al. 2020). step() reduce-scatters the gradient,
 // updates the local shard and all-gathers the weights. So each rank's main_grad may hold only its part of the
 // gradient.
 //
@@ -14,9 +14,9 @@
 //
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
-// A step whose global gradient norm is not finite is skipped: weights, moments and the bias correction's step
-// count do not change, and the gradient is dropped. num_skipped() counts these steps. The learning rate
-// schedule still advances (as in AReaL), because it is defined over the planned number of steps.
+// An optimizer step whose global gradient norm is not finite is skipped: weights, moments and the step count
+// of the bias correction do not change, and the gradient is dropped. num_skipped() counts these steps. The
+// learning rate schedule still advances (as in AReaL), because it is defined by the planned number of steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -72,16 +72,17 @@ struct OptimizerSnapshot {
 class Optimizer {
  public:
   // Allocates the state, and main_grads that are missing. The model must outlive the optimizer. Masters are
-  // copied from the model's values, so load weights first.
+  // copied from the model's weights, so load the weights first.
   // total_steps: optimizer steps of the whole run, >= 0.
-  // ranks: the ranks with the same parameters, which step together; nullptr: this process alone. Not owned.
+  // ranks: the ranks with the same parameters, which call step() together; nullptr if there is one. Not
+  // owned.
   // fixed_shards: makes results independent of the number of ranks, bit for bit (parallel_groups.h).
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shards = false);
-  // As above for a list of parameters, which must outlive the optimizer.
-  // tensor_ranks: the tensor-parallel group (models/tensor_parallel.h), or nullptr.
-  // stages: the pipeline stages (models/pipeline_stage.h), or nullptr.
-  // tied: the tied embedding, which the first and the last stage both have, or nullptr.
+  // The same for a list of parameters, which must outlive the optimizer.
+  // tensor_ranks: the tensor-parallel process group (models/tensor_parallel.h), nullptr if there is none.
+  // stages: the pipeline stages (models/pipeline_stage.h), nullptr if there are none.
+  // tied: the embedding if it is tied to lm_head and both the first and the last stage hold it, else nullptr.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shards = false, Communicator* tensor_ranks = nullptr,
             Communicator* stages = nullptr, const Parameter* tied = nullptr);
@@ -92,8 +93,8 @@ class Optimizer {
     bool skipped;
   };
 
-  // Updates the weights from main_grad, summed over the ranks, and sets main_grad to zero. The gradient norm
-  // is summed in fp64 in a fixed order. Collective call.
+  // Updates the weights from main_grad, summed over the ranks, and sets main_grad to zero. The squares of the
+  // gradient norm are summed in fp64 in a fixed order. Collective call.
   Report step();
 
   int64_t num_steps() const { return num_steps_; }  // calls of step(), including skipped steps
@@ -105,11 +106,11 @@ class Optimizer {
   // if fp32 and fp64 models also restore their weights.
   OptimizerSnapshot snapshot(bool copies) const;
   void save(const std::filesystem::path& directory) const { snapshot(false).save(directory); }
-  // For bf16 models this also sets the model's values, from the masters. Throws UserError if the file is
-  // damaged or of another model; optimizer and model are then unchanged.
+  // For bf16 models this also sets the model's weights, from the masters. Throws UserError if the file is
+  // damaged or from another model; optimizer and model are then unchanged.
   void load(const std::filesystem::path& directory);
 
-  // Throws InternalError if sizes, dtypes or counts are wrong, or values differ from the rounded masters.
+  // Throws InternalError if sizes, dtypes or counts are wrong, or weights differ from the rounded masters.
   // O(elements).
   void check_integrity() const;
 

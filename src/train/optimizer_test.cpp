@@ -136,7 +136,7 @@ TEST(Optimizer, FollowsAdamWWrittenByHand) {
       }
 }
 
-// Updates far below the spacing of bf16 numbers at the weight must add up in the master.
+// Updates far smaller than the distance between bf16 numbers at the weight must add up in the master.
 TEST(Optimizer, MastersKeepWhatBf16Loses) {
   auto model = small_model(at::kBFloat16);
   auto exact = small_model(at::kFloat);

@@ -223,7 +223,7 @@ void sum_gradients(Model& model, Communicator* ranks) {
 ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks) {
   ExecutionResult sum;
   sum.values = std::move(own.at(0).values);
-  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // only one share has a row's value: exact
+  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // one addend is 0: exact
     if (to.defined()) to.add_(more);
   };
   for (size_t i = 1; i < own.size(); ++i) {
@@ -260,8 +260,8 @@ at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fi
   const int64_t padding = share.most * ranks.size() - values.numel();
   if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
   if (fixed) {
-    // Each rank receives this rank's part from every rank, as many bytes as in a reduce-scatter, and sums the
-    // parts in a fixed order.
+    // Each rank receives its shard from every rank, as many bytes as in a reduce-scatter, and sums the
+    // received parts in a fixed order.
     at::Tensor parts = at::empty({ranks.size(), share.most}, send.options());
     ranks.run({.kind = Collective::Kind::kAllToAll,
                .send = send.data_ptr(),

@@ -1,8 +1,8 @@
-// Data parallelism on trees. Each rank computes an interval of the batch's leaves, in depth-first order
-// (plan/load_balance.h), its shard. Data-parallel ranks differ in passes and memory, so they exchange nothing
-// during plan execution. Results are summed afterwards. Every rank holds the whole batch: its loss weights
-// contain the batch's denominators. After the sums every rank has the values of all rows and the loss,
-// metrics and gradient of the whole batch.
+// Data parallelism on trees. Each rank computes a shard of the batch: an interval of the tree's leaves, in
+// depth-first order (plan/load_balance.h). Data-parallel ranks differ in passes and memory, so they exchange
+// nothing during plan execution. Results are summed afterwards. Every rank holds the whole batch: its loss
+// weights contain the batch's denominators. After the sums every rank has the outputs of all loss rows and
+// the loss, metrics and gradient of the whole batch.
 #pragma once
 
 #include <memory>
@@ -21,31 +21,33 @@
 namespace bough {
 
 // With actor.deterministic, results must not depend on the number of ranks. The batch and each parameter's
-// elements are then always cut into kFixedShares shares. The number of ranks must divide kFixedShares. Each
-// rank has equally many consecutive shares. Sums follow a tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+// elements are then always cut into kFixedShares parts, called shares. The number of ranks must divide
+// kFixedShares. Each rank gets equally many consecutive shares. Sums over shares have the order
+// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 inline constexpr int64_t kFixedShares = 8;
 
-// The groups that this rank belongs to. A group of one rank is nullptr. Adjacent ranks share a layer
-// (tensor), then the tokens of a pass (context), then the batch (data). Pipeline stages are furthest apart:
-// rank = ((stage · data + replica) · context + c) · tensor + t.
+// The process groups that this rank belongs to. A process group of one rank is nullptr. Neighboring ranks
+// split a layer (tensor), ranks further apart the tokens of a pass (context), then the batch (data), then the
+// list of layers (pipeline): rank = ((stage · data + replica) · context + c) · tensor + t.
 class TrainingRanks {
  public:
   // Collective call of all sizes.all() ranks. `all`: nullptr if this process trains alone. Not owned.
   TrainingRanks(Communicator* all, const ParallelSizes& sizes);
 
   Communicator* all() const { return all_; }
-  // The ranks with the same shard of the model. They sum gradients and shard the optimizer's state.
+  // The ranks with the same shard of the model; they sum gradients and shard the optimizer's state.
   Communicator* data_parallel_group() const { return data_parallel_group_.get(); }
-  // The ranks that execute the plans of one batch together, of all stages. They sum values, loss and metrics.
+  // The ranks, of all stages, that execute the plans of one batch together. They sum outputs, loss and
+  // metrics. nullptr if this rank executes the plans alone.
   Communicator* loss_group() const { return loss_group_ ? loss_group_.get() : data_parallel_group_.get(); }
   Communicator* context() const { return context_.get(); }
   Communicator* tensor() const { return tensor_.get(); }
-  // The groups that hold the other shards of this rank's model.
+  // The process groups that hold the other shards of this rank's model replica.
   ModelRanks model() const { return {tensor_.get(), stages_.get(), stages_back_.get()}; }
   bool has_unsharded_model() const { return !tensor_ && !stages_; }
   // Whether this rank's shard belongs to the same replica of the model as rank 0's.
   bool shares_with_leader() const { return replica() == 0 && rank_ / sizes_.tensor % sizes_.context == 0; }
-  // Index of the batch shard that this rank's replica plans, and the number of shards.
+  // Index of this rank's replica of the model. The replica computes the batch shard of the same index.
   int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor) % sizes_.data; }
   int64_t num_replicas() const { return sizes_.data; }
   const ParallelSizes& sizes() const { return sizes_; }
@@ -69,19 +71,19 @@ class TrainingRanks {
 BalanceWeights balance_weights(const PassCosts* costs);
 
 // Plans shard `rank` of the batch of `whole`. PlannedTree::sequences are indices into the whole batch. All
-// ranks must use the same costs, because each rank computes the cut itself.
+// ranks must use the same costs, because each rank computes the cut of the batch itself.
 Plan plan_shard(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks);
 
-// Each rank has values for its own rows and zeros elsewhere. All ranks get the sum.
+// Each rank has outputs for the loss rows of its shard and zeros elsewhere. All ranks get the sum.
 void sum_values(RowValues& values, Communicator& ranks);
-// Merges the results of all ranks' consecutive shares, in the order of the shares, into the result of all
+// Merges the results of all shares (kFixedShares), in the order of the shares, into the result of all loss
 // rows. `own`: this rank's results, one per share. `ranks`: nullptr if there is one rank.
 ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks);
 void sum_values(const at::Tensor& values_R, Communicator& ranks);
-// Replaces each rank's loss and metrics by those of all rows, merged in rank order.
+// Replaces each rank's loss and metrics by those of all loss rows, merged in rank order.
 void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks);
-// A command from rank 0, which all ranks execute together. The other ranks have no batches of their own and
-// wait for commands without a deadline.
+// A command from rank 0, which all ranks execute together. Ranks other than 0 have no batches of their own
+// and wait for commands without a deadline.
 struct RankOrder {
   enum class Kind : char {
     kTrain = 't',     // train on `batch` as version `version`
@@ -100,7 +102,8 @@ void send_order(const RankOrder& order, Communicator& ranks);  // called by rank
 RankOrder receive_order(Communicator& ranks);                  // called by all other ranks
 
 // Sums main_grad of the trained parameters over all ranks that hold them. main_grad must contain only the
-// gradient of the current plan execution. `ranks`: the ranks with the same shard of the model, or nullptr.
+// gradient of the current plan execution. `ranks`: the ranks with the same shard of the model, or nullptr if
+// no other rank has it.
 void sum_gradients(Model& model, Communicator* ranks);
 
 // One rank's shard of a tensor's elements, in memory order. The last ranks may have fewer elements or none.
@@ -108,10 +111,10 @@ struct ElementShare {
   int64_t most = 0;              // elements of the largest shard
   int64_t begin = 0, count = 0;  // this rank's elements
 };
-// `ranks`: nullptr if there is one rank. `fixed`: cut by kFixedShares.
+// `ranks`: nullptr if there is one rank. `fixed`: the elements are cut into kFixedShares shares first.
 ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed = false);
 // Returns this rank's shard of the sum over ranks: [count], contiguous, fp32 or fp64. `fixed`: the sum
-// follows the tree of kFixedShares.
+// has the order that is defined at kFixedShares.
 at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed = false);
 // Returns all shards concatenated, [num_elements]. own: this rank's shard, [count].
 at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed = false);

@@ -1,4 +1,4 @@
-// Parallel training against one rank. Ranks are threads of this process, each with a copy of the model.
+// Compares parallel training with one rank. Ranks are threads of this process, each with a copy of the model.
 #include "train/parallel_groups.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -91,7 +91,8 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
   }
 }
 
-// Every kind of parallelism and every pair of kinds. Passes have a few tokens, so that some ranks have none.
+// Every kind of parallelism and every pair of kinds. Passes are so small that some context-parallel ranks
+// have no token.
 TEST(Ranks, HaveTheFlatBatchsGradientForEveryKindOfParallelism) {
   std::vector<ParallelSizes> kinds = kSharedPasses;
   kinds.insert(kinds.end(), kPipelines.begin(), kPipelines.end());
@@ -109,7 +110,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientForEveryKindOfParallelism) {
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
       model.allocate_gradients();
       const int64_t most = sizes.context > 1 && seed % 2 == 1 ? 5 : 24;
-      // Ranks that share passes must choose the same plan.
+      // Ranks that split passes must choose the same plan.
       const char* const strategies[] = {"path", "blocks", "blocks", "dense"};
       const Plan plan = with_random_keeps(plan_shard(strategies[seed % 4], plan_request(r->batch, most),
                                                      groups.replica(), groups.num_replicas()),
@@ -121,7 +122,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientForEveryKindOfParallelism) {
                                             .forward_backward(plan, r->batch, *loss);
       sum_gradients(model, groups.data_parallel_group());
       const NamedTensors gradients = named_gradients(model);
-      // The first stage of a pipeline collects the gradients of all layers.
+      // In a pipeline, the first stage collects the gradients of all layers, so only it compares.
       if (groups.all()->rank() != (sizes.pipeline > 1 ? 0 : sizes.all() - 1)) return;
       worst = gradient_error(gradients, flat);
       loss_error = std::abs(execution.loss - flat.loss);
@@ -168,7 +169,7 @@ std::vector<std::unique_ptr<Model>> optimize_on(int64_t num_ranks, at::ScalarTyp
   return models;
 }
 
-// Each step has one gradient for any number of ranks. Each rank contributes a part of it.
+// The sum of the ranks' gradients is the same for any number of ranks.
 void take_steps(Optimizer& optimizer, Model& model, const Communicator& ranks, int64_t from, int64_t to) {
   const double whole = static_cast<double>(ranks.size() * (ranks.size() + 1) / 2);
   for (int64_t step = from; step < to; ++step) {
@@ -197,7 +198,8 @@ TEST(Ranks, ShareTheOptimizerAndStepAsOne) {
     };
     const auto one = optimize_on(1, type, work);
     ASSERT_GT(largest_difference(*one[0], *random_model(5, type)), 0.05) << "nothing was trained";
-    // A bf16 weight is the rounded fp32 master. One different last bit of the master can change the rounding.
+    // A bf16 weight is the rounded fp32 master. If the master differs in its last bit, it can round to
+    // another weight.
     const double bound = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-5 : 1e-2;
     for (const int64_t num_ranks : {2, 3, 4, 8}) {
       const auto several = optimize_on(num_ranks, type, work);
@@ -240,7 +242,8 @@ TEST(Ranks, AnyNumberLoadsTheCheckpointOfAnyNumber) {
   }
 }
 
-// The least that a rank sends: to every other rank, its part of each sum and its share of the weights.
+// The minimum that a rank must send: to every other rank, that rank's shard of each gradient and its own
+// shard of the weights.
 TEST(Ranks, SendThePredictedBytes) {
   for (const int64_t num_ranks : {1, 2, 4}) {
     optimize_on(num_ranks, at::kBFloat16, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
@@ -320,8 +323,9 @@ std::vector<std::vector<int32_t>> groups_of_samples(uint64_t seed) {
   return sequences;
 }
 
-// balance_load adds up the costs of tokens and pairs and ignores passes. The test compares the predicted
-// seconds of the slowest rank's plan with the best of all cuts of the ordered leaves.
+// balance_load adds up the costs of tokens and (query, key) pairs, without the cost per pass. The test
+// compares the predicted seconds of the slowest rank's plan with the best of all ways to cut the ordered
+// leaves.
 TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
   const TestCosts costs;
   double worst = 1, sum = 0;
@@ -358,8 +362,8 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
   EXPECT_LE(worst, 1.05);
 }
 
-// Context-parallel ranks split activations but not the path's keys and values. If memory bounds the passes,
-// two ranks together make larger and fewer passes.
+// Context-parallel ranks split activations, but not the keys and values of the prefix KV stack. If memory
+// bounds the passes, two context-parallel ranks make larger and fewer passes than one rank.
 TEST(Ranks, WithContextParallelismCostsAreThoseOfOneRank) {
   const auto whole = std::make_shared<TestCosts>();
   EXPECT_EQ(context_costs(whole, 1), whole);

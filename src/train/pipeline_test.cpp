@@ -1,5 +1,5 @@
-// Tests of pipeline parallelism: layers, checkpoints, adapters, traffic. parallel_groups_test.cpp tests the
-// gradients.
+// Tests of pipeline parallelism: cut of the layers, checkpoints, adapters, bytes sent.
+// parallel_groups_test.cpp tests the gradients.
 #include "models/pipeline_stage.h"
 
 #include <ATen/Parallel.h>
@@ -38,7 +38,7 @@ TEST(Pipeline, LayersAreCutByTheirWork) {
   config.vocab_size = 1;
   EXPECT_EQ(cut_layers(config, 1), (std::vector<int64_t>{0, 12}));
   EXPECT_EQ(cut_layers(config, 3), (std::vector<int64_t>{0, 4, 8, 12}));
-  // The lm_head costs as much as 2.5 layers, so the last stage has fewer layers.
+  // The lm_head costs as much as 2.5 layers, so the last stage gets fewer layers.
   const double layer =
       2.0 * 24 * (8.0 * static_cast<double>(2 * config.num_heads + 2 * config.num_kv_heads) + 3 * 40) +
       4.0 * static_cast<double>(config.query_width()) * kCutContext;
@@ -56,7 +56,8 @@ TEST(Pipeline, LayersAreCutByTheirWork) {
   }
 }
 
-// Twenty steps against one process. Other numbers of ranks load a pipeline's checkpoint and continue.
+// Twenty optimizer steps are compared with those of one process. Then other numbers of ranks load the
+// pipeline's checkpoint and continue.
 TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
   for (const bool tied : {true, false}) {
     const auto r = random_batch(4, 80);
@@ -106,7 +107,7 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
   }
 }
 
-// Adapters on all layers, or on some modules of one layer. In the second case other stages have no adapter.
+// Adapters on all layers, or on some modules of one layer. In the second case only one stage has adapters.
 TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
   for (uint64_t seed = 0; seed < 36; ++seed) {
     const auto r = random_batch(seed, 80);
@@ -168,7 +169,7 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
   }
 }
 
-// Forward-only plan execution, with the most likely tokens and the top-k tokens.
+// Forward-only plan execution. Also compares the policy's and the batch's top-k tokens.
 TEST(Pipeline, ForwardValuesAreTheUnshardedModels) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
@@ -225,7 +226,8 @@ TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
   });
 }
 
-// docs/ranks.md says what a pass sends: hidden states to the next stage, and their gradient back.
+// docs/ranks.md says what a stage sends per pass: hidden states to the next stage, their gradient to the
+// previous one.
 TEST(Pipeline, SendsThePredictedBytes) {
   ModelConfig config = deep_config(6);
   config.tie_word_embeddings = true;

@@ -57,7 +57,7 @@ inline ModelConfig staged_config(uint64_t seed, int64_t num_stages) {
 }
 
 // Takes optimizer steps [from, to) on one batch and returns the last gradient norm. groups: the ranks that
-// train together, or nullptr.
+// train together, or nullptr if this process trains alone.
 inline double take_steps(Model& model, Optimizer& optimizer, const TrainingRanks* groups,
                          const TrainBatch& batch, const Loss& loss, int64_t from, int64_t to) {
   double norm = 0;
@@ -102,7 +102,7 @@ inline void expect_same_gradients(const NamedTensors& gradients,
         << name << ", seed " << seed;
 }
 
-// Runs work(groups, sharded model) on sizes.all() threads. All threads read the unsharded model.
+// Runs work(groups, sharded model) on sizes.all() threads, one per rank. All threads read `whole`.
 template <class Work>
 void on_rank_groups(const ParallelSizes& sizes, Model& whole, const Work& work) {
   auto ranks = thread_communicators(sizes.all());

@@ -1,5 +1,5 @@
-// Models that are trained beside the policy, on several ranks against one process: a critic and the sparse
-// policy. At an optimizer's first step, the first moment is the gradient times a constant.
+// Trains a critic and a sparse policy in addition to the policy, on several ranks, and compares with one
+// process. After an optimizer's first step, the first moment is the gradient times a constant.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
@@ -22,8 +22,8 @@ std::map<std::string, at::Tensor> moments_of(const OptimizerSnapshot& snapshot) 
   return moments;
 }
 
-// The largest error over tensors, relative to the tensor's norm. The divisor is at least 1e-5 of the largest
-// norm (gradient_error()).
+// The largest relative error of the tensors in `own`: ||error|| / max(||expected||, 1e-5 of the largest
+// norm), as in gradient_error().
 double error_of(const std::map<std::string, at::Tensor>& own,
                 const std::map<std::string, at::Tensor>& expected) {
   double largest = 0, worst = own.size() == expected.size() ? 0 : 1;
@@ -59,7 +59,7 @@ const std::vector<ParallelSizes> kKinds = [] {
   return kinds;
 }();
 
-// The results of one critic step.
+// The results of one optimizer step of a critic.
 struct CriticStep {
   at::Tensor values_R;
   ValueExecution execution;
@@ -135,7 +135,7 @@ TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
       EXPECT_EQ(own.execution.metrics.at("critic/clip_fraction").value(),
                 expected.execution.metrics.at("critic/clip_fraction").value())
           << what;
-      // The first stage of a pipeline collects the gradients of all layers.
+      // In a pipeline, the first stage collects the gradients of all layers, so only it compares.
       if (model.stage().is_first()) {
         EXPECT_LE(error_of(own.backbone_gradients, expected.backbone_gradients), 1e-10) << what;
       }
@@ -151,7 +151,8 @@ TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
 
 // ---- Sparse policy.
 
-// Rows with contexts beyond the budget. Their advantages and behavior log-probabilities are random.
+// Trajectories with contexts beyond the budget of keys. Their advantages and behavior log-probabilities are
+// random.
 std::vector<Trajectory> long_rows(uint64_t seed) {
   std::vector<Trajectory> rows = random_batch(seed, 400)->trajectories;
   for (size_t i = 0; i < rows.size(); ++i) {

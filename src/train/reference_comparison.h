@@ -1,5 +1,5 @@
 // Parts of the system oracle (engine.md 4): random models and batches, and the comparison of a plan's results
-// with the flat batch's. For tests only.
+// with those of the flat batch (each sequence computed separately). For tests only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -96,7 +96,8 @@ inline Trajectory trajectory_of(std::vector<int32_t> ids, std::vector<uint8_t> m
   return trajectory;
 }
 
-// Masks come in runs, so that blocks without a loss (prompts, tool outputs) occur between trained blocks.
+// Trained tokens come in runs, so that plan blocks without a loss (prompts, tool outputs) occur between
+// trained ones.
 inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_tokens) {
   auto r = std::make_unique<RandomBatch>();
   std::mt19937_64 random(seed + 1000);
@@ -123,8 +124,8 @@ inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_toke
   return r;
 }
 
-// Adds random log-probabilities of a teacher, the engine and pi_old for five top-k tokens per row, and of a
-// teacher for the sampled token.
+// Adds random log-probabilities of a teacher, the engine and pi_old for five top-k tokens per loss row, and
+// of a teacher for the sampled token.
 inline void add_top_k_tokens(RandomBatch& r, uint64_t seed) {
   const int64_t rows = r.batch.num_rows(), count = 5;
   auto generator = at::detail::createCPUGenerator(seed + 7);
@@ -159,9 +160,9 @@ inline std::unique_ptr<Loss> full_loss() {
 
 // Returns the maximum over parameters of ||g - ref|| / scale, with scale = max(||ref||, 1e-6 · sum over
 // sequences of ||ref_seq||, 1e-5 · the largest parameter's ||ref||). The last term is for gradients that are
-// nearly 0 by structure: attention over one key, over equal values, or saturated. There the flat batch also
-// has mostly rounding errors of terms that cancel. At a tolerance of 1e-10, the term allows an error of 1e-15
-// of the largest gradient, a few units in its last place.
+// nearly 0 by structure: attention to one key, to keys with equal values, or saturated. There the flat
+// batch's gradient too is mostly rounding errors of terms that cancel. At a tolerance of 1e-10, the term
+// allows an error of 1e-15 of the largest gradient, a few units in its last place.
 inline double gradient_error(const NamedTensors& gradients, FlatResult& flat) {
   double largest = 0;
   for (const auto& [name, gradient] : gradients)

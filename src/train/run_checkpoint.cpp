@@ -27,8 +27,8 @@ fs::path checkpoints_of(const fs::path& run_dir) {
   return run_dir / "checkpoints";
 }
 
-// Names of a step's folder while it is written, replaced or removed. After a kill, clean_run_checkpoints
-// removes or restores what is left under these names.
+// Names of a step's folder while it is written, replaced or removed. If the process was killed meanwhile,
+// clean_run_checkpoints removes or restores the folders with these names.
 fs::path unfinished_path(const fs::path& checkpoints, int64_t step) {
   return checkpoints / ("." + step_name(step) + ".tmp");
 }
@@ -71,7 +71,7 @@ void rename_path(const fs::path& from, const fs::path& to) {
   if (code) throw IoError(str("cannot rename ", from.string(), " to ", to.string(), ": ", code.message()));
 }
 
-// The folder is renamed first, because a partly removed folder must not look like a checkpoint.
+// Renames the folder before removal, because a partly removed folder must not look like a checkpoint.
 void remove_checkpoint(const fs::path& checkpoints, int64_t step) {
   const fs::path gone = removed_path(checkpoints, step);
   remove_tree(gone);

@@ -41,9 +41,9 @@ struct RunCheckpoint {
   std::filesystem::path adapter_directory() const { return directory / "adapter"; }
 };
 
-// Writes step_N and makes it the latest. Then removes checkpoints beyond keep_last, and checkpoints of later
-// steps: the run was resumed from before them. Throws IoError if writing fails, for example on a full disk.
-// Then the previous checkpoint stays the latest, and nothing of the new one remains.
+// Writes step_N and makes it the latest. Then removes the oldest checkpoints beyond keep_last, and those of
+// steps after N, which exist if the run was resumed from an earlier step. Throws IoError if writing fails,
+// for example on a full disk. Then the previous checkpoint stays the latest, and the new one is removed.
 void save_run_checkpoint(const std::filesystem::path& run_dir, int64_t step, Model& model,
                          const OptimizerSnapshot& optimizer, const Json& state,
                          const RunCheckpointOptions& options = {});
@@ -53,14 +53,14 @@ void save_run_checkpoint(const std::filesystem::path& run_dir, int64_t step, Mod
 // UserError if `latest` names a checkpoint that does not exist.
 std::optional<RunCheckpoint> find_latest_checkpoint(const std::filesystem::path& run_dir);
 
-// Cleans up after an interrupted save: removes unfinished folders and restores a folder that was renamed to
-// be replaced. A run that writes checkpoints must call this before find_latest_checkpoint.
+// Cleans up after an interrupted save: removes unfinished folders, and renames a folder back that was renamed
+// in order to be replaced. A run that writes checkpoints must call this before find_latest_checkpoint.
 void clean_run_checkpoints(const std::filesystem::path& run_dir);
 
 // Restores model and optimizer (made for the same model and dtype) and returns the controller's state.
-// `load_more` restores the files that write_more wrote. Throws UserError if a file is missing, damaged or of
-// another run; the message names the file and the other checkpoints. After an error, model and optimizer may
-// be partly restored and must not be used.
+// `load_more` restores the files that write_more wrote. Throws UserError if a file is missing, damaged or
+// from another run; the message names the file and the other checkpoints. After an error, model and optimizer
+// may be partly restored and must not be used.
 Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer,
                          const std::function<void(const std::filesystem::path& directory)>& load_more = {});
 

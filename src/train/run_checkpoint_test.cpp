@@ -190,7 +190,7 @@ TEST_F(RunCheckpointTest, NamesTheDamagedFileAndOtherCheckpoints) {
   }
 }
 
-// A limit on the file size stands for a full disk. A write fails in the middle, as with ENOSPC.
+// A limit on the file size replaces a full disk: a write fails in the middle, as with ENOSPC.
 TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
   TinyRun run;
   run.train_to(1);
@@ -220,7 +220,8 @@ TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 2);
 }
 
-// The last write, of `latest`, fails. The new step's folder is complete by then and must be removed.
+// The last write of a save, that of `latest`, fails. The new step's folder is complete by then and must be
+// removed.
 TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
   TinyRun run;
   run.train_to(1);
@@ -236,8 +237,8 @@ TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
   TinyRun().expect_resumes(run_dir_, 3);
 }
 
-// Saves one step after another, for ever. Each step is saved twice, as by a run that is interrupted right
-// after a checkpoint.
+// Saves one step after another, without end. Each step is saved twice, as in a run that is interrupted right
+// after a checkpoint and saves the step again.
 [[noreturn]] void save_until_killed(const fs::path& run_dir) {
   try {
     clean_run_checkpoints(run_dir);

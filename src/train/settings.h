@@ -75,7 +75,7 @@ struct MicroBatchSettings {
 };
 
 // How a batch is planned. `enable_tree_training` and `pad_to_maximum` are AReaL's. `enable_tree_training`:
-// true allows any plan that shares prefixes, false means `dense`. `pad_to_maximum` has no effect.
+// true: any plan that merges common prefixes; false: `dense`. `pad_to_maximum` has no effect.
 struct TreeTrainingSettings {
   std::string tree_training_mode = "auto";
   std::optional<bool> enable_tree_training;
@@ -138,7 +138,7 @@ struct TreeTrainingSettings {
   }
 };
 
-// Throws UserError if offload is required on a CPU. name: of the option, for the message.
+// Throws UserError if offload is required on a CPU. name: the option's name, for the message.
 inline void check_offload(const std::string& name, ActivationOffload offload, bool is_cpu) {
   if (offload == ActivationOffload::kAlways && is_cpu)
     throw UserError(
@@ -175,8 +175,8 @@ struct CriticSettings {
   }
 };
 
-// Ranks per kind of parallelism (docs/ranks.md). They split the batch (data), the tokens of a pass (context),
-// each layer (tensor) and the list of layers (pipeline).
+// Number of ranks per kind of parallelism (docs/ranks.md). Ranks split the batch (data), the tokens of a pass
+// (context), each layer (tensor) and the list of layers (pipeline).
 struct ParallelSizes {
   int64_t data = 1, context = 1, tensor = 1, pipeline = 1;
   int64_t all() const { return data * context * tensor * pipeline; }
@@ -187,7 +187,7 @@ struct ParallelSizes {
 std::optional<ParallelSizes> sizes_of_backend(const std::string& backend);
 
 struct ActorSettings {
-  LoraSettings lora;  // `lora` of a run's settings, beside `actor`
+  LoraSettings lora;  // the setting `lora`, which is not inside `actor`
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
   OptimizerSettings optimizer;
@@ -232,7 +232,7 @@ struct ActorSettings {
     const auto sizes = sizes_of_backend(backend);
     return sizes ? std::optional(sizes->all()) : std::nullopt;
   }
-  // The sizes for `num_ranks` training ranks. Throws UserError if `backend` needs another number.
+  // The sizes for `num_ranks` training ranks. Throws UserError if `backend` needs another number of ranks.
   ParallelSizes sizes_of(int64_t num_ranks) const;
   // Optimizer steps per batch.
   int64_t updates_per_batch() const { return ppo_n_minibatches * ppo_epochs; }
@@ -259,7 +259,7 @@ struct ActorSettings {
   }
 };
 
-// The generating policy, if it is not the trained one (sparse_policy_trainer.h).
+// The sampling policy, if it is not the trained one (sparse_policy_trainer.h).
 struct SparseTrainingSettings {
   std::string mode = "sparse";
   std::string draft_path;

@@ -10,8 +10,8 @@
 
 namespace bough {
 
-// Weights of order 1, equal for equal arguments. The model has norms, biases, fused projections and a tied
-// lm_head.
+// Random weights of order 1, which depend only on the arguments. The model has norms, biases, fused
+// projections and a tied lm_head.
 inline std::unique_ptr<Model> small_model(at::ScalarType type, uint64_t seed = 0, int64_t hidden_size = 16,
                                           at::Device device = at::kCPU) {
   ModelConfig config;

@@ -1,6 +1,6 @@
-// The sparse policy's gradient on trees: the policy's own (mode sparse_to_sparse) and that of its adapters
-// (phi of mode distill). The reference is flat sequences with an explicit attention mask. The mask is
-// computed here, row by row with tensor ops, from the definition in kernels/page_choice/page_choice.h.
+// Gradients under page selection on trees: of the policy (mode sparse_to_sparse) and of the sparse policy's
+// adapters (phi, mode distill). The reference is the flat batch with an explicit attention mask. The mask is
+// computed here, query by query with tensor ops, from the definition in kernels/page_choice/page_choice.h.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -19,7 +19,7 @@ const bool one_thread = (at::set_num_threads(1), true);
 
 constexpr int64_t kPage = 16;
 
-// The keys that the queries of a layer do not see. Counts the queries and heads that leave out any key.
+// The keys that the queries of a layer do not attend to. Counts the (query, head) pairs with such keys.
 class MaskOfPages {
  public:
   explicit MaskOfPages(const SparsePolicy& policy) : policy_(policy) {}
@@ -95,8 +95,8 @@ std::vector<const Trajectory*> pointers(const RandomBatch& r) {
   return rows;
 }
 
-// A tree with contexts far beyond the budget. The masks change along the sequences: prompts, turns, tool
-// outputs.
+// A tree with contexts far beyond the budget of keys. Sampled and other tokens alternate: prompts, turns,
+// tool outputs.
 std::unique_ptr<RandomBatch> long_batch(uint64_t seed) {
   auto r = random_batch(seed, 600);
   mark_sampled(r->batch, pointers(*r));
@@ -149,7 +149,7 @@ TEST(SparseGradient, ExactTopKeysEqualMaskedSequences) {
   EXPECT_GT(num_choices, 500);
 }
 
-// Keys that are all 0 give every page the same score, while the pages' values differ.
+// If all keys are 0, every page has the same score, while the attention values of the pages differ.
 TEST(SparseGradient, WithEqualScoresTheLowerPagesAreSeen) {
   int64_t num_choices = 0;
   for (const uint64_t seed : {5, 17}) {  // models without biases and norms of keys
@@ -188,8 +188,8 @@ TEST(SparseGradient, AdaptersEqualMaskedSequencesAndThePolicyHasNoGradient) {
     const auto loss = make_loss(sparse_trainer.actor().loss);
     MaskOfPages mask(policy);
     FlatReference reference(sparse_model, std::ref(mask));
-    // The dense log-probabilities are near the sparse ones, as in a run. k3 grows exponentially with their
-    // distance.
+    // The dense log-probabilities are near the sparse ones, as in a run, because k3 grows exponentially with
+    // their difference.
     batch.fields.reference_log_probs_R = at::zeros({batch.num_rows()}, at::kDouble);
     batch.fields.reference_log_probs_R =
         reference.run(batch, *loss).log_probs_R + 0.3 * at::randn({batch.num_rows()}, generator, at::kDouble);

@@ -10,8 +10,8 @@ namespace bough {
 
 namespace {
 
-// The settings of the sparse policy's step, from the run's. There is one update, whose ratio is 1, so
-// settings for several updates or for corrections are reset.
+// The settings of the sparse policy's optimizer step, from the run's settings. There is one update per batch,
+// whose ratio is 1, so settings for several updates or for corrections are reset.
 ActorSettings sparse_policy_settings(bool is_adapter, const SparseTrainingSettings& settings,
                                      ActorSettings actor) {
   LossSettings& loss = actor.loss;
@@ -60,7 +60,7 @@ SparsePolicyTrainer::SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model>
   BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data,
               "the sparse policy supports data parallelism only");
   model_->allocate_gradients();
-  // The reference log-probabilities for the KL come from the caller: no model is executed for them.
+  // The caller passes the reference log-probabilities, so the model in FrozenModels is never executed.
   gradient_ =
       std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks, policy);
   gradient_->leave_sums_over_ranks();
@@ -96,8 +96,8 @@ MetricValues SparsePolicyTrainer::train(const std::vector<const Trajectory*>& ro
   for (const char* name : {"sparse/replayed", "sparse/choices_differ"})
     if (const auto found = result.metrics.find(name); found != result.metrics.end())
       metrics[name] = found->second.value();
-  // The KL on the sampled tokens: the current sparse policy (`model_`) against the dense policy before its
-  // step.
+  // The KL on the sampled tokens: the current sparse policy (`model_`) against the dense policy before the
+  // dense policy's update.
   if (batch.num_rows() > 0)
     metrics["sparse/kl"] =
         result.values.log_probs_R.sub(dense_log_probs_R).square().mul(0.5).mean().item<double>();

@@ -1,18 +1,20 @@
 // A second policy that samples for a run and is kept near the trained policy (DistillSparse, algorithm 1).
 // theta: the trained policy's weights. phi: low-rank adapters on theta. The engine samples with theta and phi
-// under block-sparse attention. A step first trains theta densely on these samples, with the run's loss and
-// corrections. Then theta is frozen and phi takes one step on
+// under block-sparse attention. A training step first trains theta densely on these samples, with the run's
+// loss and corrections. Then theta is frozen and phi takes one optimizer step on
 //
 //   L(phi) = L_PPO(sparse) + kl_loss_coef · KL(sparse, dense)
 //
-// over the same trees and trained tokens, with sparse attention. The ratio in L_PPO is to phi's own detached
-// values, because there is one update per batch. The KL is estimated on the sampled tokens. Its target is the
-// dense log-probabilities from before theta's step (k2 by default: its gradient is the reverse KL's).
+// on the same trees and trained tokens, with sparse attention. The ratio in L_PPO is to phi's own detached
+// probabilities, because there is one update per batch. The KL is estimated on the sampled tokens. Its target
+// is the dense log-probabilities from before theta's update (default k2, whose gradient is the reverse KL's).
 //
 // A draft policy (`draft`, section 4.3) may take phi's place: a smaller model with the same tokenizer. All
-// its weights are trained. It samples, densely or sparsely, and takes the same step on its samples.
+// weights of the draft policy are trained. It samples, densely or sparsely, and takes the same optimizer
+// step.
 //
-// Data-parallel ranks share phi's step like theta's: each computes its shard, and the optimizer sums.
+// Data-parallel ranks split the batch of phi's update as for theta's: each computes its shard, and the
+// optimizer sums the gradients.
 #pragma once
 
 #include <filesystem>
@@ -36,14 +38,14 @@ struct SparsePolicySnapshot {
   bool is_adapter;
   OptimizerSnapshot optimizer;
 
-  // Writes the folder sparse_adapter or weak in the checkpoint. `base`: the directory of theta's initial
-  // model; a draft policy's tokenizer files are copied from there.
+  // Writes the folder sparse_adapter (adapters) or weak (draft policy) in the checkpoint. `base`: the
+  // directory of theta's initial model; a draft policy's tokenizer files are copied from there.
   void save(const std::filesystem::path& checkpoint, const std::string& base) const;
 };
 
 class SparsePolicyTrainer {
  public:
-  // theta: must outlive this object; its weights are shared, not copied.
+  // trained_model: theta. Must outlive this object, which uses its weights without a copy.
   // actor: the run's settings. The clip, aggregation, plans and optimizer are taken from them.
   // ranks: nullptr if this process trains alone. Not owned. Throws InternalError unless all ranks are data
   // parallel. train() and snapshot() are collective calls.
@@ -60,13 +62,13 @@ class SparsePolicyTrainer {
   const ActorSettings& actor() const { return actor_; }  // settings of phi's step
   void use_costs(const PassCosts* costs) { gradient_->use_costs(costs); }
 
-  // Takes phi's step. dense_log_probs_R: theta's log-probabilities before theta's step, one per trained token
-  // of the rows, in make_batch's order. Returns the metrics sparse/* (docs/formats.md).
+  // Takes phi's optimizer step. dense_log_probs_R: theta's log-probabilities before theta's update, one per
+  // loss row, in make_batch's order. Returns the metrics sparse/* (docs/formats.md).
   MetricValues train(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
                      const std::string& strategy);
 
-  // copies: copies the tensors, so that training may continue while they are written. With several ranks,
-  // only rank 0's snapshot is complete.
+  // copies: if true, copies the tensors, so that training may continue while they are written. With several
+  // ranks, only rank 0's snapshot is complete.
   SparsePolicySnapshot snapshot(bool copies) const;
   // Restores what a snapshot saved in `checkpoint`, bit for bit.
   void load(const std::filesystem::path& checkpoint);

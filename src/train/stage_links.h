@@ -1,5 +1,5 @@
 // Messages between neighboring pipeline stages (models/pipeline_stage.h) during plan execution: hidden states
-// go forward, their gradients backward. Sending does not block: the tensor is held until it has arrived.
+// go forward, their gradients backward. send() does not block: this object holds the tensor until it arrived.
 // Messages of one direction arrive in the order in which they were sent.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Tests of tensor parallelism: losses, checkpoints, adapters, traffic. parallel_groups_test.cpp tests the
+// Tests of tensor parallelism: losses, checkpoints, adapters, bytes sent. parallel_groups_test.cpp tests the
 // gradients.
 #include "models/tensor_parallel.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 const bool one_thread = (at::set_num_threads(1), true);
 
-// Losses that need other tokens than the sampled ones: the teacher's, and the policy's most likely.
+// A loss that needs the engine's top-k tokens (obrs), and the policy's 9 most likely tokens.
 TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {
   const auto r = random_batch(11, 80);
   add_top_k_tokens(*r, 11);
@@ -51,8 +51,8 @@ TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {
   });
 }
 
-// Optimizer steps on data and tensor ranks, against one process. Four ranks save, then two ranks and one rank
-// load.
+// Optimizer steps on data-parallel and tensor-parallel ranks, compared with one process. Four ranks save the
+// checkpoint, then two ranks and one rank load it.
 TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   const auto r = random_batch(4, 80);
   const auto loss = full_loss();
@@ -103,7 +103,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   std::filesystem::remove_all(folder);
 }
 
-// Adapters beside frozen weights. Some adapter weights are copied on every rank, some are split.
+// Adapters on frozen weights. Some adapter weights are copied to every rank, some are split.
 TEST(TensorParallel, AdaptersHaveTheUnshardedModelsGradient) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
@@ -143,7 +143,7 @@ TEST(TensorParallel, AdaptersHaveTheUnshardedModelsGradient) {
   }
 }
 
-// The fused tensors of a file (q, k and v; gate and up; as in Phi-3) consist of rows of several parts.
+// In a file, a fused tensor (q, k and v; gate and up; as in Phi-3) contains several parameters.
 TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
   ModelConfig config = shared_config(5);
   config.fused_projections = true;
@@ -157,7 +157,7 @@ TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
     ASSERT_EQ(together.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(together[i].first, expected[i].first);
-      // A tensor that several ranks hold was added once per part, not once per rank.
+      // A tensor that several ranks hold contributes once to the gathered tensor, not once per rank.
       EXPECT_TRUE(together[i].second.equal(expected[i].second)) << expected[i].first;
       EXPECT_TRUE(gathered[i].second.equal(expected[i].second)) << expected[i].first;
     }
@@ -182,7 +182,8 @@ TEST(TensorParallel, SendsThePredictedBytes) {
     model.allocate_gradients();
     const double before = groups.tensor()->bytes_sent();
     Executor(model).forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
-    // On two ranks, an all-reduce of B bytes sends B bytes from each rank. So does an all-gather.
+    // On two ranks, an all-reduce of B bytes sends B bytes from each rank. So does an all-gather of B bytes
+    // per rank.
     const double sums = 4 * (4 * layers * tokens * width + tokens * width + tokens * width);
     EXPECT_EQ(groups.tensor()->bytes_sent() - before, sums + 4 * 3 * rows);
   });

@@ -18,7 +18,7 @@ namespace bough {
 
 namespace {
 
-// Combines the metrics of the mini-batches into those of the step. Losses are means over optimizer steps.
+// Combines the mini-batches' metrics into the training step's. Losses are means over optimizer steps.
 MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   MetricValues values;
   for (const auto& [name, metric] : sums) {
@@ -26,8 +26,8 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
                        ? metric.value() / static_cast<double>(num_mini_batches)
                        : metric.value();
   }
-  // Effective sample size of factors or weights: mean^2 / mean of squares. A fraction of the tokens this
-  // large, with equal weights, would give the same variance.
+  // Effective sample size of factors or weights: mean^2 / mean of squares. It is a fraction of the tokens:
+  // this many tokens with equal weights would give the same variance.
   for (const auto& [name, metric] : sums) {
     constexpr std::string_view kSquare = "_square_mean";
     if (!name.ends_with(kSquare)) continue;
@@ -38,8 +38,8 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   return values;
 }
 
-// The number of repeated token computations: tokens on paths that cuts between ranks cross, without the first
-// computation of each.
+// The number of repeated token computations: a token that several ranks compute counts once less than the
+// number of these ranks.
 int64_t tokens_twice(const std::vector<TokenSpan>& sequences, int64_t num_ranks,
                      const BalanceWeights& weights) {
   const PrefixTree tree = build_prefix_tree(sequences);
@@ -48,7 +48,7 @@ int64_t tokens_twice(const std::vector<TokenSpan>& sequences, int64_t num_ranks,
   return tokens;
 }
 
-// Metrics of the critic's values, as they were when the batch was scored, against the returns.
+// Metrics of the critic's values, as computed when the batch was scored, against the returns.
 MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
   std::vector<double> values, returns;
   for (const Trajectory* row : batch) {
@@ -164,7 +164,7 @@ Model& Trainer::unsharded_model() {
   return *gather_unsharded();
 }
 
-// Returns nullptr on ranks other than the first if the ranks split the layers.
+// Returns the unsharded model. On ranks other than 0 returns nullptr if ranks shard the model.
 Model* Trainer::gather_unsharded() {
   if (model_.is_unsharded()) return &model_;
   if (ranks_->shares_with_leader()) gather_weights(model_, whole_);
@@ -282,7 +282,7 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
     return values;
   }
 
-  // All mini-batches are prepared before the first update, because pi_old is the policy at the start.
+  // All mini-batches are prepared before the first update, because pi_old is the policy before that update.
   const std::string strategy = settings_.tree.strategy();
   const auto members = split_minibatches(group_numbers(kept), tokens, settings_.ppo_n_minibatches);
   const bool is_one_update = members.size() == 1 && settings_.ppo_epochs == 1;
@@ -294,8 +294,8 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
         {trains_actor ? gradient_.prepare(mini, is_one_update, strategy) : gradient_.rows_of(mini), {}, {}});
   }
 
-  // With one update, its own pass gives the log-probabilities of the policy at the start. With several, a
-  // forward pass is needed unless one was already made for pi_old.
+  // If there is one update, its gradient pass gives the log-probabilities of the policy before the update. If
+  // there are several, a forward pass is needed unless one was already made for pi_old.
   if (keeps_log_probs() && trains_actor && !is_one_update)
     for (MiniBatch& mini : minis) {
       const LossRows& fields = mini.batch.fields;
@@ -373,7 +373,7 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
   return values;
 }
 
-// The work after the updates, over the whole batch at once. The values of the mini-batches are put in the
+// Computes what follows the updates, once for the whole batch. Outputs of the mini-batches are put in the
 // batch's order.
 MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
                                 const std::vector<std::vector<int64_t>>& members,

@@ -1,10 +1,11 @@
 // Updates the weights from one batch of scored trajectories: plans, gradients and optimizer steps, for each
-// mini-batch and epoch (ppo_epochs). With several updates, pi_old is computed for the whole batch before the
-// first one. A critic learns from the same mini-batches. A critic with its own backbone has its own plan
-// executions, before the policy's. A critic that shares the actor's backbone uses the policy's.
+// mini-batch and epoch (ppo_epochs). With several updates per batch, pi_old is computed for the whole batch
+// before the first update. A critic learns from the same mini-batches. A critic with its own backbone has its
+// own plan executions, before the policy's. A critic with the actor's backbone uses the policy's plan
+// executions.
 //
 // With several ranks (parallel_groups.h), each rank has a trainer with the same settings. Rank 0 calls
-// train(), which sends the batch to the other ranks. They wait in follow() and execute the same steps.
+// train(), which sends the batch to all other ranks. These wait in follow() and execute the same steps.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@
 
 namespace bough {
 
-// Predicted costs of a step on this device. The module `cost` makes them.
+// Predicted costs of a training step on this device. The module `cost` makes them.
 struct StepCosts {
   std::shared_ptr<const PassCosts> passes;  // nullptr: plans are made without costs
   WorkModel work;
@@ -42,7 +43,7 @@ struct TrainingSnapshot {
   std::shared_ptr<Model> reference;  // nullptr unless ref_model_sync_steps > 0
   Json coefficients;                 // GradientStep::state()
 
-  // Saves everything but model and optimizer. `base`: the directory of the run's initial model.
+  // Saves everything except model and optimizer. `base`: the directory of the run's initial model.
   void save_more(const std::filesystem::path& directory, const std::string& base) const;
 };
 
@@ -55,10 +56,10 @@ class BatchTrainer {
   virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
 
   // Sets the critic's values of the trained sequences (sequence_steps.h), from which advantages are computed.
-  // Does nothing without a critic.
+  // Does nothing if there is no critic.
   virtual void set_values(std::vector<Trajectory>&) {}
 
-  // Sets each token's acceptance by the policy (acceptance.h) for the trained sequences. Needed for
+  // Sets each token's acceptance by the trained policy (acceptance.h) for the trained sequences. Needed for
   // actor.keep_samples_by: acceptance. Costs one forward plan execution.
   virtual void set_acceptance(std::vector<Trajectory>&) {}
 
@@ -69,18 +70,19 @@ class BatchTrainer {
 
 class Trainer final : public BatchTrainer {
  public:
-  // model, the models in `frozen`, clock, critic, student and ranks must outlive the trainer.
+  // model, the models in `frozen`, clock, critic, sparse_trainer and ranks must outlive the trainer.
   // total_steps: calls of train() planned for the whole run, for the learning rate schedule. The actor's
   // schedule begins after the critic's warm-up.
+  // critic: nullptr if the run has no critic.
   // sparse: page selection, if a sparse policy is trained.
-  // student: the policy that samples, which takes its own step after the model's; or nullptr.
+  // sparse_trainer: the policy that samples, updated after `model`; nullptr if `model` samples.
   // ranks: nullptr if this process trains alone.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
           SparsePolicyTrainer* sparse_trainer = nullptr, const TrainingRanks* ranks = nullptr);
 
-  // With several ranks only rank 0 may call train(), set_values() and set_acceptance(). Its metrics cover all
-  // ranks.
+  // With several ranks only rank 0 may call train(), set_values() and set_acceptance(). The metrics of
+  // train() cover all ranks.
   MetricValues train(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
   void set_acceptance(std::vector<Trajectory>& batch) override;
@@ -90,12 +92,12 @@ class Trainer final : public BatchTrainer {
   }
 
   // Sets the costs for the planner. Without costs `auto` means `blocks` with passes of B tokens. `critic`:
-  // for a critic's own backbone.
+  // costs for the critic's own backbone.
   void use_costs(StepCosts costs, StepCosts critic = {});
   const PassCosts* pass_costs() const { return whole_passes_.get(); }  // of a whole pass on one rank
 
   // From now on train() also returns acceptance_metrics: the distance between the policy that sampled and the
-  // trained policy. For samples of a different policy, for example a sparse one.
+  // trained policy. Useful if these differ in more than version, for example by sparse attention.
   void measure_acceptance() {
     measures_acceptance_ = true;
     gradient_.ask_for_engine_top();
@@ -107,18 +109,18 @@ class Trainer final : public BatchTrainer {
   void publish_ranks(int32_t version);
   void end_ranks();
 
-  // Called by rank 0 if ranks shard the model: sets the unsharded model that unsharded_model() fills. It must
-  // outlive the trainer.
+  // Called by rank 0 if ranks shard the model: sets the unsharded model that unsharded_model() fills. `whole`
+  // must outlive the trainer.
   void use_unsharded(Model& whole) { whole_ = &whole; }
-  // Called by rank 0: gathers the current weights from all ranks and returns the unsharded model. Throws
-  // InternalError on other ranks and without use_unsharded(), if ranks shard the model.
+  // Called by rank 0: gathers the current weights from all ranks and returns the unsharded model. If ranks
+  // shard the model, throws InternalError on other ranks, and if use_unsharded() was not called.
   Model& unsharded_model();
 
-  // Called by rank 0: gathers the state of all ranks. copies: copies the tensors, so that training may
-  // continue while they are written.
+  // Called by rank 0: gathers the state of all ranks. copies: if true, copies the tensors, so that training
+  // may continue while they are written.
   TrainingSnapshot snapshot(bool copies);
-  // Restores a checkpoint, bit for bit. Every rank calls this and reads the files. Returns the state that the
-  // run saved with it. Throws as load_run_checkpoint().
+  // Restores a checkpoint, bit for bit. Every rank calls this and reads the files. Returns the controller's
+  // state that was saved with the checkpoint. Throws as load_run_checkpoint().
   Json load(const RunCheckpoint& checkpoint);
 
   Optimizer& optimizer() { return optimizer_; }
@@ -129,7 +131,7 @@ class Trainer final : public BatchTrainer {
   struct MiniBatch {
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
-    RowValues before;  // the policy's values before the first update, if keeps_log_probs()
+    RowValues before;  // the policy's outputs before the first update, if keeps_log_probs()
   };
   // Sums over the updates of one batch.
   struct Updates {
@@ -145,7 +147,7 @@ class Trainer final : public BatchTrainer {
   Model* renewed_reference() const { return settings_.loss.ref_model_sync_steps > 0 ? reference_ : nullptr; }
   bool is_rank_zero() const { return ranks_ && ranks_->is_rank_zero(); }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
-  // On rank 0: commands the other ranks to compute `rows` together with it.
+  // On rank 0: commands all other ranks to compute `rows` together with rank 0.
   void order_execution(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
   void update_critic(MiniBatch& mini, Updates& updates);
   bool keeps_log_probs() const { return sparse_trainer_ || measures_acceptance_; }
@@ -172,8 +174,8 @@ class Trainer final : public BatchTrainer {
 };
 
 // Metrics of a batch's prefix tree and its plans: compression, the fraction of tokens that is computed
-// (AReaL's tree_token_ratio) and the fraction that is recomputed. With a cost model, also the predicted time
-// over the measured `seconds`. With several ranks, the metrics cover the plans of all ranks.
+// (AReaL's tree_token_ratio) and the fraction that is recomputed. With a cost model, also predicted seconds
+// divided by the measured `seconds`. With several ranks, the metrics cover the plans of all ranks.
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
                           const PassCosts* costs = nullptr, double seconds = 0,
                           const TrainingRanks* ranks = nullptr);

@@ -66,8 +66,8 @@ TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
   EXPECT_GT(largest_difference(values_of(*tree), values_of(*small_model(at::kDouble))), 1e-3);
 }
 
-// AReaL's metric: the tokens of all trees over the tokens of the sequences. A group alone is a tree of 17
-// tokens, 5 + 4 x 3. Three groups, planned separately, repeat the 4 tokens that all groups share.
+// AReaL's metric: the tokens of all trees divided by the tokens of the sequences. One group is a tree of 17
+// tokens, 5 + 4 x 3. Three groups, planned separately, repeat their 4 common tokens.
 TEST(Trainer, TreeTokenRatioCountsThePlansTrees) {
   const SteadyClock clock;
   const auto ratio = [&](const ActorSettings& settings) {
@@ -141,8 +141,8 @@ TEST(Trainer, UtilisationCountsWhatTheTreeNeedsAtTheCalibratedRate) {
   const WorkModel work{.flops_per_token = 7e4, .flops_per_head_row = 3e4, .flops_per_pair = 500};
   trainer.use_costs({.passes = nullptr, .work = work, .matrix_product_rate = 5e9});
   const MetricValues metrics = trainer.train(batch_of(1));
-  // Five shared tokens, then four times three tokens. Each of the twelve has a head row. They attend to 6, 7
-  // and 8 tokens.
+  // Five common tokens, then three tokens of each of four samples. Each of these twelve tokens has a head
+  // row. The three tokens attend to 6, 7 and 8 tokens.
   const double forward = 17 * work.flops_per_token + 12 * work.flops_per_head_row +
                          (1 + 2 + 3 + 4 + 5 + 4 * (6 + 7 + 8)) * work.flops_per_pair;
   EXPECT_NEAR(metrics.at("perf/mfu") * metrics.at("time/train") * 5e9 / (3 * forward), 1, 1e-9);
@@ -186,8 +186,8 @@ TEST(Trainer, ALossIsAggregatedAsItWasPublished) {
   }
 }
 
-// If the verifier fails for half of the samples, the step equals, to the last bit, that of the batch without
-// them.
+// If the verifier fails for half of the samples, the optimizer step equals that of the batch without these
+// samples, to the last bit.
 TEST(Trainer, SamplesWithoutARewardLeaveNoTraceInTheGradient) {
   const SteadyClock clock;
   for (const char* mode : {"path", "dense"}) {
@@ -214,7 +214,7 @@ TEST(Trainer, SamplesWithoutARewardLeaveNoTraceInTheGradient) {
   }
 }
 
-// The effective sample size over all blocks of a path plan, against a count over the flat batch.
+// The effective sample size merged over all passes of a path plan, compared with a count over the flat batch.
 TEST(Trainer, EffectiveSampleSizeByAgeIsThatOfTheWholeStep) {
   const SteadyClock clock;
   std::vector<Trajectory> batch = batch_of(3);
@@ -257,7 +257,7 @@ TEST(Trainer, EffectiveSampleSizeIsThatOfTheFactorsOfTheWholeStep) {
   EXPECT_DOUBLE_EQ(plain.at("mismatch/factor_mean"), plain.at("mismatch/importance_weight_mean"));
   EXPECT_LT(plain.at("mismatch/effective_sample_size"), 0.9);
   EXPECT_GT(plain.at("mismatch/effective_sample_size"), 1.0 / 36) << "of 36 tokens";
-  // For factors of 0 and 1, the effective sample size is the share of ones.
+  // If factors are 0 or 1, the effective sample size is the fraction of ones.
   EXPECT_NEAR(accepted.at("mismatch/effective_sample_size"), 1 - accepted.at("mismatch/masked_fraction"),
               1e-12);
 }

@@ -1,5 +1,5 @@
-// Executor, optimizer and trainer on every available device (engine.md 4): against the flat batch in fp64,
-// against a second run, and against the CPU.
+// Executor, optimizer and trainer on every available device (engine.md 4), compared with the flat batch in
+// fp64, with a second run, and with the CPU.
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
 
@@ -43,8 +43,8 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
   for (const auto& [type, bound] : {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}})
     for (uint64_t seed = 0; seed < (type == at::kFloat ? 20 : 4); ++seed) {
       auto r = random_batch(seed, 300);
-      // With weights of scale 0.3 the loss is so steep that the flat batch in fp32 also loses 1e-5. The scale
-      // is therefore 0.15.
+      // With weights of scale 0.3 the loss is so steep that even the flat batch in fp32 has an error of 1e-5.
+      // The scale is therefore 0.15.
       const auto model = random_model(seed, type, 0.15, device());
       FlatResult flat = FlatReference(*model).run(r->batch, *loss);
       r->batch.fields = to_type(r->batch.fields, type);
@@ -118,7 +118,7 @@ void OptimizerOn::expect_steps_of_the_cpu(bool offload) {
       for (size_t i = 0; i < model->parameters().size(); ++i) {
         const at::Tensor difference = model->parameters()[i]->value.to(at::kCPU, at::kDouble) -
                                       expected->parameters()[i]->value.to(at::kDouble);
-        // If a master rounds the other way, the bf16 weight moves to the next bf16 number.
+        // If a master is rounded in the other direction, the bf16 weight is the neighboring bf16 number.
         EXPECT_LE(difference.abs().max().item<double>(), type == at::kFloat ? 1e-6 : 0.04) << i;
         EXPECT_EQ(model->parameters()[i]->main_grad.count_nonzero().item<int64_t>(), 0) << i;
       }
@@ -134,7 +134,7 @@ TEST_P(OptimizerOn, StepsOfAnOffloadedStateAreTheCpus) {
   expect_steps_of_the_cpu(/*offload=*/true);
 }
 
-// Values, the value loss and its gradient. The critic has its own backbone, or runs beside the policy's loss.
+// Values, value loss, gradient. The critic has its own backbone or runs in the policy's plan execution.
 TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
   const auto policy_loss = full_loss();
   auto r = random_batch(3, 300);

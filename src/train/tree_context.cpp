@@ -105,7 +105,7 @@ bool is_chosen(const Pass& pass, int64_t layer) {
   return pass.choice && layer >= pass.choice->chooser.policy().dense_layers;
 }
 
-// layer_pages: the pages of a layer whose queries choose pages; otherwise undefined.
+// layer_pages: the pages of the layer if its queries select pages; otherwise undefined.
 TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput& input,
                             const at::Tensor& layer_pages) {
   if (is_chosen(pass, layer))
@@ -187,8 +187,8 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
                                 pass.same_bits);
       return {d.d_q_TNH, round(d.d_k_TGH), round(d.d_v_TGH), {}, {}};
     }
-    // The outputs' gradient is undefined if only the anchor led here. This happens in the last layer of a
-    // pass without a loss.
+    // The outputs' gradient is undefined if backward came here only through the anchor. This happens in the
+    // last layer of a pass without a loss.
     if (d_outputs[0].defined())
       d = gradient(pass, layer, make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]},
                    d_outputs[0].contiguous());
@@ -204,8 +204,8 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 }  // namespace
 
 // One layer that is recomputed in backward. The layer's graph is built in backward and freed at its end. The
-// layer has its own anchor, so that backward runs even if nothing above needs its gradient. The anchor of the
-// layer's attention is a root of the graph that backward builds.
+// layer's output has an anchor, so that its backward runs even if no later layer needs a gradient. The anchor
+// of the layer's attention is a root of the graph that backward builds.
 struct LayerFunction : torch::autograd::Function<LayerFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, TreeContext* pass,
                                int64_t index) {
@@ -251,7 +251,7 @@ TreeContext::TreeContext(Pass pass) : pass_(std::move(pass)) {
   if (pass_.layers_keep_attention) pass_.keep_outputs = &layer_outputs_;
 }
 
-// Page choices of the forward pass are not counted again. Attention outputs that forward kept are reused.
+// Page selections of the forward pass are not counted again. Attention outputs that forward kept are reused.
 void TreeContext::begin_backward() {
   if (pass_.choice) pass_.choice->counts = nullptr;
   pass_.verify_recompute = pass_.verify_layers;

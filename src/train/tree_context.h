@@ -1,5 +1,5 @@
-// The prefix KV stack, and the attention of a training pass: over the stack below the pass and over the pass
-// itself (engine.md 3, "Prefix KV stack").
+// The prefix KV stack, and the attention of a training pass to the stack rows of its ancestor blocks and to
+// the pass's own tokens (engine.md 3, "Prefix KV stack").
 #pragma once
 
 #include <memory>
@@ -16,13 +16,14 @@
 
 namespace bough {
 
-// Keys, values and their gradients of the tokens on the current root-to-leaf chain of interior blocks.
+// Keys, values and their gradients of the tokens on the current root-to-leaf chain of interior blocks. One
+// row of the prefix KV stack is one token.
 //
-// One buffer per layer for k and v (model dtype) and for each gradient (accumulator type), allocated once
-// for the plan's deepest chain. Only the executor moves the top. Forward writes at the plan's offsets and is
-// idempotent; gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack, layer,
-// offset, length), never views across passes: a view would trip autograd's version check when a sibling
-// writes other rows.
+// One buffer per layer for k and v (model dtype) and for each gradient (accumulator type), allocated once for
+// the plan's deepest chain. Only the executor pushes and pops rows. Forward writes at the plan's offsets and
+// is idempotent. Gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack,
+// layer, offset, length), never tensor views across passes: a view would fail autograd's version check when a
+// sibling block writes other rows.
 class PrefixKvStack {
  public:
   PrefixKvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
@@ -33,7 +34,7 @@ class PrefixKvStack {
     return tokens_;
   }  // tree token of each row: one path from the root
 
-  // Reserves rows for these tokens on top and zeroes their gradients.
+  // Reserves rows for these tokens at the top and zeroes the rows' gradients.
   void push(int32_t first_token, int32_t end_token);
   // Zeroes the gradients of rows [begin, begin + num_rows), which lie above the top. A context-parallel pass
   // uses these rows without pushing them.
@@ -65,11 +66,11 @@ struct ReplayCounts {
   int64_t lists = 0, replayed = 0, different = 0;
 };
 
-// An interior pass writes its keys and values to the stack. Its backward reads the gradients that descendants
-// have added to its rows. So its backward must run in every layer, even if nothing above needs a gradient:
-// a prompt without a loss still passes its descendants' gradients on. Each layer's attention therefore has
-// a second, empty output, the *anchor*, and backward takes all anchors as roots. Without anchors these
-// gradients vanish silently.
+// An interior pass writes its keys and values to the stack. Its backward reads the gradients that descendant
+// blocks have added to its rows. So its backward must run in every layer, even if the layer's output has no
+// gradient: a prompt without a loss still passes its descendants' gradients on. Each layer's attention
+// therefore has a second, empty output, the *anchor*, and backward takes all anchors as roots. Without
+// anchors these gradients would be lost without an error.
 class TreeContext : public AttentionContext {
  public:
   struct Pass {
@@ -79,19 +80,19 @@ class TreeContext : public AttentionContext {
     bool verify_recompute;  // throws InternalError if a recompute is not bit-identical to the first forward
     KeyEnds ends;           // where each key's subtree ends, on the pass's device
     double scale;
-    // Pages of the keys. Set if the model is batch-invariant or if queries select pages.
+    // Pages of the keys. Set if the model is batch-invariant or if queries select pages, otherwise nullopt.
     std::optional<TreePages> pages;
     bool is_batch_invariant = false;
-    // Long runs of queries use the GPU vendor's attention kernel. Empty: one kernel computes the whole pass.
+    // Long runs of queries use the GPU vendor's kernel. Empty: one kernel call computes all queries.
     std::vector<QuerySegment> segments = {};
-    bool same_bits = false;  // gradients are deterministic, those of the vendor's kernel too
+    bool same_bits = false;  // gradients are deterministic, also those of the GPU vendor's kernel
     // Page selection of the pass's queries: which queries select, and the lists by layer. The first forward
     // writes the lists and a recompute reads them.
     struct Choice {
       PageChooser chooser;
       std::vector<PageChooser::Lists> chosen;
       // By query: pages that generation recorded (PageChoices), used in place of the selected ones. Empty:
-      // none.
+      // the query selects its pages.
       std::vector<std::span<const uint16_t>> replays = {};
       ReplayCounts* counts = nullptr;  // nullptr: not counted
 
@@ -102,12 +103,12 @@ class TreeContext : public AttentionContext {
     // Context parallelism: the ranks split the tokens of the pass. nullptr if this rank has all tokens.
     // Dense attention only.
     std::shared_ptr<ContextPass> shared = nullptr;
-    // Attention outputs, one per layer. The first forward appends to keep_outputs. The recompute reads
-    // kept_outputs instead of computing attention again. Either may be nullptr.
+    // Attention outputs, one per layer. The first forward appends to *keep_outputs. The recompute reads
+    // *kept_outputs instead of computing attention again. Each is nullptr if the pass does not use it.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;
     const std::vector<TreeAttentionOutput>* kept_outputs = nullptr;
-    // The graph holds only each layer's input, and with `layers_keep_attention` also attention's output.
-    // Each layer is recomputed just before its backward.
+    // If true, the graph holds only each layer's input, and with `layers_keep_attention` also attention's
+    // output. Each layer is recomputed just before its backward.
     bool recomputes_layers = false;
     bool layers_keep_attention = false;
     bool layers_on_host = false;  // the layers' inputs are offloaded to host memory until backward
@@ -127,7 +128,7 @@ class TreeContext : public AttentionContext {
   // Moves out the page lists that the pass's queries selected, by layer. Empty if no query selects pages.
   std::vector<PageChooser::Lists> take_choices();
 
-  // An empty tensor for each layer, to be passed to backward as roots beside the hidden states.
+  // An empty tensor for each layer. Pass them to backward as roots in addition to the hidden states.
   const std::vector<at::Tensor>& anchors() const { return anchors_; }
 
  private:
@@ -142,8 +143,8 @@ class TreeContext : public AttentionContext {
   HostCopies layer_inputs_;  // with layers_on_host
 };
 
-// Returns logits [T, V], model dtype, of one sequence in a single pass without a tree. Used to compare with
-// other implementations. Records no graph.
+// Returns logits [T, V], model dtype, of one sequence in a single pass without a tree. Used for comparison
+// with other implementations. Records no autograd graph.
 at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids);
 
 }  // namespace bough

@@ -11,7 +11,7 @@
 
 namespace bough {
 
-// For each sequence one number, or one per trained token.
+// For each sequence a list of one number, or of one number per trained token.
 using Advantages = std::vector<std::vector<double>>;
 
 struct EstimatorInput {
@@ -20,8 +20,8 @@ struct EstimatorInput {
   const std::vector<std::vector<int64_t>>& groups;  // the sequence indices of each group
   Advantages* returns = nullptr;                    // output, nullptr if the caller does not need it
 
-  // Applies `estimate` to the rewards of each group and returns the results by sequence. `estimate` replaces
-  // `values` in place; `tokens` has the number of trained tokens of each of these sequences.
+  // Calls `estimate` for each group and returns the results by sequence. `estimate` gets the group's rewards
+  // in `values` and replaces them in place. `tokens`: trained tokens of each of the group's sequences.
   using Estimate = void (*)(const AdvantageSettings&, std::vector<double>& values,
                             const std::vector<int64_t>& tokens);
   std::vector<double> by_group(std::span<const double> rewards, Estimate estimate) const;
@@ -59,16 +59,16 @@ double deviation_of(std::span<const double> values, bool unbiased);
 // Replaces rewards R by (R - mean) / (std + eps), in a group of one by R / (1 + eps).
 void normalize_group(const AdvantageSettings& settings, std::vector<double>& values,
                      const std::vector<int64_t>& tokens);
-// Converts one value per sequence.
+// Converts one number per sequence to lists of one number.
 Advantages one_a_sequence(const std::vector<double>& values);
 // Replaces A by (A - mean) / sqrt(var + 1e-8), where mean and unbiased var are over all trained tokens of the
-// batch. A sequence with a single number counts as `tokens` equal numbers. `parts` turns off either
-// operation.
+// batch. A sequence with a single number counts as `tokens` equal numbers. `parts` can turn off the
+// subtraction or the division.
 struct Whitening {
   bool subtracts_mean = true, divides_by_deviation = true;
 };
 void whiten(Advantages& advantages, std::span<const int64_t> tokens, Whitening parts = {});
-// Returns the whitening that adv_norm selects. `by_default`: whether `auto` turns an operation on.
+// The whitening that adv_norm selects. `by_default`: whether `auto` turns on subtraction and division.
 Whitening whitening(const AdvantageNormSettings& settings, bool by_default);
 
 }  // namespace bough

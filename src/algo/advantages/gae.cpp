@@ -13,7 +13,7 @@ GaeResult gae(const GaeInput& input, double gamma, double lambda) {
                   (input.turns.empty() || input.turns.size() == count),
               "values ", count, ", rewards ", input.rewards.size(), ", mask ", input.trained.size(),
               ", turns ", input.turns.size());
-  // The trained tokens of each step, in order.
+  // The trained tokens of each time step, in order.
   std::vector<std::vector<size_t>> steps;
   for (size_t t = 0; t < count; ++t) {
     if (!input.trained[t]) continue;

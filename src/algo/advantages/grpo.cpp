@@ -2,8 +2,8 @@
 // one gives R / (1 + eps), as in verl (AReaL, TRL: 0).
 // Dr.GRPO (Liu et al. 2025): A = R - mean_g, for aggregation by constant_length.
 // AReaL's mean_level and std_level set what the mean and the deviation are taken over: the group, the batch
-// (one value per sequence), or nothing. If one of them is set, a deviation of 0 counts as 1. The deviation of
-// a single value also counts as 1.
+// (one reward per sequence), or nothing. If mean_level or std_level is set, a deviation of 0 counts as 1. The
+// deviation of a single reward also counts as 1.
 #include "algo/advantages/estimators.h"
 
 namespace bough {

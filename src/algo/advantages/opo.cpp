@@ -1,8 +1,9 @@
 // OPO (Hao et al. 2025): the baseline of least variance if the norm of a sequence's gradient grows with its
-// length: A = R - sum(l R) / sum(l) over the group, with l the trained tokens. A group of one has baseline 0.
+// length: A = R - sum(l R) / sum(l) over the group. l is a sequence's number of trained tokens. A group of
+// one has baseline 0.
 // ReMax (Li et al. 2023, arXiv 2310.10505): A = R - R(greedy), with R(greedy) the reward of the prompt's most
-// likely response. This response is generated beside the group and not trained. R(greedy) does not depend on
-// the samples, so groups of one have a baseline.
+// likely response. This response is generated in addition to the group and is not trained. R(greedy) does not
+// depend on the samples, so groups of one have a baseline.
 // MaxRL (2026): A = (R - mean_g) / (mean_g + eps). A mean of at most eps gives 0.
 #include "algo/advantages/estimators.h"
 

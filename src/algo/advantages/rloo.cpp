@@ -1,5 +1,5 @@
-// RLOO (Ahmadian et al. 2024): A = R - mean of the other n - 1 rewards of the group. A group of one is an
-// error.
+// RLOO (Ahmadian et al. 2024): A = R - mean of the n - 1 rewards of the group's other sequences. A group of
+// one is an error.
 #include "algo/advantages/estimators.h"
 #include "base/error.h"
 

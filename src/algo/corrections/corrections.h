@@ -8,8 +8,8 @@
 //   1. rejection_sampling, if its settings differ from the defaults
 //   2. cap, with the decoupled loss
 //   3. none
-// A named correction replaces the one of the decoupled loss. Masks (off_policy_mask_threshold, m2_threshold)
-// multiply any correction.
+// A correction that is selected by name replaces the decoupled loss's `cap`. Masks
+// (off_policy_mask_threshold, m2_threshold) multiply any correction.
 #pragma once
 
 #include <string>
@@ -55,18 +55,18 @@ BOUGH_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 BOUGH_OTHER_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 #undef BOUGH_DECLARE_CORRECTION
 
-// Returns the corrections that `settings` select. Their factors are multiplied. `against`: of the loss.
-// Throws UserError if settings contradict each other.
+// Returns the corrections that `settings` select. Their factors are multiplied. `against`: the denominator of
+// the loss's ratio. Throws UserError if settings contradict each other.
 std::vector<CorrectionKind> find_corrections(const LossSettings& settings, Against against);
 
 // Returns log w [R], clamped, at settings.correction_level: w of the token, or the product or the geometric
-// mean of w over the sequence's rows.
+// mean of w over the sequence's loss rows.
 at::Tensor log_weight_at_level(const CorrectionRows& rows);
-// Returns [R]: 0 on every row of a sequence that has a token with w < settings.correction_veto, else 1.
+// Returns [R]: 0 on every loss row of a sequence that has a token with w < settings.correction_veto, else 1.
 at::Tensor veto_factor(const CorrectionRows& rows);
 
-// Returns the bounds from the settings. If unset there, they are the correction's own: `geometric` at level
-// geometric, otherwise `token`. Throws UserError if the lower bound is above the upper one.
+// Returns the bounds from the settings. If unset there, they are the correction's defaults: `geometric` at
+// level geometric, otherwise `token`. Throws UserError if the lower bound is above the upper one.
 WeightBounds weight_bounds(const LossSettings& settings, WeightBounds token, WeightBounds geometric);
 
 }  // namespace bough

@@ -11,7 +11,7 @@ namespace bough {
 
 namespace {
 
-// 1 for accepted rows, otherwise 0.
+// 1 for accepted loss rows, otherwise 0.
 at::Tensor accepted(const CorrectionRows& rows, const at::Tensor& w_R) {
   const auto [lower, upper] = rows.bounds;
   const at::Tensor inside_R = w_R.ge(lower).logical_and(w_R.le(upper));

@@ -5,15 +5,15 @@
 //   factor = kept * Z * min(max(lambda, w), correction_upper) * rows / kept rows
 // with pi_old / mu' = Z max(lambda, w). correction_upper defaults to 3.
 //
-// The last quotient changes the denominator to the number of kept tokens. With all rows as denominator the
-// loss would be Z times as large.
+// The last quotient, rows / kept rows, changes the denominator from all loss rows to the kept ones. Without
+// it the loss would be Z times as large.
 //
-// Z is known only over the engine's top-k tokens: Z = kappa * sum over these of min(mu, pi_old / lambda),
-// with kappa = mean of a / mean of that sum over the batch, since the mean of a under mu is Z. kappa - 1 is
-// the part of the other tokens. Jackpot's sum also runs over pi_old's most likely tokens. The engine does not
-// return its probabilities of those.
+// Z is known only over the engine's top-k tokens: Z = kappa * sum over the top-k tokens of min(mu, pi_old /
+// lambda). kappa = (mean of a) / (mean of that sum), both over the batch's loss rows, since the mean of a
+// under mu is Z. So kappa - 1 stands for the tokens outside the top k. Jackpot's sum also runs over pi_old's
+// most likely tokens, but the engine does not return its probabilities of those.
 //
-// The random numbers depend only on the trainer's version and the token's place in the batch.
+// The random numbers depend only on the trainer's version and the index of the loss row in the batch.
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
@@ -29,7 +29,7 @@ namespace bough {
 
 namespace {
 
-// 1 if the row's uniform random number is below `probabilities_R`, otherwise 0.
+// Per loss row: 1 if its uniform random number is below `probabilities_R`, otherwise 0.
 at::Tensor sampled(const at::Tensor& probabilities_R, int64_t version) {
   const CounterRandom random(0, Purpose::acceptance);
   std::vector<double> uniforms;
@@ -48,7 +48,7 @@ Corrected apply(const CorrectionRows& rows) {
   const at::Tensor kept_R = sampled(acceptance_R, rows.version);
   const at::Tensor known_R =
       at::minimum(rows.behaviour_top_k_RK.exp(), rows.old_top_k_RK.exp().div(lambda)).sum(1);
-  // If the top-k tokens of the batch have no mass, nothing is known about the other tokens. kappa is then 1.
+  // If the batch's top-k tokens have probability 0, nothing is known about the other tokens. kappa is then 1.
   const at::Tensor mean = known_R.mean();
   const at::Tensor kappa = at::where(mean.gt(0.0), acceptance_R.mean().div(mean), at::ones_like(mean));
   const at::Tensor z_R = known_R.mul(kappa);

@@ -3,10 +3,11 @@
 //   kl_k1  log w
 //   kl_k2  (log w)^2 / 2
 //   kl_k3  w - 1 - log w
-// At level sequence the metric is the sum, mean or maximum over the sequence's trained tokens. `ratio`
-// aggregates log w instead, and then w itself is the sequence's geometric mean. The action is:
+// At level sequence the metric is the sum, mean or maximum over the sequence's trained tokens. The metric
+// `ratio` is then exp of the aggregate of log w, and w below is the sequence's geometric mean. The action is:
 //   mask   w if lower <= metric <= upper, else 0
-//   clamp  w, clamped to [lower (0 if not set), upper]; level sequence: only if the metric is outside
+//   clamp  w, clamped to [lower (0 if not set), upper]. At level sequence this happens only if the metric is
+//          outside these bounds
 #include <ATen/ops/where.h>
 
 #include "algo/corrections/corrections.h"

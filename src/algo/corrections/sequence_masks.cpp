@@ -3,7 +3,7 @@
 //     whose mean of log mu - log pi over the trained tokens exceeds the threshold, tokens with A < 0 get 0.
 //     These are bad answers that the policy would no longer give.
 //   m2_threshold (M2PO; the name is AReaL's; default off): the tokens of the mini-batch with the largest
-//     (log mu - log pi_old)^2 get 0 until the mean over the rest is below the threshold; all if none is left.
+//     (log mu - log pi_old)^2 get 0 until the mean of the remaining tokens is below the threshold.
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -23,7 +23,7 @@ Corrected mask_off_policy(const CorrectionRows& rows) {
 
 Corrected mask_second_moments(const CorrectionRows& rows) {
   const auto [ascending_R, order_R] = at::sort(rows.log_w_R.square());
-  // The means of the first 1, 2, ... values never decrease. The means below the threshold come first.
+  // The means of the first 1, 2, ... entries never decrease. The means below the threshold come first.
   const at::Tensor sums_R = ascending_R.cumsum(0);
   const at::Tensor counts_R = at::zeros_like(sums_R).add(1.0).cumsum(0);
   const at::Tensor kept_R =

@@ -1,11 +1,11 @@
 // Clip-Cov and KL-Cov (Cui et al. 2025, "The entropy mechanism"). A few tokens of the mini-batch have a large
 // covariance c = (A - mean A)(log pi - mean log pi). These tokens make the entropy collapse.
-//   clip_cov  PPO clip, but clip_cov_ratio (default 2e-4) of the tokens get 0. They are sampled from the
-//             unclipped tokens with clip_cov_lb (default 1) < c < clip_cov_ub (default 5).
-//   kl_cov    -r A; the kl_cov_ratio (default 2e-4) of tokens with the largest c also get
-//             ppo_kl_coef (default 1) |log r|.
+//   clip_cov  PPO clip, but a fraction clip_cov_ratio (default 2e-4) of the tokens gets 0. These are sampled
+//             from the unclipped tokens with clip_cov_lb (default 1) < c < clip_cov_ub (default 5).
+//   kl_cov    -r A. The fraction kl_cov_ratio (default 2e-4) of the tokens, those with the largest c, also
+//             gets ppo_kl_coef (default 1) |log r|.
 // At least one token is chosen, as in verl. The random numbers depend only on the trainer's version and the
-// token's place in the mini-batch.
+// index of the loss row in the mini-batch.
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
@@ -33,7 +33,7 @@ int64_t count_of(double ratio, int64_t num_rows) {
   return std::clamp<int64_t>(static_cast<int64_t>(ratio * static_cast<double>(num_rows)), 1, num_rows);
 }
 
-// A random sample of `count` of the rows that are set, or all of them if there are fewer; [R] bool.
+// [R] bool: at random, `count` of the loss rows whose candidates_R is true, or all if there are fewer.
 at::Tensor drawn_from(const at::Tensor& candidates_R, int64_t count, int64_t version) {
   const CounterRandom random(kDrawSeed, Purpose::shuffle);
   const at::Tensor rows = at::nonzero(candidates_R).squeeze(1).cpu().contiguous();

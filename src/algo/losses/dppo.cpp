@@ -1,6 +1,6 @@
-// DPPO (divergence PPO; verl's dppo_tv and dppo_kl): r = pi / mu. Instead of clipping r, the distance that
-// the policy moved is bounded: -M sg(min(r, 20)) A log pi. M = 0 if the policy moved further than
-// dppo_threshold (default 0.2) in the direction of A (A > 0: pi above mu; else pi below mu). Otherwise M = 1.
+// DPPO (divergence PPO; verl's dppo_tv and dppo_kl): r = pi / mu. The loss is -M sg(min(r, 20)) A log pi. r
+// is not clipped. Instead M = 0 if the distance between pi and mu is above dppo_threshold (default 0.2) and
+// pi moved in the direction of A (A > 0: pi above mu; else pi below mu). Otherwise M = 1.
 // The distance is:
 //   dppo_tv  |pi - mu|, the total variation between "this token" and "another token"
 //   dppo_kl  mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi))
@@ -14,7 +14,7 @@ namespace {
 constexpr double kMaxRatio = 20.0;
 constexpr double kTiny = 1e-30;  // keeps log(1 - p) finite at p = 1
 
-// The policy term of each row, from its distance and `up` = pi - mu.
+// The policy term of each loss row, from its distance and `up` = pi - mu.
 PolicyTerm masked(const PolicyRows& rows, const at::Tensor& distance_R, const at::Tensor& up_R) {
   const at::Tensor wants_up_R = rows.advantages_R.gt(0.0);
   const at::Tensor further_R =

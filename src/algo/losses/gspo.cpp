@@ -1,7 +1,7 @@
 // GSPO (Zheng et al. 2025): one ratio per sequence, s = exp(mean over its trained tokens of log r), clipped
 // as in PPO (defaults 3e-4 and 4e-4). Aggregation: the mean over sequences of token means.
-// Token form: s_t = sg(s) pi / sg(pi). Its value is the same, and its gradient reaches token t only through
-// A_t.
+// Token form (gspo_token): s_t = sg(s) pi / sg(pi). Its value is the same, and its gradient reaches token t
+// only through A_t.
 #include "algo/losses/policy_terms.h"
 
 namespace bough {

@@ -1,6 +1,6 @@
 // The list of policy losses. To add one, write a file in this folder that defines NAME_term(), with its
 // equation and source at the top, and add a line to the list below. PolicyLoss (algo/policy_loss.h) has the
-// parts that all of them share: pi_old, corrections, KL, entropy and metrics.
+// parts that all policy losses have: pi_old, corrections, KL, entropy and metrics.
 #pragma once
 
 #include <span>

@@ -12,7 +12,7 @@ PolicyTerm clipped_surrogate(const at::Tensor& ratio_R, const PolicyRows& rows) 
   const at::Tensor minus_a_R = rows.advantages_R.neg();
   const at::Tensor free_R = minus_a_R.mul(ratio_R);
   const at::Tensor bounded_R = minus_a_R.mul(ratio_R.clamp(1.0 - rows.eps_low, 1.0 + rows.eps_high));
-  // Inside the clip both terms are equal. Autograd gives each of them half of the (same) gradient.
+  // Inside the clip free_R equals bounded_R. Autograd gives each of them half of the (same) gradient.
   return {at::maximum(free_R, bounded_R), bounded_R.detach().gt(free_R.detach())};
 }
 
