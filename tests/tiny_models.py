@@ -126,6 +126,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+# The families, by the model_type of their config.json.
+MODEL_TYPES: list[str] = list(dict.fromkeys(settings["model_type"] for settings in ARCHITECTURES.values()))
+
 
 def make_tiny_model(architecture: str, seed: int = 0, **overrides: Any):
     """A transformers model in fp32 and eval mode. Norm weights and biases are random too. transformers

@@ -56,9 +56,9 @@ void check_sizes(const InitOptions& options) {
                         "; change one of them, or give --head-dim"));
 }
 
-Architecture read_arch(const std::string& arch) {
+void check_arch(const std::string& arch) {
   try {
-    return architecture_of(arch);
+    family_named(arch);
   } catch (const UserError& error) {
     throw UserError(str("--arch: ", error.what()));
   }
@@ -67,8 +67,7 @@ Architecture read_arch(const std::string& arch) {
 // Writes the config.json that a user would write, then reads it like any other: one place decides what is
 // possible.
 ModelConfig make_config(const InitOptions& options) {
-  const Architecture architecture = read_arch(options.arch);
-  const bool is_gemma = architecture == Architecture::kGemma2 || architecture == Architecture::kGemma3;
+  check_arch(options.arch);
   const int64_t head_dim = options.head_dim.value_or(options.hidden_size / options.heads);
   const Json asked = {
       {"model_type", options.arch},
@@ -86,10 +85,8 @@ ModelConfig make_config(const InitOptions& options) {
       {"query_pre_attn_scalar", head_dim},
       {"attn_logit_softcapping", nullptr},
       {"final_logit_softcapping", nullptr},
-      // A window that holds every sequence, so that attention is exact.
-      {"sliding_window", is_gemma ? Json(options.max_positions) : Json(nullptr)},
-      {"original_max_position_embeddings",
-       architecture == Architecture::kPhi3 ? Json(options.max_positions) : Json(nullptr)},
+      // If the family has windows: a window that holds every sequence, so that attention is exact.
+      {"sliding_window", options.max_positions},
   };
   ModelConfig config = parse_model_config(asked, "bough init");
   config.source = write_model_config(config);
@@ -143,8 +140,7 @@ void add_init_command(CommandLine& line) {
       line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
                [options] { run_init(*options); });
   command.add_option("DIR", options->directory, "The folder to make").required().type_name("");
-  command.add_option("--arch", options->arch,
-                     "qwen3 | qwen2 | llama | mistral | gemma2 | gemma3_text | smollm3 | phi3 | olmo2");
+  command.add_option("--arch", options->arch, family_names(&Family::model_type, " | ", " | "));
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
   command.add_option("--layers", options->layers, "Decoder layers");
   command.add_option("--heads", options->heads, "Query heads");

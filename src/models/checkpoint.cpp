@@ -3,9 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iomanip>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -185,8 +183,8 @@ const char* dtype_text(at::ScalarType type) {
 Json saved_config(const ModelConfig& config, at::ScalarType dtype) {
   Json json =
       config.source.is_object() && !config.source.empty() ? config.source : write_model_config(config);
-  json["architectures"] = Json::array({class_name(config.architecture)});
-  json["model_type"] = model_type(config.architecture);
+  json["architectures"] = Json::array({config.family->class_name});
+  json["model_type"] = config.family->model_type;
   if (json.contains("torch_dtype")) json["torch_dtype"] = dtype_text(dtype);
   if (json.contains("dtype") || !json.contains("torch_dtype")) json["dtype"] = dtype_text(dtype);
   return json;
@@ -324,107 +322,6 @@ void save_model(const fs::path& directory, Model& model, const SaveOptions& opti
     write_file_atomically(directory / kGenerationConfig, dump_pretty(options.generation_config));
   else copy_file(kGenerationConfig);
   write_config_and_weights(directory, config, weights, options);
-}
-
-namespace {
-// Writes the family's keys in addition to the common keys.
-void write_family_keys(const ModelConfig& config, Json& json) {
-  const auto layers = static_cast<size_t>(config.num_layers);
-  const Json all_full = std::vector<std::string>(layers, "full_attention");
-  const auto write = [&](const Json& keys) { json.update(keys); };
-  const auto write_attention_bias = [&] { json["attention_bias"] = config.output_bias; };
-  switch (config.architecture) {
-    case Architecture::kLlama:
-      write({{"mlp_bias", config.mlp_bias}, {"pretraining_tp", 1}});
-      write_attention_bias();
-      break;
-    case Architecture::kQwen3: write_attention_bias(); [[fallthrough]];
-    case Architecture::kQwen2:
-      write({{"use_sliding_window", false},
-             {"sliding_window", nullptr},
-             {"max_window_layers", config.num_layers},
-             {"layer_types", all_full}});
-      break;
-    case Architecture::kMistral: write({{"sliding_window", nullptr}}); break;
-    case Architecture::kPhi3:
-      write(
-          {{"sliding_window", nullptr},
-           {"original_max_position_embeddings",
-            config.rope.original_positions ? config.rope.original_positions : config.max_position_embeddings},
-           {"resid_pdrop", 0.0},
-           {"embd_pdrop", 0.0}});
-      json["rope_parameters"]["partial_rotary_factor"] =
-          static_cast<double>(config.turned_elements()) / static_cast<double>(config.head_dim);
-      break;
-    case Architecture::kOlmo2: write_attention_bias(); break;
-    case Architecture::kSmolLM3: {
-      Json turns = Json::array();
-      for (int64_t layer = 0; layer < config.num_layers; ++layer)
-        turns.push_back(config.layer_rope(layer) == LayerRope::kNone ? 0 : 1);
-      write({{"mlp_bias", config.mlp_bias},
-             {"use_sliding_window", false},
-             {"sliding_window", nullptr},
-             {"no_rope_layer_interval", 4},
-             {"no_rope_layers", turns},
-             {"layer_types", all_full}});
-      write_attention_bias();
-      break;
-    }
-    case Architecture::kGemma2:
-    case Architecture::kGemma3: {
-      const bool is_gemma3 = config.architecture == Architecture::kGemma3;
-      const bool has_window = config.max_exact_length < std::numeric_limits<int64_t>::max();
-      Json types = Json::array();
-      for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-        const bool slides =
-            is_gemma3 ? config.layer_rope(layer) == LayerRope::kLocal : has_window && layer % 2 == 0;
-        types.push_back(slides ? "sliding_attention" : "full_attention");
-      }
-      write({{"hidden_activation", json["hidden_act"]},
-             {"query_pre_attn_scalar", config.query_scale},
-             {"attn_logit_softcapping", nullptr},
-             {"final_logit_softcapping", nullptr},
-             {"sliding_window", std::min(config.max_exact_length, config.max_position_embeddings)},
-             {"use_bidirectional_attention", is_gemma3 ? Json(false) : Json(nullptr)},
-             {"layer_types", types}});
-      write_attention_bias();
-      json.erase("hidden_act");
-      if (config.query_scale == std::floor(config.query_scale))
-        json["query_pre_attn_scalar"] = static_cast<int64_t>(config.query_scale);
-      if (is_gemma3)
-        json["rope_parameters"] = {{"full_attention", write_rope(config.rope)},
-                                   {"sliding_attention", write_rope(config.local_rope)}};
-    }
-  }
-}
-}  // namespace
-
-Json write_model_config(const ModelConfig& config) {
-  Json json = {
-      {"architectures", Json::array({class_name(config.architecture)})},
-      {"model_type", model_type(config.architecture)},
-      {"dtype", config.torch_dtype},
-      {"vocab_size", config.vocab_size},
-      {"hidden_size", config.hidden_size},
-      {"intermediate_size", config.intermediate_size},
-      {"num_hidden_layers", config.num_layers},
-      {"num_attention_heads", config.num_heads},
-      {"num_key_value_heads", config.num_kv_heads},
-      {"head_dim", config.head_dim},
-      {"max_position_embeddings", config.max_position_embeddings},
-      {"rms_norm_eps", config.rms_norm_eps},
-      {"rope_parameters", write_rope(config.rope)},
-      {"tie_word_embeddings", config.tie_word_embeddings},
-      {"hidden_act", config.activation == GateActivation::kSilu ? "silu" : "gelu_pytorch_tanh"},
-      {"attention_dropout", 0.0},
-      {"initializer_range", 0.02},
-      {"use_cache", true},
-      {"bos_token_id", nullptr},
-      {"eos_token_id", nullptr},
-      {"pad_token_id", nullptr},
-  };
-  write_family_keys(config, json);
-  return json;
 }
 
 }  // namespace bough

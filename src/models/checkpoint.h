@@ -41,8 +41,4 @@ void save_model(const std::filesystem::path& directory, Model& model, const Save
 NamedTensors named_weights(Model& model);
 NamedTensors named_gradients(Model& model);
 
-// Returns a complete config.json for a model without one, as transformers 5.17 writes it. The token ids (bos,
-// eos, pad) are null; the caller fills them in from the tokenizer.
-Json write_model_config(const ModelConfig& config);
-
 }  // namespace bough

@@ -20,9 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-ModelConfig small_config(Architecture architecture, bool tied) {
+ModelConfig small_config(const Family& family, bool tied) {
   ModelConfig config;
-  config.architecture = architecture;
+  config.family = &family;
   config.vocab_size = 40;
   config.hidden_size = 16;
   config.intermediate_size = 24;
@@ -90,9 +90,9 @@ void expect_names(const std::string& message, std::initializer_list<std::string>
 }
 
 TEST_F(Checkpoint, SavesAndLoadsEveryArchitecture) {
-  for (const Architecture architecture : {Architecture::kQwen3, Architecture::kQwen2, Architecture::kLlama})
+  for (const Family* family : {&families::qwen3, &families::qwen2, &families::llama})
     for (const bool tied : {false, true}) {
-      auto model = random_model(small_config(architecture, tied));
+      auto model = random_model(small_config(*family, tied));
       save_model(folder_, *model);
       expect_same(*model, *load_model(folder_, at::kFloat));
       EXPECT_EQ(files(), (std::set<std::string>{"config.json", "model.safetensors"}));
@@ -101,7 +101,7 @@ TEST_F(Checkpoint, SavesAndLoadsEveryArchitecture) {
 }
 
 TEST_F(Checkpoint, ConvertsDtypes) {
-  const ModelConfig config = small_config(Architecture::kQwen3, true);
+  const ModelConfig config = small_config(families::qwen3, true);
   auto model = random_model(config);
   save_model(folder_, *model, {.dtype = at::kBFloat16});
   EXPECT_EQ(load_model_config(folder_).torch_dtype, "bfloat16");
@@ -116,7 +116,7 @@ TEST_F(Checkpoint, ConvertsDtypes) {
 
 // Only the new shards remain, for any previous number of shards.
 TEST_F(Checkpoint, ShardsReplaceEachOther) {
-  const ModelConfig config = small_config(Architecture::kLlama, false);
+  const ModelConfig config = small_config(families::llama, false);
   for (const int64_t bytes : {int64_t{5000}, int64_t{1} << 40, int64_t{1}, int64_t{9000}, int64_t{5000}}) {
     auto model = random_model(config);
     save_model(folder_, *model, {.max_shard_bytes = bytes});
@@ -140,7 +140,7 @@ TEST_F(Checkpoint, ShardsReplaceEachOther) {
 }
 
 TEST_F(Checkpoint, KeepsConfigAndOtherFiles) {
-  Json source = write_model_config(small_config(Architecture::kQwen3, true));
+  Json source = write_model_config(small_config(families::qwen3, true));
   source.erase("dtype");
   source["torch_dtype"] = "bfloat16";
   source["my_key"] = {1, 2};
@@ -166,7 +166,7 @@ TEST_F(Checkpoint, KeepsConfigAndOtherFiles) {
 }
 
 TEST_F(Checkpoint, NamesMissingExtraAndWrongShapes) {
-  const ModelConfig config = small_config(Architecture::kQwen3, false);
+  const ModelConfig config = small_config(families::qwen3, false);
   save_changed(config, [](NamedTensors& tensors) {
     std::erase_if(tensors, [](const auto& named) { return named.first.ends_with("k_proj.weight"); });
   });
@@ -187,7 +187,7 @@ TEST_F(Checkpoint, NamesMissingExtraAndWrongShapes) {
 }
 
 TEST_F(Checkpoint, FailedLoadLeavesTheModel) {
-  const ModelConfig config = small_config(Architecture::kLlama, true);
+  const ModelConfig config = small_config(families::llama, true);
   save_changed(config, [](NamedTensors& tensors) { tensors.pop_back(); });
   auto model = random_model(config);
   std::vector<at::Tensor> before;
@@ -197,7 +197,7 @@ TEST_F(Checkpoint, FailedLoadLeavesTheModel) {
 }
 
 TEST_F(Checkpoint, IgnoresTiedHeadAndInvFreqOnly) {
-  const ModelConfig tied = small_config(Architecture::kLlama, true);
+  const ModelConfig tied = small_config(families::llama, true);
   const auto add = [](const char* name, std::vector<int64_t> shape) {
     return [=](NamedTensors& tensors) { tensors.emplace_back(name, at::zeros(shape)); };
   };
@@ -212,7 +212,7 @@ TEST_F(Checkpoint, IgnoresTiedHeadAndInvFreqOnly) {
 }
 
 TEST_F(Checkpoint, RefusesBrokenDirectories) {
-  const ModelConfig config = small_config(Architecture::kQwen2, false);
+  const ModelConfig config = small_config(families::qwen2, false);
   EXPECT_THROW(load_model(folder_, at::kFloat), UserError);
   save_model(folder_, *random_model(config), {.max_shard_bytes = 5000});
   const std::string index = read_file(folder_ / "model.safetensors.index.json");
@@ -238,7 +238,7 @@ TEST_F(Checkpoint, RefusesBrokenDirectories) {
 
 // A config of a model of 10^17 bytes over the weights of a small model is an error, not an allocation.
 TEST_F(Checkpoint, RefusesHugeConfigWithoutAllocating) {
-  save_model(folder_, *random_model(small_config(Architecture::kQwen3, true)));
+  save_model(folder_, *random_model(small_config(families::qwen3, true)));
   Json json = read_json(folder_ / "config.json");
   json["vocab_size"] = 2'000'000'000;
   json["hidden_size"] = 10'000'000;
@@ -247,7 +247,7 @@ TEST_F(Checkpoint, RefusesHugeConfigWithoutAllocating) {
 }
 
 TEST_F(Checkpoint, FullDiskLeavesTheWeightsThatWereThere) {
-  ModelConfig config = small_config(Architecture::kQwen3, true);
+  ModelConfig config = small_config(families::qwen3, true);
   config.hidden_size = 512;
   config.intermediate_size = 60;  // 123 kB, over the limit, after shards that are below it
   config.source = Json();
@@ -268,7 +268,7 @@ TEST_F(Checkpoint, FullDiskLeavesTheWeightsThatWereThere) {
 }
 
 TEST_F(Checkpoint, GradientsGoUnderTheSameNames) {
-  auto model = random_model(small_config(Architecture::kQwen3, true));
+  auto model = random_model(small_config(families::qwen3, true));
   model->allocate_gradients();
   const NamedTensors weights = named_weights(*model), gradients = named_gradients(*model);
   ASSERT_EQ(weights.size(), gradients.size());

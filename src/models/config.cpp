@@ -1,7 +1,6 @@
 #include "models/config.h"
 
-#include <array>
-#include <cmath>
+#include <algorithm>
 #include <limits>
 
 #include "base/error.h"
@@ -14,47 +13,8 @@ namespace {
 // Bounds far above any decoder of this kind. Beyond them a file is damaged. Within them, products of two
 // sizes fit 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
-constexpr int64_t kMaxLayers = 10'000;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
 constexpr int64_t kMaxVocabulary = std::numeric_limits<int32_t>::max();  // tokens are int32
-
-struct Family {
-  Architecture architecture;
-  const char* class_name;  // value of `architectures`
-  const char* model_type;
-  // The family's defaults in transformers, for keys that a config.json may omit.
-  int64_t max_positions;
-  double rms_norm_eps;
-  double rope_theta;
-  bool tied;
-};
-constexpr std::array<Family, 9> kFamilies = {{
-    {Architecture::kQwen3, "Qwen3ForCausalLM", "qwen3", 32768, 1e-6, 1e4, false},
-    {Architecture::kQwen2, "Qwen2ForCausalLM", "qwen2", 32768, 1e-6, 1e4, false},
-    {Architecture::kLlama, "LlamaForCausalLM", "llama", 2048, 1e-6, 1e4, false},
-    {Architecture::kMistral, "MistralForCausalLM", "mistral", 131072, 1e-6, 1e4, false},
-    {Architecture::kGemma2, "Gemma2ForCausalLM", "gemma2", 8192, 1e-6, 1e4, true},
-    {Architecture::kGemma3, "Gemma3ForCausalLM", "gemma3_text", 131072, 1e-6, 1e6, true},
-    {Architecture::kSmolLM3, "SmolLM3ForCausalLM", "smollm3", 32768, 1e-6, 2e6, true},
-    {Architecture::kPhi3, "Phi3ForCausalLM", "phi3", 4096, 1e-5, 1e4, false},
-    {Architecture::kOlmo2, "Olmo2ForCausalLM", "olmo2", 2048, 1e-5, 1e4, false},
-}};
-
-std::string supported(const char* Family::*name) {
-  std::string names;
-  for (const Family& family : kFamilies)
-    names += str(&family == &kFamilies.front()  ? ""
-                 : &family == &kFamilies.back() ? " or "
-                                                : ", ",
-                 family.*name);
-  return names;
-}
-
-const Family& family_of(Architecture architecture) {
-  for (const Family& family : kFamilies)
-    if (family.architecture == architecture) return family;
-  BOUGH_CHECK(false, "architecture ", static_cast<int>(architecture));
-}
 
 // Finds the family by `architectures`, which names the class. A config without the key (a base class's
 // config) is found by `model_type`.
@@ -65,60 +25,46 @@ const Family& read_family(const ConfigKeys& keys) {
     const Json& names = keys.get("architectures");
     if (!names.is_array() || names.size() != 1 || !names[0].is_string())
       keys.fail("architectures", ConfigKeys::shown(names),
-                str("a list of one name: ", supported(&Family::class_name)));
-    for (const Family& family : kFamilies)
-      if (names[0] == family.class_name) found = &family;
+                str("a list of one name: ", family_names(&Family::class_name)));
+    for (const Family* family : all_families())
+      if (names[0] == family->class_name) found = family;
     if (!found)
       keys.fail("architectures", ConfigKeys::shown(names[0]),
-                str(supported(&Family::class_name), ": no other architecture is supported"));
+                str(family_names(&Family::class_name), ": no other architecture is supported"));
     if (!model_type.empty() && model_type != found->model_type)
       keys.fail("model_type", quoted(model_type),
                 str("'", found->model_type, "', which ", found->class_name, " has"));
     return *found;
   }
-  for (const Family& family : kFamilies)
-    if (model_type == family.model_type) found = &family;
+  for (const Family* family : all_families())
+    if (model_type == family->model_type) found = family;
   if (!found)
     keys.fail("architectures", str("nothing, and model_type ", quoted(model_type)),
-              supported(&Family::class_name));
+              family_names(&Family::class_name));
   return *found;
 }
 
-bool is_gemma(Architecture architecture) {
-  return architecture == Architecture::kGemma2 || architecture == Architecture::kGemma3;
-}
-bool is_qwen(Architecture architecture) {
-  return architecture == Architecture::kQwen2 || architecture == Architecture::kQwen3;
-}
-
 void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
-  const Architecture architecture = family.architecture;
   config.vocab_size = keys.integer("vocab_size", kMaxVocabulary);
   config.hidden_size = keys.integer("hidden_size", kMaxWidth);
   config.intermediate_size = keys.integer("intermediate_size", kMaxWidth);
   config.num_layers = keys.integer("num_hidden_layers", kMaxLayers);
   config.num_heads = keys.integer("num_attention_heads", kMaxWidth);
   config.max_position_embeddings =
-      keys.integer_or("max_position_embeddings", kMaxPositions, family.max_positions);
-  // If num_key_value_heads is absent, these classes use the number of query heads. Other classes have a
-  // default of their own. For all classes, null means the number of query heads.
-  const bool defaults_to_heads = architecture == Architecture::kLlama ||
-                                 architecture == Architecture::kPhi3 || architecture == Architecture::kOlmo2;
-  if (!keys.object().contains("num_key_value_heads") && !defaults_to_heads)
+      keys.integer_or("max_position_embeddings", kMaxPositions, family.max_position_embeddings);
+  if (!keys.object().contains("num_key_value_heads") && !family.kv_heads_default_to_heads)
     keys.fail("num_key_value_heads", "nothing",
               str("an integer that divides the ", config.num_heads, " query heads"));
   config.num_kv_heads = keys.integer_or("num_key_value_heads", kMaxWidth, config.num_heads);
   if (config.num_heads % config.num_kv_heads != 0)
     keys.fail("num_key_value_heads", str(config.num_kv_heads),
               str("a divisor of num_attention_heads, ", config.num_heads));
-  // Qwen3's and Gemma's classes have a default of their own. The others divide the width.
-  const int64_t default_head = architecture == Architecture::kQwen3 ? 128 : is_gemma(architecture) ? 256 : 0;
-  if (!keys.has("head_dim") && default_head == 0 && config.hidden_size % config.num_heads != 0)
+  if (!keys.has("head_dim") && family.head_dim == 0 && config.hidden_size % config.num_heads != 0)
     keys.fail("num_attention_heads", str(config.num_heads),
               str("a divisor of hidden_size, ", config.hidden_size, ", where head_dim is not given"));
   config.head_dim = keys.integer_or(
       "head_dim", 1 << 16,
-      default_head ? default_head : std::max<int64_t>(1, config.hidden_size / config.num_heads));
+      family.head_dim ? family.head_dim : std::max<int64_t>(1, config.hidden_size / config.num_heads));
   if (config.head_dim % 2 != 0)
     keys.fail("head_dim", str(config.head_dim), "an even number: rotary positions turn pairs");
   if (config.num_heads > kMaxWidth / config.head_dim)
@@ -126,37 +72,23 @@ void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& confi
               str("at most ", kMaxWidth, " / head_dim ", config.head_dim));
 }
 
-// Reads the layer options of the family.
-void read_layer(const ConfigKeys& keys, ModelConfig& config) {
-  const Architecture architecture = config.architecture;
-  const bool has_attention_bias = architecture != Architecture::kQwen2 &&
-                                  architecture != Architecture::kMistral &&
-                                  architecture != Architecture::kPhi3;
-  config.output_bias = has_attention_bias && keys.flag_or("attention_bias", false);
-  config.qkv_bias = config.output_bias || architecture == Architecture::kQwen2;
-  const bool has_mlp_bias = architecture == Architecture::kLlama || architecture == Architecture::kSmolLM3;
+// Sets the features of the layers: those of the family, and those that keys of the config choose.
+void read_layer(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  static_cast<LayerFeatures&>(config) = family.layer;
+  if (family.reads_attention_bias && keys.flag_or("attention_bias", false))
+    config.qkv_bias = config.output_bias = true;
   config.mlp_bias = keys.flag_or("mlp_bias", false);
-  if (config.mlp_bias && !has_mlp_bias)
+  if (config.mlp_bias && !family.reads_mlp_bias)
     keys.refuse("mlp_bias", "a bias in this family's feed-forward layers");
-  config.qk_norm = architecture == Architecture::kQwen3 || architecture == Architecture::kGemma3 ||
-                   architecture == Architecture::kOlmo2;
-  config.qk_norm_over_width = architecture == Architecture::kOlmo2;
-  config.pre_norms = architecture != Architecture::kOlmo2;
-  config.post_norms = architecture == Architecture::kOlmo2 || is_gemma(architecture);
-  config.fused_projections = architecture == Architecture::kPhi3;
-  const char* activation_key = is_gemma(architecture) ? "hidden_activation" : "hidden_act";
-  const std::string activation =
-      keys.text_or(activation_key, is_gemma(architecture) ? "gelu_pytorch_tanh" : "silu");
+  const std::string activation = keys.text_or(family.activation_key, activation_name(config.activation));
   if (activation != "silu" && activation != "gelu_pytorch_tanh")
-    keys.refuse(activation_key, str("activation ", quoted(activation)));
+    keys.refuse(family.activation_key, str("activation ", quoted(activation)));
   config.activation = activation == "silu" ? GateActivation::kSilu : GateActivation::kGeluTanh;
-  if (!is_gemma(architecture)) return;
-  config.norm_weight_offset = 1;
-  config.scale_embedding = true;
-  config.query_scale = keys.positive_or("query_pre_attn_scalar", 1e9, 256);
+  if (family.layer.query_scale > 0)
+    config.query_scale = keys.positive_or("query_pre_attn_scalar", 1e9, family.layer.query_scale);
 }
 
-void refuse_what_changes_the_result(const ConfigKeys& keys, Architecture architecture) {
+void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family) {
   if (keys.has("quantization_config")) keys.refuse("quantization_config", "a quantised model");
   for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"})
     if (keys.has(key) && keys.get(key) != 0)
@@ -164,36 +96,19 @@ void refuse_what_changes_the_result(const ConfigKeys& keys, Architecture archite
   if (keys.flag_or("use_bidirectional_attention", false))
     keys.refuse("use_bidirectional_attention", "attention to later tokens");
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
-    // Gemma 2's class caps logits if the key is absent.
-    if (architecture == Architecture::kGemma2 && !keys.object().contains(key))
-      keys.refuse(key, "soft-capping of logits, which Gemma 2 does where the key is absent,");
+    if (family.caps_logits_by_default && !keys.object().contains(key))
+      keys.refuse(key, str("soft-capping of logits, which ", family.name, " does where the key is absent,"));
     if (keys.has(key))
       keys.refuse(key, str("soft-capping of logits (", ConfigKeys::shown(keys.get(key)), ")"));
   }
 }
 
-bool slides_by_default(const ConfigKeys& keys, Architecture architecture, int64_t layer) {
-  const int64_t number = layer + 1;
-  switch (architecture) {
-    case Architecture::kMistral:
-    case Architecture::kPhi3: return true;
-    case Architecture::kQwen3:
-    case Architecture::kQwen2: return layer >= keys.integer_or("max_window_layers", kMaxLayers, 28);
-    case Architecture::kGemma2: return number % 2 != 0;
-    case Architecture::kGemma3: return number % keys.integer_or("sliding_window_pattern", kMaxLayers, 6) != 0;
-    default: return false;
-  }
-}
-
 // Finds the layers with a sliding window. A sequence up to the window's length is seen whole.
-std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& config) {
-  const Architecture architecture = config.architecture;
-  const bool asks = is_qwen(architecture) || architecture == Architecture::kSmolLM3;
-  const bool uses = keys.flag_or("use_sliding_window", !asks);
-  const bool has_default =
-      architecture == Architecture::kMistral || is_gemma(architecture) || is_qwen(architecture);
-  const bool has_window =
-      uses && (keys.has("sliding_window") || (has_default && !keys.object().contains("sliding_window")));
+std::vector<bool> read_sliding_layers(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  const SlidingWindows& windows = family.windows;
+  const bool uses = keys.flag_or("use_sliding_window", !windows.opt_in);
+  const bool uses_default = windows.default_size > 0 && !keys.object().contains("sliding_window");
+  const bool has_window = uses && (keys.has("sliding_window") || uses_default);
   std::vector<bool> slides(static_cast<size_t>(config.num_layers));
   if (keys.has("layer_types")) {
     const Json& types = keys.get("layer_types");
@@ -206,17 +121,15 @@ std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& confi
         keys.refuse("layer_types", str("attention ", ConfigKeys::shown(types[layer]), " in layer ", layer,
                                        slides[layer] ? " without a window (sliding_window)" : ""));
     }
-  } else {
+  } else if (windows.in_layer && (has_window || windows.required)) {
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
-      slides[static_cast<size_t>(layer)] =
-          (has_window || is_gemma(architecture)) && slides_by_default(keys, architecture, layer);
+      slides[static_cast<size_t>(layer)] = windows.in_layer(keys, layer);
   }
-  // Mistral's and Phi-3's classes read no layer_types.
-  if (has_window && (architecture == Architecture::kMistral || architecture == Architecture::kPhi3))
-    slides.assign(slides.size(), true);
+  if (has_window && windows.in_every_layer) slides.assign(slides.size(), true);
   if (std::find(slides.begin(), slides.end(), true) == slides.end()) return slides;
-  const int64_t window =
-      keys.object().contains("sliding_window") ? keys.integer("sliding_window", kMaxPositions) : 4096;
+  const int64_t window = keys.object().contains("sliding_window")
+                             ? keys.integer("sliding_window", kMaxPositions)
+                             : windows.default_size;
   config.max_exact_length = window;
   config.beyond_exact_length = str("its sliding window (sliding_window ", window,
                                    "), beyond which tokens would see a part of the sequence");
@@ -224,7 +137,7 @@ std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& confi
 }
 
 // transformers before 5 writes rope_theta beside rope_scaling, which is null or describes the scaling of
-// positions. From 5 on, rope_parameters holds both. In Gemma 3 it has an entry for each type of layer.
+// positions. From 5 on, rope_parameters holds both.
 const char* rope_key(const ConfigKeys& keys) {
   for (const char* key : {"rope_scaling", "rope_parameters"})
     if (keys.has(key) && !keys.get(key).is_object())
@@ -235,10 +148,10 @@ const char* rope_key(const ConfigKeys& keys) {
   return has_scaling ? "rope_scaling" : "rope_parameters";
 }
 
-double read_partial_rotary(const ConfigKeys& keys, const ConfigKeys& rope, Architecture architecture) {
+double read_partial_rotary(const ConfigKeys& keys, const ConfigKeys& rope, const Family& family) {
   const ConfigKeys& where = rope.has("partial_rotary_factor") ? rope : keys;
   const double part = where.positive_or("partial_rotary_factor", 1, 1);
-  if (part != 1 && architecture != Architecture::kPhi3)
+  if (part != 1 && !family.partial_rotary)
     where.refuse("partial_rotary_factor", str("rotating a part of each head (", part, ") in this family"));
   return part;
 }
@@ -256,10 +169,11 @@ void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<
     if (!part.is_object()) keys_of(object, "").fail(name, ConfigKeys::shown(part), "an object");
     return keys_of(part, str(", key '", name, "'"));
   };
-  const bool by_layer = family.architecture == Architecture::kGemma3 &&
-                        (object.contains("full_attention") || object.contains("sliding_attention"));
+  const bool has_local = family.local_rope_theta > 0;
+  const bool by_layer =
+      has_local && (object.contains("full_attention") || object.contains("sliding_attention"));
   const ConfigKeys global = by_layer ? part_of("full_attention") : keys_of(object, "");
-  const double part = read_partial_rotary(keys, global, family.architecture);
+  const double part = read_partial_rotary(keys, global, family);
   const auto rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * part);
   if (rotary_dim % 2 != 0 || rotary_dim == 0)
     keys.fail("partial_rotary_factor", str(part), "an even number of a head's elements");
@@ -270,38 +184,23 @@ void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<
       .max_positions = config.max_position_embeddings,
       .original_positions = keys.has("original_max_position_embeddings")
                                 ? keys.integer("original_max_position_embeddings", kMaxPositions)
-                                : 0,
-      .yarn_is_longrope = family.architecture == Architecture::kPhi3};
-  if (context.yarn_is_longrope && context.original_positions == 0) context.original_positions = 4096;
+                                : family.original_positions,
+      .yarn_is_longrope = family.yarn_is_longrope};
   config.rope = read_rope(global, context);
   if (config.rope.max_exact_length < config.max_exact_length) {
     config.max_exact_length = config.rope.max_exact_length;
     config.beyond_exact_length =
         str("the length up to which its rope scaling does not depend on a sequence's length (", key, ")");
   }
-  if (family.architecture == Architecture::kGemma3) {
-    context.default_theta = keys.positive_or("rope_local_base_freq", 1e30, 1e4);
+  if (has_local) {
+    context.default_theta = keys.positive_or("rope_local_base_freq", 1e30, family.local_rope_theta);
     const ConfigKeys local = by_layer ? part_of("sliding_attention") : keys_of(empty, "");
     config.local_rope = read_rope(local, context);
     if (config.local_rope.type != RopeType::kDefault || local.has("partial_rotary_factor") ||
         config.rope.type == RopeType::kYarn)
-      keys.refuse(key, "this rope scaling in Gemma 3");
+      keys.refuse(key, str("this rope scaling in ", family.name));
     for (const bool slide : slides)
       config.layer_ropes.push_back(slide ? LayerRope::kLocal : LayerRope::kGlobal);
-  }
-}
-
-// Finds the layers without positions (SmolLM3).
-void read_layers_without_rope(const ConfigKeys& keys, ModelConfig& config) {
-  const int64_t interval = keys.integer_or("no_rope_layer_interval", kMaxLayers, 4);
-  const bool listed = keys.has("no_rope_layers");
-  const Json& list = keys.get("no_rope_layers");
-  if (listed && (!list.is_array() || int64_t(list.size()) < config.num_layers))
-    keys.fail("no_rope_layers", ConfigKeys::shown(list),
-              str("a list of ", config.num_layers, " numbers, 0 for a layer without positions"));
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const bool turns = listed ? list[static_cast<size_t>(layer)] != 0 : (layer + 1) % interval != 0;
-    config.layer_ropes.push_back(turns ? LayerRope::kGlobal : LayerRope::kNone);
   }
 }
 
@@ -314,16 +213,8 @@ int32_t stop_token(const Json& value, const std::string& where) {
 
 }  // namespace
 
-const char* class_name(Architecture architecture) {
-  return family_of(architecture).class_name;
-}
-const char* model_type(Architecture architecture) {
-  return family_of(architecture).model_type;
-}
-Architecture architecture_of(const std::string& model_type) {
-  for (const Family& family : kFamilies)
-    if (model_type == family.model_type) return family.architecture;
-  throw UserError(str("got ", quoted(model_type), ", expected ", supported(&Family::model_type)));
+const char* activation_name(GateActivation activation) {
+  return activation == GateActivation::kSilu ? "silu" : "gelu_pytorch_tanh";
 }
 
 int64_t ModelConfig::num_parameters() const {
@@ -343,15 +234,15 @@ ModelConfig parse_model_config(const Json& json, const std::string& where) {
   const ConfigKeys keys(json, where);
   const Family& family = read_family(keys);
   ModelConfig config;
-  config.architecture = family.architecture;
+  config.family = &family;
   read_sizes(keys, family, config);
-  read_layer(keys, config);
-  refuse_what_changes_the_result(keys, family.architecture);
+  read_layer(keys, family, config);
+  refuse_what_changes_the_result(keys, family);
   config.rms_norm_eps = keys.positive_or("rms_norm_eps", 1, family.rms_norm_eps);
-  const std::vector<bool> slides = read_sliding_layers(keys, config);
+  const std::vector<bool> slides = read_sliding_layers(keys, family, config);
   read_ropes(keys, family, slides, config);
-  if (family.architecture == Architecture::kSmolLM3) read_layers_without_rope(keys, config);
-  config.tie_word_embeddings = keys.flag_or("tie_word_embeddings", family.tied);
+  if (family.read) family.read(keys, slides, config);
+  config.tie_word_embeddings = keys.flag_or("tie_word_embeddings", family.tie_word_embeddings);
   config.torch_dtype = keys.text_or("dtype", keys.text_or("torch_dtype", "float32").c_str());
   config.source = json;
   return config;

@@ -1,8 +1,9 @@
 // A decoder's architecture, read from a Hugging Face config.json.
 //
-// docs/models.md lists the families. A layer is described by its features (norms, biases, rotary embedding),
-// not by its family. A setting that changes the result but is not implemented (other architectures, logit
-// soft-capping, quantised weights) throws a UserError that names it. No torch.
+// docs/models.md lists the families, models/family.h what distinguishes them. A layer is described by its
+// features (norms, biases, rotary embedding), not by its family. A setting that changes the result but is not
+// implemented (other architectures, logit soft-capping, quantised weights) throws a UserError that names it.
+// No torch.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +16,15 @@
 
 #include "base/json.h"
 #include "kernels/common/element_types.h"
+#include "models/family.h"
 #include "models/rope.h"
 
 namespace bough {
 
-enum class Architecture { kQwen3, kQwen2, kLlama, kMistral, kGemma2, kGemma3, kSmolLM3, kPhi3, kOlmo2 };
-
-// The names in config.json's `architectures` and `model_type`.
-const char* class_name(Architecture architecture);
-const char* model_type(Architecture architecture);
-// The architecture of a model_type. Throws UserError if it is unknown; the message lists the names.
-Architecture architecture_of(const std::string& model_type);
-
 enum class LayerRope { kGlobal, kLocal, kNone };
 
-struct ModelConfig {
-  Architecture architecture = Architecture::kQwen3;
+struct ModelConfig : LayerFeatures {
+  const Family* family = &families::qwen3;
   int64_t vocab_size = 0;         // V
   int64_t hidden_size = 0;        // D
   int64_t intermediate_size = 0;  // F
@@ -45,24 +39,12 @@ struct ModelConfig {
   std::string beyond_exact_length;
 
   double rms_norm_eps = 1e-6;
-  double norm_weight_offset = 0;    // 1 in Gemma: the norms multiply by 1 + weight
-  bool pre_norms = true;            // RMSNorm of the input of attention and feed-forward layer
-  bool post_norms = false;          // RMSNorm of their output (Gemma; OLMo 2 has only these)
-  bool qk_norm = false;             // RMSNorm of each head of q and k, before the rotary embedding (Qwen3)
-  bool qk_norm_over_width = false;  // the same over all heads together (OLMo 2)
-
   Rope rope;
-  Rope local_rope;                     // Gemma 3's layers with a sliding window
-  std::vector<LayerRope> layer_ropes;  // per layer; empty: all kGlobal
-  int64_t rotary_dim = 0;              // the first elements of a head that are rotated; 0: all
-  double query_scale = 0;              // scores are divided by sqrt(query_scale); 0: by sqrt(head_dim)
-  GateActivation activation = GateActivation::kSilu;
-  bool scale_embedding = false;                // multiply embeddings by sqrt(D) (Gemma)
-  bool tie_word_embeddings = false;            // the lm_head is the embedding; checkpoints have it once
-  bool computes_logits = true;                 // false: a tied model's last stage holds no embedding
-  bool qkv_bias = false, output_bias = false;  // attention's projections
-  bool mlp_bias = false;
-  bool fused_projections = false;       // checkpoints have qkv_proj and gate_up_proj (Phi-3)
+  Rope local_rope;                      // Gemma 3's layers with a sliding window
+  std::vector<LayerRope> layer_ropes;   // per layer; empty: all kGlobal
+  int64_t rotary_dim = 0;               // the first elements of a head that are rotated; 0: all
+  bool tie_word_embeddings = false;     // the lm_head is the embedding; checkpoints have it once
+  bool computes_logits = true;          // false: a tied model's last stage holds no embedding
   std::string torch_dtype = "float32";  // dtype of the checkpoint (key dtype or torch_dtype)
   Json source;                          // config.json as read, so saving keeps all other keys
 
@@ -86,10 +68,17 @@ struct ModelConfig {
   int64_t num_parameters() const;  // tied weights once
 };
 
+// Returns the name of an activation in config.json.
+const char* activation_name(GateActivation activation);
+
 // Reads and checks config.json. Throws UserError if it is invalid or unsupported. The message names file,
 // key, value, what was expected and a remedy.
 ModelConfig parse_model_config(const Json& config, const std::string& where);
 ModelConfig load_model_config(const std::filesystem::path& directory);
+
+// Returns a complete config.json for a model without one, as transformers 5.17 writes it. The token ids (bos,
+// eos, pad) are null; the caller fills them in from the tokenizer.
+Json write_model_config(const ModelConfig& config);
 
 // Returns the stop tokens: eos_token_id (a number or a list) of generation_config.json, else of config.json.
 // May be empty.

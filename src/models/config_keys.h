@@ -11,6 +11,9 @@
 
 namespace bough {
 
+// The bound of layer counts and of keys that count layers, far above any model. Beyond it a file is damaged.
+inline constexpr int64_t kMaxLayers = 10'000;
+
 class ConfigKeys {
  public:
   // `object` must outlive this ConfigKeys.

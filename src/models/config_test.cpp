@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "base/error.h"
-#include "models/checkpoint.h"
 
 namespace bough {
 namespace {
@@ -80,7 +79,7 @@ void expect_names(const std::string& message, std::initializer_list<std::string>
 
 TEST(ModelConfig, ReadsQwen3) {
   const ModelConfig config = parse_model_config(qwen3(), "x");
-  EXPECT_EQ(config.architecture, Architecture::kQwen3);
+  EXPECT_EQ(config.family, &families::qwen3);
   EXPECT_EQ(config.vocab_size, 64);
   EXPECT_EQ(config.hidden_size, 32);
   EXPECT_EQ(config.intermediate_size, 48);
@@ -100,7 +99,7 @@ TEST(ModelConfig, ReadsQwen3) {
 
 TEST(ModelConfig, ReadsLlamaOfOlderVersions) {
   const ModelConfig config = parse_model_config(llama(), "x");
-  EXPECT_EQ(config.architecture, Architecture::kLlama);
+  EXPECT_EQ(config.family, &families::llama);
   EXPECT_EQ(config.num_kv_heads, 4);
   EXPECT_EQ(config.head_dim, 8);
   EXPECT_EQ(config.rope.theta, 5e5);
@@ -113,7 +112,7 @@ TEST(ModelConfig, ReadsLlamaOfOlderVersions) {
 
 TEST(ModelConfig, ReadsQwen2) {
   const ModelConfig config = parse_model_config(qwen2(), "x");
-  EXPECT_EQ(config.architecture, Architecture::kQwen2);
+  EXPECT_EQ(config.family, &families::qwen2);
   EXPECT_TRUE(config.qkv_bias);
   EXPECT_FALSE(config.output_bias);
   EXPECT_EQ(config.num_kv_heads, 1);
@@ -125,8 +124,8 @@ TEST(ModelConfig, TakesTransformersDefaults) {
        {"head_dim", "rope_parameters", "rms_norm_eps", "tie_word_embeddings", "architectures", "dtype"})
     json.erase(key);
   const ModelConfig config = parse_model_config(json, "x");
-  EXPECT_EQ(config.architecture, Architecture::kQwen3);  // found by model_type
-  EXPECT_EQ(config.head_dim, 128);                       // Qwen3's, not width / heads
+  EXPECT_EQ(config.family, &families::qwen3);  // found by model_type
+  EXPECT_EQ(config.head_dim, 128);             // Qwen3's, not width / heads
   EXPECT_EQ(config.rope.theta, 1e4);
   EXPECT_EQ(config.rms_norm_eps, 1e-6);
   EXPECT_FALSE(config.tie_word_embeddings);
@@ -255,7 +254,7 @@ TEST(ModelConfig, WrittenConfigReadsBack) {
   for (const Json& json : {qwen3(), qwen2(), llama(), gemma2()}) {
     const ModelConfig config = parse_model_config(json, "x");
     const ModelConfig again = parse_model_config(write_model_config(config), "again");
-    EXPECT_EQ(again.architecture, config.architecture);
+    EXPECT_EQ(again.family, config.family);
     EXPECT_EQ(again.vocab_size, config.vocab_size);
     EXPECT_EQ(again.num_parameters(), config.num_parameters());
     EXPECT_EQ(again.num_kv_heads, config.num_kv_heads);
@@ -267,6 +266,30 @@ TEST(ModelConfig, WrittenConfigReadsBack) {
     EXPECT_EQ(again.qkv_bias, config.qkv_bias);
     EXPECT_EQ(again.output_bias, config.output_bias);
     EXPECT_EQ(again.torch_dtype, config.torch_dtype);
+  }
+}
+
+// Every key that a family's config.json gets is read again by this family.
+TEST(ModelConfig, EveryFamilyReadsWhatItWrites) {
+  for (const Family* family : all_families()) {
+    SCOPED_TRACE(family->class_name);
+    EXPECT_EQ(&family_named(family->model_type), family);
+    Json json = qwen3();
+    for (const char* key : {"architectures", "layer_types", "max_position_embeddings"}) json.erase(key);
+    json.update({{"model_type", family->model_type},
+                 {"sliding_window", 100},
+                 {"attn_logit_softcapping", nullptr},
+                 {"final_logit_softcapping", nullptr}});
+    const ModelConfig config = parse_model_config(json, "x");
+    EXPECT_EQ(config.family, family);
+    EXPECT_GE(config.max_position_embeddings, 2048);  // the class's default
+    const Json written = write_model_config(config);
+    EXPECT_EQ(written["architectures"], Json::array({family->class_name}));
+    const ModelConfig again = parse_model_config(written, "again");
+    EXPECT_EQ(again.family, family);
+    EXPECT_EQ(again.layer_ropes, config.layer_ropes);
+    EXPECT_EQ(again.num_parameters(), config.num_parameters());
+    EXPECT_EQ(write_model_config(again), written);
   }
 }
 

@@ -335,9 +335,9 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
 }
 }  // namespace
 
-std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options,
-                                    const ModelRanks& ranks) {
-  return std::make_unique<Decoder>(config, options, ranks);
+std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device,
+                                  const ModelRanks& ranks) {
+  return std::make_unique<Decoder>(config, at::TensorOptions().dtype(dtype).device(device), ranks);
 }
 
 }  // namespace bough

@@ -9,9 +9,6 @@
 
 namespace bough {
 
-std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options,
-                                    const ModelRanks& ranks);
-
 // Returns the rotation angle per position of each rotated pair, in radians: [rotary_dim / 2], on the CPU.
 // type: fp32 or fp64.
 at::Tensor rope_frequencies(const Rope& rope, int64_t rotary_dim, at::ScalarType type);

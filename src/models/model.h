@@ -125,8 +125,8 @@ class Model {
   int64_t adapter_elements_ = 0;
 };
 
-// Returns a model with allocated, uninitialised weights. models/registry.cpp chooses the class. `ranks`: the
-// groups that share the model; they must outlive it. nullptr or a group of one rank: not shared.
+// Returns a model with allocated, uninitialised weights. All families use the decoder of models/decoder.cpp.
+// `ranks`: the groups that share the model; they must outlive it. nullptr or a group of one rank: not shared.
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
                                   at::Device device = at::kCPU, const ModelRanks& ranks = {});
 

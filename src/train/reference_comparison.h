@@ -30,7 +30,7 @@ inline bool is_slow_suite() {
 
 inline ModelConfig random_config(uint64_t seed) {
   ModelConfig config;
-  config.architecture = Architecture::kQwen3;
+  config.family = &families::qwen3;
   config.vocab_size = kVocab;
   config.hidden_size = 24;
   config.intermediate_size = 40;

@@ -15,7 +15,7 @@ namespace bough {
 inline std::unique_ptr<Model> small_model(at::ScalarType type, uint64_t seed = 0, int64_t hidden_size = 16,
                                           at::Device device = at::kCPU) {
   ModelConfig config;
-  config.architecture = Architecture::kQwen2;
+  config.family = &families::qwen2;
   config.vocab_size = 40;
   config.hidden_size = hidden_size;
   config.intermediate_size = 24;

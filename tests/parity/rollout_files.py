@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_models import MODEL_TYPES
 
 
 def random_rollouts(
@@ -120,22 +121,13 @@ def compute_in_double(monkeypatch) -> None:
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos() * scale, angles.sin() * scale
 
-    names = {
-        "qwen3": "Qwen3",
-        "qwen2": "Qwen2",
-        "llama": "Llama",
-        "mistral": "Mistral",
-        "smollm3": "SmolLM3",
-        "phi3": "Phi3",
-        "olmo2": "Olmo2",
-        "gemma2": "Gemma2",
-        "gemma3": "Gemma3",
-    }
-    for module_name, name in names.items():
-        module = importlib.import_module(f"transformers.models.{module_name}.modeling_{module_name}")
-        is_gemma = name.startswith("Gemma")
-        monkeypatch.setattr(getattr(module, name + "RMSNorm"), "forward", gemma_norm if is_gemma else norm)
-        monkeypatch.setattr(getattr(module, name + "RotaryEmbedding"), "forward", rotary)
+    for model_type in MODEL_TYPES:
+        name = model_type.removesuffix("_text")
+        module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        is_gemma = name.startswith("gemma")
+        forwards = {"RMSNorm": gemma_norm if is_gemma else norm, "RotaryEmbedding": rotary}
         if is_gemma:
-            embedding = getattr(module, name + "TextScaledWordEmbedding")
-            monkeypatch.setattr(embedding, "forward", gemma_embedding)
+            forwards["TextScaledWordEmbedding"] = gemma_embedding
+        for ending, forward in forwards.items():
+            [class_name] = [found for found in vars(module) if found.endswith(ending)]
+            monkeypatch.setattr(getattr(module, class_name), "forward", forward)

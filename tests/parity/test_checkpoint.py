@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny_models import ARCHITECTURES, make_tiny_model
+from tiny_models import ARCHITECTURES, MODEL_TYPES, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 
@@ -125,10 +125,7 @@ def test_order_and_padding_of_the_safetensors_library(tool, tiny_models, tmp_pat
     assert_same(weights_of(source), weights_of(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    ["qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2"],
-)
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
 def test_new_model(tool, tmp_path, architecture):
     tool("new", architecture, tmp_path / "out")
     weights = weights_of(tmp_path / "out")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rollout_files import compute_in_double, log_probs
 from safetensors.torch import load_file
-from tiny_models import ARCHITECTURES, write_tiny_model
+from tiny_models import ARCHITECTURES, MODEL_TYPES, write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -167,10 +167,7 @@ def test_rollout_log_probs(bough, tiny_models, tmp_path, architecture, temperatu
     assert step.json["loss"] == pytest.approx(-sum(flat) / len(flat), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "arch",
-    ["qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2"],
-)
+@pytest.mark.parametrize("arch", MODEL_TYPES)
 def test_init_is_loaded_by_transformers(bough, logits, tmp_path, arch):
     shape = ("--hidden-size", 48, "--layers", 2, "--heads", 6, "--kv-heads", 2, "--intermediate-size", 80)
     made = bough("init", "model", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 7, "--json", ok=True)

@@ -29,7 +29,7 @@ void copy(const std::vector<std::string>& arguments) {
 }
 
 void make_new(const std::vector<std::string>& arguments) {
-  const bool is_gemma = arguments[1].starts_with("gemma");
+  const Family& family = family_named(arguments[1]);
   // Reading this config sets the family's own flags. Writing adds the family's other keys.
   const Json asked = {{"model_type", arguments[1]},
                       {"vocab_size", 61},
@@ -38,10 +38,10 @@ void make_new(const std::vector<std::string>& arguments) {
                       {"num_hidden_layers", 2},
                       {"num_attention_heads", 4},
                       {"num_key_value_heads", 2},
-                      {"head_dim", is_gemma || arguments[1] == "qwen3" ? 16 : 6},
+                      {"head_dim", family.head_dim > 0 ? 16 : 6},
                       {"max_position_embeddings", 128},
                       {"rope_theta", 12345.0},
-                      {"sliding_window", is_gemma ? Json(128) : Json(nullptr)},
+                      {"sliding_window", 128},
                       {"attn_logit_softcapping", nullptr},
                       {"final_logit_softcapping", nullptr},
                       {"tie_word_embeddings", true}};
