@@ -1,4 +1,4 @@
-// A clock that is passed as an argument, so that tests of waits and time limits need no real time.
+// A clock that is passed as an argument. Tests pass a FakeClock, so waits and time limits take no real time.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@ class SteadyClock final : public Clock {
 class FakeClock final : public Clock {
  public:
   enum class Sleep {
-    kAdvances,  // sleep_until moves the clock itself: for tests of one thread
+    kAdvances,  // sleep_until advances the clock itself: for tests with one thread
     kWaits,     // sleep_until blocks until another thread has called advance
   };
   explicit FakeClock(Sleep sleep = Sleep::kAdvances) : sleep_(sleep) {}

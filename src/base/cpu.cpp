@@ -17,7 +17,7 @@ struct Leaf {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// Zeros where the processor has no such leaf.
+// All zeros if the processor does not have this CPUID leaf.
 Leaf cpuid(uint32_t leaf, uint32_t subleaf) {
   Leaf out;
   if (!__get_cpuid_count(leaf, subleaf, &out.eax, &out.ebx, &out.ecx, &out.edx)) return {};
@@ -28,7 +28,7 @@ bool bit(uint32_t word, int index) {
   return (word >> index) & 1;
 }
 
-// Which register files the operating system saves (XCR0); 0 when it saves none by xsave.
+// XCR0: the register files that the operating system saves at a thread switch. 0 if it does not use xsave.
 uint64_t saved_registers() {
   if (!bit(cpuid(1, 0).ecx, 27)) return 0;
   uint32_t eax, edx;
@@ -36,8 +36,8 @@ uint64_t saved_registers() {
   return eax | static_cast<uint64_t>(edx) << 32;
 }
 
-// Leaf 0x1D, subleaf 1 describes palette 1: eax = bytes in all tiles and in one, ebx = bytes a row and number
-// of tiles, ecx = rows. Tiles that are reported must have sizes.
+// Returns true if CPUID describes AMX tiles with sizes above 0. Leaf 0x1D, subleaf 1 describes palette 1: eax
+// = bytes of all tiles and of one tile, ebx = bytes per tile row and number of tiles, ecx = rows per tile.
 bool tiles_described() {
   if (__get_cpuid_max(0, nullptr) < 0x1D) return false;
   const Leaf palette = cpuid(0x1D, 1);
@@ -49,7 +49,7 @@ bool tiles_reported() {
   return bit(cpuid(7, 0).edx, 24);
 }
 
-// Linux gives the 8 KiB of tile state only to processes that ask: ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA.
+// Asks Linux for AMX: only processes that ask (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) get the tile state.
 bool tiles_permitted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

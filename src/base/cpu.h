@@ -6,24 +6,24 @@
 namespace bough {
 
 struct CpuFeatures {
-  bool intel = false;        // GenuineIntel; not a feature: describe() leaves it out
+  bool intel = false;        // vendor GenuineIntel; not listed by describe()
   bool avx2 = false;         // with FMA and BMI2: x86-64-v3
   bool avx512 = false;       // F, BW, CD, DQ, VL: x86-64-v4
   bool avx512_bf16 = false;  // dot products of bf16 pairs
-  bool amx_bf16 = false;     // products of bf16 tiles; the Linux kernel permits their use too
+  bool amx_bf16 = false;     // products of bf16 tiles; true only if Linux also permits them
 };
 
-// Features of the processor this runs on; all false on other architectures. A feature counts only when the
-// operating system saves its registers.
+// Features of this machine's processor; all false on architectures other than x86-64. A feature counts only
+// if the operating system saves its registers.
 CpuFeatures cpu_features();
 
 // "avx512 avx512_bf16", for logs and calibration files.
 std::string describe(const CpuFeatures& features);
 
-// Call first in main, before anything uses oneDNN. Some virtual machines report AMX tiles in CPUID leaf 7,
+// Call it first in main, before anything uses oneDNN. Some virtual machines report AMX tiles in CPUID leaf 7,
 // but leave the leaf with the tile sizes (0x1D) empty. oneDNN then configures tiles without rows and dies of
-// SIGILL in the first bf16 product. On such machines this function sets ONEDNN_MAX_CPU_ISA to a set without
-// AMX, unless the user has set it.
+// SIGILL in the first bf16 product. On such machines this function sets the environment variable
+// ONEDNN_MAX_CPU_ISA to a set without AMX, unless the user has set the variable.
 void apply_cpu_workarounds();
 
 }  // namespace bough

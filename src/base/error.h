@@ -1,12 +1,12 @@
 // Errors of the whole system.
 //
-// UserError bad input or settings; nothing was changed. The message says what, where (file, line, key), got,
-//             expected, remedy. Exit code 2.
-// IoError     the same call may succeed later (disk full, connection refused). The caller that retries bounds
-//             the number of tries. Exit code 3.
-// Interrupted the user asked to stop (Ctrl-C, SIGTERM); a checkpoint was written. Exit code 130.
-// BOUGH_CHECK an invariant of this code is broken: throws InternalError with the condition, the values and
-//             the source line. Exit code 3.
+// UserError    bad input or settings; nothing was changed. The message says what, where (file, line, key),
+//              got, expected, remedy. Exit code 2.
+// IoError      the same call may succeed later (disk full, connection refused). A caller that retries must
+//              limit the number of tries. Exit code 3.
+// Interrupted  the user asked to stop (Ctrl-C, SIGTERM); a checkpoint was written. Exit code 130.
+// BOUGH_CHECK  throws InternalError if its condition is false, which is a bug of Bough. The message has the
+//              condition, the values and the source line. Exit code 3.
 //
 // Only the module cli exits and prints errors. All other modules throw.
 #pragma once
@@ -31,8 +31,8 @@ struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// Concatenates its arguments with operator<<: g++ 12 has no <format>, and torch ships another fmt than
-// spdlog.
+// Concatenates its arguments with operator<<. It exists because g++ 12 has no <format>, and torch and spdlog
+// ship different versions of fmt.
 template <class... Args>
 std::string str(const Args&... args) {
   std::ostringstream out;

@@ -87,7 +87,7 @@ void write_all(int descriptor, const void* data, size_t num_bytes, const fs::pat
   }
 }
 
-// Some file systems and devices have nothing to flush; that is no failure.
+// Some file systems and devices have nothing to flush and return an error. This error is ignored.
 void sync_descriptor(int descriptor, const fs::path& path) {
   if (::fsync(descriptor) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
     fail("flush", path, errno);
@@ -176,7 +176,7 @@ void AtomicFile::commit() {
   sync_descriptor(descriptor_, path_);
   if (!temporary_.empty()) {
     if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("write", path_, errno);
-    temporary_.clear();  // it is the final file now: discard() must not remove it
+    temporary_.clear();  // the file now has its final name: discard() must not remove it
     sync_path(parent_of(target_), O_DIRECTORY);
   }
   ::close(std::exchange(descriptor_, -1));
@@ -198,8 +198,8 @@ void AppendFile::append(std::string_view text) {
     write_all(descriptor_, text.data(), text.size(), path_);
     if (durability_ == Durability::kSynced) sync_descriptor(descriptor_, path_);
   } catch (...) {
-    // Half a line would make the file unreadable for readers of lines. If the cut fails, the first error is
-    // still thrown.
+    // Half a line would make the file unreadable for readers of lines. The error of the write is thrown even
+    // if the truncation fails.
     if (can_cut && ::ftruncate(descriptor_, before.st_size) != 0) errno = 0;
     throw;
   }
@@ -251,8 +251,7 @@ void publish_directory(const fs::path& temporary, const fs::path& final_path) {
   for (const auto& entry : fs::recursive_directory_iterator(temporary))
     if (entry.is_regular_file() || entry.is_directory()) sync_path(entry.path(), 0);
   sync_path(temporary, O_DIRECTORY);
-  // rename() replaces only an empty folder. An old folder is moved aside first and removed when the new one
-  // is in place.
+  // rename() replaces only an empty folder. So an existing folder is renamed first, and removed afterwards.
   fs::path old;
   if (fs::exists(final_path)) {
     old = final_path.string() + unique_suffix();
@@ -287,13 +286,13 @@ FolderLock::FolderLock(const fs::path& folder) {
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, HOST_NAME_MAX);
   const std::string holder = str("process ", ::getpid(), " on ", host);
-  // The holder's name is only for the message above. A full disk must not stop a run here.
+  // The text in the lock file is only for the message above. So a full disk must not stop the run here.
   if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, holder.data(), holder.size(), 0) < 0)
     errno = 0;
 }
 
 FolderLock::~FolderLock() {
-  // The file stays: removing it would let two processes lock two different files of that name.
+  // The lock file is not removed: otherwise two processes could lock two different files of that name.
   if (::ftruncate(descriptor_, 0) != 0) errno = 0;
   ::close(descriptor_);
 }

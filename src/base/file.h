@@ -21,8 +21,8 @@ std::string read_file(const std::filesystem::path& path);
 // followed. An existing file keeps its permissions. A device (/dev/null) is written in place.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-// The same for content that is written in pieces. commit() makes the file appear at `path`. Without commit(),
-// the destructor removes the temporary file.
+// Like write_file_atomically, for content that is written in pieces. commit() makes the file appear at
+// `path`. If commit() was not called, the destructor removes the temporary file.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -39,11 +39,11 @@ class AtomicFile {
 
   std::filesystem::path path_;       // as given, for messages
   std::filesystem::path target_;     // after symbolic links
-  std::filesystem::path temporary_;  // empty when a device is written in place
+  std::filesystem::path temporary_;  // empty if a device is written in place
   int descriptor_ = -1;
 };
 
-// A file that only grows. An append() is one write, so lines of two processes do not interleave.
+// A file that only grows. Each append() is one write, so lines of two processes do not interleave.
 class AppendFile {
  public:
   enum class Durability {
@@ -87,17 +87,18 @@ class MappedFile {
 // Like mkdir -p. Throws UserError if a part of the path is a file or is not writable.
 void make_directories(const std::filesystem::path& path);
 
-// Removes a file, or a folder with its content. Does nothing if `path` does not exist. (With the name of the
-// std::filesystem function, calls would be ambiguous.)
+// Removes a file, or a folder with its content. Does nothing if `path` does not exist. (Not named remove_all:
+// calls would be ambiguous with std::filesystem::remove_all.)
 void remove_tree(const std::filesystem::path& path);
 
-// Renames the prepared folder `temporary` to `final_path`, so that `final_path` is complete or absent.
-// Flushes all its files to the disk before, and the parent folder after. Replaces a folder at `final_path`.
+// Renames the prepared folder `temporary` to `final_path`. At any time, `final_path` is complete or absent.
+// Flushes all files of the folder to the disk before, and the parent folder after. A folder that exists at
+// `final_path` is replaced.
 void publish_directory(const std::filesystem::path& temporary, const std::filesystem::path& final_path);
 
 // Ensures that only one process works in a run's folder: an advisory lock (flock) on <folder>/.lock. The lock
-// ends with its process, even if the process is killed. Throws UserError with the holder's process id and
-// host.
+// ends when the process that holds it ends, even by a kill. If the lock is held, the constructor throws
+// UserError with the process id and host of the holder.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& folder);

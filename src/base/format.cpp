@@ -32,7 +32,7 @@ std::string three_digits(double value) {
 std::string with_unit(double value, double step, std::initializer_list<const char*> units) {
   if (!std::isfinite(value)) return print_number(value, 0, 'f');
   auto unit = units.begin();
-  // 999.5 would be written as "1000" of the smaller unit.
+  // 999.5 would be rounded to "1000" of the smaller unit.
   while (std::abs(value) >= (step == 1000 ? 999.5 : step) && unit + 1 != units.end()) value /= step, ++unit;
   return three_digits(value) + *unit;
 }
@@ -61,7 +61,7 @@ char32_t next_code_point(std::string_view text, size_t& i) {
 struct Interval {
   char32_t first, last;
 };
-// Coarse blocks of Unicode: enough to keep a table straight, not a full East Asian Width table.
+// Coarse ranges of code points: enough to keep a table aligned, not a full East Asian Width table.
 constexpr Interval kCombining[] = {{0x300, 0x36F}, {0x200B, 0x200F}, {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}};
 constexpr Interval kWide[] = {{0x1100, 0x115F}, {0x2E80, 0xA4CF},   {0xAC00, 0xD7A3},
                               {0xF900, 0xFAFF}, {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},
@@ -132,7 +132,7 @@ int display_width(std::string_view text) {
 std::string fit(std::string_view text, int columns) {
   if (columns <= 0) return "";
   int width = 0;
-  size_t keep = 0;  // bytes that leave a column for the ellipsis
+  size_t keep = 0;  // bytes of text that leave one column for the ellipsis
   for (size_t i = 0; i < text.size();) {
     width += width_of(next_code_point(text, i));
     if (width <= columns - 1) keep = i;

@@ -24,7 +24,7 @@ std::string format_choices(std::span<const std::string_view> names);
 // Asian characters.
 int display_width(std::string_view text);
 
-// The longest beginning of UTF-8 text that fits into `columns`. Ends in "…" if text was cut.
+// The longest start of UTF-8 text that fits into `columns` terminal columns. Ends in "…" if text was cut.
 std::string fit(std::string_view text, int columns);
 
 }  // namespace bough

@@ -33,8 +33,9 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::json::exception& error) override {
     if (problem.empty()) {
-      // From "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …; last read:
-      // '…'" the text between the column and the quoted input is kept. The quoted input may be of any length.
+      // The message is "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …;
+      // last read: '…'". Only the text after the column and before "; last read" is used, because the quoted
+      // input may be of any length.
       std::string_view what = error.what();
       what = what.substr(0, what.find("; last read"));
       const size_t column = what.find("column ");
@@ -77,7 +78,7 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   }
 
   std::vector<Json*> stack_;  // the open containers; only the innermost one grows, so the pointers stay valid
-  Json* slot_ = nullptr;      // the destination of the last key's value
+  Json* slot_ = nullptr;      // where the value of the last key is stored
 };
 
 }  // namespace
@@ -87,8 +88,8 @@ Json parse_json(std::string_view text, const std::string& source, int64_t first_
     throw UserError(str(source, ":", first_line, ": the text is empty, expected a JSON value"));
   StrictBuilder builder;
   if (Json::sax_parse(text, &builder)) return std::move(builder.root);
-  // The parser reports how far it had read. The builder's own errors (duplicate keys, depth) have no
-  // position, so they get a line only if the text is one line.
+  // The parser reports the position of its own errors. The builder's errors (duplicate keys, depth) have no
+  // position, so the message gets a line number only if the text is one line.
   std::string place = source;
   if (builder.problem_position > 0) {
     const std::string_view before = text.substr(0, std::min(builder.problem_position, text.size()));

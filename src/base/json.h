@@ -1,4 +1,4 @@
-// JSON as the whole system sees it: nlohmann's value type, a strict reader and a safe one-line writer.
+// JSON for the whole system: nlohmann's value type, a strict reader, and a one-line writer.
 //
 // The reader refuses two things that nlohmann accepts: duplicate keys in an object, and nesting deeper than
 // kMaxJsonDepth (recursion over such a value would overflow the stack). nlohmann itself refuses numbers
@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 inline constexpr int kMaxJsonDepth = 200;
 
 // Parses one JSON value. Throws UserError "<source>:<line>: ...". `first_line` is the number of the first
-// line of `text`: for JSON Lines, the line's number in its file.
+// line of `text` in its source (JSON Lines: the line of the file that is parsed).
 Json parse_json(std::string_view text, const std::string& source, int64_t first_line = 1);
 
 // Reads and parses a whole file. Throws UserError if it is missing, a directory, empty or malformed.

@@ -1,5 +1,6 @@
-// Asks the system for pages of 2 MiB for large arrays (transparent huge pages). With 4 KiB pages, page faults
-// take half of the time to build a large batch, and random reads miss the TLB. The request is only a hint.
+// Asks the system for pages of 2 MiB for large arrays (transparent huge pages). With pages of 4 KiB, page
+// faults take half of the time to build a large batch, and random reads miss the TLB. The system may ignore
+// the request.
 #pragma once
 
 #include <sys/mman.h>

@@ -19,13 +19,12 @@ namespace bough {
 namespace {
 
 void write_stderr(const std::string& text) {
-  // A closed stderr must not stop a run.
+  // Errors are ignored: a closed stderr must not stop a run.
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
 }
 
-// The status block at the end of the terminal. It is erased before any other output, and written again after
-// it.
+// The status block: the last lines of the terminal. Erased before other output, and written again after it.
 class Screen {
  public:
   void show(const std::string& block) {
@@ -42,7 +41,7 @@ class Screen {
  private:
   std::string erase() const REQUIRES(mutex_) {
     if (block_.empty()) return "";
-    // Back to the first column of the block's first line, then clear to the end of the screen.
+    // Moves to the first column of the block's first line, then clears to the end of the screen.
     const auto lines_up = std::count(block_.begin(), block_.end(), '\n');
     return (lines_up > 0 ? str("\r\033[", lines_up, "A") : std::string("\r")) + "\033[J";
   }
@@ -80,7 +79,7 @@ struct Logging {
   spdlog::logger logger GUARDED_BY(mutex);  // spdlog does not lock its list of sinks
 };
 
-// One object per process, because stderr is one per process. It is never destroyed, so that threads may log
+// One object per process, because a process has one stderr. It is never destroyed, so that threads may log
 // while the process ends.
 Logging& logging() {
   static Logging* instance = new Logging;

@@ -1,7 +1,7 @@
 // The log: lines on stderr and, if set, in a file. Any thread may call these functions.
 //
-// The log also owns the last lines of a terminal. A progress bar or a live table is a status block: log lines
-// appear above the block and do not mix with it.
+// The log also manages the last lines of a terminal. There, a progress bar or a live table can be shown as
+// the status block. Log lines appear above the status block.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +16,7 @@ void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
-// Lowest level that is written to stderr; kInfo at start. A log file gets all levels.
+// Sets the lowest level that is written to stderr; kInfo at start. A log file gets all levels.
 void set_log_level(LogLevel level);
 LogLevel parse_log_level(const std::string& name);  // debug | info | warning | error | silent; else UserError
 
@@ -30,8 +30,8 @@ bool stderr_is_terminal();
 // Columns of the terminal behind stderr; 80 if unknown.
 int terminal_columns();
 
-// Shows `block` as the last lines of the terminal, instead of the block before. Lines are separated by \n,
-// none longer than terminal_columns(). "" removes the block. Does nothing if stderr is not a terminal.
+// Shows `block` as the last lines of the terminal, in place of the previous status block. Lines are separated
+// by \n; none may be longer than terminal_columns(). "" removes the block. No effect without a terminal.
 void show_status(const std::string& block);
 
 // Writes one line to stderr above the status block, without date or level.

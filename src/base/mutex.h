@@ -13,8 +13,9 @@
 //     int total_ GUARDED_BY(mutex_) = 0;  // read and written only by a thread that holds mutex_
 //   };
 //
-// scripts/check_locks runs the check. Other compilers see no annotations. The check does not follow lambdas.
-// Therefore wait for a condition with a while loop around CondVar::wait, not with a predicate.
+// scripts/check_locks runs the check with clang; with other compilers the annotations have no effect. The
+// check does not look into lambdas. Therefore wait with a while loop around CondVar::wait, not with a
+// predicate.
 #pragma once
 
 #include <chrono>
@@ -77,7 +78,7 @@ class SCOPED_CAPABILITY MutexLock {
   bool is_locked_ = true;
 };
 
-// A wait unlocks the mutex while it waits. It may return without a notification.
+// wait() unlocks the mutex while it waits, then locks it again. It may return without a notification.
 class CondVar {
  public:
   void wait(Mutex& mutex) REQUIRES(mutex) {

@@ -1,4 +1,4 @@
-// Tests of the process and its terminal: signals, processor, clock, log, progress.
+// Tests of signals, processor features, clock, log and progress.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -76,7 +76,7 @@ TEST(Cpu, TheUsersChoiceStays) {
   EXPECT_STREQ(std::getenv("ONEDNN_MAX_CPU_ISA"), "AVX2");
   ::unsetenv("ONEDNN_MAX_CPU_ISA");
   apply_cpu_workarounds();
-  // Without a preset value the limit is set for one reason only.
+  // If the user has not set the variable, apply_cpu_workarounds() sets only this value.
   const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
   EXPECT_TRUE(!limit || !std::strcmp(limit, "AVX512_CORE_FP16"));
 }
@@ -100,7 +100,7 @@ TEST(Clock, AFakeOneMovesWhenToldTo) {
   EXPECT_EQ(waiting.num_sleeping(), 0);
 }
 
-// Runs `body` with stderr going to a file (or a pseudo terminal) and returns what was written.
+// Runs `body` with stderr redirected to a file (or a pseudo terminal) and returns what was written to stderr.
 template <class Body>
 std::string captured(Body body, bool terminal) {
   int read_end = -1, write_end = -1;
@@ -118,7 +118,7 @@ std::string captured(Body body, bool terminal) {
   body();
   ::dup2(saved, STDERR_FILENO);
   ::close(saved);
-  // A terminal delivers output later and in pieces. Reads until a mark that is written last.
+  // A terminal delivers output later and in pieces. The code reads until it sees a mark that is written last.
   const std::string mark(1, '\x1');
   EXPECT_EQ(::write(write_end, mark.data(), mark.size()), 1);
   std::string out;

@@ -10,7 +10,7 @@
 namespace bough {
 namespace {
 using Clock = std::chrono::steady_clock;
-// Ten updates per second look smooth and cost little. One line every ten seconds keeps a piped log readable.
+// Ten updates of a bar per second look smooth and cost little. A piped log gets one line every ten seconds.
 constexpr auto kBarInterval = std::chrono::milliseconds(100);
 constexpr auto kLineInterval = std::chrono::seconds(10);
 constexpr int kBarColumns = 20;

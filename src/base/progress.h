@@ -1,5 +1,5 @@
-// Shows the progress of long work: a bar if stderr is a terminal, otherwise a line every 10 seconds. The log
-// level does not matter; only ProgressStyle::kSilent shows nothing. Many threads may call advance().
+// Shows the progress of a long task: a bar if stderr is a terminal, otherwise a line every 10 seconds. The
+// log level has no influence; only ProgressStyle::kSilent shows nothing. Many threads may call advance().
 #pragma once
 
 #include <chrono>
@@ -14,16 +14,16 @@ enum class ProgressStyle { kAutomatic, kBar, kLines, kSilent };
 
 class Progress {
  public:
-  // `total`: amount of work in `unit`s; 0 if unknown (then no percentage and no time left is shown).
+  // `total`: number of `unit`s of the task; 0 if unknown (then no percentage and no remaining time is shown).
   Progress(std::string what, int64_t total, std::string unit = "",
            ProgressStyle style = ProgressStyle::kAutomatic);
   ~Progress();  // calls finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `note` is shown after the numbers until the next note ("loss 0.31").
+  // Adds `count` units. `note` ("loss 0.31") is shown after the numbers until a call with another note.
   void advance(int64_t count = 1, const std::string& note = "");
-  void finish();  // replaces the bar by one line with the amount of work and the time
+  void finish();  // replaces the bar by one line with the number of units and the time
 
   // The line shown now: "sft  37% ━━━━━━━───── 370/1,000 steps  12.1/s  52 s left  loss 0.31".
   std::string line(double elapsed_seconds, int columns) const EXCLUDES(mutex_);

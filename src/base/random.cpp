@@ -10,7 +10,7 @@
 namespace bough {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  // Multipliers and Weyl increments of the paper (section 3.3; the golden ratio and sqrt(3) - 1).
+  // Multipliers and Weyl increments of the Philox paper (section 3.3; golden ratio and sqrt(3) - 1).
   constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
   for (int round = 0; round < 10; ++round) {
@@ -35,7 +35,8 @@ uint64_t join(uint32_t low_half, uint32_t high_half) {
   return low_half | static_cast<uint64_t>(high_half) << 32;
 }
 
-// The middle of one of 2^52 equal cells of (0, 1). With 2^53 cells the last middle would round to 1.
+// Maps the bits to the middle of one of 2^52 equal cells of (0, 1). With 2^53 cells, the last middle would
+// round to 1.
 double open_unit(uint64_t bits) {
   return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
 }
@@ -68,9 +69,9 @@ double CounterRandom::normal(uint64_t sequence, uint64_t position) const {
 
 uint64_t CounterRandom::below(uint64_t n, uint64_t sequence, uint64_t position) const {
   BOUGH_CHECK(n > 0, "below(0)");
-  // Lemire's multiplication. The lowest 2^64 mod n of the 2^64 products would make some results more likely,
-  // so they are rejected. The next value comes from the other half of the block, then from the block
-  // of that value, which keeps the function pure.
+  // Lemire's method: the result is the upper half of a 64-bit random number times n. A lower half below 2^64
+  // mod n would make some results more likely, so it is rejected. Then the second half of the 128-bit Philox
+  // block is used, then a block computed from this one. So the function stays pure.
   auto words = block(sequence, position);
   const uint64_t unfair = (0 - n) % n;
   while (true) {

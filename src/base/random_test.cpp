@@ -12,7 +12,7 @@ namespace {
 
 using Block = std::array<uint32_t, 4>;
 
-// Known answers of the authors' own implementation (Random123, kat_vectors: philox4x32, 10 rounds).
+// Expected values of the authors' implementation (Random123, kat_vectors: philox4x32, 10 rounds).
 TEST(Random, PhiloxKnownAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
@@ -43,8 +43,8 @@ TEST(Random, UniformAndNormalHaveTheirMoments) {
     ASSERT_LT(u, 1.0);
     sum += u, squares += u * u, normal_sum += z, normal_squares += z * z, fourth += z * z * z * z;
   }
-  // Five standard errors of each mean: sd(u) = 0.289, sd(u^2) = 0.298, sd(z) = 1, sd(z^2) = 1.41, sd(z^4) =
-  // 9.8.
+  // The tolerance is five standard errors of each mean: sd(u) = 0.289, sd(u^2) = 0.298, sd(z) = 1, sd(z^2) =
+  // 1.41, sd(z^4) = 9.8.
   const double error = 5 / std::sqrt(n);
   EXPECT_NEAR(sum / n, 0.5, 0.289 * error);
   EXPECT_NEAR(squares / n, 1.0 / 3, 0.298 * error);
@@ -55,8 +55,7 @@ TEST(Random, UniformAndNormalHaveTheirMoments) {
 
 TEST(Random, BelowIsUnbiased) {
   const CounterRandom random(2, Purpose::test);
-  // n = 3/4 of 2^64. Without rejection, results divisible by 3 would have a share of one half instead of one
-  // third.
+  // n = 3/4 of 2^64. Without rejection, half of the results would be divisible by 3 instead of a third.
   const uint64_t n = 3ull << 62;
   int divisible = 0;
   std::array<int, 5> counts = {};

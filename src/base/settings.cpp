@@ -143,8 +143,8 @@ void check_settings(const SettingField& root, const std::string& source) {
 
 namespace {
 
-// True if readers of YAML 1.1 and 1.2 take the unquoted text as a text: not as a number, a date, a boolean or
-// null.
+// True if parsers of YAML 1.1 and 1.2 read the unquoted text as a text, and not as a number, a date, a
+// boolean or null.
 bool is_plain(const std::string& text) {
   static const char* const kWords[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
   if (text.empty()) return false;
@@ -160,9 +160,9 @@ bool is_plain(const std::string& text) {
   return std::none_of(std::begin(kWords), std::end(kWords), [&](const char* word) { return lower == word; });
 }
 
-// JSON's quoting is valid YAML, except for characters that YAML does not print: DEL, the C1 controls,
-// Unicode's line breaks and the byte order mark. (Escaping everything beyond ASCII is no solution: yaml-cpp
-// refuses JSON's surrogate pairs.)
+// JSON's quoting is valid YAML, except that YAML requires escapes for DEL, the C1 controls, Unicode's line
+// breaks and the byte order mark. (Escaping all non-ASCII characters does not work: yaml-cpp refuses JSON's
+// surrogate pairs.)
 std::string quoted_yaml(const Json& text) {
   const std::string json = dump_line(text);
   std::string out;
@@ -191,7 +191,7 @@ std::string quoted_yaml(const Json& text) {
 
 std::string number_text(double value) {
   std::string text = format_shortest(value);
-  // YAML 1.1 readers take "1e-05" as a text and "1" as an integer: a floating-point number needs a point.
+  // YAML 1.1 parsers take "1e-05" as a text and "1" as an integer. So a floating-point number needs a point.
   if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
   return text;
 }

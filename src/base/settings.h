@@ -1,5 +1,5 @@
-// Settings: each component has a struct with one visitor over its fields. Reading YAML, command line
-// overrides, help, printing, JSON and comparison all use this visitor.
+// Settings: each component has a struct with one function visit() over its fields. Reading YAML, command line
+// overrides, help, printing, JSON and comparison all use visit().
 //
 //   struct OptimizerSettings {
 //     double lr = 1e-5;
@@ -13,18 +13,17 @@
 //   };
 //
 // Types of fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, structs
-// with a visit() (groups), and std::vector of such structs (lists of groups). YAML may give a list of one
-// group as the group itself. The element type of a list may have a short form, a text that stands for a list
-// of one:
+// with a visit() (groups), and std::vector of such structs (lists of groups). For a list of groups, YAML may
+// give a single group instead of a list. The element struct may also have a short form, a text that stands
+// for a list of one element. It then defines
 //   static Entry from_text(const std::string& text);      // throws UserError
 //   std::optional<std::string> to_text() const;           // nullopt if only the long form can express it
-// The empty text is the empty list. A root struct may accept other spellings of keys:
-//   static SettingAliases aliases() { return {{"actor.path", "model.path"}}; }   // other spelling, key
+// The empty text is the empty list. A root struct may accept alternative spellings of keys:
 //
 // Every error is a UserError that begins with "file:line: " or "command line: " and names the key, the value
-// and the expected values. For an unknown key it names the nearest known one, for a repeated key both lines.
-// Numbers must be finite. `null` (or nothing after the colon) empties an optional field. It is an error for
-// other fields.
+// and the expected values. For an unknown key the message names the nearest known key, for a repeated key
+// both lines. Numbers must be finite. `null` (or nothing after the colon) empties an optional field. For
+// fields that are not optional it is an error.
 #pragma once
 
 #include <filesystem>
@@ -53,7 +52,7 @@ struct Bytes {
 
   // Throws UserError without file and key: the caller adds them.
   static Bytes parse(std::string_view text);
-  std::string to_string() const;  // parses back to the same: "40GiB", "123", "auto"
+  std::string to_string() const;  // the text that parses to the same value: "40GiB", "123", "auto"
 };
 
 // Constraint on a value, besides its type. In a list, each element must satisfy it.
@@ -81,7 +80,7 @@ Constraint not_empty();
 enum class SettingKind { kBool, kInteger, kNumber, kText, kBytes, kGroup };
 enum class SettingShape { kSingle, kOptional, kList };
 
-// A field, or a group of fields, of one settings object. Refers to the object, which must outlive it.
+// A field, or a group of fields, of one settings object. The settings object must outlive it.
 struct SettingField {
   std::string key;  // last part of the dotted key
   std::string help;
@@ -90,11 +89,11 @@ struct SettingField {
   SettingShape shape = SettingShape::kSingle;
   std::function<Json()> get;              // Bytes as text, an empty optional as null
   std::function<void(const Json&)> set;   // the value must have the right type
-  std::vector<SettingField> fields;       // a group's fields; of a list: those of a default element
+  std::vector<SettingField> fields;       // the group's fields; list of groups: those of a default element
   std::function<void()> check, complete;  // groups only, may be empty
 
-  // Lists of groups only. clear() empties the list. append() adds an element whose fields `fill` has set.
-  // append_text() adds the element that a text stands for; empty function if there is no short form.
+  // For lists of groups only. clear() empties the list. append() adds an element; `fill` sets its fields.
+  // append_text() adds the element that the short form `text` stands for; empty if there is no short form.
   std::function<void()> clear;
   std::function<void(const std::function<void(SettingField& element)>& fill)> append;
   std::function<void(const std::string& text)> append_text;
@@ -121,7 +120,7 @@ using SettingAliases = std::vector<std::pair<std::string, std::string>>;
 namespace internal {
 
 template <class T>
-struct SettingType;  // a field of this type cannot be a setting
+struct SettingType;  // undefined in general: a field of any other type than the following is no setting
 template <>
 struct SettingType<bool> {
   static constexpr auto kind = SettingKind::kBool;
@@ -260,8 +259,8 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
                    const std::string& source);
 void override_settings(SettingField& root, const SettingAliases& aliases,
                        const std::vector<std::string>& overrides);
-// Runs all complete() and check(). Returns the message of the first failure, or "". Groups in lists were
-// checked when they were read.
+// Runs complete() and check() of all groups. Returns the message of the first failure, or "". Elements of
+// lists of groups are left out, because they were checked when they were read.
 std::string what_is_wrong(const SettingField& root);
 void check_settings(const SettingField& root, const std::string& source);  // throws UserError
 std::string help_text(const SettingField& root);
@@ -287,9 +286,10 @@ SettingField describe_settings(S& settings) {
   return std::move(holder.front());
 }
 
-// Starts from the defaults, applies the YAML text, then the overrides, then runs every check(). An override
-// is "dotted.key=value" with a YAML value; a text is taken literally unless it begins with a quotation mark.
-// Later overrides win. `source` names the YAML text in errors. Throws UserError.
+// Starts from the defaults, applies the YAML text, then the overrides, then runs every complete() and
+// check(). An override is "dotted.key=value" with a YAML value; for a text field, the value is taken
+// literally unless it begins with a quotation mark. Later overrides win. `source` names the YAML text in
+// errors. Throws UserError.
 template <class S>
 S parse_settings(const std::string& yaml, const std::string& source,
                  const std::vector<std::string>& overrides = {}) {
@@ -316,7 +316,7 @@ std::string settings_help(S defaults = {}) {
   return internal::help_text(describe_settings(defaults));
 }
 
-// YAML that parses to the same settings, with bitwise equal doubles.
+// YAML text that parses to the same settings; doubles are bitwise equal.
 template <class S>
 std::string settings_yaml(S settings) {
   return internal::yaml_text(describe_settings(settings));

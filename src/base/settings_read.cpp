@@ -1,6 +1,6 @@
-// Reads settings from YAML text and from the command line. yaml-cpp accepts input that must be an error:
-// duplicate keys, an empty value (its mark is on the next line), text in place of a number. Therefore all
-// values are parsed here from the scalars' text, and places are taken from keys.
+// Reads settings from YAML text and from the command line. yaml-cpp accepts input that must be an error here:
+// duplicate keys, and text in place of a number. It also places an empty value on the next line. Therefore
+// this file parses all values from the scalars' text, and takes line numbers from keys.
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ std::string shown(const YAML::Node& node) {
   return quoted(node.Scalar());
 }
 
-// The number if it is all of `text`, else nothing. As in YAML, a leading plus is accepted and 0x is refused.
+// The number if all of `text` is a number, else nullopt. As in YAML, a plus is accepted and 0x is refused.
 std::optional<double> to_double(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
   if (text.starts_with('+') || text.find_first_not_of("0123456789+-.eE") != std::string_view::npos) return {};
@@ -91,7 +91,7 @@ std::optional<int64_t> to_integer(std::string_view text) {
   return {};
 }
 
-// The scalar as Json of the field's kind. Nothing if it is not of that kind or violates the constraint.
+// The scalar as Json of the field's type. nullopt if it has another type or violates the constraint.
 std::optional<Json> to_value(const SettingField& field, const YAML::Node& node) {
   if (!node.IsScalar() || is_null(node)) return {};
   const std::string& text = node.Scalar();
@@ -126,7 +126,7 @@ std::optional<Json> to_value(const SettingField& field, const YAML::Node& node) 
       try {
         const Bytes bytes = Bytes::parse(text);
         if (bytes.is_auto() || inside(static_cast<double>(bytes.count))) return Json(bytes.to_string());
-      } catch (const UserError&) {  // the caller's message says the same and names the place
+      } catch (const UserError&) {  // the message of the caller says the same, with the line
       }
       return {};
     case SettingKind::kGroup: break;
@@ -158,7 +158,7 @@ class Reader {
     }
   }
 
-  // Returns the key that a spelled key stands for. An alias may name a key or a group on the way to the key.
+  // Returns the key that `spelled` stands for. An alias may also stand for a group that contains the key.
   std::string canonical(const std::string& spelled) const {
     std::string out;
     for (size_t begin = 0; begin <= spelled.size();) {
@@ -180,7 +180,7 @@ class Reader {
     const bool is_group = field ? field->is_group() : begins_alias(key);
     if (!field && !is_group) unknown(group, key, spelled, place);
     if (!is_group) return set(*field, key, spelled, value, place);
-    if (is_null(value)) return;  // a group whose keys are all commented out
+    if (is_null(value)) return;  // an empty group, for example if all its keys are commented out
     if (!value.IsMap())
       throw UserError(
           str(place, ": ", quoted(spelled), ": got ", shown(value), ", expected a group of settings"));
@@ -197,7 +197,7 @@ class Reader {
                                    [&](const SettingField& field) { return field.key == name; });
       if (it == group->fields.end()) return nullptr;
       if (end == key.size()) return &*it;
-      if (it->is_group_list()) return nullptr;  // its fields are a pattern, not settings
+      if (it->is_group_list()) return nullptr;  // its fields describe an element, not a setting
       group = &*it;
       begin = end + 1;
     }
@@ -273,7 +273,7 @@ class Reader {
     for (const SettingField& field : group.fields) {
       out.push_back(join_key(prefix, field.key));
       if (field.is_group_list()) continue;
-      append_keys(field, std::string(out.back()), out);  // a copy: the list grows below it
+      append_keys(field, std::string(out.back()), out);  // a copy, because `out` grows during the call
     }
   }
 
@@ -283,8 +283,8 @@ class Reader {
     return nearest(name, pointers.data(), pointers.data() + pointers.size());
   }
 
-  // The nearest key is looked for first among the siblings, then by the same name elsewhere, then over whole
-  // keys.
+  // Suggests a known key: first the nearest key of the same group, then a key of the same name in another
+  // group, then the nearest full key.
   [[noreturn]] void unknown(const SettingField* group, const std::string& key, const std::string& spelled,
                             const std::string& place) {
     if (group && group->is_group_list())
@@ -326,13 +326,14 @@ class Reader {
   std::map<std::string, Given> given_;  // canonical key -> where it was set
 };
 
-// Rethrows yaml-cpp's own errors with this file's kind of place. yaml-cpp's marks count from 0.
+// Rethrows an error of yaml-cpp with the line in the form of our messages. yaml-cpp counts lines from 0.
 [[noreturn]] void bad_yaml(const YAML::Exception& error, const std::string& source, bool has_lines) {
   const bool known = has_lines && error.mark.line >= 0;
   throw UserError(str(source, known ? str(":", error.mark.line + 1) : "", ": not valid YAML: ", error.msg));
 }
 
-// The value after "key=". Texts are taken literally unless quoted. Other fields are parsed as YAML.
+// The value after "key=". For text fields it is taken literally unless quoted. For other fields it is parsed
+// as YAML.
 YAML::Node override_value(const SettingField* field, const std::string& text) {
   const bool is_short_form = field && field->is_group_list() && field->append_text &&
                              !text.starts_with('[') && !text.starts_with('{');

@@ -173,7 +173,7 @@ TEST(Settings, ErrorsNameKeyLineGotAndExpected) {
   for (const Case& c : cases)
     EXPECT_EQ(error_of(c.yaml).substr(0, std::string(c.message).size()), c.message) << c.yaml;
   EXPECT_EQ(error_of("seed: 1\na: [1\nb: 2\n").substr(0, 11), "run.yaml:3:");
-  // Any bytes give an error, never another exception.
+  // Any input gives a UserError, never another exception.
   for (const std::string& yaml : {std::string(2000, '['), std::string("\0\1\2", 3), std::string("a: *x"),
                                   std::string("? [1]\n: 2"), std::string("\xff\xfe seed")})
     EXPECT_NE(error_of(yaml), "no error");
@@ -200,7 +200,7 @@ TEST(Settings, OverridesWinAndTakeTextAsItStands) {
   EXPECT_EQ(error_of("", {"sizes=[1"}).substr(0, 35), "command line: 'sizes': not valid YA");
 }
 
-// Printing and parsing again returns the same bits of doubles and the same bytes of texts.
+// Settings that are printed and parsed again have the same bits of doubles and the same bytes of texts.
 TEST(Settings, YamlRoundTripsExactly) {
   const CounterRandom random(7, Purpose::test);
   for (uint64_t i = 0; i < 300; ++i) {
@@ -238,7 +238,7 @@ TEST(Settings, PrintsShortNumbersThatYaml11ReadersTakeForNumbers) {
   EXPECT_NE(yaml.find("\n  lr: 1.0e-05\n"), std::string::npos) << yaml;
   EXPECT_NE(yaml.find("\nbudget: auto\n"), std::string::npos) << yaml;
   EXPECT_NE(yaml.find("\nlimit: null\n"), std::string::npos) << yaml;
-  // Characters that other YAML readers refuse or fold if they are not escaped.
+  // Characters that some YAML parsers refuse or change if they are not escaped.
   root.fileroot = "\x7f\u0085\u2028\ufeffé";
   EXPECT_NE(settings_yaml(root).find("fileroot: \"\\u007F\\u0085\\u2028\\uFEFFé\"\n"), std::string::npos);
 }

@@ -8,14 +8,14 @@
 
 namespace bough {
 namespace {
-// A signal handler gets only the signal's number, so this state cannot be a member.
+// A signal handler gets only the signal's number as its argument, so this state cannot be a member.
 std::atomic<int> received{0};
 std::atomic<bool> installed{false};
 static_assert(std::atomic<int>::is_always_lock_free, "the handler may only use lock-free state");
 
 void handle(int signal_number) {
   const int before = received.exchange(signal_number);
-  // A second Ctrl-C, or a Ctrl-C after SIGTERM: the user does not want to wait for the checkpoint.
+  // The user does not want to wait for the checkpoint: a second Ctrl-C, or a Ctrl-C after another signal.
   if (before != 0 && signal_number == SIGINT) ::_exit(130);
 }
 }  // namespace

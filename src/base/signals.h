@@ -1,4 +1,4 @@
-// Turns Ctrl-C, SIGTERM and SIGUSR1 into a flag that loops check between steps.
+// Turns SIGINT (Ctrl-C), SIGTERM and SIGUSR1 into a flag that training loops check between training steps.
 #pragma once
 
 #include <csignal>
@@ -6,9 +6,9 @@
 namespace bough {
 
 // While an object of this type lives, the first SIGINT, SIGTERM or SIGUSR1 only sets a flag, so that a
-// checkpoint can be written. A second SIGINT ends the process at once with exit code 130. The destructor
-// restores the former handlers. A second object at the same time throws InternalError. mpirun forwards
-// SIGUSR1 to its processes, and batch systems send it before the time limit.
+// checkpoint can be written. A SIGINT after it ends the process at once with exit code 130. The destructor
+// restores the former signal handlers. Only one object may exist: constructing a second one throws
+// InternalError. mpirun forwards SIGUSR1 to its processes, and batch systems send it before the time limit.
 class StopFlag {
  public:
   StopFlag();

@@ -81,7 +81,7 @@ void Communicator::run(const Collective& collective) {
 void Communicator::finish(PendingCollective& pending, const Collective& collective) {
   bytes_sent_ += bytes_of(collective, static_cast<double>(size()));
   const auto start = std::chrono::steady_clock::now();
-  // Short collectives end while the loop spins. A longer wait yields the core to the ranks that it waits for.
+  // Short collectives end while this loop spins. A longer wait yields the CPU core to other ranks' threads.
   for (int64_t polls = 0; !pending.is_done(); ++polls) {
     if (polls < 1000) continue;
     check_abort();
@@ -156,8 +156,8 @@ std::vector<std::string> Communicator::all_gather(const std::string& text) {
 
 namespace {
 
-// State shared by the threads of a group. Each collective, identified by its number, stores the input of
-// every rank. The last rank to arrive computes the result for all ranks, in rank order.
+// State shared by the threads of one group of ranks. Each collective, identified by its number, stores the
+// input of every rank. The last rank to arrive computes the result for all ranks, in rank order.
 class Meeting {
  public:
   explicit Meeting(int64_t size) : size_(size) {}
@@ -220,7 +220,7 @@ class Meeting {
     return message.is_done;
   }
 
-  // Returns the subgroup of a color. The first of its ranks to ask creates the subgroup.
+  // Returns the Meeting of the subgroup of a color. The first rank that asks for the color creates it.
   std::shared_ptr<Meeting> part(uint64_t number, int64_t color, int64_t size) {
     const MutexLock lock(mutex_);
     std::shared_ptr<Meeting>& found = parts_[{number, color}];
@@ -286,7 +286,7 @@ class Meeting {
     }
   }
 
-  // Messages of a pair of ranks that only one side has posted.
+  // Messages between one pair of ranks that only the sender or only the receiver has posted.
   struct Waiting {
     std::deque<std::shared_ptr<Message>> sent, expected;
   };
@@ -386,8 +386,7 @@ std::filesystem::path find_library(const char* name) {
 
 constexpr const char* kMpiLibrary = "libbough_mpi.so";
 
-// RTLD_GLOBAL, because MPI's own plug-ins look up libmpi's symbols in the process. The library is never
-// closed.
+// RTLD_GLOBAL, because MPI's own plug-ins look up libmpi's symbols in the process. Bough never closes it.
 void* open_library(const std::filesystem::path& path, const char* remedy) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library) return library;

@@ -1,14 +1,16 @@
-// Communication between the ranks of a group: processes, or threads of one process. All ranks make the same
-// collective calls in the same order, as in MPI. Buffers are plain memory; this interface does not use torch.
+// Communication between the ranks of a process group, here called "group". Ranks are processes, or threads of
+// one process. All ranks make the same collective calls in the same order, as in MPI. Buffers are plain
+// memory; this interface does not use torch.
 //
 // Threads: a communicator belongs to one thread. A collective is begun, then polled until it is done.
 // Errors: a rank that died or hangs would block the other ranks forever. A call that waits therefore throws
-// IoError after a deadline, with the collective and the rank that waited. Then the group cannot be used.
-// Sums: the order does not depend on timing, and every rank gets the same bits.
+// IoError after a deadline. The message names the collective and the rank that waited. After that, no rank
+// can use the group.
+// Sums: the order of the terms does not depend on timing, and every rank gets the same bits.
 //
-// A message is a send of one rank and a receive of another one. A rank receives another rank's messages in
-// the order in which they were sent. Messages of one group may wait for each other, in either direction.
-// Messages of different groups never do.
+// A message is a kSend of one rank and a kReceive of another rank. Messages from rank a to rank b arrive in
+// the order in which they were sent. A message may start only after earlier sends and receives of the same
+// rank in the same group. It never waits for messages of another group.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +24,20 @@ namespace bough {
 
 enum class Element { kFloat, kDouble, kInt64, kByte };
 int64_t size_of(Element element);  // bytes
-// into[count] = the sum of parts[i][count], starting at zero, in the order of the parts. `into` may be one of
-// the parts. Throws InternalError for kByte.
+// into[i] = the sum of parts[p][i] over all p, for i < count. The sum starts at zero and follows the order of
+// the parts. `into` may be one of the parts. Throws InternalError for kByte.
 void sum_parts(const std::vector<const void*>& parts, int64_t count, Element element, void* into);
 
 struct Collective {
   enum class Kind {
-    kAllReduce,      // receive[count] = sum over ranks of send[count]; may be the same buffer
+    kAllReduce,      // receive[count] = sum over ranks of send[count]; send == receive is allowed
     kReduceScatter,  // receive[count] = sum over ranks of send[rank * count ..]
     kAllGather,      // receive[size * count] = every rank's send[count], in rank order
     kAllToAll,       // receive[r * count ..] = rank r's send[this rank * count ..]
     kBroadcast,      // receive[count] = root's receive[count]
     kBarrier,
     kSend,     // sends send[count] to rank `root`
-    kReceive,  // receive[count] = the message from rank `root`, of the same count
+    kReceive,  // receive[count] = the message from rank `root`, sent with the same count
   };
   Kind kind = Kind::kBarrier;
   const void* send = nullptr;
@@ -43,7 +45,7 @@ struct Collective {
   int64_t count = 0;  // elements, as above
   Element element = Element::kByte;
   int64_t root = 0;
-  bool on_device = false;  // GPU buffers, if takes_device_buffers(); else host buffers
+  bool on_device = false;  // buffers on the GPU (needs takes_device_buffers()); else in host memory
 };
 std::string name_of(Collective::Kind kind);  // "all-reduce"
 
@@ -61,7 +63,7 @@ class Communicator {
   virtual int64_t size() const = 0;
   virtual bool takes_device_buffers() const { return false; }
   virtual std::unique_ptr<PendingCollective> begin(const Collective& collective) = 0;
-  // Returns the group of the ranks that pass the same color, in rank order. A collective call.
+  // Returns a new group: the ranks that pass the same color as this rank, in rank order. A collective call.
   virtual std::unique_ptr<Communicator> split(int64_t color) = 0;
 
   // Seconds that a call waits before it throws IoError. Infinity: no limit.
@@ -71,15 +73,15 @@ class Communicator {
   // much. For a buffer of B bytes (Collective::count) and N ranks: all-reduce 2 B (N - 1) / N;
   // reduce-scatter, all-gather and all-to-all B (N - 1); broadcast B (N - 1) / N; send B.
   double bytes_sent() const { return bytes_sent_; }
-  // Sets a function that waiting calls run again and again as their abort check. If the function throws, the
-  // wait ends, and the group cannot be used afterwards. check_abort() runs the function once.
+  // Sets the abort check. Calls that wait run this function again and again. If it throws, the wait ends, and
+  // the group cannot be used afterwards. check_abort() runs the function once.
   void set_abort_check(std::function<void()> abort_check) { abort_check_ = std::move(abort_check); }
   void check_abort() const {
     if (abort_check_) abort_check_();
   }
   // Begins the collective and waits until it is done. Throws IoError after the deadline.
   void run(const Collective& collective);
-  // Waits until a collective that has begun is done. Several collectives may be pending at once.
+  // Waits until `pending`, which is `collective` after its begin(), is done. Several may be pending at once.
   void finish(PendingCollective& pending, const Collective& collective);
 
   void all_reduce(std::span<double> values);
@@ -101,8 +103,8 @@ class Communicator {
 // A group of this process alone.
 std::unique_ptr<Communicator> single_communicator();
 
-// A group of threads of this process, for tests and experiments without MPI. The thread with the role of rank
-// r uses communicator r.
+// A group of threads of this process, for tests and experiments without MPI. The thread that acts as rank r
+// uses element r of the result.
 std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 
 // The group of all ranks that mpirun or srun started. Opens libbough_mpi.so; throws UserError if the library
@@ -110,9 +112,9 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 // ends. Otherwise the rank counts as dead, and the launcher ends all ranks.
 std::unique_ptr<Communicator> mpi_communicator();
 bool has_mpi_library();  // in this build
-// Returns a group of the same ranks as `host` that also takes GPU buffers, through NCCL. A collective call,
-// after CUDA has been initialized. Opens libbough_nccl.so. If this build has no such library, logs a warning
-// and returns `host`. Throws UserError if the library cannot be opened.
+// Returns a group of the same ranks as `host` that also takes GPU buffers, through NCCL. A collective call.
+// Call it after CUDA has been initialized. Opens libbough_nccl.so. If this build has no such library, logs a
+// warning and returns `host`. Throws UserError if the library exists but cannot be opened.
 std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host);
 // Returns whether mpirun, or srun with PMIx, started this process as a rank. False for torchrun's workers,
 // even if they inherit such variables because mpirun or srun started torchrun.

@@ -1,5 +1,5 @@
 // Tests that every kind of Communicator must pass. A test program instantiates the suite for its kinds of
-// groups. tests/runs/test_ranks.py tests MPI's.
+// groups of ranks. tests/runs/test_ranks.py tests the MPI communicator.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace bough {
 
 using Groups = std::vector<std::unique_ptr<Communicator>>;
 
-// A kind of group. make() returns a new group; the thread with the role of rank r uses communicator r.
+// A kind of group of ranks. make() returns a new group; the thread that acts as rank r uses element r.
 struct GroupKind {
   const char* name;
   std::function<Groups(int64_t size)> make;

@@ -1,5 +1,5 @@
-// libbough_mpi.so: the ranks that mpirun or srun started (communicator.h). The library is opened at run time,
-// so nothing else depends on MPI.
+// libbough_mpi.so: the communicator of all ranks that mpirun or srun started (communicator.h). Bough opens
+// the library at run time, so nothing else depends on MPI.
 #define OMPI_SKIP_MPICXX 1  // the deprecated C++ bindings would have to be linked
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
@@ -25,11 +25,12 @@ MPI_Datatype type_of(Element element) {
   return MPI_BYTE;
 }
 
-// Each communicator has its own thread, but only one thread at a time calls MPI (MPI_THREAD_SERIALIZED).
-// Under this mutex, only the calls that create and free communicators wait for other ranks.
+// Each communicator has its own thread, but only one thread at a time may call MPI (MPI_THREAD_SERIALIZED).
+// begin() and is_done() hold this mutex and never wait for other ranks. split() and the destructor wait for
+// other ranks and do not take it.
 Mutex mpi_mutex;
 
-// MPI counts are int. Longer buffers are sent in pieces of at most this many elements.
+// MPI counts have type int. Longer buffers are sent in pieces of at most this many elements.
 constexpr int64_t kMostElements = int64_t{1} << 28;
 
 class MpiPending final : public PendingCollective {

@@ -2,16 +2,16 @@
 // time, after the CUDA library. It uses the CUDA runtime and the NCCL of the process. Each rank has one GPU,
 // its current device.
 //
-// Host buffers go to the group from which this one was made. The ranks also find each other through that
-// group.
+// Collectives on host buffers are passed to `host`, the group from which this one was made. The ranks also
+// exchange NCCL's unique id through `host`.
 //
 // Collectives on device buffers run on the legacy default stream, where PyTorch computes. A collective
 // therefore starts after the kernels that fill its buffers. Kernels that read the buffers later wait for the
 // collective.
 //
-// Messages have a stream of their own, so a rank can compute while its message waits for the receiver. A
-// message starts after the work enqueued before it. After a host wait for a message, its data can be used at
-// once.
+// Messages (kSend, kReceive) have a stream of their own, so a rank can compute while its message waits for
+// the receiver. A message starts after the kernels that were enqueued on the default stream before it. After
+// the host has waited for a message, its data can be used at once.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -63,7 +63,7 @@ class NcclCommunicator final : public Communicator {
   ~NcclCommunicator() override {
     if (messages_) cudaStreamDestroy(messages_);
     if (!comm_) return;
-    // Destroying waits for the other ranks. In a group that failed, they no longer answer.
+    // ncclCommDestroy waits for the other ranks. In a group that failed, they no longer answer.
     if (is_broken_ || std::uncaught_exceptions() > 0) ncclCommAbort(comm_);
     else ncclCommDestroy(comm_);
   }
@@ -114,7 +114,7 @@ class NcclCommunicator final : public Communicator {
     cudaEvent_t event_ = nullptr;
   };
 
-  // Work enqueued on `later` from now on starts after the work already enqueued on `earlier`.
+  // Kernels enqueued on `later` from now on start after the kernels already enqueued on `earlier`.
   static void follow(cudaStream_t earlier, cudaStream_t later) {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "using an event");

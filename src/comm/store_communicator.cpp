@@ -21,17 +21,17 @@ using Time = std::chrono::steady_clock::time_point;
 // Maximum size of a value. Stores refuse larger values (TCPStore: above 8 MiB).
 constexpr int64_t kMostBytes = int64_t{4} << 20;
 constexpr auto kHeartbeat = std::chrono::milliseconds(500);
-// The pause between two polls of the store is the time waited so far divided by kWaitedOverPause. This bounds
-// the cost of polling. The pause is at most kLongestPause.
+// Pause between two polls of the store: the time waited so far, divided by kWaitedOverPause. So the number of
+// polls grows slowly with the wait. The pause is at most kLongestPause.
 constexpr int64_t kWaitedOverPause = 16;
 constexpr auto kLongestPause = std::chrono::milliseconds(10);
-// The rank with the store waits this long for live ranks, because they may still read its last values.
+// The rank that holds the store waits at most this long for live ranks, which may still read its last values.
 constexpr double kGoodbyeSeconds = 60;
 
 constexpr const char* kGone = "gone";
 constexpr const char* kFailed = "failed";
 
-// Owns the store and tracks which ranks are alive. All groups of a process share one Members.
+// Owns the store and tracks which ranks are alive. All communicators of a process share one Members object.
 class Members {
  public:
   Members(std::unique_ptr<KeyValueStore> store, const StoreRank& rank)
@@ -123,7 +123,7 @@ class Members {
     do {
       if (!check_abort().empty()) return;
       const int64_t gone = std::ranges::count_if(others_, is_gone);
-      if (gone == rank_.size) return;  // this rank's own entry has no `since`, so it counts as gone
+      if (gone == rank_.size) return;  // counts this rank too: its own entry has no `since`
       std::this_thread::sleep_for(kLongestPause);
     } while (seconds_since(start) < kGoodbyeSeconds);
   }
@@ -167,7 +167,7 @@ class StoreCommunicator final : public Communicator {
  private:
   using Kind = Collective::Kind;
 
-  // Data written to the store, or read from it, under one key and the keys of its pieces.
+  // Data that is written to the store or read from it: the store key `key`, and the keys of its pieces.
   struct Message {
     std::string key;
     const char* from = nullptr;
@@ -175,8 +175,8 @@ class StoreCommunicator final : public Communicator {
     int64_t bytes = 0;
   };
 
-  // Collectives are numbered per group. Messages are numbered per pair of ranks, since other ranks do not see
-  // them.
+  // Collectives are numbered per group. Messages are numbered per pair of ranks, because the other ranks of
+  // the group do not take part in them.
   std::string prefix_of(const Collective& collective) {
     const int64_t other = collective.root;
     if (collective.kind == Kind::kSend) return str(prefix_, "/m/", other, ".", num_sent_[other]++, "/");
@@ -283,7 +283,7 @@ class StoreCommunicator final : public Communicator {
       if (c_.kind == Kind::kAllToAll) copy(received(rank), sent(rank));
     }
 
-    // Reads the next pieces of the message. Returns whether all pieces are there.
+    // Reads the next pieces of the message. Returns true if all pieces have been read.
     bool hear(Message& message) {
       for (; message.bytes > 0; message.bytes -= std::min(kMostBytes, message.bytes)) {
         const int64_t at = bytes_ - message.bytes;

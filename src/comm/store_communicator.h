@@ -1,14 +1,13 @@
 // A group of ranks that communicate through a key-value store, for ranks that MPI did not start. The sender
-// sets a key of its own, the receivers read it, and the last reader erases it.
+// writes a new key of the store, the receivers read it, and the last receiver erases it.
 //
-//   PREFIX/N/FROM.i     piece i of the data that rank FROM sends to all in the group's N-th collective
-//   PREFIX/N/FROM>TO.i  piece i of the data for rank TO alone, which erases it
-//   PREFIX/N/read       number of ranks that have read all data for all ranks
-//   alive/RANK          a counter that grows while the rank lives; at its end "gone" or "failed"
+//   PREFIX/N/FROM.i     piece i of the data that rank FROM sends to all ranks in the group's N-th collective
+//   PREFIX/N/FROM>TO.i  piece i of the data for rank TO alone; TO erases it
+//   PREFIX/N/read       number of ranks that have read all data addressed to all ranks
+//   alive/RANK          a counter that grows while the rank lives; when the rank ends, "gone" or "failed"
 //
 // All bytes go through the store, and an all-reduce sends every rank's whole buffer. Use it for texts, ids
-// and metrics of the host, and for small tests on CPUs. Use NCCL for gradients on GPUs, MPI for gradients on
-// CPUs.
+// and metrics in host memory, and for small tests on CPUs. For gradients use NCCL (GPUs) or MPI (CPUs).
 //
 // A thread of each rank updates alive/RANK twice a second and checks the other ranks. A call that waits
 // throws IoError if a rank has failed, or has not updated its key for StoreRank::silence_seconds.
@@ -23,8 +22,8 @@
 
 namespace bough {
 
-// Must be thread-safe. Functions throw IoError if the store is gone, or does not answer within
-// StoreRank::silence_seconds.
+// The store. Implementations must be thread-safe. Functions throw IoError if the store cannot be reached, or
+// does not answer within StoreRank::silence_seconds.
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
@@ -39,11 +38,11 @@ class KeyValueStore {
 struct StoreRank {
   int64_t rank = 0, size = 1;
   bool holds_store = false;    // this rank's process must end last
-  double silence_seconds = 8;  // a rank that is silent for longer counts as dead
+  double silence_seconds = 8;  // a rank that has not updated its alive key for longer counts as dead
 };
 
-// The group of all ranks of a store that only this group uses. The destructor tells the other ranks that this
-// rank ends. During an exception it tells them that this rank has failed.
+// Returns the group of all ranks that use `store`; no other group may use the store. The destructor tells the
+// other ranks that this rank ends, or, if an exception is in flight, that it has failed.
 std::unique_ptr<Communicator> store_communicator(std::unique_ptr<KeyValueStore> store, const StoreRank& rank);
 
 }  // namespace bough

@@ -11,7 +11,7 @@ namespace bough {
 
 namespace {
 
-// One line of the file, checked but without its prompt layout.
+// One record: a line of the file, checked, but without its prompt layout.
 struct Record {
   enum class Kind { messages, prompt, question };
   Kind kind = Kind::question;
@@ -90,7 +90,7 @@ class LineReader {
     for (const std::string& key : {settings_.messages_key, settings_.prompt_key, settings_.question_key}) {
       const Json* value = find(key);
       if (value == nullptr) continue;
-      const bool may_be_list = key != settings_.question_key;  // `prompt` often holds a list of messages, too
+      const bool may_be_list = key != settings_.question_key;  // in some files `prompt` is a list of messages
       if (may_be_list && value->is_array()) {
         record.kind = Record::Kind::messages;
         record.messages = read_messages(key, *value);
@@ -176,7 +176,8 @@ std::vector<WorkedExample> to_examples(std::span<const Record> records, const Da
   return examples;
 }
 
-// Input of both kinds of data sets: the selected records, and the worked examples that precede each.
+// What read_dataset() and read_sft() have in common: the selected records, and the worked examples in front
+// of each prompt.
 struct Contents {
   std::vector<Record> records;
   std::vector<WorkedExample> examples;
@@ -208,7 +209,7 @@ Contents read_contents(const DatasetSettings& settings) {
   return contents;
 }
 
-// Fills in the prompt or the messages. Shared by problems and SFT examples.
+// Fills in the prompt or the messages of a Problem or SftExample (`Target`).
 template <class Target>
 void lay_out(const Record& record, const Contents& contents, const DatasetSettings& settings,
              Target& target) {

@@ -1,19 +1,18 @@
-// Data sets from the user's own JSON Lines, for reinforcement learning (problems) and for `bough sft`
-// (examples).
+// Reads data sets from the user's JSON Lines: problems for RL, and examples for `bough sft`.
 //
 // A line needs one of these fields. If it has several, the first in this order is used:
 //   messages             [{role, content}, ...]: a conversation
 //   prompt               a finished prompt, used unchanged; or a list of messages
 //   question             turned into a prompt by PromptLayout (prompt_layout.h)
 // A line also has `answer`, a text or a number (GSM8K's answers end in "#### 42"). If a conversation ends
-// with the assistant and has no `answer`, its last message is the answer. All other fields are kept for the
-// user's reward function.
+// with a message of the assistant and the line has no `answer`, this message is the answer. All other fields
+// are kept for the user's reward function.
 //
-// `format` says what a prompt or question becomes: plain text, or a conversation for the model's chat
+// `format` says whether a prompt or question becomes plain text, or a conversation for the model's chat
 // template. Lines with `messages` are always conversations.
 //
-// Errors are UserErrors. Their messages begin with "file:line: ". They name the field, its value and what was
-// expected.
+// All errors are UserErrors. Their messages begin with "file:line: ". They name the field, its value and what
+// was expected.
 #pragma once
 
 #include <cstdint>
@@ -75,12 +74,12 @@ struct DatasetSettings {
   }
 };
 
-// Reads the problems of a file. Every record that is also a worked example is left out. Throws UserError if
-// the file is malformed or if no problem is left.
+// Reads the problems of a file. A record that equals one of the worked examples is left out. Throws UserError
+// if the file is malformed or if no problem is left.
 Dataset read_dataset(const DatasetSettings& settings);
 
-// An example for supervised training. It is either a conversation that ends with the assistant, or a prompt
-// and its completion as plain text, which are concatenated unchanged.
+// An example for supervised training. It is either a conversation that ends with a message of the assistant,
+// or a prompt and its completion as plain text. The two texts are concatenated unchanged.
 struct SftExample {
   std::vector<Message> messages;
   std::string prompt;

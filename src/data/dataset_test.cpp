@@ -29,7 +29,7 @@ class DatasetFile : public testing::Test {
     write(text);
     return read_sft(settings_);
   }
-  // The message of the UserError, without the folder.
+  // Returns the message of the UserError that reading `text` throws, without the folder's name.
   std::string error_of(const std::string& text, bool sft = false) {
     write(text);
     try {

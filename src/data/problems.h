@@ -1,8 +1,8 @@
 // Problems, the data set that they form, and the order in which a run uses them.
 //
-// The order is a pure function of (data set size, seed, position). Position p is entry p mod size of epoch
-// p / size. Each epoch has its own random permutation. So a run that resumes needs only one integer, the
-// position, to continue with the same problems.
+// The order is a pure function of (data set size, seed, position). Position p has the problem at place p mod
+// size of epoch p / size. Each epoch has a new random permutation of the problems. So a run that resumes
+// needs only the position to continue with the same problems.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Problem {
   std::string id;                 // unique in its data set
   std::string prompt;             // plain text; empty if the problem has messages
   std::vector<Message> messages;  // ends with a user message; empty for plain text
-  std::string answer;             // the reference answer as the record has it; may be empty
+  std::string answer;             // the reference answer as written in the record; may be empty
   Json fields = Json::object();   // the whole record; the user's reward function gets it as keyword arguments
 };
 
@@ -37,7 +37,7 @@ class Dataset {
   std::span<const Problem> problems() const { return problems_; }
   const std::string& source() const { return source_; }
 
-  // A hash of the prompts, messages and answers, in order. The file's path does not matter.
+  // A hash of the prompts, messages and answers, in order. It does not depend on the file's path.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
@@ -46,13 +46,14 @@ class Dataset {
   uint64_t fingerprint_ = 0;
 };
 
-// Returns the problems of a data set epoch by epoch. The data set must outlive this object. The constructor
-// throws UserError if the data set is empty.
+// Maps positions to problems, epoch by epoch. The data set must outlive this object. The constructor throws
+// UserError if the data set is empty.
 class ProblemOrder {
  public:
   ProblemOrder(const Dataset& dataset, uint64_t seed, bool shuffle = true);
 
-  // The index of the problem at `position` >= 0. O(1) inside the epoch of the last call, O(size) in another.
+  // The problem's index in the data set at `position` >= 0. O(1) if the position is in the epoch of the last
+  // call, else O(size).
   size_t index_at(int64_t position) const;
 
   const Problem& next() { return (*dataset_)[index_at(position_++)]; }

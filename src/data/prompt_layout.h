@@ -1,4 +1,4 @@
-// How a question becomes a prompt: the plain layout, or a conversation, with worked examples in front.
+// How a question becomes a prompt: plain text (below) or a conversation, with worked examples in front.
 //
 //   Q: worked question   |
 //   A: its answer        |  the same for every problem of a data set: one long shared prefix
@@ -37,10 +37,10 @@ struct PromptLayout {
 struct WorkedExample {
   std::string question;  // inserted into the template
   std::string answer;
-  bool is_prompt = false;  // true: `question` is a finished prompt, and the template is not applied
+  bool is_prompt = false;  // true: `question` is a finished prompt; question_template is not applied
 };
 
-// Applies the template: every {question} is replaced. No other text in the template is special.
+// Returns the template with every {question} replaced. No other text in the template is special.
 std::string render_question(std::string_view question, const PromptLayout& layout);
 
 // Joins the examples and a finished prompt (from render_question or from the user) into one text.

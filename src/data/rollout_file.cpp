@@ -13,15 +13,15 @@ namespace bough {
 
 namespace {
 
-// One megabyte: large enough to make system calls cheap, small enough to parse the text while it is in the
-// cache.
+// Decompressed bytes per piece: large enough to make system calls cheap, small enough to parse the text while
+// it is in the CPU cache.
 constexpr size_t kChunk = size_t{1} << 20;
 
 bool is_compressed(const std::filesystem::path& path) {
   return path.extension() == ".zst";
 }
 
-// The lines of a file, decompressed while reading. Memory grows with the longest line only.
+// The lines of a file, decompressed while reading. Memory holds a piece and at most the longest line.
 class LineSource {
  public:
   explicit LineSource(const std::filesystem::path& path) : path_(path), file_(path) {
@@ -31,7 +31,8 @@ class LineSource {
     compressed_ = {file_.data(), file_.size(), 0};
   }
 
-  // The next line without its line break, valid until the next call. Returns false after the last line.
+  // Sets `line` to the next line without its line break. It is valid until the next call. Returns false after
+  // the last line.
   bool next(std::string_view& line) {
     if (!stream_) return cut(file_.text(), line);
     size_t searched = begin_;
@@ -59,7 +60,7 @@ class LineSource {
     buffer_.resize(old_size + kChunk);
     ZSTD_outBuffer out{buffer_.data() + old_size, kChunk, 0};
     while (out.pos == 0 && !finished_) {
-      // A file consists of any number of frames and may end only between two frames.
+      // A zstd file consists of one or more frames. It is complete only if it ends at the end of a frame.
       if (compressed_.pos == compressed_.size && frame_ended_) {
         finished_ = true;
         break;
@@ -82,10 +83,10 @@ class LineSource {
 
   std::filesystem::path path_;
   MappedFile file_;
-  // nullptr for plain text, which is read from the mapped file
+  // nullptr for plain text, which is read from the mapped file without decompression
   std::unique_ptr<ZSTD_DStream, FreeStream> stream_;
   ZSTD_inBuffer compressed_{};
-  std::string buffer_;  // decompressed text; the part before begin_ is already consumed
+  std::string buffer_;  // decompressed text; bytes before begin_ were already returned
   size_t begin_ = 0;
   bool frame_ended_ = false;
   bool finished_ = false;

@@ -132,7 +132,7 @@ TEST_F(RolloutFile, ReadsAllFieldsOfTrajectoryRows) {
   expect_names(refusal(line.dump()), {"'reward'", "nothing"});
 }
 
-// The field order and format of the files that a run writes.
+// Checks the order and the format of the fields in files that a run writes.
 TEST_F(RolloutFile, WritesTheFieldsInTheirOrder) {
   Trajectory row = read(with("versions", "[-1, 3, 3]"))[0];
   row.advantage = {-0.5f};
@@ -154,8 +154,8 @@ TEST_F(RolloutFile, WritesTheFieldsInTheirOrder) {
       "\n");
 }
 
-// An advantage given for no tokens must not become "not given". Otherwise the sequence would be refused when
-// it is read again.
+// A list of advantages for a sequence without tokens is empty. It must not be read as "not given": the
+// written file would then lack the advantage, and reading the file would fail.
 TEST_F(RolloutFile, AdvantageOfAnEmptySequenceStaysGiven) {
   const auto rollouts = read(R"({"input_ids": [], "loss_mask": [], "logprobs": [], "advantage": []})");
   EXPECT_EQ(rollouts[0].advantage, std::vector<float>{0.0f});
@@ -267,7 +267,7 @@ TEST_F(RolloutFile, MessagesAreShort) {
   EXPECT_LT(refusal("{\"" + std::string(1 << 20, 'x') + "\": nope}").size(), 400u);
 }
 
-// A line truncated anywhere is refused with a UserError. A line damaged anywhere is either refused or read.
+// A line that is cut anywhere is refused with a UserError. A line with one changed byte is refused or read.
 TEST_F(RolloutFile, SurvivesEveryTruncationAndRandomDamage) {
   const std::string line = with("versions", "[-1, 3, 4]");
   for (size_t length = 1; length < line.size(); ++length)
@@ -279,7 +279,7 @@ TEST_F(RolloutFile, SurvivesEveryTruncationAndRandomDamage) {
     damaged[random() % damaged.size()] = static_cast<char>(random());
     num_accepted += refusal(damaged) == "(accepted)";
   }
-  EXPECT_GT(num_accepted, 0);  // some bytes are inside numbers or group names
+  EXPECT_GT(num_accepted, 0);  // changed bytes inside numbers or group names
   EXPECT_LT(num_accepted, 500);
 }
 
@@ -392,7 +392,7 @@ TEST_F(RolloutFile, RoundTripsExactly) {
   EXPECT_LT(fs::file_size(folder_ / "r.jsonl.zst"), fs::file_size(folder_ / "r.jsonl") * 3 / 4);
 }
 
-// Chunks of decompressed text end inside lines. Files may have several frames (`cat a.zst b.zst`).
+// Pieces of decompressed text end inside lines. Files may have several zstd frames (`cat a.zst b.zst`).
 TEST_F(RolloutFile, ReadsZstdOfManyFramesAndLongLines) {
   Trajectory rollout = read(kGood)[0];
   for (int i = 0; i < 700'000; ++i) {
@@ -444,7 +444,7 @@ TEST_F(RolloutFile, AFullDiskLeavesTheOldFile) {
   std::signal(SIGXFSZ, old_handler);
   EXPECT_EQ(read_file(path), str(kGood, "\n"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}),
-            2);  // r.jsonl of read(), full.jsonl: nothing else
+            2);  // r.jsonl from read(), full.jsonl, and no temporary file
 }
 
 }  // namespace

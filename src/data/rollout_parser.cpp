@@ -1,8 +1,8 @@
 // Parses one line of a rollout file into a Trajectory. rollout_writer.cpp is the inverse.
 //
-// Lists of numbers, which are nearly all of a file, are read directly from the text (350 MB/s). A JSON
-// library would build a 16-byte node per number (90 MB/s). It also could not tell which number of a list is
-// out of range. Every other value is read by Json.
+// Lists of numbers are nearly all of a file. They are parsed directly from the text (350 MB/s). A JSON
+// library would build a node of 16 bytes per number (90 MB/s), and could not tell which number of a list is
+// out of range. All other fields are parsed by Json.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -17,8 +17,8 @@ namespace bough {
 
 namespace {
 
-// Location of an error: the field, the position in its list, and the position in the list at that position
-// (-1: none).
+// Location of an error: the field, the index in the field's list, and, if that element is a list too, the
+// index in this inner list (-1: none).
 struct Place {
   std::string_view field;
   int64_t position = -1;
@@ -76,7 +76,7 @@ class LineParser {
             at_ == end_ ? "the end of the line" : quoted(std::string_view{at_, size_t(end_ - at_)}, 20),
             "; expected ", expected, ". A rollout file has one JSON object per line"));
   }
-  // The text of the scalar at the cursor, up to a delimiter. Quoted in errors.
+  // The text at the cursor, up to the next delimiter, for error messages.
   std::string got_here() const {
     if (at_ == end_) return "the end of the line";
     const char* stop = at_;
@@ -149,8 +149,8 @@ class LineParser {
   }
 
   // ---- numbers ----
-  // Reads a number by JSON's grammar; empty if there is no number at the cursor. `integral`: no fraction and
-  // no exponent.
+  // Reads a number by JSON's grammar. Returns "" if there is no number at the cursor. Sets `integral` to
+  // whether the number has no fraction and no exponent.
   std::string_view take_number(bool& integral) {
     const char* p = at_;
     integral = true;
@@ -202,8 +202,8 @@ class LineParser {
     if (text.empty()) fail(place, got_here(), "a finite number (JSON has no NaN and no Infinity)");
     const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
     if (result.ec == std::errc()) return value;
-    // Out of range: a too large value is an error, a too small value becomes zero. from_chars does not tell
-    // which.
+    // Out of range: a number that is too large is an error, one that is too small becomes zero. from_chars
+    // does not tell which of the two happened.
     double wide = std::numeric_limits<double>::infinity();
     try {
       wide = Json::parse(text.begin(), text.end()).template get<double>();
@@ -285,7 +285,7 @@ class LineParser {
     fail({key}, "the field twice", "every field once");
   }
 
-  // Parses texts for people, requested columns, and fields unknown to this format.
+  // Parses fields with texts for people, columns that the options name, and unknown fields.
   void parse_other(const std::string& key) {
     if (rollout_.fields.contains(key) || rollout_.columns.contains(key)) fail_twice(key);
     if (std::find(options_.columns.begin(), options_.columns.end(), key) != options_.columns.end()) {
@@ -398,7 +398,7 @@ class LineParser {
     check_columns(length);
     if (seen_[kAdvantage] && !advantage_is_number_) {
       check_length(kAdvantage, rollout_.advantage.size(), length);
-      // For zero tokens an empty list is as good as any number. Trajectory reserves "empty" for "not given".
+      // An advantage for zero tokens has no value. One 0 is stored: an empty list means "not given".
       if (length == 0) rollout_.advantage.assign(1, 0.0f);
     }
     if (!seen_[kGroup] && !seen_[kAdvantage])
@@ -431,7 +431,7 @@ class LineParser {
            str(length, ", one per token of 'input_ids', or ", generated, ", one per token with loss_mask 1"));
     }
   }
-  // Returns " (it has 'logprob')" if an unknown field resembles the missing one.
+  // Returns " (it has 'logprob')" if the name of an unknown field is similar to the missing one, else "".
   std::string near_miss(const char* missing) const {
     for (auto it = rollout_.fields.begin(); it != rollout_.fields.end(); ++it)
       if (!nearest(it.key(), &missing, &missing + 1).empty()) return str(" (it has ", quoted(it.key()), ")");

@@ -17,7 +17,7 @@ void append_number(std::string& out, T value) {
   out.append(text, result.ptr);
 }
 
-// Writes one line. Checks that the output can be read back.
+// Writes one line. Throws if the parser would refuse the line.
 class LineWriter {
  public:
   LineWriter(std::string& out, size_t num_tokens) : out_(out), num_tokens_(num_tokens) {}
@@ -107,7 +107,7 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
                 name, " has ", values.size(), " values for ", length, " tokens");
     line.list(name, values);
   }
-  // A field with a format of its own takes precedence over a preserved unknown field.
+  // An unknown field is left out if a field of this name was written above.
   if (rollout.fields.is_object())
     for (auto it = rollout.fields.begin(); it != rollout.fields.end(); ++it)
       if (!line.has(it.key())) line.json(it.key(), it.value());

@@ -1,7 +1,7 @@
-// One sampled sequence with its data for training and reports. Between an engine and train/make_batch, a
-// rollout always has this type. A rollout file (rollout_file.h) has one Trajectory per line.
+// One sampled sequence with its data for training and reports: a row of the batch. Engines, rollout control
+// and train/make_batch pass rollouts in this type. Each line of a rollout file is a Trajectory.
 //
-// A list by token has one value per token of input_ids. It is empty if the values are not known.
+// A per-token list has one entry per token of input_ids. It is empty if its entries are not known.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,11 @@
 
 namespace bough {
 
-// The pages of the KV cache that sparse attention selected during generation (kernels/page_choice).
+// The pages of the KV cache (16 tokens each) that sparse attention selected during generation
+// (kernels/page_choice).
 // - The first page and the last two are always attended to. They are not listed.
-// - A token has one list per sparse layer and key/value head. All lists of a token have the same length.
+// - A token has one list of pages per sparse layer and key/value head. All lists of a token have the same
+//   length.
 struct PageChoices {
   std::vector<int32_t> positions;  // of the tokens, ascending
   std::vector<size_t> begin;       // per entry of `positions`: start of the token's lists in `pages`
@@ -30,20 +32,20 @@ struct PageChoices {
 };
 
 struct Trajectory {
-  std::string group;            // the same for all sequences of one prompt
-  std::string trajectory;       // rows of one group that share it count as one sequence; empty: none does
-  std::optional<int64_t> turn;  // the turn of the trajectory that this row is
+  std::string group;            // the same for all samples of one prompt
+  std::string trajectory;       // name of a conversation, whose rows count as one sequence; empty: none
+  std::optional<int64_t> turn;  // the turn of the conversation that this row of the batch stores
 
   // Lists by token.
   std::vector<int32_t> input_ids;  // prompt and response; may be empty
-  std::vector<uint8_t> loss_mask;  // 1: the policy produced this token and is trained on it
-  std::vector<float> logprobs;     // under the behavior policy at `temperature`; 0 if the mask is 0
-  std::vector<int32_t> versions;   // the weight version that sampled the token; -1 if the mask is 0
-  std::vector<int32_t> turns;      // the turn of the token; -1 outside of turns
-  std::vector<float> advantage;    // one value per token, or a single value for the whole sequence
+  std::vector<uint8_t> loss_mask;  // 1: the policy sampled this token and is trained on it
+  std::vector<float> logprobs;     // under the behavior policy at `temperature`; 0 where loss_mask is 0
+  std::vector<int32_t> versions;   // the version that sampled the token; -1 where loss_mask is 0
+  std::vector<int32_t> turns;      // the turn that the token belongs to; -1 outside of turns
+  std::vector<float> advantage;    // one advantage per token, or a single one for the whole sequence
   std::vector<std::vector<int32_t>> top_ids;     // the engine's top-k tokens at this position
   std::vector<std::vector<float>> top_logprobs;  // log-probabilities of top_ids, same lengths
-  // Further named lists of numbers. Each has one value per token, or one per token of mask 1, in order.
+  // Further named lists of numbers. Each has one entry per token, or per token of loss mask 1, in order.
   std::map<std::string, std::vector<double>> columns;
 
   PageChoices page_choices;  // only with rollout.sparse.replay; not in rollout files
@@ -52,9 +54,9 @@ struct Trajectory {
   std::optional<double> reward;
   std::map<std::string, double> rewards;  // the named rewards that make up `reward`, before weighting
   std::vector<double> turn_rewards;       // by turn
-  bool valid = true;    // false: the reward failed. The row is left out of group mean, deviation and loss
-  bool trained = true;  // false: a filter removed the row from the loss
-  // True for the group's most likely response. Its reward serves as the baseline of the group. The row is
+  bool valid = true;    // false: the reward failed. Left out of group mean, deviation and loss
+  bool trained = true;  // false: a filter removed this Trajectory from the loss
+  // True for the most likely response of the group of samples. Its reward is the baseline of the group. It is
   // left out of group mean, filter and loss.
   bool baseline = false;
 
@@ -65,16 +67,16 @@ struct Trajectory {
 
   Json fields = Json::object();  // unknown fields of the rollout file
 
-  // Position 0 has no token before it to predict it from, so its mask is ignored.
+  // The token at position 0 has no token before it that predicts it, so its loss mask is ignored.
   bool trains(size_t position) const { return position > 0 && loss_mask[position] != 0; }
   bool trains_a_token() const {
     for (size_t i = 1; i < loss_mask.size(); ++i)
       if (loss_mask[i] != 0) return true;
     return false;
   }
-  // Whether the row takes part in the loss.
+  // Whether this row of the batch takes part in the loss.
   bool in_loss() const { return trained && valid && !baseline; }
-  // Number of tokens that the policy produced, those of mask 1.
+  // Number of tokens that the policy sampled: those of loss mask 1.
   int64_t num_generated() const {
     int64_t count = 0;
     for (const uint8_t mask : loss_mask) count += mask != 0;
@@ -82,7 +84,7 @@ struct Trajectory {
   }
 };
 
-// The text fields of a rollout file and their members, in the order in which they are written.
+// The fields of a rollout file that hold texts, with their members of Trajectory, in the order of writing.
 struct TrajectoryText {
   const char* name;
   std::optional<std::string> Trajectory::*member;

@@ -28,8 +28,8 @@ constexpr std::string_view kScheme = "http://";
 constexpr std::chrono::milliseconds kStartPause{200};  // between attempts while the server is not up yet
 constexpr uint32_t kMaxHeaderBytes = 1 << 16;
 
-// A connection attempt: connect() was called and may not be complete. `error` is errno if the attempt failed,
-// else 0.
+// A connection attempt after its call of connect(). The connection may not be complete yet. `error` is errno
+// if the attempt failed, else 0.
 struct Connecting {
   int descriptor = -1;
   int error = 0;
@@ -189,7 +189,7 @@ std::optional<HttpAnswer> HttpCall::advance() {
   const bool is_open = receive_what_is_there(descriptor_, incoming_);
   boost::system::error_code error = parse();
   if (!error && !parser_->is_done() && !is_open) {
-    // Without any byte, the parser would take an empty answer for a complete one.
+    // put_eof() before any byte would make the parser take an empty answer for a complete one.
     if (parser_->got_some()) parser_->put_eof(error);
     if (!error && !parser_->is_done()) error = http::error::end_of_stream;
   }
@@ -239,7 +239,7 @@ void HttpCall::send_what_fits() {
     const ssize_t n = send(descriptor_, outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    // A server may answer (for example "413 too large") and close before it has read everything.
+    // A server may answer (for example "413 too large") and close before it has read the whole request.
     if (n < 0) return outgoing_.clear();
     outgoing_.erase(0, static_cast<size_t>(n));
   }
@@ -250,7 +250,7 @@ boost::system::error_code HttpCall::parse() {
   while (!incoming_.empty() && !parser_->is_done()) {
     const size_t used = parser_->put(boost::asio::const_buffer(incoming_.data(), incoming_.size()), error);
     incoming_.erase(0, used);
-    // Boost 1.74 ignores the limit of the length if a part of the body came with the header.
+    // Boost 1.74 ignores the limit on the body's length if a part of the body came with the header.
     if (parser_->is_header_done() && parser_->content_length().value_or(0) > max_bytes_)
       return http::error::body_limit;
     if (error == http::error::need_more) {

@@ -1,7 +1,7 @@
-// HTTP calls, each on a connection of its own. Rewards, environments and engines behind endpoints use them.
-// Only wait_for_endpoint blocks.
+// Makes HTTP calls, each on a connection of its own. Rewards, environments and engines that run as HTTP
+// servers (endpoints) are called with it. Only wait_for_endpoint blocks.
 //
-// Redirects are not followed. https is not supported. Use a proxy on this machine for it.
+// Redirects are not followed. https is not supported; for https, use a proxy on this machine.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,13 +20,14 @@ struct HttpUrl {
   std::string host;       // a name or an address; IPv6 without brackets
   std::string port;       // digits
   std::string target;     // path and query, begins with '/'
-  std::string authority;  // host and port as the URL has them
+  std::string authority;  // host and port as written in the URL
 };
 // Throws UserError if the URL is not http://HOST[:PORT][/PATH]. The message begins with `setting`.
 HttpUrl parse_http_url(const std::string& url, const std::string& setting = "reward");
 
 // Returns the API key: the first line of `file`, or the environment variable `variable` if `file` is empty.
-// "" if there is none. Throws UserError, which begins with `setting`, if the file's first line is empty.
+// Returns "" if that variable is not set. Throws UserError if the file's first line is empty. The message
+// begins with `setting`.
 std::string load_api_key(const char* variable, const std::string& setting, const std::string& file);
 
 struct HttpAddress {
@@ -34,9 +35,10 @@ struct HttpAddress {
   socklen_t size = 0;
 };
 
-// Blocks until one of the host's addresses accepts a connection, which is closed again. Returns that address.
-// `what` begins messages ("reward http://..."). Throws UserError if the host does not exist, and IoError if
-// there is no connection within limit_seconds. `setting` is the name of the limit.
+// Blocks until one of the host's addresses accepts a connection. Closes this connection and returns the
+// address. Messages begin with `what` ("reward http://..."). Throws UserError if the host does not exist, and
+// IoError if no connection succeeds within limit_seconds. `setting` is the name of the setting for this
+// limit.
 HttpAddress wait_for_endpoint(const std::string& what, const HttpUrl& url, double limit_seconds,
                               const std::string& setting);
 
@@ -45,7 +47,7 @@ struct HttpAnswer {
     kAnswered,      // with status, reason and body
     kNotConnected,  // nothing was sent
     kLost,          // the connection broke before the answer was complete
-    kMalformed,     // the answer is no HTTP or is too long
+    kMalformed,     // the answer is not valid HTTP, or is too long
   } kind = kAnswered;
   unsigned status = 0;
   std::string reason, body;
@@ -59,8 +61,8 @@ struct HttpAnswer {
 // Makes one call at a time. Does not block.
 class HttpCall {
  public:
-  // bearer: token for the header "Authorization: Bearer"; empty: no header. An answer is malformed if it has
-  // more than max_bytes, including the bytes that take_body returned.
+  // bearer: token for the header "Authorization: Bearer"; empty: no header. An answer of more than max_bytes
+  // counts as malformed. The bytes that take_body() returned are included.
   HttpCall(HttpUrl url, const HttpAddress& address, std::string bearer = "",
            uint64_t max_bytes = kMaxReplyBytes)
       : url_(std::move(url)), address_(address), bearer_(std::move(bearer)), max_bytes_(max_bytes) {}
@@ -74,12 +76,12 @@ class HttpCall {
   void hang_up();
   int descriptor() const { return descriptor_; }  // for poll(); -1 if there is no open connection
   bool wants_to_send() const { return descriptor_ >= 0 && !outgoing_.empty(); }
-  bool has_failed() const { return error_ != 0; }  // true: advance() returns the failure without a poll()
-  // Sends and receives without blocking. Returns the answer if it is complete; nullopt if it is not, or if
-  // there is no call.
+  bool has_failed() const { return error_ != 0; }  // true: the next advance() returns the failure
+  // Sends and receives without blocking. Returns the answer if it is complete; nullopt if it is incomplete or
+  // no call is in progress.
   std::optional<HttpAnswer> advance();
-  // For streams of events: returns and removes the part of the body that has arrived, if the status is 2xx.
-  // The complete answer then has only the rest.
+  // For streams of events: returns the part of the body that has arrived and was not returned before, if the
+  // status is 2xx. The answer of advance() then has only the remaining part.
   std::string take_body();
 
  private:

@@ -28,11 +28,11 @@ using boost::system::error_code;
 namespace {
 
 constexpr size_t kReadBytes = 16 << 10;    // per read
-constexpr size_t kAheadBytes = 64 << 10;   // of the next request, read ahead while one is answered
-constexpr size_t kLongBody = 256 << 10;    // a longer body goes to the second lane
-constexpr size_t kLingerBytes = 64 << 20;  // input discarded after an answer that ends a connection
+constexpr size_t kAheadBytes = 64 << 10;   // limit on input read ahead while a request is answered
+constexpr size_t kLongBody = 256 << 10;    // prepare() uses the second thread for longer bodies
+constexpr size_t kLingerBytes = 64 << 20;  // most input discarded after an answer that ends a connection
 constexpr double kLingerSeconds = 2;       // how long input is discarded
-constexpr std::chrono::milliseconds kAcceptPause{100};  // if the process has no descriptor left
+constexpr std::chrono::milliseconds kAcceptPause{100};  // pause if the process has no free descriptor
 
 asio::ip::address parse_address(const std::string& host) {
   if (host == "localhost") return asio::ip::address_v4::loopback();
@@ -62,7 +62,7 @@ class Connection;
 
 namespace {
 
-// Counts the bytes of a body as long as the body is held.
+// Adds the bytes of one body to the server's total until the Hold is destroyed.
 struct Hold {
   explicit Hold(std::shared_ptr<std::atomic<int64_t>> sum) : total(std::move(sum)) {}
   ~Hold() { *total -= bytes; }
@@ -128,8 +128,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     socket_.close(ignored);
     if (state_ == State::kBusy && !is_complete_) {
       ++server_.statistics.gone;
-      // The callback may belong to the caller whose write has just failed, so it runs after that call has
-      // returned.
+      // The callback is posted: it may belong to the caller of the write() that has just failed, so it must
+      // run after write() has returned.
       if (gone_) asio::post(server_.context, std::exchange(gone_, {}));
     }
     gone_ = {};
@@ -204,7 +204,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     ++number_;
   }
 
-  // One timer serves all states. When it fires, the connection's state decides what ends.
+  // One timer serves all states of the connection. When it fires, the current state decides what happens.
   void arm(double seconds) {
     const uint64_t number = ++timer_number_;
     timer_.expires_after(std::chrono::duration_cast<std::chrono::steady_clock::duration>(
@@ -258,13 +258,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (error || used == 0) break;
     }
     if (error == http::error::need_more) error = {};
-    // Boost 1.74 ignores the limit if a part of the body came with the header.
+    // Boost 1.74 ignores the limit if a part of the body arrived together with the header.
     const auto longest = static_cast<uint64_t>(limits().max_body.count);
     if (!error && parser_->is_header_done() &&
         std::max<uint64_t>(parser_->content_length().value_or(0), parser_->get().body().size()) > longest)
       error = http::error::body_limit;
-    // The buffer holds only input whose end the parser waits for: a line of the header or of a chunk's
-    // header.
+    // The buffer holds only input that the parser cannot use until a line is complete: a line of the header,
+    // or of the header of a chunk.
     if (!error && !parser_->is_done() && incoming_.size() > static_cast<size_t>(limits().max_header.count))
       error = http::error::header_limit;
     if (error == http::error::body_limit)
@@ -311,7 +311,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void hand_over(HttpRequest request);
 
-  // Answers an unreadable request with an error, and ends the connection.
+  // Answers a request that cannot be read with an error, and ends the connection.
   void refuse(int status, const std::string& message) {
     ++server_.statistics.malformed;
     disarm();
@@ -364,7 +364,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!incoming_.empty()) parse();
     read();
   }
-  // If the socket is closed with unread input, the client's system discards the answer.
+  // Discards further input: if a socket with unread input is closed, the client's system drops the answer.
   void linger() {
     state_ = State::kLingering;
     error_code ignored;
@@ -382,7 +382,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<Hold> hold_;
   std::array<char, kReadBytes> chunk_;
   std::string incoming_;            // read but not parsed
-  std::string outgoing_, writing_;  // to be written; being written, `written_` bytes of it are done
+  std::string outgoing_, writing_;  // to write next; being written (`written_` bytes are done)
   size_t written_ = 0, lingered_ = 0;
   uint64_t number_ = 0;  // the request's number
   bool is_reading_ = false, is_writing_ = false, is_closed_ = false;
@@ -501,7 +501,7 @@ HttpServer::HttpServer(HttpServerOptions options, Handler handler)
       try {
         state->context.run();
         return;
-        // An error of one connection, such as no memory: the others go on.
+        // An error of one connection, such as no memory, must not end the other connections.
       } catch (const std::exception& error) {
         log_error(str("serve: ", error.what()));
       }

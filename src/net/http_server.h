@@ -1,15 +1,16 @@
-// An HTTP/1.1 server for many slow and some adversarial clients. Nothing that a client sends is trusted.
+// An HTTP/1.1 server for many slow and some adversarial clients. It trusts nothing that a client sends.
 //
 //   I/O thread            accepts, reads, parses HTTP, calls the handler, writes; never waits for a client
-//   preparation threads   one for short bodies and one for long ones, so that a prompt of megabytes does not
-//                         delay a short one; they run the functions given to prepare()
+//   preparation threads   run the functions given to prepare(): one thread for short bodies and one for long
+//                         bodies, so that a short prompt does not wait for a prompt of megabytes
 //
 // Limits (HttpLimits), and the answer if a client exceeds one:
 //   header size 431, body size in any encoding 413, time for header or body 408,
 //   number of connections 503, bytes of all bodies together 503,
 //   unread bytes of an answer, or time without reading: the connection is closed.
-// After an answer that ends a connection, further input is discarded for a moment. Otherwise the client could
-// lose the answer. A client that closes its sending side before its answer is complete counts as gone.
+// After an answer that ends a connection, the server discards further input for a short time. Otherwise the
+// client could lose the answer. A client that closes its sending side before its answer is complete counts as
+// gone.
 #pragma once
 
 #include <atomic>
@@ -85,9 +86,9 @@ struct HttpResponse {
   bool close = false;  // ends the connection after the answer
 };
 
-// Sends the answer to one request: either respond(), or begin_stream(), any number of write(), finish(). I/O
-// thread only. Output for a client that has gone is dropped. The exchange holds the connection, so the
-// exchange must not outlive the server.
+// Sends the answer to one request: either respond(), or begin_stream(), any number of write(), finish(). Use
+// it on the I/O thread only. Output for a client that has gone is dropped. The exchange refers to the
+// server's connection, so it must not outlive the server.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
@@ -104,7 +105,8 @@ struct HttpServerOptions {
   std::string host;
   int port = 0;
   HttpLimits limits;
-  // Makes the body of the server's own error answers, in the format of the API that `path` belongs to.
+  // Makes the body of the error answers that the server itself sends, in the format of the API that `path`
+  // belongs to.
   std::function<std::string(int status, const std::string& message, const std::string& path)> error_body;
 };
 
@@ -112,7 +114,7 @@ struct HttpStatistics {
   std::atomic<int64_t> connections = 0;  // open
   std::atomic<int64_t> accepted = 0, refused = 0;
   std::atomic<int64_t> gone = 0;       // clients that left before their answer was complete
-  std::atomic<int64_t> cut_off = 0;    // clients among `gone` that did not read and were dropped
+  std::atomic<int64_t> cut_off = 0;    // part of `gone`: clients that did not read and were disconnected
   std::atomic<int64_t> malformed = 0;  // answered 400, 408, 413, 431 or 503 (max_buffered) without a handler
 };
 
@@ -132,15 +134,15 @@ class HttpServer {
 
   int port() const;
   std::string url() const;
-  // Any thread may call these. post() runs `work` on the I/O thread. prepare() runs `work` on the preparation
-  // thread for bodies of this size. `work` must not throw.
+  // Any thread may call post() and prepare(). post() runs `work` on the I/O thread. prepare() runs `work` on
+  // the preparation thread for bodies of `bytes` bytes. `work` must not throw.
   void post(std::function<void()> work);
   void prepare(size_t bytes, std::function<void()> work);
-  // Runs `work` on the I/O thread with this period until close(). `work` must not throw.
+  // Runs `work` on the I/O thread every `seconds` until close(). `work` must not throw.
   void every(double seconds, std::function<void()> work);
   void stop_accepting();
-  // Drops queued prepare() work, waits at most `seconds` for answers in progress, then closes all connections
-  // and ends the threads.
+  // Drops functions that prepare() has queued, waits at most `seconds` for answers in progress, then closes
+  // all connections and ends the threads.
   void close(double seconds = 1);
   const HttpStatistics& statistics() const;
 

@@ -7,8 +7,8 @@
 namespace bough {
 namespace {
 
-// Answers with the method, the path and the body's length. /stream runs until the client closes the
-// connection.
+// The handler answers with the method, the path and the body's length. For /stream it writes until the client
+// closes the connection.
 class HttpServerTest : public ::testing::Test {
  protected:
   void start(HttpLimits limits = {}) {
@@ -117,7 +117,7 @@ TEST_F(HttpServerTest, BoundsTheBytesOfAllBodiesTogether) {
   const std::string begin = "POST /a HTTP/1.1\r\nContent-Length: 8000\r\n\r\n";
   RawClient first(server_->port()), second(server_->port());
   first.send(begin + std::string(7000, 'x'));
-  // The server reads the first before the second, so that the second is one too many.
+  // The pause lets the server read the first body before the second, which then exceeds max_buffered.
   first.send("");
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   second.send(begin + std::string(7000, 'x'));

@@ -6,8 +6,8 @@ namespace bough {
 
 namespace {
 
-// A worker that closed its socket may take this long to exit. After that it is reported as one that only
-// closed its connection.
+// After a worker has closed its socket, it has this time to exit. If it has not exited by then, the report
+// says that it only closed its connection.
 constexpr std::chrono::milliseconds kExitGrace{200};
 
 }  // namespace
@@ -16,7 +16,7 @@ std::optional<std::string> LineProcess::advance() {
   if (!outgoing_.empty()) {
     const auto sent = process_.send(outgoing_);
     if (sent) outgoing_.erase(0, *sent);
-    else outgoing_.clear();  // the end of the process's output, read below, says how it ended
+    else outgoing_.clear();  // the process has ended; end() reports how
   }
   if (auto line = incoming_.next()) return line;
   std::string bytes;

@@ -25,8 +25,8 @@ class LineProcess {
   bool wants_to_send() const { return !outgoing_.empty(); }
   void send(const std::string& line) { outgoing_ += line + "\n"; }
 
-  // Sends without blocking and returns the next line. Receives only if no complete line is there yet. nullopt
-  // if there is no line.
+  // Sends without blocking and returns the next line. If no complete line has been received yet, first
+  // receives without blocking. nullopt if there is still no complete line.
   std::optional<std::string> advance();
   // Returns the next line that has already been received; nullopt if there is none.
   std::optional<std::string> next() { return incoming_.next(); }

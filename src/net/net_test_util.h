@@ -1,4 +1,4 @@
-// Processes, an HTTP endpoint and a client for the tests of modules that talk to others.
+// For tests of network code and worker processes: processes, an HTTP endpoint and an HTTP client.
 #pragma once
 
 #include <arpa/inet.h>
@@ -32,8 +32,8 @@ inline bool is_running(pid_t pid) {
   return !state.empty() && state.find(") Z ") == std::string::npos;
 }
 
-// Returns the processes that have `text` in their arguments. Tests use a unique text, because a process in a
-// PID namespace does not know its process id outside.
+// Returns the processes that have `text` in their arguments. Tests pass a unique text: a process in a PID
+// namespace cannot report its process id, because it does not know the id outside the namespace.
 inline std::vector<pid_t> processes_with(const std::string& text) {
   std::vector<pid_t> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {

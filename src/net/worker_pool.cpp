@@ -63,7 +63,7 @@ void WorkerPool::stop() {
 void WorkerPool::wake() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written =
-      write(wake_descriptor_, &one, sizeof one);  // if the counter is full, the thread is being woken already
+      write(wake_descriptor_, &one, sizeof one);  // if the counter is full, a wake() is still pending
 }
 
 Clock::Time WorkerPool::after(double seconds) const {
@@ -159,7 +159,7 @@ void WorkerPool::poll_all(Clock::Time nearest) {
     const short events = worker->channel->wants_to_send() ? POLLIN | POLLOUT : POLLIN;
     watched.push_back({worker->channel->descriptor(), events, 0});
     numbers.push_back(number);
-    // If a worker answered as soon as it was given work, it takes the next call without waiting.
+    // A worker that answered at once is idle again: it takes the next call without a wait in poll().
     is_urgent |= worker->channel->has_come() || (worker->state == State::kIdle && scheduler_.has_waiting());
     if (worker->has_deadline()) nearest = std::min(nearest, worker->deadline);
   }
@@ -175,7 +175,7 @@ void WorkerPool::poll_all(Clock::Time nearest) {
   }
 }
 
-// In milliseconds, rounded up. If poll() ends early, there is only one more round.
+// Milliseconds until `nearest`, rounded up: if poll() returned too early, the loop would run once more.
 int WorkerPool::poll_timeout(Clock::Time nearest) const {
   const int64_t longest = options_.time.longest_poll.count();
   if (nearest == Clock::Time::max()) return options_.time.clock ? static_cast<int>(longest) : -1;

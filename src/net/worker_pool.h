@@ -1,13 +1,13 @@
-// Workers outside of this process, and the one thread that owns them. A worker has a channel to a process, an
-// endpoint or an MCP server. It makes one call at a time.
+// A pool of workers outside of this process, and the one thread that owns them. Each worker has a channel: a
+// worker process, an endpoint or an MCP server. A worker makes one call at a time.
 //
 //   callers ──calls──▶ scheduler ──▶ the pool's thread ──request──▶ channel 0 .. n-1
 //      ▲                              │  ▲                              │
 //      └───────── results ────────────┘  └─────────── replies ──────────┘
 //
-// The thread never waits for a single channel: it polls all of them, until the nearest deadline. The pool
-// starts workers, polls them and checks their deadlines. A WorkerScheduler decides which worker makes which
-// call and what a reply means (reward_pool.h, environment_pool.h).
+// The pool's thread never waits for a single channel: it polls all channels until the nearest deadline. The
+// pool starts workers, polls their channels and checks their deadlines. A WorkerScheduler decides which
+// worker makes which call and what a reply means (reward_pool.h, environment_pool.h).
 //
 // The pool's thread calls all functions of WorkerScheduler. The scheduler calls the functions of WorkerPool
 // from that thread. Only wake() may be called from any thread.
@@ -30,11 +30,11 @@ namespace bough {
 // No function may block. Subclasses add begin() and advance() with the types of their scheduler.
 class WorkerChannel {
  public:
-  virtual ~WorkerChannel() = default;  // kills the process behind it, or closes the connection, at once
+  virtual ~WorkerChannel() = default;  // kills the process or closes the connection at once
 
   virtual int descriptor() const = 0;  // for poll(); -1 if there is nothing to wait for
   virtual bool wants_to_send() const = 0;
-  // Returns true if a reply is there that poll() on the descriptor does not report.
+  // True if a reply has arrived that poll() on the descriptor would not report.
   virtual bool has_come() const { return false; }
 };
 
@@ -42,14 +42,14 @@ struct Worker {
   enum class State {
     kStarting,
     kIdle,
-    kHeld,     // reserved by a job, no call is running
+    kHeld,     // reserved for a job (`job`), but no call is running
     kBusy,     // a call is running
     kPausing,  // repeats its call at the deadline
     kClosing,  // ends its job; idle afterwards
   } state = State::kStarting;
   int64_t number = 0;  // unique in the pool, never reused
   std::unique_ptr<WorkerChannel> channel;
-  std::optional<uint64_t> job;  // the scheduler's number of the call or episode
+  std::optional<uint64_t> job;  // the scheduler's number of the call or episode that uses the worker
   Clock::Time deadline;         // if has_deadline()
 
   bool has_deadline() const { return state != State::kIdle && state != State::kHeld; }
@@ -67,9 +67,9 @@ class WorkerScheduler {
   virtual Clock::Time next_due() const { return Clock::Time::max(); }
   // Reads one reply of the channel and acts on it. Returns false if there was none. May remove the worker.
   virtual bool handle_reply(Worker& worker) = 0;
-  // The deadline of a worker that is not starting has passed.
+  // Called if the deadline of a worker has passed, except while the worker starts.
   virtual void handle_deadline(Worker& worker) = 0;
-  // A worker could not be started, after the first workers were ready. It is removed already.
+  // Called if a worker could not be started after the first workers were ready. The pool has removed it.
   virtual void handle_failed_start(const std::string& why) = 0;
   // The pool ends. The workers still exist.
   virtual void handle_end() {}
@@ -78,16 +78,16 @@ class WorkerScheduler {
 // The clock of a pool. Tests pass a FakeClock and a short longest_poll.
 struct PoolTime {
   const Clock* clock = nullptr;  // must outlive the pool; nullptr: the steady clock
-  // poll() returns after this time at the latest, so that the thread sees when a fake clock advances.
+  // Upper bound of one poll(). A fake clock does not wake poll(), so tests set a short time.
   std::chrono::milliseconds longest_poll{60'000};
 };
 
 // Options that depend on the kind of channel.
 struct WorkerPoolOptions {
   std::string name;              // the workers' program or URL, for error messages
-  bool announces_ready = false;  // a worker is idle only after it said that it is ready
-  // If workers do not announce that they are ready, the first ones must run for this time. So a program that
-  // cannot be run ends the run at its start.
+  bool announces_ready = false;  // true: a worker is idle only after it has sent {"ready": true}
+  // If announces_ready is false, the first workers count as ready after they have run for this time. So a
+  // program that cannot be executed ends the run at its start.
   std::chrono::milliseconds settling{0};
   // The pause before the first retry of a call. It doubles with each retry.
   std::chrono::milliseconds retry_pause{0};
@@ -104,12 +104,12 @@ struct WorkerPoolStart {
 
 class WorkerPool {
  public:
-  // Opens a channel. Throws IoError if this is not possible at this time.
+  // Opens a channel. Throws IoError if this is not possible at present.
   using Open = std::function<std::unique_ptr<WorkerChannel>()>;
   using Workers = std::map<int64_t, std::unique_ptr<Worker>>;
 
-  // Blocks until the first workers are ready. Throws UserError if one cannot be started or takes too long.
-  // `scheduler` must outlive the pool.
+  // Blocks until the first workers (num_first) are ready. Throws UserError if one of them cannot be started
+  // or takes longer than timeout_seconds. `scheduler` must outlive the pool.
   WorkerPool(WorkerPoolOptions options, WorkerPoolStart start, Open open, WorkerScheduler& scheduler);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
@@ -159,7 +159,7 @@ class WorkerPool {
 
   Mutex mutex_;
   CondVar started_;
-  int64_t num_started_ GUARDED_BY(mutex_) = 0;  // workers that have been ready once, up to num_first
+  int64_t num_started_ GUARDED_BY(mutex_) = 0;  // workers that have become ready; counts up to num_first
   std::string start_error_ GUARDED_BY(mutex_);
   bool is_stopping_ GUARDED_BY(mutex_) = false;
 

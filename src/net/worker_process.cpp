@@ -21,13 +21,13 @@ namespace bough {
 
 namespace {
 
-// A killed process can stay in the kernel for a while (a hanging network file system). This is the longest
-// wait for it.
+// The longest wait until a killed process is gone. It can stay in the kernel for a while (a hanging network
+// file system).
 constexpr std::chrono::milliseconds kReapLimit{2000};
 
-// Keeps the program "$@" if there is no namespace. A shell starts background processes with SIGINT and
-// SIGQUIT ignored and an empty stdin. The script undoes both. Reading the list of children needs no process.
-// While `sleep` runs, the shell reaps dead children.
+// The keeper if there is no PID namespace: runs the program "$@". A shell starts background processes with
+// SIGINT and SIGQUIT ignored and an empty stdin; the script undoes this. It reads the list of children
+// without starting a process. While `sleep` runs, the shell reaps dead children.
 constexpr const char* kKeeperScript = R"SH(
 end() {
   kill -KILL "$worker" 2> /dev/null
@@ -53,8 +53,8 @@ end
 exit "$status"
 )SH";
 
-// Between fork and exec only async-signal-safe calls are allowed: other threads may have held any lock at
-// fork.
+// Arguments for the code between fork and exec. There, only async-signal-safe calls are allowed: at the fork,
+// another thread may have held any lock.
 struct Child {
   char* const* arguments;
   int channel;
@@ -71,7 +71,7 @@ struct Child {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
-  // dup2 clears close-on-exec of the copies. The child inherits no other descriptor of Bough.
+  // dup2 clears close-on-exec of the copies. execv closes all other descriptors of Bough.
   if (dup2(child.channel, STDIN_FILENO) >= 0 && dup2(child.channel, STDOUT_FILENO) >= 0) {
     close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);
     execv(child.arguments[0], child.arguments);
@@ -145,7 +145,7 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& arguments, bool in_
   pid_ = fork();
   if (pid_ < 0) cannot_start(program, errno);
   if (pid_ == 0) run_child({argv.data(), theirs.value, error_write.value, parent, !in_namespace});
-  setpgid(pid_, pid_);  // also in the parent: kill(-pid) must not come before the child has made the group
+  setpgid(pid_, pid_);  // the child does it too; kill(-pid) must not come before the group exists
   error_write.reset();
   int error = 0;
   ssize_t got;
@@ -194,7 +194,7 @@ bool receive_what_is_there(int descriptor, std::string& bytes) {
 bool WorkerProcess::wait_for_exit(std::chrono::milliseconds limit) const {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
-    siginfo_t info{};  // WNOWAIT: it stays a zombie, so that its process id is not reused
+    siginfo_t info{};  // WNOWAIT: the child stays a zombie, so its process id is not reused
     if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid == pid_)
       return true;

@@ -1,17 +1,19 @@
 // Child processes with a stream socket as their stdin and stdout. Rewards and environments run in them.
 //
-// No worker outlives its use, and no process that it started, even if one left the process group, cleared its
-// environment or ignores signals. A worker leads a process group of its own, so Ctrl-C on the terminal
-// reaches only Bough (which then writes its checkpoint). Bough starts a keeper, which starts the program:
+// A worker does not outlive its WorkerProcess. Neither does any process that the worker started, even if it
+// left the process group, cleared its environment or ignores signals. A worker leads a process group of its
+// own, so Ctrl-C on the terminal reaches only Bough (which then writes its checkpoint). Bough starts a
+// keeper, which starts the program. The keeper is
 //
 //   in a PID namespace   bubblewrap's first process of the namespace. When it ends, the kernel kills all
 //                        processes in the namespace. It ends with the thread of Bough that started it
 //   without              a shell that becomes the parent of all orphans below it (PR_SET_CHILD_SUBREAPER).
-//                        When the program or that thread ends (PR_SET_PDEATHSIG), it kills its children
-//                        until none is left
+//                        When the program or that thread of Bough ends (PR_SET_PDEATHSIG), the shell kills
+//                        its children until none is left
 //
-// No process escapes from a namespace. A program can escape from the shell only if it leaves the group and
-// kills its keeper on purpose. Start workers from a thread that lives as long as they are needed.
+// No process escapes from a namespace. Without a namespace, a program escapes only if it leaves the process
+// group and kills the shell on purpose. Start workers from a thread that lives as long as the workers are
+// needed.
 #pragma once
 
 #include <sys/types.h>
@@ -30,26 +32,26 @@ bool can_make_pid_namespaces();
 class WorkerProcess {
  public:
   // Starts arguments[0], which must be a path. `in_namespace` needs can_make_pid_namespaces(). Throws IoError
-  // if the program cannot be executed, or if the system has no process or socket for it.
+  // if the program cannot be executed, or if the system cannot create a process or socket for it.
   explicit WorkerProcess(const std::vector<std::string>& arguments, bool in_namespace = false);
 
-  // Kills the worker and all processes that it started, and reaps the child. Waits a few seconds at most for
-  // a process that does not die.
+  // Kills the worker and all processes that it started, and reaps the worker. If a process does not die,
+  // waits for it a few seconds at most.
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
   int descriptor() const { return descriptor_; }  // for poll()
 
-  // Returns how many bytes were sent; nullopt if the other side is closed. Does not block or raise SIGPIPE.
+  // Returns how many bytes were sent; nullopt if the worker has closed. Does not block or raise SIGPIPE.
   std::optional<size_t> send(std::string_view bytes);
 
-  // Appends the received bytes. Returns false if the other side is closed and everything has been read.
+  // Appends the received bytes, without blocking. Returns false if the worker has closed and all is read.
   bool receive(std::string& bytes);
 
-  // Waits up to `grace` for the worker to end, then kills it and all that it started, and reaps it. Returns
-  // how it ended: "exited with status 3", "was killed by signal 11 (Segmentation fault)", or "closed its
-  // connection" if it had to be killed.
+  // Waits up to `grace` for the worker to end, then kills the worker and all processes that it started, and
+  // reaps the worker. Returns how the worker ended: "exited with status 3", "was killed by signal 11
+  // (Segmentation fault)", or "closed its connection" if end() had to kill it.
   std::string end(std::chrono::milliseconds grace);
 
  private:
@@ -61,8 +63,8 @@ class WorkerProcess {
   std::string ended_;  // the result of end()
 };
 
-// Appends the received bytes of a non-blocking socket. Reads a bounded part per call, so that a sender that
-// floods the socket does not block the caller. Returns false if no more bytes will come.
+// Appends the received bytes of a non-blocking socket. Reads a bounded number of bytes per call, so that a
+// sender that never stops does not block the caller. Returns false if no more bytes will come.
 bool receive_what_is_there(int descriptor, std::string& bytes);
 
 }  // namespace bough

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLong{20'000};
 
-// Reads until the other side closes or `enough` bytes are there.
+// Reads until the process closes its output or has sent `enough` bytes.
 std::string read_all(WorkerProcess& process, size_t enough = SIZE_MAX) {
   std::string bytes;
   pollfd watched{process.descriptor(), POLLIN, 0};
@@ -70,12 +70,12 @@ TEST_P(WorkerProcessTest, InheritsNoOtherDescriptors) {
   const int kept_open = dup(STDERR_FILENO);       // like a library that does not set close-on-exec
   WorkerProcess first({"/bin/cat"}, GetParam());  // the second process must not inherit this socket
   WorkerProcess second({"/bin/sh", "-c", "ls /proc/self/fd | wc -l"}, GetParam());
-  EXPECT_EQ(read_all(second), "4\n");  // 0, 1, 2 and the directory that ls reads
+  EXPECT_EQ(read_all(second), "4\n");  // stdin, stdout, stderr and the directory that ls reads
   close(kept_open);
 }
 
-// Three processes that try to survive: sleeps that ignore signals, one of them a daemon without an
-// environment, another one started by a program that has ended.
+// Three processes that try to survive: sleeps that ignore signals. One is a daemon without an environment.
+// One was started by a program that has ended.
 TEST_P(WorkerProcessTest, ItsChildProcessesEndWithIt) {
   const std::string mark = str("8", getpid(), GetParam() ? ".125" : ".0625");
   const std::string script = str("trap '' TERM HUP INT QUIT; sleep ", mark, " & setsid sleep ", mark,
@@ -101,8 +101,8 @@ std::string ignored_signals() {
   return "";
 }
 
-// A shell starts background processes with SIGINT ignored, but the keeper must not. Signals that this process
-// ignores (nohup's SIGHUP) are ignored by its children, too.
+// A shell starts background processes with SIGINT ignored; workers must not ignore it. Signals that this
+// process ignores (nohup's SIGHUP) are ignored by workers, too.
 TEST_P(WorkerProcessTest, SignalsAreHandledAsInAnyProgram) {
   // A shell may also have started this test with SIGINT ignored.
   const auto interrupt = std::signal(SIGINT, SIG_DFL), quit = std::signal(SIGQUIT, SIG_DFL);

@@ -1,9 +1,9 @@
-// The parts of the line protocol that rewards and environments share. Every message is a JSON object, UTF-8.
-// A worker process reads and writes one message a line. An HTTP endpoint gets one message as the body of a
-// POST and answers with one.
+// The part of the line protocol that rewards and environments have in common. Every message is a JSON object
+// in UTF-8. A worker process reads and writes one message per line. An HTTP endpoint gets one message as the
+// body of a POST and answers with one message.
 //
 //   Bough:  {"id": 7, ...}
-//   worker: {"id": 7, ...}              the answer                or   {"id": 7, "error": "..."}
+//   worker: {"id": 7, ...}              the answer to call 7      or   {"id": 7, "error": "..."}
 //   worker: {"ready": true}             after it has loaded       or   {"ready": false, "error": "..."}
 //
 // reward_protocol.h and environment_protocol.h define the other keys. All functions are pure: they use no
@@ -20,7 +20,7 @@
 
 namespace bough {
 
-// Shortens untrusted text to a message of at most 1,000 bytes, without cutting a character.
+// Shortens untrusted text for a message: at most 1,000 bytes, without cutting a UTF-8 character.
 std::string shortened(std::string_view text);
 
 // `AnyJson` below is Json, or nlohmann::ordered_json if the order of keys matters.
@@ -43,7 +43,7 @@ struct WorkerMessage {
   bool has_id = false, has_ready = false;
   std::optional<int64_t> id;         // nullopt if `id` is missing or no integer
   std::optional<bool> ready;         // nullopt if `ready` is missing or no boolean
-  std::optional<std::string> error;  // has any length; JSON if `error` is no text
+  std::optional<std::string> error;  // of any length; written as JSON if `error` is not a text
   bool error_is_text = false;
 };
 

@@ -1,9 +1,9 @@
-// Adversarial batches: recursion as deep as a sequence, work per pair of sequences, memory per pair of
-// sequences.
+// Adversarial batches. They would reveal recursion as deep as a sequence is long, and time or memory that
+// grows with the number of pairs of sequences.
 //
-// Work is counted (blocks, steps, ranges, passes) and bounded by the size of the tree. Time is not asserted.
-// At these sizes, anything quadratic takes minutes, while the whole file takes seconds. Sequences are spans
-// of one array.
+// The tests count blocks, steps, ranges and passes, and bound the counts by the size of the tree. They do not
+// assert times. At these sizes, any quadratic algorithm takes minutes, while the whole file takes seconds.
+// Sequences are spans of one array.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -80,7 +80,7 @@ Batch equal(int64_t count, int64_t length) {
   return batch;
 }
 
-// `count` sequences that share one token and have `length` - 1 tokens of their own.
+// `count` sequences. All begin with the same token. Their other `length` - 1 tokens differ.
 Batch distinct(int64_t count, int64_t length) {
   const int64_t common = length > 1 ? 1 : 0;
   auto batch = std::make_unique<Adversarial>(
@@ -92,7 +92,7 @@ Batch distinct(int64_t count, int64_t length) {
   return batch;
 }
 
-// A trunk with a leaf at each of its tokens: all suffixes of 0 … 0 1.
+// All suffixes of 0 … 0 1: a path of zeros with a leaf below each of its tokens.
 Batch comb(int64_t depth) {
   auto batch =
       std::make_unique<Adversarial>(Adversarial{"comb", std::vector<int32_t>(depth + 1, 0), {}, 2 * depth});
@@ -101,7 +101,7 @@ Batch comb(int64_t depth) {
   return batch;
 }
 
-// The peak of the process's memory during `work` beyond the memory before it, in bytes. nullopt if the system
+// The peak memory of the process while `work` runs, minus its memory before, in bytes. nullopt if the system
 // does not report memory.
 std::optional<int64_t> peak_growth(const std::function<void()>& work) {
   const auto read = [](const std::string& key) -> int64_t {
@@ -133,8 +133,8 @@ Size size_of(const Plan& plan) {
   return size;
 }
 
-// Makes a plan of the batch. Its number of blocks is bounded by the tree and the pass size, its memory by the
-// size of its trees.
+// Makes a plan of the batch. Checks that its number of blocks is bounded by the tree's size and the pass
+// size, and its memory by the size of its trees.
 void expect_plan(const char* strategy, const Adversarial& batch, int64_t bound, bool is_validated,
                  const std::vector<uint8_t>& trained = {}) {
   SCOPED_TRACE(str(batch.name, ", ", strategy, ", passes of ", bound));
@@ -179,9 +179,9 @@ struct Priced {
   std::vector<uint8_t> trained = {};
 };
 
-// Lets `blocks` and `auto` choose the pass size, and prices `dense` and `packed`. Memory stays within a few
-// times the size of the tree and the sequence indices. The flat batch of nested prefixes or of a comb is
-// thousands of times the tree.
+// Lets `blocks` and `auto` choose the pass size, and prices `dense` and `packed`. Checks that memory stays
+// within a few times the size of the tree and of the sequence indices. The flat batch of nested prefixes or
+// of a comb has thousands of times the tree's tokens.
 void expect_priced(const Adversarial& batch, int64_t bound, const Priced& options = {}) {
   SCOPED_TRACE(str(batch.name, ", passes of up to ", bound));
   const TestCosts costs(7000);  // like a GPU, on which a pass costs as much as thousands of tokens
@@ -221,7 +221,7 @@ void expect_priced(const Adversarial& batch, int64_t bound, const Priced& option
   EXPECT_LE(best.seconds, kAsFast * blocks.seconds);
   if (best.num_passes == 0 || !options.has_budgets) return;
 
-  // Each plan fits its budget or is refused. The memory that the refusal names is sufficient.
+  // A plan is made or refused. With the memory that the refusal names, a plan is made.
   for (const int64_t budget : {best.peak_bytes, best.peak_bytes / 2, int64_t{1}}) {
     SCOPED_TRACE(str("budget ", budget));
     request.memory_bytes = budget;
@@ -250,7 +250,7 @@ void expect_packings(const Adversarial& batch, const PrefixTree& tree, int64_t c
       {"single path", pack_single_path}};
   std::vector<std::pair<std::string, Packing>> packings;
   for (const auto& [name, packer] : packers) packings.emplace_back(name, packer(tree, capacity));
-  // The exact packer gives up after bounded work and must not crash before.
+  // The exact packer gives up after a bounded number of steps. It must not crash before that.
   if (auto exact = pack_exact(tree, capacity, 20)) packings.emplace_back("exact", std::move(*exact));
   for (const auto& [name, packing] : packings) {
     SCOPED_TRACE(str(batch.name, ", ", name, ", capacity ", capacity));
@@ -382,7 +382,7 @@ TEST(Adversarial, ACombOfFiftyThousandTeeth) {
   expect_all(*comb(2'000 / kShrink));
 }
 
-// Training flags, one per flat token, are read once and not once per tree of the plan.
+// The training flags, one per flat token, are read once per batch, not once per tree of the plan.
 TEST(Adversarial, FlagsOverManyTrees) {
   const auto batch = distinct(20'000 / kShrink, 8);
   const std::vector<uint8_t> trained(batch->num_flat_tokens(), 1);

@@ -1,4 +1,4 @@
-// The receiver of the blocks that a strategy makes, in the order of plan execution.
+// BlockSink: receives the blocks that a strategy makes, in the order of plan execution.
 //   - PlanWriter stores the blocks in a plan.
 //   - Simulator (simulator.h) adds up their cost and stores nothing, so pricing a plan needs little memory.
 #pragma once
@@ -13,13 +13,13 @@ class BlockSink {
  public:
   virtual ~BlockSink() = default;
 
-  // Starts a tree. sequences: indices in the batch. stack_capacity: rows of the deepest chain of interior
-  // blocks.
+  // Starts a tree. sequences: indices in the batch. stack_capacity: largest number of tokens that a chain of
+  // interior blocks puts on the prefix KV stack at once.
   virtual void begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) = 0;
   virtual void push(Block block) = 0;  // opens an interior block
   virtual void add_leaf(Block block) = 0;
   virtual void pop() = 0;                           // closes the last open interior block
-  virtual bool is_enough() const { return false; }  // true: the caller may stop, later blocks are ignored
+  virtual bool is_enough() const { return false; }  // true: the caller may stop; later blocks have no effect
 };
 
 // A plan under construction: trees with blocks and steps. PlannedTree::tree stays nullptr.

@@ -1,16 +1,16 @@
-// Strategy `blocks`: leaf blocks are forests whose pieces hang off any part of the stack. Interior blocks
-// hold through-tokens only.
+// Strategy `blocks`: leaf blocks are forests whose pieces may hang off any token on the prefix KV stack.
+// Interior blocks hold only tokens that leaf blocks continue.
 //
-// Let a pass have b tokens. A token is *big* if its subtree (the token included) has more than b tokens. Big
-// tokens are closed upwards and become interior blocks. The subtrees that hang off them are *pieces*: at most
-// b tokens each, never cut.
+// Let a pass have at most b tokens. A token is *big* if its subtree (the token included) has more than b
+// tokens. If a token is big, so are all tokens above it. Big tokens become interior blocks. The subtrees that
+// hang off big tokens are *pieces*: at most b tokens each, never cut.
 //
-// The traversal follows runs of big tokens. A run is cut only where two or more big children branch (fewer
-// than T/b times), and into even chunks of at most b tokens. A piece can run at any time while its parent
-// token lies on the stack, so the piece waits. When an interior block is about to close, its own pieces must
-// run. The remaining tokens of their passes are filled with the largest pieces that wait further down the
-// stack. Passes are nearly full on any tree of short segments. A traversal path by path would leave the
-// device underused.
+// The traversal follows runs of big tokens. It cuts a run only where two or more big children branch off
+// (fewer than T/b times), and into even chunks of at most b tokens. A piece can run at any time while its
+// parent token lies on the stack, so it waits. Before an interior block is popped, the pieces that hang off
+// it must run. Free tokens of their passes are filled with the largest waiting pieces that hang off blocks
+// closer to the root. So passes are nearly full on any tree of short segments. Executing one path at a time
+// would leave the device underused.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -63,8 +63,8 @@ class BlocksTraversal {
 
   bool is_big(int32_t index) const { return view_.subtree(index).size() > limit_; }
 
-  // Small children of a node (-1: the virtual root) wait at the current level. Big children are visited, the
-  // first of them next.
+  // Small children of node `index` (-1: the virtual root) become pieces that wait at the current level
+  // (number of open blocks). Big children are visited later, the first of them next.
   void descend(int32_t index, std::vector<Visit>& todo) {
     const auto children = index < 0 ? view_.roots() : view_.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) {
@@ -135,9 +135,9 @@ class BlocksTraversal {
     std::vector<TokenRange> ranges;
   };
 
-  // Runs the pieces that still wait at the top level, by best-fit decreasing. The free tokens of each pass
-  // take the largest fitting pieces from further down. Pieces that train nothing are never run. They get
-  // blocks of their own, so no other piece waits for them.
+  // Runs the pieces that hang off the top open block and still wait, packed by best-fit decreasing. The free
+  // tokens of each pass take the largest fitting pieces of lower levels. Pieces without trained tokens never
+  // run. They get blocks of their own, so no other piece shares a block with them.
   void flush(size_t level) {
     std::vector<BySize> own;
     int64_t num_tokens = 0;
@@ -147,8 +147,8 @@ class BlocksTraversal {
       own.push_back({pieces_[piece].size(), piece});
       num_tokens += own.back().size;
     }
-    // If there are several bins, one is more than half full. Otherwise that bin would have taken another
-    // bin's pieces.
+    // If there are several bins, at least one is more than half full. Otherwise the pieces of two bins would
+    // have gone into one bin.
     if (num_tokens > limit_ && !builder_.has_room_for(limit_ / 2 + 1)) return;
     for (auto& bin : pack(own)) {
       if (!builder_.fits()) return;
@@ -162,7 +162,7 @@ class BlocksTraversal {
     idle_at_[level].clear();
   }
 
-  // The largest waiting piece of at most `room` tokens; the last one of equal size. -1 if there is none.
+  // The largest waiting piece of at most `room` tokens; of equal sizes, the last added. -1 if none fits.
   int32_t take_largest(int32_t room) {
     auto it = waiting_.upper_bound(room);
     while (it != waiting_.begin()) {
@@ -171,7 +171,7 @@ class BlocksTraversal {
       while (!pieces.empty()) {
         const int32_t piece = pieces.back();
         pieces.pop_back();
-        if (!is_waiting_[piece]) continue;  // already run with its own level
+        if (!is_waiting_[piece]) continue;  // has run already, in the flush() of its level
         is_waiting_[piece] = false;
         return piece;
       }
@@ -216,9 +216,9 @@ class BlocksTraversal {
   std::vector<TokenRange> pieces_;
   std::vector<bool> is_waiting_;                     // by piece
   std::map<int32_t, std::vector<int32_t>> waiting_;  // by size; includes pieces that no longer wait
-  // Pieces by the number of open blocks down to the one they hang off. 0: the virtual root.
+  // Pieces by level: the number of open blocks down to the block they hang off. 0: the virtual root.
   std::vector<std::vector<int32_t>> waiting_at_;
-  std::vector<std::vector<BySize>> idle_at_;  // pieces that train nothing, indexed like waiting_at_
+  std::vector<std::vector<BySize>> idle_at_;  // by level: pieces without trained tokens
 };
 
 }  // namespace
@@ -230,7 +230,7 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
   const auto* costs = request.costs;
   const RecomputeRules rules{.layers = layers, .offload = request.offload};
   if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
-  // Every row of the batch's loss is held during the whole plan execution.
+  // All loss rows of the batch are held during the whole plan execution.
   const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
   const auto traversal = [&](TreeView view) {
     BlocksTraversal traversal(std::move(view), max_tokens_per_pass);

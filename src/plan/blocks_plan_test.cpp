@@ -36,9 +36,9 @@ std::vector<std::vector<int32_t>> random_small_tree(uint64_t seed, int max_nodes
   return sequences;
 }
 
-// The cheapest plan with passes of at most `limit` tokens in which interior blocks are whole stretches. Tries
-// every partition of the sequences into trees, every choice of interior stretches, and every way to combine
-// pieces.
+// Finds the cheapest plan with passes of at most `limit` tokens in which interior blocks are whole runs
+// between branch points. Tries every partition of the sequences into trees, every choice of interior runs,
+// and every way to combine pieces to leaf blocks.
 class BruteForce {
  public:
   BruteForce(const PlanRequest& request, const PassCosts& costs, int64_t limit)
@@ -99,7 +99,7 @@ class BruteForce {
   double with_interior(const IndexedTree& indexed, unsigned interior) const {
     const auto& list = indexed.branches().nodes;
     double seconds = 0;
-    // Builds runs: an interior stretch continues with its first child if that child is its only interior
+    // Joins interior runs: an interior run continues with its first child if that child is its only interior
     // child.
     std::vector<int64_t> run_tokens(list.size(), 0);
     std::vector<bool> merged(list.size(), false);
@@ -146,7 +146,7 @@ class BruteForce {
     for (unsigned set = 1; set <= all; ++set)
       for (unsigned part = set; part > 0; part = (part - 1) & set) {
         if (std::isinf(best[set ^ part]) || !(part & set & -set))
-          continue;  // only parts that contain the set's first piece
+          continue;  // only parts that contain the first piece of the set
         PassShape shape{.stack_pairs = 0, .pieces = 0, .loss_rows = 0};
         int32_t deepest = -1;
         bool valid = true;
@@ -187,7 +187,7 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
     }
     const double optimum = BruteForce(request, costs, limit).run();
     if (std::isinf(optimum))
-      continue;  // a stretch is longer than a pass; the brute force does not cut stretches
+      continue;  // a run is longer than a pass; the brute force does not cut runs
     const double ratio = ours / optimum;
     sum += ratio;
     worst = std::max(worst, ratio);
@@ -199,7 +199,7 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
   EXPECT_LE(sum / count, 1.05);
 }
 
-// A trunk with short side branches. Running one path at a time would leave a device underused.
+// A long path with short side branches. Executing one path at a time would leave a device underused.
 TEST(BlocksPlan, FillsItsPassesFromAllAlongTheStack) {
   std::vector<std::vector<int32_t>> sequences;
   std::vector<int32_t> trunk;
@@ -212,7 +212,7 @@ TEST(BlocksPlan, FillsItsPassesFromAllAlongTheStack) {
   const auto spans = as_spans(sequences);
   const auto simulation = simulate(make_plan("blocks", {.sequences = spans, .max_tokens_per_pass = 256}));
   const auto path = simulate(make_plan("path", {.sequences = spans, .max_tokens_per_pass = 256}));
-  EXPECT_LE(simulation.num_passes, 12);  // 1,600 tokens; the trunk's first 1,350 tokens run twice
+  EXPECT_LE(simulation.num_passes, 12);  // 1,600 tokens; the first 1,350 tokens of the long path run twice
   EXPECT_GE(path.num_passes, 40);
 }
 

@@ -1,5 +1,5 @@
-// Strategy `dense`: no prefix sharing. Each micro-batch of the flat batch is one pass; longer sequences are
-// cut into chunks.
+// Strategy `dense`: common prefixes are computed once per sequence. Each micro-batch of the flat batch is one
+// pass. A sequence longer than a pass is cut into chunks.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -41,7 +41,7 @@ class Flags {
     const auto* own = request_.trained.data() + offsets_[sequence];
     return std::count_if(own + begin, own + end, [](uint8_t flag) { return flag != 0; });
   }
-  // One past the last position that trains; 0 if none trains.
+  // One past the last trained position of the sequence; 0 if no position is trained.
   int64_t trained_end(size_t sequence) const {
     int64_t end = length(sequence);
     while (end > 0 && !trains(sequence, end - 1)) --end;
@@ -151,7 +151,7 @@ class DenseTraversal {
   BlockSink& sink_;
   LayerRecompute layers_;
   int64_t room_ = 0;        // bytes of one pass; used if layers may be recomputed
-  int64_t next_token_ = 0;  // of the tree, which holds the sequences in the layout's order
+  int64_t next_token_ = 0;  // first token of the next sequence in the tree; the tree has the layout's order
 };
 
 // The sequences that are not empty.
@@ -162,8 +162,8 @@ std::vector<int64_t> with_tokens(const PlanRequest& request) {
   return sequences;
 }
 
-// Micro-batches ordered by number of sequences, then by tokens. Finding the one with the fewest sequences
-// that has room takes O(number of different sequence counts), which is at most sqrt(2 S).
+// Micro-batches ordered by number of sequences, then by tokens. take() tries each distinct number of
+// sequences once. There are at most sqrt(2 S) distinct numbers.
 class FewestSequences {
  public:
   void add(size_t index, size_t num_sequences, int64_t num_tokens) {
@@ -187,8 +187,8 @@ class FewestSequences {
 };
 
 // AReaL's dynamic allocation (papers/areal-async.zh.txt, Algorithm 1): longest sequences first. A sequence
-// opens a new micro-batch if there are fewer than `least` or if none has room. Otherwise it goes into the
-// micro-batch with the fewest sequences.
+// opens a new micro-batch if there are fewer than `least`, or if it fits into none. Otherwise it goes into
+// the micro-batch with the fewest sequences among those that it fits into.
 std::vector<std::vector<int64_t>> allocate(const PlanRequest& request, int64_t capacity, int64_t least) {
   std::vector<int64_t> order = with_tokens(request);
   const auto length = [&](int64_t s) { return std::ssize(request.sequences[static_cast<size_t>(s)]); };
@@ -211,8 +211,8 @@ std::vector<std::vector<int64_t>> allocate(const PlanRequest& request, int64_t c
   return micro_batches;
 }
 
-// Splits the sequences in batch order into micro-batches of equal sequence counts (up to one), ignoring
-// lengths.
+// Splits the sequences in batch order into `count` micro-batches. Their numbers of sequences differ by at
+// most one. Lengths are ignored.
 std::vector<std::vector<int64_t>> split_evenly(const PlanRequest& request, int64_t count) {
   const std::vector<int64_t> order = with_tokens(request);
   count = std::min<int64_t>(count, std::ssize(order));

@@ -9,8 +9,8 @@ namespace bough {
 
 namespace {
 
-// Algorithm 1, lines 1 to 12: leaf children come first, then the others by the depth of the leaf that their
-// own order visits first.
+// Algorithm 1, lines 1 to 12: leaf children first, then internal children by their tail. The tail of a node
+// is the depth of the leaf that is visited first below it.
 void sort_children(BranchTree& branches) {
   std::vector<int32_t> tail(branches.nodes.size());
   const auto order = [&](std::span<int32_t> children) {

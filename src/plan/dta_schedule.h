@@ -1,13 +1,13 @@
-// DTA's own schedule, pass by pass, without a model (AReaL-DTA, arXiv 2602.00482, Algorithms 1 to 3). It
-// reproduces the counts in DTA's tables, for comparison with our strategies.
+// The schedule of AReaL-DTA (arXiv 2602.00482, Algorithms 1 to 3), simulated pass by pass without a model. It
+// reproduces the counts in DTA's tables, for comparison with Bough's strategies.
 //
 // Leaves come one after another. For each leaf:
-//   1. Its new suffix goes onto the stack of tokens.
+//   1. The tokens below the prefix shared with the previous leaf (the suffix) go onto the stack of tokens.
 //   2. FWD-NoGrad computes the suffix's keys and values without a graph, up to the path's last chunk.
 //   3. A pop removes tokens down to the prefix that the next leaf shares. It runs each chunk forward with a
 //      graph, and then backward.
-// A pop crosses branch points that no later leaf needs. So the last leaf of a branch shares chunks with the
-// tokens above the branch point.
+// A pop also removes branch points that no later leaf needs. So a chunk of the last leaf of a branch may also
+// contain tokens above the branch point.
 #pragma once
 
 #include <cstdint>
@@ -49,9 +49,9 @@ struct DtaSchedule {
   int64_t num_leaves = 0;
   int64_t tokens_forwarded = 0;      // sum over all passes
   int64_t tokens_recomputed = 0;     // tokens_forwarded minus the tree's tokens
-  int64_t peak_stack_tokens = 0;     // keys and values held: the longest path
-  int64_t peak_pass_tokens = 0;      // activations held: the largest chunk with a graph
-  double effective_compression = 1;  // tokens of the flat batch over tokens_forwarded
+  int64_t peak_stack_tokens = 0;     // most tokens whose keys and values are held: the longest path
+  int64_t peak_pass_tokens = 0;      // most tokens whose activations are held: the largest chunk with a graph
+  double effective_compression = 1;  // tokens of the flat batch / tokens_forwarded
 };
 
 // O(S log S + passes). Throws UserError if block_size is below 1.

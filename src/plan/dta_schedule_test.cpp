@@ -25,8 +25,8 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
       {1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3, 7, 8, 9}, {1, 2}};
   const auto tree = build_prefix_tree(as_spans(sequences));
   const auto schedule = simulate_dta(tree);
-  // The longest sample runs first. The prompt is cached below it and shares one pass with the shortest
-  // sample.
+  // The longest sample runs first. The prompt's keys and values are cached before. Its backward pass also has
+  // the tokens of the shortest sample.
   struct Expected {
     Kind kind;
     int32_t leaf;
@@ -51,13 +51,13 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
   EXPECT_DOUBLE_EQ(schedule.effective_compression, 17.0 / 12);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kWholeSuffix}).tokens_forwarded, 18);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kPrinted}).tokens_forwarded, 21);
-  // The popped tokens run in chunks of 2. The last chunk has ceil(4 / 2) tokens, so 2 of 4 tokens need a
-  // cache.
+  // The 4 popped tokens run in two chunks of 2, so the 2 tokens before the last chunk need cached keys and
+  // values.
   EXPECT_EQ(simulate_dta(tree, {.block_size = 2}).peak_pass_tokens, 2);
 }
 
-// Executes the schedule: each pass reads only cached tokens, chunks are popped from the top of the stack, and
-// every tree token is backpropagated once.
+// Executes the schedule and checks: each pass reads only cached tokens, chunks are popped from the top of the
+// stack, and every tree token has exactly one backward.
 TEST(DtaSchedule, EachPassFindsItsPrefixCached) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto sequences = random_sequences(seed, 500, seed % 2 ? 50 : 3);
@@ -95,9 +95,9 @@ TEST(DtaSchedule, EachPassFindsItsPrefixCached) {
   }
 }
 
-// Expected values: statistics of the released code (areal/experimental/dta/trie.py, get_stats("backward", B))
-// for the same batches, namely tokens without a graph and the sum of prefixes. The full comparison covered
-// 1,995 random cases, all equal; the test keeps twelve.
+// Expected values: tokens without a graph and the sum of prefix lengths, from get_stats("backward", B) of the
+// released code (areal/experimental/dta/trie.py) for the same batches. A full comparison of 1,995 random
+// cases found no difference; the test keeps twelve cases.
 TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   struct Case {
     uint64_t seed;
@@ -125,7 +125,7 @@ TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   }
 }
 
-// Algorithm 1 saves passes: without a limit on chunks, interior tokens are cached once in either order.
+// Algorithm 1 saves passes. Without a limit on chunks, both orders cache each interior token once.
 TEST(DtaSchedule, BackwardOrderCachesInFewerPasses) {
   int64_t passes[2] = {}, recomputed[2] = {};
   for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -61,7 +61,7 @@ std::vector<int64_t> IndexedTree::all_sequences() const {
 const std::vector<int64_t>& IndexedTree::by_end() {
   const auto& end = tree_->sequence_end;
   if (by_end_.size() == end.size()) return by_end_;
-  // One number holds token and sequence, so the sort needs no lookup of either.
+  // A key holds the token and the sequence index, so the sort needs no look-up.
   std::vector<uint64_t> keys(end.size());
   for (size_t s = 0; s < end.size(); ++s) keys[s] = static_cast<uint64_t>(end[s] + 1) << 32 | s;
   std::sort(keys.begin(), keys.end());
@@ -97,7 +97,7 @@ std::vector<IndexedTree::Sums> IndexedTree::path_sums(const TreePart& part) {
   if (request_.trained.empty()) {
     for (const int32_t node : part.nodes) rows.back() += tree.num_sequences[nodes[node].begin];
     for (const int32_t node : part.ends) {
-      // For each token, counts the sequences that pass through the token and do not end below it.
+      // For each token, adds the number of sequences that end in the token.
       const auto& n = nodes[node];
       int64_t below = 0;
       for (const int32_t child : branches_.children(node)) below += tree.num_sequences[nodes[child].begin];

@@ -1,10 +1,10 @@
-// The planner's view of the batch: the prefix tree with its branches and with prefix sums over tokens. The
-// sums give the cost of any token range in O(1).
+// The planner's view of the batch: the prefix tree with its branches and with prefix sums over tokens. From
+// the sums follows the cost of any token range in O(1).
 //
-// A part of the tree can be planned as a separate tree (TreePart, TreeView). Its PrefixTree is only built if
-// the plan is chosen.
+// A part of the tree can be planned as a separate tree (TreePart, TreeView). The PrefixTree of a part is only
+// built if the plan is chosen.
 //
-// A node is a node of the BranchTree: a run of tokens without a branch point.
+// A "node" is a node of the BranchTree: a run of tokens without a branch point.
 #pragma once
 
 #include <memory>
@@ -19,17 +19,17 @@ namespace bough {
 struct TreePart {
   std::vector<int32_t>
       path;  // nodes from a root down that the part computes again; empty: the part consists of roots
-  std::vector<int32_t> nodes;  // children of the path's last node, in tree order, with their subtrees
-  std::vector<int32_t> ends;   // nodes of the path whose sequences (those that end there) are in the part
+  std::vector<int32_t> nodes;  // children of the path's last node, in tree order; the part has their subtrees
+  std::vector<int32_t> ends;   // nodes of the path; the sequences that end in them belong to the part
 };
 
 class IndexedTree {
  public:
   struct Sums {
     int64_t pairs;    // (query, key) pairs: depth + 1 per token
-    int64_t rows;     // loss rows: per token, the number of sequences that train it
+    int64_t rows;     // loss rows: the sum over tokens of the sequences that train the token
     int32_t trained;  // tokens that at least one sequence trains
-    int32_t starts;   // tokens whose parent is not the token before them
+    int32_t starts;   // tokens whose parent is not the token numbered directly before
   };
 
   // Builds the tree of all sequences of the request. The request must outlive this object.
@@ -55,12 +55,12 @@ class IndexedTree {
 
   // Returns the batch indices of the part's sequences. The first call sorts all sequences.
   std::vector<int64_t> sequences_of(const TreePart& part);
-  // Returns the sums before each token of the part's path, and after the last. Counts only the part's
-  // sequences. `starts` is 1 behind the first token.
+  // Returns the sums before each token of the part's path, and after the last one. Counts only the sequences
+  // of the part. `starts` is 1 after the first token.
   std::vector<Sums> path_sums(const TreePart& part);
-  // Returns a part with a path as a single leaf block, of any size.
+  // Returns a part that has a path as a single leaf block, of any size.
   Block leaf_block(const TreePart& part);
-  // Renumbers the tokens in `planned` from this tree to a tree of only these roots.
+  // Changes the token numbers in `planned` from this tree's to those of a tree of only these roots.
   void renumber(const TreePart& roots, PlannedTree& planned) const;
 
  private:
@@ -75,12 +75,12 @@ class IndexedTree {
   std::vector<int64_t> by_end_;     // sequences by the token they end at; filled on first use
 };
 
-// The tokens that are planned as one tree: the whole tree, some of its roots, or one node with the path down
-// to the node. PlanBuilder reads tokens only through a TreeView.
+// The tokens that are planned as one tree: the whole tree, some of its roots with their subtrees, or one node
+// with its subtree and the path down to the node. PlanBuilder reads tokens only through a TreeView.
 //
 // Token numbers:
-//   - A node with a path: the path is numbered from 0, and the node's subtree follows.
-//   - Roots: the numbers of the whole tree.
+//   - View of a node with a path: the path is numbered from 0, then the node's subtree.
+//   - View of roots: the numbers of the whole tree.
 class TreeView {
  public:
   using Sums = IndexedTree::Sums;
@@ -93,7 +93,7 @@ class TreeView {
 
   std::span<const int32_t> roots() const { return node_ < 0 ? roots_ : std::span(&node_, 1); }
   std::span<const int32_t> children(int32_t node) const { return whole_->branches().children(node); }
-  // Tokens of a node. If the view has a path, its node's tokens include the path.
+  // Tokens of a node. If the view has a path, the tokens of its node begin with the path.
   TokenRange stretch(int32_t node) const {
     const auto& n = whole_->branches().nodes[node];
     return {node == node_ ? 0 : n.begin + shift_, n.end + shift_};
@@ -112,7 +112,7 @@ class TreeView {
   int64_t num_pairs(TokenRange range) const { return sum(&Sums::pairs, range.begin, range.end); }
   int64_t num_rows(TokenRange range) const { return sum(&Sums::rows, range.begin, range.end); }
   int64_t num_trained(TokenRange range) const { return sum(&Sums::trained, range.begin, range.end); }
-  // Number of runs in the range, which must not be empty. In a run, each token is the next one's parent.
+  // Number of runs in the range, which must not be empty. In a run, each token is the parent of the next one.
   int64_t num_pieces(TokenRange range) const { return 1 + sum(&Sums::starts, range.begin + 1, range.end); }
   bool trains(int32_t token) const { return num_trained({token, token + 1}) > 0; }
 
@@ -130,9 +130,9 @@ class TreeView {
   const IndexedTree* whole_;
   std::span<const int32_t> roots_;
   int32_t node_ = -1;       // the node below the path; -1: a view of roots
-  std::vector<Sums> path_;  // sums before each token of the path and the node's first, and after that one
-  // shift_: a token's number in the view minus its number in the whole tree. end_: end of the node's subtree.
-  // base_: added to the whole tree's sums for tokens behind the path.
+  std::vector<Sums> path_;  // sums before each token of the path, before the node's first token, and after it
+  // shift_: a token's number in the view minus its number in the whole tree. end_: end of the node's subtree
+  // in the view. base_: added to the whole tree's sums for tokens after the path.
   int32_t num_path_ = 0, shift_ = 0, end_ = 0;
   Sums base_{0, 0, 0, 0};
 };

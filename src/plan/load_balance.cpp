@@ -34,7 +34,7 @@ class Leaves {
   int32_t size() const { return static_cast<int32_t>(visits_.size()); }
   const LeafVisit& operator[](int32_t i) const { return visits_[i]; }
 
-  // The cost of leaf i alone, and the cost it adds after the previous leaf.
+  // Cost of leaf i's whole path, and of the tokens that it does not share with the previous leaf.
   double whole_cost(int32_t i) const { return path_cost(weights_, 0, visits_[i].length); }
   double added_cost(int32_t i) const { return path_cost(weights_, visits_[i].lcp, visits_[i].length); }
 
@@ -69,7 +69,8 @@ struct LeafCosts {
   double added_cost(int32_t i) const { return added[static_cast<size_t>(i)]; }
 };
 
-// Fills intervals up to `limit`. No single leaf may exceed `limit`.
+// Puts leaves into an interval until its cost would exceed `limit`, then starts the next interval. No single
+// leaf may exceed `limit`.
 template <class LeafList>
 std::vector<Interval> fill_greedily(const LeafList& leaves, double limit) {
   std::vector<Interval> intervals;
@@ -98,8 +99,9 @@ std::vector<Interval> search(const LeafList& leaves, int64_t num_ranks) {
   auto best = fill_greedily(leaves, low);
   if (std::ssize(best) <= num_ranks) return best;
   best = fill_greedily(leaves, std::numeric_limits<double>::infinity());
-  // A success lowers the upper bound to a cost that is attained; a failure raises the lower bound. Costs are
-  // real numbers, so the search stops when only rounding remains.
+  // If the intervals at the tried limit are few enough, the upper bound becomes their largest cost. Otherwise
+  // the limit becomes the lower bound. Costs are real numbers, so the search stops when only rounding
+  // remains.
   double high = largest(best);
   while (high - low > 1e-12 * high) {
     const double middle = low + (high - low) / 2;
@@ -114,10 +116,10 @@ std::vector<Interval> search(const LeafList& leaves, int64_t num_ranks) {
   return best;
 }
 
-// Splits an interval in two such that the larger cost is least.
+// Splits an interval in two such that the larger of the two costs is as small as possible.
 std::pair<Interval, Interval> split(const Leaves& leaves, const Interval& interval) {
   double left = leaves.whole_cost(interval.begin),
-         behind = interval.cost - left;  // added by the leaves after the cut
+         behind = interval.cost - left;  // cost added by the leaves after the cut
   std::pair<Interval, Interval> best;
   double least = std::numeric_limits<double>::infinity();
   for (int32_t cut = interval.begin + 1; cut < interval.end; ++cut) {
@@ -156,7 +158,7 @@ class GreedyRanks {
 
   const std::vector<RankShare>& shares() const { return shares_; }
 
-  // Call before each leaf: updates how many tokens each rank's last leaf shares with the next leaf.
+  // Call before each leaf: updates, per rank, how many tokens its last leaf has in common with `leaf`.
   void approach(int32_t leaf) {
     for (auto& common : common_) common = std::min(common, leaves_[leaf].lcp);
   }

@@ -31,7 +31,7 @@ double cost_of(const PrefixTree& tree, const BalanceWeights& weights) {
   return cost;
 }
 
-// Each sequence is on one rank. Counts and costs are those of the rank's own prefix tree.
+// Checks that each sequence is on one rank, and that counts and costs are those of the rank's prefix tree.
 void expect_valid(const std::vector<RankShare>& shares, const Sequences& sequences, int64_t num_ranks,
                   const BalanceWeights& weights, const std::string& what) {
   ASSERT_EQ(std::ssize(shares), num_ranks) << what;
@@ -128,8 +128,9 @@ TEST(LoadBalance, DoublesAndPrefixesStayTogetherAndRanksMayBeEmpty) {
   }
 }
 
-// One long leaf sets the bound, so the greedy check puts all other leaves on the first rank. Those leaves are
-// then split such that the larger part is least (90 into 40 and 50), so no rank stays idle.
+// The long leaf determines the largest cost. The greedy check therefore puts all other leaves on the first
+// rank. These leaves are then split such that the larger cost is least (90 into 40 and 50), so no rank stays
+// idle.
 TEST(LoadBalance, IntervalsAreSplitUntilEveryRankHasWork) {
   Sequences sequences = {std::vector<int32_t>(100, 99)};
   for (int32_t s = 0; s < 9; ++s) sequences.push_back(std::vector<int32_t>(10, s));
@@ -139,8 +140,8 @@ TEST(LoadBalance, IntervalsAreSplitUntilEveryRankHasWork) {
   EXPECT_EQ(tokens, (std::vector<int64_t>{40, 20, 30, 100}));
 }
 
-// Eight prompts of 512 tokens with 16 samples of about 256 tokens. Balancing by length computes each prompt
-// on all ranks.
+// Eight prompts of 512 tokens, each with 16 samples of about 256 tokens. Balancing by length computes each
+// prompt on all ranks.
 TEST(LoadBalance, GainOverBalancingByLength) {
   std::mt19937_64 random(4);
   Sequences sequences;

@@ -1,5 +1,4 @@
-// make_plan: the table of strategies, the choice of pass size and checkpointed activations, and the choice
-// between strategies.
+// make_plan: the table of strategies. Chooses pass size, recompute policy and, for `auto`, the strategy.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -15,14 +14,15 @@ namespace bough {
 
 namespace {
 
-// Smaller passes cost more in overhead than their memory is worth.
+// Passes below this size cost more time than the memory they save is worth.
 constexpr int64_t kSmallestPass = 16;
 
 constexpr int kWorseInARow = 2;
 
-// `auto` skips `dense` if the flat batch is more than this many times the tree. `blocks` fills passes of the
-// same size and repeats each token at most once. If memory for a few boundary hidden states were short, a
-// flat tree of nested prefixes would take gigabytes.
+// `auto` skips `dense` if the flat batch has more than this many times the tree's tokens. `blocks` has passes
+// of the same size and runs each token's forward at most twice, so it is faster then. `dense` could only win
+// if memory for a few boundary hidden states were short, but its flat tree could take gigabytes (nested
+// prefixes).
 constexpr int64_t kMostFlat = 16;
 
 // One choice to try for a strategy: passes of at most `size` tokens with this layer recomputation.
@@ -31,7 +31,7 @@ struct PassChoice {
   LayerRecompute layers;
 };
 
-// The data that strategies read from a request. Each part is built on first use and shared by all pass sizes.
+// The data that strategies read from a request. Each part is built on first use and kept for all pass sizes.
 class Batch {
  public:
   explicit Batch(const PlanRequest& request) : request_(request) {}
@@ -42,8 +42,8 @@ class Batch {
     return *whole_;
   }
 
-  // Answers without packing. If there are several trees, one is more than half full; otherwise it would have
-  // taken another tree's sequences.
+  // Returns true if every `packed` plan needs more than most_bytes; false if this is not certain. Needs no
+  // packing: if there are several trees, one is more than half full, otherwise two trees would fit into one.
   bool is_packed_above(const PassChoice& passes, int64_t most_bytes);
 
  private:
@@ -66,9 +66,9 @@ struct Priced {
 
 struct Strategy {
   std::string_view name;
-  // Predicts the strategy's plan with such passes. Returns nullopt if its peak exceeds bounds.most_bytes. The
-  // time of a plan beyond bounds.most_seconds is inexact, but still larger than the bound. Throws UserError
-  // if there is no such plan.
+  // Predicts the plan that the strategy makes for `passes`. Returns nullopt if the plan's peak exceeds
+  // bounds.most_bytes. If the plan's time exceeds bounds.most_seconds, the returned time is inexact, but
+  // exceeds the bound too. Throws UserError if the strategy has no plan for `passes`.
   std::optional<Priced> (*price)(Batch& batch, const PassChoice& passes, const Bounds& bounds);
   Plan (*make)(Batch& batch, const PassChoice& passes);
   // completes a draft that was priced; nullptr if the strategy has no drafts
@@ -80,10 +80,11 @@ struct Candidate {
   PassChoice passes;
   Priced priced;
   double seconds;
-  std::optional<Plan> plan = {};  // present if it was made to be timed
+  std::optional<Plan> plan = {};  // present if time_in_stages() has made it
 };
 
-// B, three quarters of B (often as many passes in less memory), and powers of two below B; largest first.
+// Sizes to try, for B = max_tokens_per_pass: B, 3/4 B (often as many passes in less memory), and powers of
+// two below B. Largest first.
 std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
   std::vector<int64_t> sizes = {max_tokens_per_pass};
   if (const int64_t smaller = max_tokens_per_pass * 3 / 4; smaller >= kSmallestPass) sizes.push_back(smaller);
@@ -213,18 +214,18 @@ class Planner {
  public:
   explicit Planner(const PlanRequest& request) : request_(request), batch_(request) {}
 
-  // Among the plans as fast as the one of least predicted time (within kAsFast), the one of least predicted
-  // peak memory. Without a cost model, the plan with passes of B tokens.
+  // Among the plans within kAsFast of the least predicted time, returns the one of least predicted peak
+  // memory. Without a cost model, returns the plan with passes of B tokens.
   Plan best(const std::vector<const Strategy*>& strategies) {
     if (!request_.costs) return without_costs(*strategies.front());
-    std::vector<Candidate> fastest;  // all as fast as the fastest so far
+    std::vector<Candidate> fastest;  // all candidates within kAsFast of the fastest one so far
     std::optional<UserError> refused;
     bool any_too_large = false;
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
       bool is_too_large = false;
       for (const LayerRecompute layers : ways()) {
-        // If passes of every worthwhile size fit without recomputation, recomputing layers gains nothing.
+        // If no tried size was too large without recomputation, recomputing layers gains nothing.
         if (layers == LayerRecompute::kWherePays && !is_too_large) continue;
         is_too_large = try_sizes(*strategy, layers, fastest, refused);
         any_too_large |= is_too_large;
@@ -260,8 +261,9 @@ class Planner {
     return plan;
   }
 
-  // Tries sizes from large to small until they only cost more. Time as a function of pass size has one
-  // minimum, apart from small steps where the number of passes jumps. Returns whether some size did not fit.
+  // Tries sizes from large to small until kWorseInARow sizes in a row are slower. Time as a function of pass
+  // size has one minimum, apart from small jumps of the number of passes. Returns true if some size did not
+  // fit.
   bool try_sizes(const Strategy& strategy, LayerRecompute layers, std::vector<Candidate>& fastest,
                  std::optional<UserError>& refused) {
     bool any_too_large = false;
@@ -307,7 +309,7 @@ class Planner {
     return !request_.memory_bytes || priced.simulation.peak_bytes <= *request_.memory_bytes;
   }
 
-  // Searches all pass sizes, small sizes first: their low peak lets most large sizes be rejected early.
+  // Searches all pass sizes, smallest first: their low peaks let larger sizes be rejected early.
   int64_t smallest_memory(const std::vector<const Strategy*>& strategies) {
     int64_t smallest = std::numeric_limits<int64_t>::max();
     auto sizes = pass_sizes(request_.max_tokens_per_pass);

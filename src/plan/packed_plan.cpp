@@ -10,8 +10,8 @@ namespace bough {
 
 namespace {
 
-// Counts the trained tokens of a bin: each token once (head rows), and once per sequence that trains it (loss
-// rows).
+// Counts the trained tokens of a bin: once each (rows of the lm_head), and once per sequence that trains the
+// token (loss rows).
 class TrainedRows {
  public:
   explicit TrainedRows(const IndexedTree& whole)
@@ -43,7 +43,7 @@ class TrainedRows {
  private:
   const PrefixTree& tree_;
   const PlanRequest& request_;
-  std::vector<int32_t> last_bin_;  // the last bin that trained the token
+  std::vector<int32_t> last_bin_;  // per token: the last bin in which a sequence trains it
 };
 
 Packing packing_of(const IndexedTree& whole, int64_t max_tokens_per_pass) {

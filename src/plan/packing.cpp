@@ -99,8 +99,8 @@ class BestFit {
   }
 
  private:
-  // A bin by its first leaf, with its token count from the root on. Ordered by size; at equal size, later
-  // leaves come first.
+  // A bin, named by its first leaf, and its token count including the path from the root. Ordered by size; at
+  // equal size, later leaves come first.
   struct Bin {
     int64_t size;
     int32_t leaf;
@@ -114,8 +114,9 @@ class BestFit {
     return branches_.nodes[node].is_leaf() ? 1 : bins_of_node_[node].size();
   }
 
-  // The bins below a node after joining those that fit. Joining bins of sizes a and b gives one of a + b -
-  // shared.
+  // Joins bins of the node's children where the result fits, and returns the bins below the node. Joining
+  // bins of sizes a and b gives a bin of size a + b - shared. `shared` is the token count of the path down to
+  // the node.
   Bins join_children(int32_t node, int64_t shared) {
     const auto children = branches_.children(node);
     if (children.empty()) return {};
@@ -167,7 +168,7 @@ void sort_deepest_first(BranchTree& branches) {
     std::ranges::stable_sort(branches.children(n), std::greater(), [&](int32_t c) { return deepest[c]; });
 }
 
-// First-fit decreasing over sequences, like AReaL's packing (areal-tree-training-docs.txt, "Tree Building
+// First-fit decreasing by sequence length, like AReaL's packing (areal-tree-training-docs.txt, "Tree Building
 // Process").
 
 // Longest common prefix of any two positions of a sorted list, computed from adjacent ones: a sparse table of
@@ -192,8 +193,7 @@ class CommonPrefixes {
   std::vector<std::vector<int32_t>> levels_;
 };
 
-// Finds the first size at most `limit` in a growing list, starting at `from`. Implemented as a tree of
-// minima.
+// A list of sizes that grows at its end. Finds the first size of at most `limit`. A binary tree of minima.
 class FirstFit {
  public:
   explicit FirstFit(size_t capacity) : width_(std::bit_ceil(std::max<size_t>(capacity, 1))) {
@@ -238,8 +238,9 @@ SortedSequences sort_sequences(const PrefixTree& tree) {
   for (const int64_t s : sorted.sequence) {
     const int32_t token = tree.sequence_end[s];
     sorted.length.push_back(tree.depth[token] + 1);
-    // Walks up from the later sequence, chain by chain, to the first token that is not after the earlier
-    // sequence. In pre-order, that token's subtree holds both.
+    // Walks from the end of the later sequence towards the root, chain by chain, to the first token that is
+    // not numbered after the end of the earlier sequence. In pre-order, that token's subtree contains both
+    // ends.
     int32_t up = token;
     while (up > previous) up = tree.chain_begin[up] > previous ? tree.parent[tree.chain_begin[up]] : previous;
     sorted.lcp.push_back(up < 0 ? 0 : tree.depth[up] + 1);
@@ -262,7 +263,7 @@ Packing pack_single_path_as_trees(const PrefixTree& tree, const BranchTree& bran
 }
 
 Packing pack_exactly(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
-  // If nothing is computed twice, no packing is better, however many states the exact program would need.
+  // If no token is computed twice, no packing is better. Then the exact program need not run.
   Packing packing = pack(tree, branches, capacity);
   if (packing.num_tokens == tree.num_tokens()) return packing;
   auto exact = pack_exact(tree, capacity);

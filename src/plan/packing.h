@@ -2,12 +2,12 @@
 // sections 2.2 and 3.1).
 //
 // A packing partitions the batch's sequences into bins. Each bin computes the prefix tree of its sequences,
-// which has at most `capacity` tokens. A prefix that several bins share is computed in each of them. The goal
-// is the fewest computed tokens, then the fewest bins. Let L(u) be the number of tokens from the root to node
-// u. Joining two bins whose deepest common node is u saves L(u) tokens.
+// which has at most `capacity` tokens. A prefix common to sequences of several bins is computed in each of
+// these bins. The goal is the fewest computed tokens, then the fewest bins. Let L(u) be the number of tokens
+// from the root through node u. Joining two bins whose deepest common node is u saves L(u) tokens.
 //
 // Every function throws UserError if the capacity is below 1 or a sequence is longer than the capacity. The
-// message names the sequence. Empty sequences are in the first bin. A batch of only empty sequences gives one
+// message names the sequence. Empty sequences go to the first bin. A batch of only empty sequences gives one
 // bin without tokens.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace bough {
 
 struct PackedBin {
   std::vector<int64_t> sequences;  // the batch's indices, ascending
-  int64_t num_tokens = 0;          // tokens of their prefix tree, at most the capacity
+  int64_t num_tokens = 0;          // tokens of the sequences' prefix tree, at most the capacity
 };
 
 struct Packing {
@@ -33,30 +33,31 @@ struct Packing {
 };
 
 // The default of strategy `packed`. Works bottom-up: at each branch point, deepest first, the bins of its
-// branches are joined by best-fit decreasing. Afterwards no two bins fit together.
-// O(S log² S): at a branch point, the bins of the branch with the most bins stay in place. Bins of one branch
-// that did not fit together below the branch point do not fit above it.
-// On random trees of up to 8 nodes it computes 1.0002 times the optimal tokens in the mean, 1.15 times at
-// worst (packing_test.cpp).
+// branches are joined by best-fit decreasing. In the result, no two bins fit into one.
+// O(S log² S): at a branch point, only the bins of the other branches are moved, not those of the branch with
+// the most bins. Two bins that did not fit together below the branch point do not fit together above it.
+// On random trees of up to 8 nodes, the bins have in the mean 1.0002 times the fewest possible tokens, at
+// worst 1.15 times (packing_test.cpp).
 Packing pack(const PrefixTree& tree, int64_t capacity);
 Packing pack(const PrefixTree& tree, const BranchTree& branches, int64_t capacity);  // branches of `tree`
 
-// Tree Training's heuristic (end of section 2.2): a depth-first traversal, deepest leaves first, so that
-// leaves of similar depth are neighbors. A new bin begins if the next leaf does not fit. O(S log S).
+// Tree Training's heuristic (end of section 2.2): a depth-first traversal that visits children with deeper
+// leaves first, so that leaves of similar depth are neighbors. A new bin begins if the next leaf does not
+// fit. O(S log S).
 Packing pack_depth_first(const PrefixTree& tree, int64_t capacity);
 
-// AReaL's method, for comparison: sequences by length, longest first, each into the first bin that it fits
-// into. Equal lengths keep the batch's order. O(S · bins) at worst.
+// AReaL's method, for comparison: sequences by length, longest first, each into the first bin that has room
+// for it. Sequences of equal length stay in batch order. O(S · bins) at worst.
 Packing pack_first_fit_decreasing(const PrefixTree& tree, int64_t capacity);
 
-// The dynamic program of section 2.2.1. Each bin shares one path, from the root to a chosen node u. The rest
-// of each leaf's path is computed per leaf. num_tokens counts this: L(u) + R(u). Optimal among such packings.
-// O(S).
+// The dynamic program of section 2.2.1. The sequences of a bin share only one path, from the root to a node u
+// that the program chooses. The rest of each leaf's path is counted per leaf, R(u) tokens in total.
+// num_tokens is the sum of L(u) + R(u). Optimal among such packings. O(S).
 Packing pack_single_path(const PrefixTree& tree, int64_t capacity);
 
-// The exact program of section 2.2.2: for each node, all sets of bin sizes that no other set dominates. Gives
-// the fewest tokens, but not always the fewest bins. Exponential in the number of leaves. Returns nullopt if
-// a node needs more than `max_states` sets, or the search needs too many steps.
+// The exact program of section 2.2.2. For each node it keeps all sets of bin sizes that no other set
+// dominates. Gives the fewest tokens, but not always the fewest bins. Exponential in the number of leaves.
+// Returns nullopt if a node needs more than `max_states` sets, or if the search needs too many steps.
 std::optional<Packing> pack_exact(const PrefixTree& tree, int64_t capacity, int64_t max_states = 2000);
 
 // Packs by the name in the setting `packer`:
@@ -90,27 +91,27 @@ void check_capacity(const PrefixTree& tree, int64_t capacity);
 // bin exceeds the capacity.
 Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_t capacity);
 
-// Traverses prefix trees of subsets of the batch's sequences, one subset after the other, without building
-// the trees. A subset may contain a sequence without the leaf below it.
+// Visits the prefix tree of a subset of the batch's sequences, for one subset after the other, without
+// building that tree. A subset may contain a sequence that ends above a leaf without containing the leaf.
 class TreeOfSome {
  public:
   TreeOfSome(const PrefixTree& tree, const BranchTree& branches);
 
-  // Calls visit(node, begin, end) for token ranges [begin, end) of the whole tree. Together they are the
-  // prefix tree of these sequences, each token once. O(ranges + sequences · log nodes).
+  // Calls visit(node, begin, end) for token ranges [begin, end) of the whole tree. Together these ranges are
+  // the prefix tree of `sequences`, each token once. O(ranges + sequences · log nodes).
   template <class Visit>
   void visit(const std::vector<int64_t>& sequences, const Visit& visit);
   int64_t num_leaves() const { return num_nodes_ - num_inner_nodes_; }  // of the last visited tree
 
  private:
-  int32_t node_of(int64_t sequence) const;  // the node in which it ends; -1 if it is empty
+  int32_t node_of(int64_t sequence) const;  // the node in which the sequence ends; -1 if it is empty
 
   const PrefixTree& tree_;
   const BranchTree& branches_;
-  int32_t number_ = 0;               // number of the visited tree, from 1
-  std::vector<int32_t> last_tree_;   // by node: number of the last tree that contains it
-  std::vector<int32_t> last_inner_;  // by node: number of the last tree that contains a child of it
-  std::vector<int32_t> reach_;       // by node: end of its tokens in that last tree
+  int32_t number_ = 0;               // number of the subset that is visited, from 1
+  std::vector<int32_t> last_tree_;   // by node: number of the last subset whose tree has the node
+  std::vector<int32_t> last_inner_;  // by node: number of the last subset whose tree has a child of the node
+  std::vector<int32_t> reach_;       // by node: one past its last token in the tree of that subset
   int64_t num_nodes_ = 0, num_inner_nodes_ = 0;
 };
 

@@ -12,8 +12,9 @@ namespace {
 
 using internal::LeafBin;
 
-// State of a node if each bin shares one path: its leaves, the sum of their lengths, and DP(u). DP(u) is the
-// largest number of tokens saved by sharing the path to the node or to nodes below it.
+// State of a node if the sequences of a bin share one path. It has the number of the node's leaves, the sum
+// of their lengths, and DP(u), the largest number of tokens saved if bins share the path to this node or to
+// nodes below it.
 struct SinglePath {
   int64_t num_leaves = 0;
   int64_t sum_lengths = 0;
@@ -29,8 +30,8 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
     if (node.is_leaf()) {
       state = {1, node.depth, 0, true};
     } else {
-      // Feasible if L(u) + R(u) <= C. R(u) is the sum of the parts of the leaves' paths below u. Ties go to
-      // the upper node, which gives fewer bins.
+      // Feasible if L(u) + R(u) <= C (the capacity). R(u) is the sum of the leaves' tokens below u. On a tie,
+      // sharing the path to this node wins against its descendants, which gives fewer bins.
       const int64_t saved = (state.num_leaves - 1) * node.depth;
       state.shared_here = state.sum_lengths - saved <= capacity && saved >= state.saved;
       if (state.shared_here) state.saved = saved;
@@ -44,8 +45,8 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
   return states;
 }
 
-// The bins below a node by falling size, with their leaves. Sizes count from the root. The computed tokens
-// are the sum of the sizes: savings above the node depend only on the number of bins.
+// The bins below a node by falling size, with their leaves. Sizes include the path from the root. States are
+// compared by the sum of sizes: the tokens saved above the node depend only on the number of bins.
 struct State {
   std::vector<LeafBin> bins;
 
@@ -57,7 +58,8 @@ struct State {
     for (const auto& bin : bins) sum += bin.num_tokens;
     return sum;
   }
-  // Everything that can be built above from `other` can be built from this state with no more tokens.
+  // True if every packing that contains `other` stays feasible, with no more tokens, if this state replaces
+  // `other`.
   bool dominates(const State& other) const {
     if (bins.size() > other.bins.size()) return false;
     for (size_t i = 0; i < bins.size(); ++i)
@@ -80,7 +82,7 @@ class ExactProgram {
   ExactProgram(const BranchTree& branches, int64_t capacity, int64_t max_states)
       : branches_(branches), capacity_(capacity), max_states_(max_states), states_(branches.nodes.size()) {}
 
-  // Bins of least total tokens; nullopt if there are too many states.
+  // Returns the bins of fewest total tokens; nullopt if a node needs too many states or steps.
   std::optional<std::vector<LeafBin>> run() {
     for (int32_t n = branches_.size() - 1; n >= 0; --n) {
       const auto& node = branches_.nodes[n];
@@ -91,9 +93,9 @@ class ExactProgram {
   }
 
  private:
-  // Limit on bin comparisons per state. Sufficient for every tree met in practice that stays within
-  // max_states_. Also limits the time for other trees, and the recursion depth of join_all: building a state
-  // of k bins costs k² / 2 comparisons.
+  // Limit on bin comparisons per state of max_states_. Every tree met in practice that stays within
+  // max_states_ stays within this limit. It also limits the time for other trees and the recursion depth of
+  // join_all, because building a state of k bins costs k² / 2 comparisons.
   static constexpr int64_t kWorkPerState = 200'000;
 
   bool join_children(int32_t n) {
@@ -114,9 +116,9 @@ class ExactProgram {
     return true;
   }
 
-  // Tries all ways to join bins of `left` with bins of `right` from `next` on, at most one to one. Two bins
-  // of the same side would have been joined at a lower node, where that saves more. Undominated states go to
-  // results_.
+  // Tries all ways to join bins of `left` with bins of `right` from index `next` on. Each bin is joined with
+  // at most one bin of the other side. Two bins of one side are not joined here: joining them at a lower node
+  // saves more. Undominated states go to results_.
   bool join_all(const State& left, const State& right, size_t next) {
     if (next == right.bins.size()) {
       work_ += std::ssize(joined_.bins) * (1 + std::ssize(results_));
@@ -139,7 +141,8 @@ class ExactProgram {
     return true;
   }
 
-  // Roots share nothing: each child takes its state of fewest tokens. Joining saves bins, not tokens.
+  // Two roots have no common tokens, so each child of the virtual root takes its state of fewest tokens.
+  // Joining their bins would save bins, not tokens.
   std::vector<LeafBin> join_roots() {
     State all;
     for (const int32_t child : branches_.children(-1)) {
@@ -173,7 +176,7 @@ class ExactProgram {
   int64_t work_ = 0;
   std::vector<State> results_;
   State joined_;
-  std::vector<bool> taken_;  // the bins of the left state that are already joined
+  std::vector<bool> taken_;  // the bins of `left` that are already joined with one of `right`
 };
 
 }  // namespace
@@ -182,7 +185,7 @@ Packing pack_single_path(const PrefixTree& tree, int64_t capacity) {
   internal::check_capacity(tree, capacity);
   const BranchTree branches(tree);
   const auto states = solve_single_path(branches, capacity);
-  // the highest node at or above this one that shares its path
+  // per node: the highest node at or above it that has shared_here
   std::vector<int32_t> owner(branches.nodes.size());
   std::map<int32_t, LeafBin> bins;
   for (int32_t n = 0; n < branches.size(); ++n) {

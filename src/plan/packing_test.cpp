@@ -25,8 +25,8 @@ constexpr std::pair<const char*, Packer> kPackers[] = {
     {"single path", pack_single_path},
 };
 
-// A tree of `num_nodes` nodes of 1 to max_length tokens. Each node hangs off a random earlier node or the
-// root; if `bushy`, off a node of the first third. One sequence per leaf.
+// Returns a tree of `num_nodes` nodes of 1 to max_length tokens, as one sequence per leaf. Each node hangs
+// off a random earlier node or the root. If `bushy`, it hangs off a node of the first third.
 Sequences random_small_tree(std::mt19937_64& random, int num_nodes, int64_t max_length, bool bushy) {
   Sequences paths;
   std::vector<bool> is_leaf;
@@ -57,7 +57,8 @@ int64_t tree_tokens(const Sequences& sequences, const std::vector<int64_t>& whic
   return build_prefix_tree(spans).num_tokens();
 }
 
-// Each sequence is in one bin, each bin's size is correct, and no bin exceeds the capacity.
+// Checks that each sequence is in one bin, that num_tokens of each bin is correct, and that no bin exceeds
+// the capacity.
 void expect_valid(const Packing& packing, const Sequences& sequences, int64_t capacity,
                   const std::string& what, bool single_path = false) {
   std::vector<int> seen(sequences.size(), 0);
@@ -75,8 +76,8 @@ void expect_valid(const Packing& packing, const Sequences& sequences, int64_t ca
   for (size_t s = 0; s < seen.size(); ++s) ASSERT_EQ(seen[s], 1) << what << " sequence " << s;
 }
 
-// Fewest tokens over all partitions, by exhaustive search. `cost` of a set of sequences is negative if the
-// set does not fit.
+// The fewest tokens of all partitions of the sequences, by exhaustive search. `cost` gives the tokens of a
+// set of sequences, or a negative number if the set does not fit.
 template <class Cost>
 int64_t brute_force(int64_t num_sequences, const Cost& cost) {
   std::vector<int64_t> cost_of_set(size_t{1} << num_sequences);
@@ -86,8 +87,8 @@ int64_t brute_force(int64_t num_sequences, const Cost& cost) {
       if (set >> s & 1) members.push_back(s);
     cost_of_set[set] = cost(members);
   }
-  // best[set]: least cost over partitions of the set. The part that holds the set's lowest member runs over
-  // all subsets.
+  // best[set]: least cost of all partitions of the set. The loop tries each subset that has the set's lowest
+  // member as the part of that member.
   std::vector<int64_t> best(cost_of_set.size(), INT64_MAX / 2);
   best[0] = 0;
   for (size_t set = 1; set < best.size(); ++set)
@@ -104,8 +105,8 @@ int64_t optimum(const Sequences& sequences, int64_t capacity) {
   });
 }
 
-// Fewest tokens over all partitions in which a bin holds all sequences that begin with some prefix and shares
-// only this prefix.
+// The fewest tokens of all partitions in which each bin holds all sequences that begin with some prefix. A
+// bin computes only this prefix once.
 int64_t single_path_optimum(const Sequences& sequences, int64_t capacity) {
   return brute_force(static_cast<int64_t>(sequences.size()), [&](const std::vector<int64_t>& members) {
     size_t shared = sequences[members[0]].size();
@@ -173,7 +174,7 @@ TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
     RecordProperty(name + " mean", str(sum[i] / kTrees));
     RecordProperty(name + " worst", str(worst[i]));
   }
-  // Measured: mean 1.0002, worst 1.15. With worst fit in place of best fit: 1.0006 and 1.21. Tree Training's
+  // Measured: mean 1.0002, worst 1.15. With worst fit instead of best fit: 1.0006 and 1.21. Tree Training's
   // heuristic: 1.009 and 1.26.
   EXPECT_LE(sum[0] / kTrees, 1.0004);
   EXPECT_LE(worst[0], 1.2);
@@ -200,8 +201,8 @@ std::vector<int32_t> repeated(int64_t count, int32_t token, std::vector<int32_t>
   return prefix;
 }
 
-// Four prompts of 1,024 tokens with four samples of 1,024 tokens each, which finish in turn. First fit fills
-// each tree with one sample of each prompt, so every prompt is computed four times.
+// Four prompts of 1,024 tokens with four samples of 1,024 tokens each. In the batch, the prompts alternate.
+// First fit puts one sample of each prompt into each tree, so every prompt is computed four times.
 TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   Sequences sequences;
   for (int32_t sample = 0; sample < 4; ++sample)
@@ -219,15 +220,15 @@ TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   EXPECT_DOUBLE_EQ(effective_reuse_ratio(pack_first_fit_decreasing(tree, 8192).num_tokens, 32'768), 0);
 }
 
-// Section 2.2.2: two branches below one prefix, and each branches again. With one path per bin, the tokens
-// above that path's end are repeated.
+// Section 2.2.2: two branches below one prefix, and each branches again. If a bin shares only one path, the
+// tokens below that path's end are repeated.
 TEST(Packing, SeveralPathsShareMoreThanOne) {
   const auto stem = repeated(100, 0), left = repeated(50, 1, stem), right = repeated(50, 2, stem);
   const Sequences sequences = {repeated(10, 3, left), repeated(10, 4, left), repeated(10, 5, right),
                                repeated(10, 6, right)};
   const auto tree = build_prefix_tree(as_spans(sequences));
   EXPECT_EQ(pack_single_path(tree, 300).num_tokens,
-            340);  // 2 x (150 + 2 x 10); one path for all: 100 + 4 x 60
+            340);  // 2 x (150 + 2 x 10); if all four share one path: 100 + 4 x 60
   EXPECT_EQ(pack_single_path(tree, 340).num_tokens, 340);
   EXPECT_EQ(pack(tree, 300).num_tokens, 240);
   EXPECT_EQ(pack_exact(tree, 300)->num_tokens, 240);
@@ -250,8 +251,8 @@ const Sequences kTwoPrompts = {
     {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
 using Bins = std::vector<std::vector<int64_t>>;
 
-// The longest sequence goes first, into the first tree with room. Sequence 0 opens a tree of 7 tokens.
-// Sequence 1 shares nothing with it and fills it to 14. Sequences 2 and 3 add two tokens each, which makes
+// The longest sequence goes first, into the first bin with room. Sequence 0 opens a bin of 7 tokens. Sequence
+// 1 has no common prefix with sequence 0 and makes it 14. Sequences 2 and 3 add two tokens each, which makes
 // 18. Sequence 4 finds no room.
 TEST(Packers, FirstFitDecreasingMixesPrompts) {
   const auto packing = pack_named("first_fit_decreasing", kTwoPrompts, 18);
@@ -265,14 +266,15 @@ TEST(Packers, TheHeuristicOpensATreeWhenTheNextLeafDoesNotFit) {
   const auto packing = pack_named("heuristic", kTwoPrompts, 16);
   EXPECT_EQ(sequences_of(packing), (Bins{{1, 3, 4}, {0, 2}}));
   EXPECT_EQ(packing.num_tokens, 10 + 9);
-  // A capacity of 17 admits sequence 0, so the first prompt is computed twice.
+  // With a capacity of 17, sequence 0 fits too. Sequence 2 does not, so the first prompt is computed twice.
   const auto greedy = pack_named("heuristic", kTwoPrompts, 17);
   EXPECT_EQ(sequences_of(greedy), (Bins{{0, 1, 3, 4}, {2}}));
   EXPECT_EQ(greedy.num_tokens, 17 + 6);
 }
 
-// L(u) + R(u) of the two prompts is 4 + 3 + 2 and 4 + 3 + 2 + 1. The program does not join roots. Below a
-// common stem its trees repeat what branches share: those tokens are counted twice but computed once.
+// L(u) + R(u) is 4 + 3 + 2 for the first prompt and 4 + 3 + 2 + 1 for the second. The program does not join
+// bins of different roots. num_tokens counts tokens that several branches below u share once per leaf, but
+// the plan computes them once.
 TEST(Packers, SinglePathSharesOnePathATree) {
   const auto packing = pack_named("single_path", kTwoPrompts, 18);
   EXPECT_EQ(sequences_of(packing), (Bins{{1, 3, 4}, {0, 2}}));

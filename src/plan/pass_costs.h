@@ -1,6 +1,6 @@
-// The cost interface of the planner: seconds and bytes of one pass of a model on a device, from the pass's
-// shape alone. The module `cost` implements it from measured rates and the kernels' own byte counts. Tests of
-// plans use an artificial device (test_costs.h).
+// PassCosts, the cost model of the planner: seconds and bytes of one pass of a model on a device, from the
+// pass's shape alone. The module `cost` implements it from measured rates and the kernels' own byte counts.
+// Tests of plans use an artificial device (test_costs.h).
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@ namespace bough {
 // The shape of a pass through the model. The defaults describe a block of one path.
 struct PassShape {
   int64_t tokens = 0;
-  int64_t stack_rows = 0;  // rows (keys and values) on the stack below the pass
+  int64_t stack_rows = 0;  // tokens on the prefix KV stack that the pass reads
   int64_t pairs = 0;       // visible (query, key) pairs
-  int64_t head_rows = 0;   // rows of the lm_head
+  int64_t head_rows = 0;   // rows of the lm_head: tokens that at least one sequence trains
   int64_t stack_pairs =
       -1;              // (query, key) pairs with a key on the stack; -1: every token sees the whole stack
-  int64_t pieces = 1;  // runs of consecutive tokens, each the parent of the next
+  int64_t pieces = 1;  // runs of consecutive tokens; in a run, each token is the parent of the next
   int64_t loss_rows =
-      -1;  // rows of the loss; more than head_rows if sequences share trained tokens; -1: head_rows
+      -1;  // loss rows: each trained token once per sequence that trains it; -1: head_rows
 };
 
-// The checkpointed activations: the tensors that a block holds between its forward and its backward. The keys
-// and values of interior blocks are always held and not counted here.
+// The recompute policy of a block: which tensors it holds between its forward and its backward (its
+// checkpointed activations). The keys and values of interior blocks are always held and not counted here.
 enum class RecomputePolicy {
   kKeysValues,  // nothing: backward repeats the whole forward. Interior blocks only.
   kAttention,   // attention outputs and log-sum-exps: backward repeats the rest. Interior blocks only.
-  // Each layer's input. A layer is recomputed just before its backward, so only one layer's activations are
-  // held at a time (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+  // Each layer's input. A layer is recomputed just before its backward, so all activations are held for only
+  // one layer at a time (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
   kLayerInputs,
   kLayerInputsAndAttention,  // layer inputs and attention outputs: recomputation skips attention
   kLayerInputsOnHost,        // layer inputs in host memory, at most two at a time on the device
@@ -45,7 +45,7 @@ class PassCosts {
  public:
   virtual ~PassCosts() = default;
 
-  // Time of the layers, without the lm_head. A pass without tokens costs nothing.
+  // Seconds for the layers, without the lm_head. 0 for a pass without tokens.
   virtual double forward_seconds(const PassShape& pass) const = 0;
   virtual double backward_seconds(const PassShape& pass) const = 0;
   // The attention part of the two times above.
@@ -53,23 +53,25 @@ class PassCosts {
   virtual double attention_backward_seconds(const PassShape& pass) const = 0;
   virtual double head_forward_seconds(const PassShape& pass) const = 0;
   virtual double head_backward_seconds(const PassShape& pass) const = 0;
-  // Time of the recomputation before backward, if the block holds `keep`. Includes the part of the copies to
-  // and from host memory that computation does not hide. 0 for kActivations.
+  // Seconds of the recomputation before backward, if the block's policy is `keep`. Includes the part of the
+  // copies to and from host memory that does not overlap with computation. 0 for kActivations.
   virtual double recompute_seconds(const PassShape& pass, RecomputePolicy keep) const = 0;
 
-  // Bytes, in addition to weights and gradients. The peak of a pass with a graph is
-  // tokens * kept_bytes(keep) + temporary_bytes(pass, keep). For kKeysValues and kAttention, the graph's pass
-  // counts as kActivations. The stack, boundary hidden states and loss rows come on top.
+  // Bytes, in addition to weights and gradients. The peak of a pass that records a graph is tokens *
+  // kept_bytes(keep) + temporary_bytes(pass, keep). For kKeysValues and kAttention, the second forward
+  // records the graph, and its pass counts as kActivations. The bytes of the stack, of boundary hidden states
+  // and of loss rows are added to the peak.
   virtual int64_t stack_row_bytes() const = 0;  // keys, values and their gradients of one token, all layers
-  // One token, all layers. Host memory counts only if the device is the host.
+  // Of one token, all layers. Bytes in host memory count only if the device is the host.
   virtual int64_t kept_bytes(RecomputePolicy keep) const = 0;
   virtual int64_t boundary_bytes()
-      const = 0;  // one boundary hidden state: a final hidden state another block reads, and its gradient
+      const = 0;  // one final hidden state that another block reads, and its gradient
   virtual int64_t row_bytes()
-      const = 0;  // one row of the batch's loss: fields and values, held during the whole plan execution
-  // Upper bound of the bytes of temporaries at the peak of backward. It is the maximum of: a chunk of the
-  // lm_head, the last layer's MLP, the last layer's attention. A recomputed layer's activations are included.
-  // May be negative: a wide MLP frees more kept activations than attention then allocates.
+      const = 0;  // one loss row: its inputs and outputs, held during the whole plan execution
+  // Upper bound of the bytes of temporaries at the peak of backward: the maximum of a chunk of the lm_head,
+  // the last layer's MLP and the last layer's attention. If layers are recomputed, the activations of one
+  // layer are included. May be negative: a wide MLP frees more kept activations than attention then
+  // allocates.
   virtual int64_t temporary_bytes(const PassShape& pass, RecomputePolicy keep) const = 0;
 };
 

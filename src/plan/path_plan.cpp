@@ -8,9 +8,9 @@ namespace bough {
 
 namespace {
 
-// Orders children by Algorithm 1 reversed: internal children first, larger tail first. Short leaves come
-// last, when nothing above needs another forward pass for them. A tail is the depth of the leaf that is
-// visited last.
+// Orders children in the reverse order of Algorithm 1: internal children first, larger tail first. The tail
+// of a node is the depth of the leaf that is visited last below it. Leaves come last, when no token above
+// them needs another forward pass for them.
 void order_for_backward(BranchTree& branches) {
   const auto& nodes = branches.nodes;
   std::vector<int64_t> tail(nodes.size());

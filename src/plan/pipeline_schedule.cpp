@@ -31,14 +31,14 @@ int64_t passes_under_way(const Pipeline& pipeline, int64_t stage) {
 std::vector<ScheduleSlot> schedule_slots(std::span<const ExecutionStep> steps, const Pipeline& pipeline,
                                          int64_t stage) {
   const int64_t most = passes_under_way(pipeline, stage);
-  // In plan order: each forward with the number of backwards that must be done before it; and the backwards.
+  // In plan order: the forwards, each with the number of backwards that must be done before it (`needs`).
   struct Forward {
     int64_t step, needs;
     bool leaf;
   };
   std::vector<Forward> forwards;
   std::vector<int64_t> backwards;
-  // By stack: number of backwards up to and including the last one of an interior block, and of a leaf.
+  // By stack: number of backwards up to and including the last interior block's, and the last leaf block's.
   std::vector<int64_t> interior_done(static_cast<size_t>(most)), leaf_done(static_cast<size_t>(most));
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto step = static_cast<int64_t>(i);

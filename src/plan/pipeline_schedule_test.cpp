@@ -1,5 +1,5 @@
-// Schedules of pipeline stages on random plans: each is a valid plan execution, each stage receives what the
-// neighbor sends, and idle time is bounded.
+// Schedules of pipeline stages on random plans: each executes its plan, each stage receives messages in the
+// order in which its neighbor sends them, and idle time is bounded.
 #include "plan/pipeline_schedule.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ std::vector<Pipeline> pipelines() {
   return all;
 }
 
-// The steps whose results are sent in one direction between two stages, in order.
+// The steps whose results a stage sends to a neighbor, in order: backwards if `backward`, else forwards.
 std::vector<int64_t> messages(const std::vector<ScheduleSlot>& order, bool backward) {
   std::vector<int64_t> steps;
   for (const ScheduleSlot& step : order)
@@ -62,9 +62,9 @@ TEST(PipelineOrder, OneStageFollowsThePlan) {
   }
 }
 
-// Every block is forwarded on the rows of its path. Its backward comes after its forward and after all
-// backwards of its descendants. Stacks have the stated contents. Stages send in the order in which their
-// neighbors receive, so there is no deadlock.
+// A block's forward runs when its ancestors lie on the stack. Its backward comes after its forward and after
+// the backwards of all descendants. Stages send in the order in which their neighbors receive, so there is no
+// deadlock.
 TEST(PipelineOrder, EveryStageExecutesThePlanWithoutDeadlock) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const Plan plan = random_plan(seed);
@@ -82,8 +82,8 @@ TEST(PipelineOrder, EveryStageExecutesThePlanWithoutDeadlock) {
         sent = messages(order, false);
         sent_back = messages(order, true);
         std::map<std::pair<int32_t, int32_t>, int> state;  // 1: forwarded, 2: done
-        std::map<int64_t, std::vector<int32_t>> stacks;    // by chain % most: blocks from bottom to top
-        std::map<int64_t, std::vector<int32_t>> leaves;    // by chain % most: leaf blocks under way
+        std::map<int64_t, std::vector<int32_t>> stacks;    // by chain % most: interior blocks, bottom to top
+        std::map<int64_t, std::vector<int32_t>> leaves;    // by chain % most: leaf blocks in flight
         int64_t under_way = 0, largest = 0;
         for (const ScheduleSlot& next : order) {
           const ExecutionStep& step = steps[static_cast<size_t>(next.step)];
@@ -141,7 +141,8 @@ TEST(PipelineOrder, EveryStageExecutesThePlanWithoutDeadlock) {
   }
 }
 
-// With as many passes as possible, a pipeline idles only at its start and end, and prompts follow each other.
+// If as many passes are in flight as allowed, stages idle only at the start and the end of a plan. The passes
+// of one prompt follow those of the previous prompt without a gap.
 TEST(PipelineOrder, KeepsStagesBusy) {
   constexpr int kPrompts = 6, kSamples = 8;
   std::mt19937_64 random(1);
@@ -160,7 +161,7 @@ TEST(PipelineOrder, KeepsStagesBusy) {
     }
   }
   for (const std::string strategy : {"dense", "blocks"}) {
-    // fits whole sequences (dense), or only the samples' own tokens (blocks)
+    // Passes of this size hold whole sequences (dense), or a sample's tokens without the prompt (blocks).
     const int64_t most = strategy == "dense" ? 128 : 64;
     const Plan plan =
         make_plan(strategy, {.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = most});
@@ -181,13 +182,14 @@ TEST(PipelineOrder, KeepsStagesBusy) {
         EXPECT_EQ(seconds, all + 3.0 * static_cast<double>(num_stages - 1));  // only start and end are idle
       }
       EXPECT_LT(seconds, 1.2 * all) << strategy << " on " << num_stages;
-      // One pass after the other would take `num_stages` times as long.
+      // Without overlap of passes, the time would be `num_stages` * `all`.
       EXPECT_LT(seconds, 0.6 * static_cast<double>(num_stages) * all);
     }
   }
 }
 
-// Passes as large as for one process would be few, so stages would wait for the first and the last of them.
+// With passes as large as for one process, there would be few passes. Stages would wait long for the first
+// pass to arrive and for the last one to finish.
 TEST(PipelineOrder, PlansForStagesHavePassesThatFillThem) {
   std::vector<std::vector<int32_t>> sequences;
   std::mt19937_64 random(3);

@@ -51,7 +51,7 @@ void PlanBuilder::add_run(int32_t begin, int32_t end, bool is_leaf) {
     const bool needed = block.needed;
     const PassShape shape = block.shape();
     writer_.push(std::move(block));
-    if (needed) check_memory(shape);  // checks the stack including the block's own rows
+    if (needed) check_memory(shape);  // checks the stack, which now has this block's tokens
   }
 }
 
@@ -93,19 +93,19 @@ Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const
     block.num_head_rows += view_.num_trained(range);
     block.num_loss_rows += view_.num_rows(range);
     block.num_pieces += view_.num_pieces(range);
-    // Each subtree of the range hangs off the stack, so its tokens attend to all stack rows down to its
-    // parent.
+    // Each subtree of the range hangs off a token of the stack. Its tokens attend to all stack tokens from
+    // the root down to that token.
     for (int32_t t = range.begin, end; t < range.end; t = end) {
       end = std::min(view_.subtree_end(t), range.end);
       block.num_stack_pairs += int64_t{end - t} * view_.depth(t);
     }
-    // The trainable tokens of a leaf block lie in the block. For an interior block, the whole subtree of its
-    // first token counts.
+    // A leaf block is needed if a token of the block is trained; an interior block, if a token of the subtree
+    // of its first token is trained.
     const int32_t end = interior ? view_.subtree_end(range.begin) : range.end;
     block.needed |= view_.num_trained({range.begin, end}) > 0;
   }
   if (interior) {
-    // A token's hidden state leaves the block through each trained child that lies in another block.
+    // Counts the tokens with a trained child in another block. That block reads the final hidden state.
     const auto [begin, end] = ranges.front();
     for (int32_t t = begin; t < end; ++t) {
       bool leaves = false;

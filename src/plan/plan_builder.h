@@ -1,5 +1,5 @@
-// Builds plans of the strategies `path` and `blocks`. Counts tokens, pairs and rows of each block, and keeps
-// the chain of open interior blocks.
+// Builds plans of the strategies `path` and `blocks`. Counts tokens, (query, key) pairs and loss rows of each
+// block, and keeps the chain of open interior blocks (blocks whose keys and values lie on the stack).
 #pragma once
 
 #include <utility>
@@ -18,8 +18,9 @@ class PlanBuilder {
     writer_.begin_tree({}, 0);
   }
 
-  // Sets a memory bound. fits() becomes false once the stack and the smallest form of one pass exceed `room`
-  // bytes. The check uses a lower bound of the plan's peak, so a plan is given up while it is made.
+  // Sets a memory bound. fits() becomes false once the bytes of the stack plus the least bytes of one pass
+  // exceed `room`. The sum is a lower bound of the plan's peak, so plans that are too large are given up
+  // early.
   void bound_memory(const PassCosts& costs, int64_t room, const RecomputeRules& rules) {
     costs_ = &costs;
     room_ = room;

@@ -59,7 +59,7 @@ void validate_tree(const PlannedTree& planned, int64_t max_tokens_per_pass) {
       for (int32_t t = range.begin; t < range.end; ++t) {
         const int32_t p = tree.parent[t];
         if (p < 0 || block_of[p] == step.block) continue;
-        // A token's depth is its stack row: the stack is one path from the root.
+        // The token at index d of the stack has depth d, because the stack is one path from the root.
         BOUGH_CHECK(tree.depth[p] < static_cast<int32_t>(on_stack.size()) && on_stack[tree.depth[p]] == p,
                     "token ", t, " of block ", step.block, " has parent ", p,
                     ", which is not on the prefix KV stack");

@@ -1,4 +1,4 @@
-// The strategies of make_plan (plan/plan.h), each in a file of its own. make_plan.cpp has the table.
+// The strategies of make_plan (plan/plan.h), one file each. make_plan.cpp has the table.
 #pragma once
 
 #include <limits>
@@ -11,13 +11,13 @@
 namespace bough {
 
 // `dense` and `packed` write to a BlockSink, so they can be priced without building their trees. Their trees
-// repeat shared tokens: a batch of ten thousand nested prefixes would take gigabytes.
+// contain a common prefix several times: for ten thousand nested prefixes they would take gigabytes.
 
 // The micro-batches of `dense`: sequences that one pass computes together.
 struct DenseLayout {
-  std::vector<std::vector<int64_t>> micro_batches;  // each not empty; a longer sequence is alone
+  std::vector<std::vector<int64_t>> micro_batches;  // none empty; a sequence longer than a pass has one alone
   std::vector<int64_t> empty;                       // sequences without a token
-  int64_t max_tokens;  // of a pass: the requested size, or the largest micro-batch if their number is fixed
+  int64_t max_tokens;  // of a pass: the requested size, or the largest micro-batch with fixed_micro_batches
 
   std::vector<int64_t> order() const;  // all sequences, one micro-batch after the other
 };
@@ -25,15 +25,15 @@ struct DenseLayout {
 DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
 
 // Writes the blocks of `dense` to the sink. Tokens are numbered as in build_flat_forest() of the sequences in
-// the layout's order. Returns the layout's max_tokens. O(N) reads of flags.
-// `layers`, here and below, replaces the request's `layers`. Unless it is kNever, the request has costs, and
-// blocks choose their Keep within the request's memory.
+// the layout's order. Returns the layout's max_tokens. Reads at most N flags.
+// `layers`, here and in the functions below, replaces the request's `layers`. Unless it is kNever, the
+// request must have costs, and the recompute policies of the blocks are chosen within the request's memory.
 int64_t emit_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
                    LayerRecompute layers = LayerRecompute::kNever);
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                 LayerRecompute layers = LayerRecompute::kNever);
-// Predicts plan_dense without building it. Above most_bytes or most_seconds, the values are inexact, but
-// still above the bound.
+// Predicts the plan of `dense` without building it. If bytes or seconds exceed most_bytes or most_seconds,
+// the returned ones are inexact, but exceed the bound too.
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                           std::optional<int64_t> most_bytes = {},
                           double most_seconds = std::numeric_limits<double>::infinity(),
@@ -50,33 +50,33 @@ Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass
 
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
-// Splits the batch into parts that are planned as separate trees (engine.md 2). Each part computes the common
-// path again. This pays if the path is so short that a pass of its own costs more. Together the parts contain
+// Splits the batch into parts that are planned as separate trees (engine.md 2). Each part computes the path
+// above it again. This pays if the path is so short that its own pass costs more. Together the parts contain
 // all sequences. A part with a path fits one pass of `max_tokens_per_pass`, or has exactly one node. Returns
-// an empty list if no repetition pays. max_tokens_held: up to this size, path and pass are held together and
-// the path needs no recomputation.
+// an empty list if computing a path again never pays. max_tokens_held: if path and pass together have at most
+// this many tokens, the activations of both are held, and the path needs no recomputation.
 std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
                                         int64_t max_tokens_per_pass, int64_t max_tokens_held);
 
 // A plan of `blocks` whose prefix trees are not built yet. Only the chosen plan needs them.
 struct BlocksDraft {
-  Plan plan;                    // its trees have blocks and steps only
-  std::vector<TreePart> parts;  // one per tree; empty: the only tree is the whole tree
+  Plan plan;                    // its trees have blocks and steps, but PlannedTree::tree is nullptr
+  std::vector<TreePart> parts;  // one per tree; empty: the plan has one tree, the whole tree
   bool fits = true;             // false: given up, because its peak exceeds most_bytes
 };
-// Makes the draft of `blocks`. most_bytes: plans with a larger peak are given up, most of them early. It
-// needs the request's costs. finish_blocks() builds the prefix trees.
+// Makes the draft of `blocks`. most_bytes: plans with a larger peak are given up, most of them early; needs
+// the request's costs. finish_blocks() builds the prefix trees.
 BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass,
                          std::optional<int64_t> most_bytes = {},
                          LayerRecompute layers = LayerRecompute::kNever);
 Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 
-// Bytes for one pass and the checkpointed activations: the request's memory minus the stack and the rows of
-// the loss. Returns the largest int64_t if the request has no memory bound.
+// Bytes for one pass and the checkpointed activations: the request's memory minus the stack and the loss
+// rows. Returns the largest int64_t if the request has no memory bound.
 int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64_t stack_capacity);
 
-// Runs choose_recompute_policies() (recompute_policy.h) on each tree. budget: bytes, in addition to weights
-// and gradients.
+// Runs choose_recompute_policies() (recompute_policy.h) on each tree. budget: bytes of the whole plan, in
+// addition to weights and gradients.
 void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const RecomputeRules& rules);
 
 }  // namespace bough

@@ -21,7 +21,7 @@ void expect_same(const Simulation& ours, const Simulation& plans) {
   EXPECT_EQ(ours.peak_stack_tokens, plans.peak_stack_tokens);
   EXPECT_EQ(ours.peak_pass_tokens, plans.peak_pass_tokens);
   EXPECT_EQ(ours.peak_kept_tokens, plans.peak_kept_tokens);
-  EXPECT_EQ(ours.seconds, plans.seconds);  // the same sum in the same order
+  EXPECT_EQ(ours.seconds, plans.seconds);  // equal bits: the same terms in the same order
   EXPECT_EQ(ours.peak_bytes, plans.peak_bytes);
 }
 
@@ -170,14 +170,14 @@ TEST(Strategies, PriceDenseAndPackedAsTheirPlansWhoseBlocksAreCounted) {
       if (seed < 60 && limit > 1) expect_counted(dense, request);
       expect_same(simulate_dense(request, limit), simulate(dense, &costs));
       for (const auto packer : packer_names()) {
-        // The exact program is for small trees. The packers' bins already differ on the first trees.
+        // The exact packer is slow on large trees. Bins of other packers differ on the first trees already.
         if (packer != "auto" && (seed >= 100 || (packer == "exact" && sequences.size() > 10))) continue;
         SCOPED_TRACE(packer);
         request.packer = packer;
         std::optional<Plan> packed;
         try {
           packed = plan_packed(whole, limit);
-        } catch (const UserError&) {  // a longer path, or a batch too large for the exact program
+        } catch (const UserError&) {  // a path is longer than a pass, or the batch is too large for `exact`
           continue;
         }
         validate(*packed, request.sequences);

@@ -67,7 +67,7 @@ TEST(Plan, ReusedTokensAreThoseThatNoTreeRepeats) {
   const double por = compute_statistics(build_prefix_tree(spans)).potential_overlap_ratio;
   EXPECT_DOUBLE_EQ(por, 1 - 19.0 / 31);
   EXPECT_DOUBLE_EQ(reuse("dense", 100), 0);
-  EXPECT_DOUBLE_EQ(reuse("path", 3), por);  // tokens that are forwarded again do not count
+  EXPECT_DOUBLE_EQ(reuse("path", 3), por);  // tokens that a second forward recomputes do not count
   EXPECT_DOUBLE_EQ(reuse("blocks", 100), por);
   EXPECT_DOUBLE_EQ(reuse("packed", 100), por);
   EXPECT_DOUBLE_EQ(reuse("packed", 10), por);                    // one tree per prompt

@@ -9,14 +9,14 @@ namespace bough {
 
 namespace {
 
-// Ordered by time, fastest first.
+// The policies of leaf blocks, fastest first.
 constexpr std::array kOfLeaf = {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputsAndAttention,
                                 RecomputePolicy::kLayerInputs, RecomputePolicy::kLayerInputsOnHost};
 constexpr std::array kOfLeafWithHost = {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputsOnHost};
 constexpr std::array kOfInterior = {RecomputePolicy::kActivations, RecomputePolicy::kAttention,
                                     RecomputePolicy::kKeysValues};
 
-// All activations first, then the choices from which layers can be recomputed.
+// kActivations first, then the policies that recompute layers.
 std::span<const RecomputePolicy> all_of_leaf(ActivationOffload offload) {
   if (offload == ActivationOffload::kAlways) return kOfLeafWithHost;
   return offload == ActivationOffload::kNever ? std::span(kOfLeaf).first(3) : std::span(kOfLeaf);
@@ -32,15 +32,15 @@ std::span<const RecomputePolicy> choices_of_leaf(const RecomputeRules& rules) {
   return rules.layers == LayerRecompute::kNever ? all.first(1) : all;
 }
 
-// Bytes of a block on top of the chain above it; `held` is the peak of its descendants. Includes the block's
-// boundary hidden states, which are freed with the block.
+// Bytes that a block and its descendants hold in addition to the chain above the block. `held`: the peak of
+// its descendants. Includes the block's boundary hidden states, which are freed with the block.
 int64_t bytes_with_below(const PassCosts& costs, const Block& block, RecomputePolicy keep, int64_t held) {
   const int64_t own = block.interior ? block.num_tokens * costs.kept_bytes(keep) : 0;
   return own + std::max(held, pass_bytes(costs, block, keep)) +
          block.num_boundary_tokens * costs.boundary_bytes();
 }
 
-// The least peak: each block recomputes by layer if that takes fewer bytes, descendants included.
+// Chooses the least peak: a block recomputes its layers if it and its descendants then hold fewer bytes.
 void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOffload offload) {
   std::vector<int64_t> held(blocks.size() + 1, 0);  // by block + 1
   for (size_t i = blocks.size(); i-- > 0;) {
@@ -57,12 +57,13 @@ void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOff
   }
 }
 
-// Like choose_recompute_policies(), but follows these rules exactly. Returns whether everything fits. If it
-// returns false and layers may be recomputed where that pays, the chosen values are unusable.
+// Like choose_recompute_policies(), but does not try offloading by itself: `rules` are followed exactly.
+// Returns true if everything fits. If it returns false and rules.layers is kWherePays, the chosen values are
+// unusable.
 bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room,
                    const RecomputeRules& rules) {
-  // Indexed by block + 1; the root is 0. `reserved`: bytes that the chain down to the block holds in every
-  // case. `held`: bytes held in addition while the block's descendants run.
+  // Indexed by block + 1; entry 0 is for the root. `reserved`: bytes that the chain down to the block holds
+  // with every policy. `held`: bytes held in addition while the block's descendants run.
   std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
   std::vector<bool> is_by_layer(blocks.size(), false);
   bool all_fit = true;

@@ -1,5 +1,5 @@
-// Checkpointed activations within a budget: the plan fits, and layers are recomputed only if nothing else is
-// as fast.
+// Recompute policies within a memory budget: the plan fits, and layers are recomputed only if every plan
+// without recomputed layers is slower or does not fit.
 #include "plan/recompute_policy.h"
 
 #include <gtest/gtest.h>
@@ -104,8 +104,8 @@ TEST(RecomputePolicies, AlwaysRecomputesEveryBlockWithAndWithoutCosts) {
     }
 }
 
-// Random trees and budgets. A plan never exceeds the budget and is never slower than without the choice. Some
-// budgets are feasible only with the choice.
+// Random trees and budgets. A plan never exceeds the budget and is never slower than the plan with
+// LayerRecompute::kNever. Some budgets are feasible only if layers may be recomputed.
 TEST(RecomputePolicies, PlansStayWithinTheBudgetAndAreNoSlowerThanWithoutRecompute) {
   int64_t num_faster = 0, num_only = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
@@ -141,8 +141,8 @@ TEST(RecomputePolicies, PlansStayWithinTheBudgetAndAreNoSlowerThanWithoutRecompu
   EXPECT_GT(num_only, 100);
 }
 
-// A device with separate host memory. Smaller budgets become feasible, plans that fit without host memory do
-// not use it, and the device's own bytes stay within the budget.
+// A device with separate host memory. With offloading, smaller budgets are feasible. Plans that fit without
+// host memory do not use it. The bytes on the device stay within the budget.
 TEST(RecomputePolicies, LayerInputsAreOnTheHostIfNothingElseFits) {
   int64_t num_only = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {

@@ -39,7 +39,7 @@ class RootSplitter {
     int32_t node;
     int64_t above;              // path tokens that the tree repeats
     std::vector<int32_t> path;  // the path's nodes
-    std::vector<int32_t> ends;  // nodes of `path` whose own sequences go to this root's parts
+    std::vector<int32_t> ends;  // nodes of `path`; the sequences that end in them go to this root's parts
     Groups groups;              // of the children
   };
 
@@ -49,8 +49,8 @@ class RootSplitter {
   }
   bool is_big(const BranchNode& node, int64_t above) const { return above + subtree(node).size() > limit_; }
 
-  // Groups the node's children such that each group and the path fit one pass, in as few groups as best fit
-  // gives. A big child is a group of its own.
+  // Groups the node's children such that the tokens of each group plus `path` (tokens down to the node's end)
+  // fit one pass, in as few groups as best fit gives. A child that does not fit (big) is a group of its own.
   Groups groups_of(const BranchNode& node, int64_t path) const {
     Groups groups;
     std::multimap<int64_t, size_t> by_room;          // groups of small children, for best fit
@@ -72,12 +72,12 @@ class RootSplitter {
     return groups;
   }
 
-  // The groups of groups_of() if the path down to the node's end costs less in each group than as a pass of
-  // its own. Otherwise nullopt.
+  // Returns groups_of() if computing the path down to the node's end in each group costs less than in a pass
+  // of its own. Otherwise nullopt.
   std::optional<Groups> groups_if_worth(const BranchNode& node, int64_t above) const {
     if (!is_big(node, above)) return std::nullopt;
     const int64_t path = above + node.end - node.begin;
-    // Repeating can save at most the fixed costs of two passes, so long paths are rejected early.
+    // Computing the path again saves at most the fixed costs of two passes. So long paths are rejected early.
     if (node.num_children < 2 || path * 4 > limit_) return std::nullopt;
     const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
     const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
@@ -106,7 +106,8 @@ class RootSplitter {
         opened.push_back({group.front(), path, root.path, {}, std::move(*groups)});
       else closed.push_back(std::move(group));
     }
-    // Sequences that end on the path go to the first group that stays together, if there is one.
+    // Sequences that end on the path go to the first group that is not split further. If all groups are split
+    // further, they go to the first of these.
     if (closed.empty()) opened.front().ends = std::exchange(root.ends, {});
     for (auto& group : closed) parts_.push_back({root.path, std::move(group), std::exchange(root.ends, {})});
     std::ranges::move(opened, std::back_inserter(open_));

@@ -11,8 +11,8 @@ namespace bough {
 class Simulator final : public BlockSink {
  public:
   // costs: nullptr if there is no cost model. Must outlive this object.
-  // budget (bytes), most_seconds: once the peak or the time exceeds them, seconds are no longer added up.
-  // Such a plan is rejected, so its exact time does not matter.
+  // budget (bytes), most_seconds: once the plan's peak or time exceeds them, seconds are no longer added up.
+  // The caller rejects such a plan, so its exact time does not matter.
   explicit Simulator(const PassCosts* costs, std::optional<int64_t> budget = {},
                      double most_seconds = std::numeric_limits<double>::infinity())
       : costs_(costs),

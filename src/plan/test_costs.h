@@ -10,7 +10,7 @@ namespace bough {
 
 class TestCosts final : public PassCosts {
  public:
-  // overhead: fixed cost of a pass, in tokens. has_host: host memory is separate from the device's memory.
+  // overhead: fixed cost of a pass, in tokens. has_host: host memory is separate from device memory.
   explicit TestCosts(double overhead = 40, bool has_host = false)
       : overhead_(overhead), has_host_(has_host) {}
 
@@ -69,7 +69,7 @@ class TestCosts final : public PassCosts {
   static constexpr double kToken = 1.5e-5, kPair = 5e-8, kHeadRow = 4e-6;
 
   double of_tokens(const PassShape& pass) const { return static_cast<double>(pass.tokens) + overhead_; }
-  // Effective number of (query, key) pairs. Pairs on the stack and each piece beyond the first cost extra.
+  // (query, key) pairs that determine the time. Pairs on the stack and further pieces count more.
   static int64_t keys(const PassShape& pass) {
     const int64_t stack_pairs =
         pass.stack_pairs >= 0 ? pass.stack_pairs : std::min(pass.pairs, pass.tokens * pass.stack_rows);

@@ -14,10 +14,10 @@
 namespace bough {
 namespace {
 
-// In SVG user units; the page scales the picture. Margins hold the labels.
+// In SVG user units; the page scales the drawing to its width. The margins hold the labels.
 constexpr double kWidth = 560, kHeight = 250, kLeft = 58, kRight = 14, kTop = 12, kBottom = 36;
-constexpr size_t kMostPoints = 600;   // more than one point per unit is not visible
-constexpr size_t kSmoothedFrom = 30;  // with fewer points the line itself is readable
+constexpr size_t kMostPoints = 600;   // more than one point per SVG unit is not visible
+constexpr size_t kSmoothedFrom = 30;  // with fewer points the running mean is not drawn
 
 std::string number(double value) {
   std::array<char, 32> buffer;
@@ -39,7 +39,7 @@ std::string path_of(const Points& points, const Scale& x, const Scale& y) {
   return out;
 }
 
-// Mean over a window of a twelfth of the run, truncated at its ends.
+// Running mean over a window of a twelfth of the points. At the ends of the run the window is cut.
 Points running_mean(const Points& points) {
   const auto size = static_cast<ptrdiff_t>(points.size()), reach = std::max<ptrdiff_t>(2, size / 24);
   Points out;
@@ -52,7 +52,7 @@ Points running_mean(const Points& points) {
   return out;
 }
 
-// The axis range: the range of the values with a small margin, never empty.
+// The range of the vertical axis: the range of the plotted values with a small margin, never empty.
 Scale value_scale(const Chart& chart) {
   double low = std::numeric_limits<double>::infinity(), high = -low;
   for (const ChartSeries& series : chart.series)
@@ -90,7 +90,7 @@ std::string axes(const Scale& x, const Scale& y) {
                number(kWidth - kRight), "\"/><text class=\"y\" x=\"", number(kLeft - 8), "\" y=\"",
                number(y(value) + 4), "\">", tick_label(value, y.high - y.low), "</text>");
   for (const double step : axis_ticks(x.low, x.high, 6))
-    if (step == std::floor(step))  // a fraction such as 2.5 is not a step
+    if (step == std::floor(step))  // step numbers are integers; a tick at 2.5 is not
       out += str("<text class=\"x\" x=\"", number(x(step)), "\" y=\"", number(kHeight - kBottom + 17), "\">",
                  tick_label(step, x.high - x.low), "</text>");
   out += str("<path class=\"base\" d=\"M", number(kLeft), " ", number(kHeight - kBottom), "H",
@@ -99,7 +99,7 @@ std::string axes(const Scale& x, const Scale& y) {
   return out;
 }
 
-// Data for the script, which finds the point under the pointer and shows its values.
+// The data that the page's script needs to show the values of the point nearest to the mouse pointer.
 std::string hover_data(const Chart& chart, const std::vector<Points>& sampled, const Scale& x,
                        const Scale& y) {
   Json data = {{"unit", chart.unit}, {"series", Json::array()}};

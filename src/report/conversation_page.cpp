@@ -11,7 +11,7 @@ namespace bough {
 namespace {
 
 constexpr size_t kMostConversations = 8;  // per group
-constexpr size_t kMostMessages = 64;      // per conversation: its beginning and its end
+constexpr size_t kMostMessages = 64;      // per conversation: the first ones and the last ones
 constexpr size_t kMostTextBytes = 4000;   // per message
 constexpr size_t kMostBytes = 3'000'000;  // for the section
 
@@ -19,8 +19,8 @@ std::string plural(int64_t count, const char* what) {
   return str(format_thousands(count), " ", what, count == 1 ? "" : "s");
 }
 
-// A conversation's tokens as a bar that separates tokens the model wrote from tokens it was shown. Tokens
-// shared with the conversation it forks from are pale.
+// Draws a conversation's tokens as a bar: runs of tokens that the model wrote and runs of tokens that it was
+// shown. Tokens in common with the conversation that this one forks from are pale.
 std::string bar(const ConversationView& view) {
   int64_t total = 0;
   for (const ConversationView::Run& run : view.runs) total += run.tokens;

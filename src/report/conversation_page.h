@@ -1,6 +1,6 @@
-// The conversations section of report.html. It shows groups and the conversations of each group: where they
-// forked from each other, and their turns with tokens, calls, times, errors and rewards. The number of
-// conversations, messages and bytes is bounded. A note says where something was left out.
+// The conversations section of report.html. For each group of samples it shows the conversations: where they
+// forked from each other, and their turns with tokens, calls, times, errors and rewards. The numbers of
+// conversations, messages and bytes are bounded. A note says where something was left out.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct MessageView {
   std::string role, name;  // name: the tool that answers
   std::string reasoning, content;
   std::vector<std::pair<std::string, std::string>> calls;  // name and arguments
-  // The next members are set for turns of the model only.
+  // This member and the following ones are set only for turns of the model.
   std::optional<int64_t> turn;
   int64_t tokens = 0;
   double engine_seconds = 0;       // time until the engine returned the turn
   double environment_seconds = 0;  // time until the environment answered it
   double reward = 0;
-  bool retokenized = false;  // tokenizing its text gives other tokens than those sampled
+  bool retokenized = false;  // true: tokenizing the turn's text gives other tokens than the sampled ones
 };
 
 struct ConversationView {
@@ -32,16 +32,18 @@ struct ConversationView {
   std::map<std::string, double> rewards;
   int64_t turns = 0, tokens = 0, invalid_calls = 0, rows = 1;
   std::vector<MessageView> messages;
-  // The tokens of its last row, in order, as runs that the model wrote (is_model) or was shown.
+  // The tokens of the conversation's last row of the batch, in order, as runs that the model wrote (is_model)
+  // or was shown.
   struct Run {
     int64_t tokens = 0;
     bool is_model = false;
   };
   std::vector<Run> runs;
-  // The earlier conversation of the group with the longest common token prefix; empty if there is none.
+  // The earlier conversation of the group that has the longest token prefix in common with this one; "" if
+  // there is none.
   std::string forks_from;
   int64_t common_tokens = 0;
-  int64_t fork_turn = -1;  // the turn in which the two differ first; -1: before the first turn
+  int64_t fork_turn = -1;  // the first turn that differs from forks_from; -1: before the first turn
 };
 
 struct ConversationGroup {

@@ -12,7 +12,7 @@ namespace bough {
 namespace {
 
 constexpr size_t kNumRows = 8;  // table rows; the table must not fill a small terminal
-// recent steps predict better than early ones, because completions grow
+// the estimate uses the last training steps only, because completions grow during a run
 constexpr size_t kStepsForEstimate = 20;
 constexpr int kBarColumns = 24;
 constexpr std::array<const char*, 8> kHeads = {"step",        "reward",   "accuracy", "length",

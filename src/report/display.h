@@ -1,6 +1,6 @@
-// The live display of a run on stderr. On a terminal it is a small table that refreshes itself. When piped,
-// it prints one plain line per step, and the current activity if nothing was printed for ten seconds. When
-// silent, it prints nothing.
+// The live display of a run on stderr. If stderr is a terminal, it is a small table that is redrawn. If
+// stderr is piped, it prints one plain line per training step, and the current activity if nothing was
+// printed for ten seconds. With DisplayStyle::kSilent it prints nothing.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,24 @@ namespace bough {
 
 enum class DisplayStyle { kAutomatic, kTable, kLines, kSilent };
 
-// Columns: step, reward, accuracy (last evaluation), length, compression, tokens/s (generated), time, left.
+// Columns: step, reward, accuracy (of the last evaluation), length, compression, generated tokens/s, time,
+// time left.
 class LiveDisplay final : public MetricsSink {
  public:
-  // Time left assumes that the remaining steps up to total_steps take the mean time of the last steps.
+  // The time left is the number of remaining steps up to total_steps, times the mean time of the last steps.
   // total_steps 0: unknown. `clock` must outlive the display.
   LiveDisplay(int64_t total_steps, const Clock& clock, DisplayStyle style = DisplayStyle::kAutomatic);
   ~LiveDisplay() override;  // leaves the table on the screen
 
-  // Missing values are shown as "–". A record that has only evaluation metrics still updates the accuracy.
+  // Metrics that are missing are shown as "–". A record that has only evaluation metrics still updates the
+  // accuracy.
   void write(int64_t step, const MetricValues& values) override;
 
-  // For a resumed run: sets the accuracy of its last evaluation.
+  // For a resumed run: sets the accuracy of the last evaluation before the run was stopped.
   void set_accuracy(double accuracy) { accuracy_ = accuracy; }
 
-  // Sets the activity between two steps, such as "rollout 37/128". When piped, it is printed only if the last
-  // line is at least kQuietSeconds old, so that long work is never silent.
+  // Sets the activity between two training steps, such as "rollout 37/128". If stderr is piped, it is printed
+  // only if the last line is at least kQuietSeconds old. So a long activity is not silent.
   void set_activity(const std::string& activity);
   static constexpr double kQuietSeconds = 10;
 
@@ -49,7 +51,7 @@ class LiveDisplay final : public MetricsSink {
   const Clock& clock_;
   const DisplayStyle style_;
   const Clock::Time start_;
-  Clock::Time last_line_;                           // when the last line was printed, if piped
+  Clock::Time last_line_;                           // if piped: when the last line was printed
   std::deque<double> step_seconds_;                 // times of the last steps, for the time left
   std::deque<std::vector<std::string>> last_rows_;  // rows of the table
   int64_t last_step_ = 0;

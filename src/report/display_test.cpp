@@ -22,7 +22,7 @@ TEST(LiveDisplay, ALineShowsTheMetricsOfAStep) {
   EXPECT_EQ(display.line(12, kStep),
             "step 12/100  reward 0.412  accuracy 0.500  length 87.2  compression 3.10x  tokens/s 12.3k  time "
             "3.2 s  left 4:42");
-  // The accuracy is from the last evaluation. NaN values are not shown.
+  // The accuracy is that of the last evaluation. A metric that is NaN is not shown.
   EXPECT_EQ(display.line(13, {{"reward/mean", NAN}}), "step 13/100  accuracy 0.500  left 4:38");
 }
 

@@ -37,7 +37,8 @@ struct ChartPlan {
   std::vector<std::pair<const char*, const char*>> metrics;  // name in the file, name in the legend
 };
 
-// The charts to read first. Every other metric gets a chart of its own below the fold.
+// The charts at the top of the page. Every metric that they do not have gets a chart of its own, in a closed
+// section.
 const std::vector<ChartPlan>& main_charts() {
   static const std::vector<ChartPlan> plans = {
       {"Reward, mean", "", false, {{"reward/mean", "reward"}}},
@@ -127,8 +128,8 @@ const std::vector<ChartPlan>& main_charts() {
   return plans;
 }
 
-// Charts the metrics of one kind that end in a number: "oversampling/reward_8", "_12", "_16". If there are
-// too many for one chart, the smallest numbers are taken.
+// Makes one chart of all metrics whose names are `prefix` and a number, such as "oversampling/reward_8" and
+// "oversampling/reward_12". If there are too many for one chart, it has those with the smallest numbers.
 Chart chart_by_number(const std::vector<MetricRecord>& metrics, const std::string& title,
                       const std::string& prefix, std::set<std::string>& sampled) {
   std::map<int64_t, std::string> names;
@@ -191,7 +192,7 @@ std::string tiles(const ReportInput& input) {
     out += tile("Accuracy (avg@k)", short_number(list.back().second),
                 list.size() > 1 ? "from " + short_number(list[0].second) : "");
   if (const auto list = points("reward/mean"); !list.empty()) {
-    // A tenth of the steps, because single batches are too noisy to compare.
+    // Averages a tenth of the training steps, because single batches are too noisy to compare.
     const size_t window = std::max<size_t>(1, list.size() / 10);
     out += tile("Reward", short_number(mean(list, list.size() - window, list.size())),
                 list.size() > 1 ? str("from ", short_number(mean(list, 0, window)), ", means of ", window,
@@ -286,7 +287,7 @@ std::string html_report(const ReportInput& input) {
     for (const TreePicture& tree : input.trees) body += tree_figure(tree);
   }
   body += conversations_section(input.conversations);
-  // Conversations are rollouts in a more readable form, so they replace the samples.
+  // The conversations section shows the same rollouts in a more readable form, so it replaces the samples.
   if (input.conversations.empty()) body += samples_section(input.samples);
   if (!input.settings.empty())
     body += str("<h2>Settings</h2>\n<div class=\"panel\"><pre class=\"settings\">",
@@ -307,7 +308,7 @@ std::filesystem::path write_html_report(const std::filesystem::path& folder, std
   if (!fs::is_directory(folder))
     throw UserError(
         str("cannot report on ", quoted(folder.string(), 300), ": not a folder; give a run's folder"));
-  const fs::path full = fs::canonical(folder);  // "." and a trailing slash have no file name
+  const fs::path full = fs::canonical(folder);  // "." and a path with a trailing slash have no file name
   ReportInput input;
   input.title = str(full.parent_path().filename().string(), " / ", full.filename().string());
   if (fs::exists(folder / "config.yaml")) input.settings = read_file(folder / "config.yaml");

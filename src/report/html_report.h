@@ -1,6 +1,6 @@
-// report.html of a run: one file that opens without a server, with a light and a dark style. The page loads
-// nothing from elsewhere; a Content-Security-Policy inside the page forbids it. All text from data, models
-// or users is escaped.
+// report.html of a run: one file that opens without a server, in a light and a dark style. The page loads
+// nothing from other files or servers; a Content-Security-Policy inside the page forbids it. All text from
+// data, models or users is escaped.
 #pragma once
 
 #include <filesystem>
@@ -21,7 +21,7 @@ struct ReportSample {
   std::string prompt;
   std::string completion;
   std::optional<double> reward;
-  std::string note;  // the expected answer or why a reward failed; may be empty
+  std::string note;  // the expected answer, or why the reward failed; may be empty
 };
 
 struct ReportInput {
@@ -29,21 +29,21 @@ struct ReportInput {
   std::string settings;                // the text of config.yaml
   std::vector<MetricRecord> metrics;   // ascending steps
   std::vector<TimelineSpan> timeline;  // spans of the run's threads
-  std::vector<TreePicture> trees;      // usually those of the first and of the last batch
+  std::vector<TreePicture> trees;      // usually the trees of the first and the last batch
   std::vector<ReportSample> samples;
   std::vector<ConversationGroup> conversations;
 };
 
 std::string html_report(const ReportInput& input);
 
-// Turns a line of rollouts/step_N.jsonl.zst into a sample. Its texts are the fields `prompt` and `completion`
-// (or `response`). A missing text is replaced by token ids. `answer` becomes the note. Throws UserError if
-// the line is no object.
+// Converts a line of rollouts/step_N.jsonl.zst to a sample. Its texts are the fields `prompt` and
+// `completion` (or `response`). If a text is missing, its token ids are shown. The field `answer` becomes the
+// note. Throws UserError if the line is not an object.
 ReportSample sample_of_rollout(const Json& line, int64_t step);
 
 // Reads config.yaml, metrics.jsonl and timeline.jsonl of a run's folder (each may be missing) and writes
-// report.html beside them. Returns its path. The title is the last two names of the folder's path. Throws
-// UserError if `folder` is no folder, and IoError if the disk is full.
+// report.html to the folder. Returns the path of report.html. The page's title is the last two names of the
+// folder's path. Throws UserError if `folder` is not a folder, and IoError if the disk is full.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples,
                                         std::vector<ConversationGroup> conversations = {});

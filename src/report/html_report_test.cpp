@@ -18,7 +18,8 @@ namespace bough {
 namespace fs = std::filesystem;
 namespace {
 
-// Checks that every opened element is closed in the right order. Returns the first wrong tag, or "".
+// Checks that opened elements are closed in the right order. Returns the first wrong tag; "" if all are
+// right.
 std::string unbalanced(const std::string& html) {
   static const std::regex tag("<(/?)([a-z][a-z0-9]*)([^<>]*)>");
   std::vector<std::string> open;
@@ -82,7 +83,7 @@ TEST(HtmlReport, EscapesWhateverIsUntrusted) {
 
 TEST(HtmlReport, ShowsEveryMetricOnce) {
   const std::string html = html_report(small_run("plain"));
-  EXPECT_EQ(count(html, "<figure class=\"chart\""), 3u);  // reward, accuracy, and "plain" below the fold
+  EXPECT_EQ(count(html, "<figure class=\"chart\""), 3u);  // reward, accuracy, and "plain" in <details>
   EXPECT_NE(html.find("1 more curves"), std::string::npos);
   EXPECT_NE(html.find("aria-label=\"plain over steps\""), std::string::npos);
 }
@@ -193,7 +194,7 @@ TEST(Chart, DrawsHigherValuesHigherAndInsideThePicture) {
   EXPECT_GT(at(2), at(4));
   EXPECT_GT(at(6), at(2));
   for (const size_t i : {2, 4, 6}) EXPECT_TRUE(at(i) > 0 && at(i) < 250);
-  // Constant, single and huge values also give an axis. Without points there is no figure.
+  // A series of equal, single or huge numbers also gives an axis. A series without points gives no figure.
   for (const double value : {0.0, 1.0, -3.0, 1e300, 1e-300})
     EXPECT_EQ(unbalanced(chart_figure({"t", "", {{"s", {{1, value}}}}, true})), "");
   EXPECT_EQ(chart_figure({"t", "", {{"s", {}}}, false}), "");
@@ -213,7 +214,8 @@ std::vector<Rectangle> rectangles(const std::string& figure, const std::string& 
 }
 
 TEST(TreePicture, WidthIsSequencesAndHeightIsTokens) {
-  // Two trees: one with three sequences, one of which ends at the root, and one with a single sequence.
+  // Two trees. The first has three sequences, one of which ends in the root node. The second has one
+  // sequence.
   const std::string figure = tree_figure(
       {"t", {{-1, 0, 10, 3, {{5, 10}}}, {0, 10, 40, 1, {}}, {0, 10, 20, 1, {}}, {-1, 0, 20, 1, {}}}, 100});
   const auto shared = rectangles(figure, "shared"), single = rectangles(figure, "single"),
@@ -281,7 +283,8 @@ TEST(ConversationPage, EscapesItsTextsAndShowsEveryTurn) {
   EXPECT_EQ(count(page, "<script>"), 1u) << "the page's own";
   EXPECT_NE(page.find("turn 0, 4 tokens, 1.25 s; answered after 0.5 s; reward 0.5"), std::string::npos);
   EXPECT_NE(page.find("in turn 0, 3 tokens in common"), std::string::npos);
-  // Two shown tokens and one model token are shared; three model tokens are not.
+  // The bar has two shown tokens and one model token in common with the other conversation, and three more
+  // model tokens.
   EXPECT_NE(page.find("<i class=\"shown common\" style=\"flex:2\"></i><i class=\"model common\" "
                       "style=\"flex:1\"></i><i class=\"model\" style=\"flex:3\"></i>"),
             std::string::npos);
@@ -301,8 +304,8 @@ TEST(ConversationPage, IsBounded) {
   EXPECT_EQ(conversations_section({}), "");
 }
 
-// A checkpoint's long span ends after the many short spans that run in parallel. The first of the short spans
-// are left out.
+// One long span (a checkpoint) ends after many short spans that run in parallel. The first short spans are
+// left out.
 TEST(TimelineFigure, BeginsAfterTheLastOmittedSpan) {
   std::vector<TimelineSpan> spans;
   for (int i = 0; i < 2000; ++i) spans.push_back({"engine", "generate", 0.05 * i, 0.05 * (i + 1)});

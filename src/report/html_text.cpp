@@ -5,7 +5,7 @@
 namespace bough {
 
 std::string html_escape(std::string_view text) {
-  // The JSON writer replaces invalid UTF-8; parsing its output gives clean text.
+  // dump_line replaces invalid UTF-8, so parsing its output gives valid UTF-8.
   const std::string clean = Json::parse(dump_line(std::string(text))).get<std::string>();
   std::string out;
   out.reserve(clean.size() + clean.size() / 8);

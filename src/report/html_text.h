@@ -1,4 +1,4 @@
-// Untrusted text inside HTML. All text that is not part of this program's source must be escaped here.
+// Untrusted text inside HTML. All text that is not a constant of Bough's source code must be escaped here.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 namespace bough {
 
 // Makes text safe as element content and inside quoted attributes. Escapes & < > " '. Replaces bytes that are
-// not UTF-8 by U+FFFD. Replaces control characters, except line break and tab, by their picture (U+2400 ff.).
+// not UTF-8 by U+FFFD. Replaces control characters, except line break and tab, by their visible symbols (from
+// U+2400 on).
 std::string html_escape(std::string_view text);
 
 // Returns the first `max_bytes` bytes of `text`, or fewer so that no UTF-8 character is cut. Appends "…" if

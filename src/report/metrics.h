@@ -1,5 +1,5 @@
-// Sinks for the metrics of each step. docs/formats.md lists the names, such as "reward/mean". A metric has
-// the same name everywhere.
+// Sinks for the metrics of each training step. docs/formats.md lists the names, such as "reward/mean". Every
+// sink uses the same name for a metric.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ class MetricsSink {
   virtual void write(int64_t step, const MetricValues& values) = 0;
 };
 
-// metrics.jsonl: one object per step. The key "step" is first and the others are sorted, so that equal runs
-// give equal bytes. NaN and infinities become null. A line is written whole or not at all. Throws IoError if
-// the disk is full.
+// Writes metrics.jsonl: one object per training step. The key "step" is first and the other keys are sorted,
+// so that equal runs give equal bytes. NaN and infinities become null. A line is written whole or not at all.
+// Throws IoError if the disk is full.
 class JsonlMetrics final : public MetricsSink {
  public:
   explicit JsonlMetrics(const std::filesystem::path& path);
@@ -38,17 +38,17 @@ struct MetricRecord {
   MetricValues values;  // without null values
 };
 
-// Reads all records of a metrics.jsonl. A last line without its line break (the process was killed) is
-// ignored. Throws UserError, with the line number, for any other malformed line. Returns no records if the
-// file is missing.
+// Reads all records of a metrics.jsonl. A last line without a line break is ignored (the process was killed
+// while it wrote). Throws UserError, with the line number, for any other malformed line. Returns no records
+// if the file is missing.
 std::vector<MetricRecord> read_metrics(const std::filesystem::path& path);
 
-// Removes what was written after the checkpoint of `step`: the first line of a later step and all lines after
-// it, and an incomplete last line. The remaining bytes do not change. A missing file stays missing.
+// Removes what was written after the checkpoint of `step`: the first line of a later training step, all lines
+// after it, and an incomplete last line. The remaining bytes do not change. A missing file stays missing.
 void truncate_metrics_after(const std::filesystem::path& path, int64_t step);
 
-// Sends each step to every sink, in the order they were added. If a sink throws IoError, the other sinks
-// still get the step. Then the first error is rethrown.
+// Passes each record to all sinks, in the order in which the sinks were added. If a sink throws IoError, the
+// remaining sinks still get the record. Then the first error is rethrown.
 class Metrics final : public MetricsSink {
  public:
   void add(std::unique_ptr<MetricsSink> sink);

@@ -129,8 +129,8 @@ uint64_t varint(std::string_view bytes, size_t& at) {
   }
 }
 
-// The fields of a message in order. Each has its number, and a varint value or raw bytes (fixed and
-// length-delimited fields).
+// Splits a protocol buffer message into its fields, in order. A field has a number, and either a varint or
+// raw bytes (fixed and length-delimited fields).
 struct Field {
   uint64_t number, varint_value;
   std::string_view bytes;
@@ -198,13 +198,13 @@ TEST_F(MetricsFiles, TensorboardFilesReadBack) {
   EXPECT_EQ(step.at(1).varint_value, 300u);
   EXPECT_EQ(step.at(2).number, 5u);
   const auto values = fields_of(step.at(2).bytes);
-  ASSERT_EQ(values.size(), 2u);  // without NaN and without values that overflow a float
+  ASSERT_EQ(values.size(), 2u);  // without NaN and numbers that overflow a float
   const auto entry = fields_of(values[0].bytes);
   EXPECT_EQ(entry.at(0).bytes, "loss/policy");
   EXPECT_EQ(std::bit_cast<float>(static_cast<uint32_t>(fixed(entry.at(1).bytes, 0, 4))), -0.25f);
 }
 
-// Checks with TensorBoard's own reader if the python3 on the PATH has tensorboard installed.
+// Reads the files with TensorBoard's own reader. Skipped if the python3 on the PATH has no tensorboard.
 TEST_F(MetricsFiles, TensorboardItselfReadsThem) {
   if (std::system("python3 -c 'import tensorboard' 2>/dev/null") != 0)
     GTEST_SKIP() << "tensorboard is not installed";

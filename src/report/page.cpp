@@ -2,9 +2,9 @@
 
 namespace bough {
 
-// Colours: one hue per series, distinguishable with red-green blindness, each chosen for its own background.
-// Text does not use them. In the tree, blue marks trained tokens and grey untrained ones. Strong colours mark
-// shared nodes, pale colours nodes of a single sequence.
+// Colours: one hue per series, distinguishable with red-green blindness, chosen for the light and for the
+// dark background. Text never has these colours. In the tree picture, blue marks trained tokens and grey
+// untrained ones. Strong colours mark nodes of several sequences, pale colours nodes of one sequence.
 const char* const kPageStyle = R"css(
 :root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1d1d1b; --soft: #5d5c57;
   --faint: #8b8a84;

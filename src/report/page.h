@@ -1,4 +1,5 @@
-// The style and the script of report.html. Both are constants: no data of a run is ever put into them.
+// The style and the script of report.html. Both are constants of the source code and never contain data of a
+// run.
 #pragma once
 
 namespace bough {

@@ -10,16 +10,16 @@
 namespace bough {
 namespace {
 
-// Pixels. A column is one drawn sequence. Narrower columns cannot be distinguished, and thinner outlines are
-// noise.
+// In pixels. A column shows one drawn sequence. Narrower columns could not be distinguished, and outlines of
+// smaller rectangles would only disturb.
 constexpr double kNarrowestColumn = 3, kNarrowestRectangle = 7, kLowestRectangle = 6;
-// A block is visible from this width and height on. Smaller blocks share a colour until together they have
-// kSeenArea.
+// A plan block counts as visible from this width and height on. Smaller blocks share a colour with neighbours
+// until their joint area is kSeenArea.
 constexpr double kSeenWidth = 7, kSeenHeight = 4, kSeenArea = 150;
 constexpr double kBandWidth = 14, kBandHeight = 8;
 constexpr double kTouching = 2.5;
 
-// A node, or a chain of nodes with the same look, in columns [left, right).
+// A node, or a chain of nodes that look the same. It covers the columns [left, right).
 struct Cell {
   int64_t tree, left, right, begin, end, block, num_tokens;
 };
@@ -80,8 +80,8 @@ class Layout {
     first_of_tree_.push_back(result_.num_sequences);
   }
 
-  // Draws every sequence if each has room, otherwise evenly spread ones. Trees are separated by a small gap
-  // if that costs little.
+  // If each sequence has room for a column, draws every sequence; otherwise evenly spaced ones. Trees are
+  // separated by a small gap if the gaps take little of the width.
   void choose_columns() {
     result_.trees.resize(plan_.trees.size());
     if (result_.num_sequences == 0) return;
@@ -121,7 +121,7 @@ class Layout {
     return {left_[static_cast<size_t>(cell.left)], right_of(cell.right - 1), y(cell.begin), y(cell.end)};
   }
 
-  int64_t column_of(int64_t sequence) const {  // the first column at or right of the sequence
+  int64_t column_of(int64_t sequence) const {  // the first column whose sequence is not left of it
     return std::lower_bound(sampled_.begin(), sampled_.end(), sequence) - sampled_.begin();
   }
 
@@ -136,7 +136,8 @@ class Layout {
       }
   }
 
-  // For each block, the bounding box of the largest part whose pieces stand side by side.
+  // For each plan block: the bounding box of its largest part. A part is a set of pieces that touch side by
+  // side.
   std::vector<PlanBox> block_boxes() const {
     std::vector<std::vector<PlanBox>> pieces(plan_.blocks.size());
     for (const auto& cell : cells_) pieces[static_cast<size_t>(cell.block)].push_back(box(cell));
@@ -165,9 +166,9 @@ class Layout {
            b.top <= a.bottom + kTouching;
   }
 
-  // Each visible block has a band of its own. Small blocks share a band with the blocks that run before and
-  // after, as long as these are near. Blocks that are not drawn join the open band, so that numbers have no
-  // gaps.
+  // Each visible block gets a band of its own. A small block joins the band of the small blocks that run
+  // directly before and after it, as long as these are near in the picture. Blocks that are not drawn join
+  // the band that is being filled, so that block numbers have no gaps.
   void make_bands() {
     const auto boxes = block_boxes();
     band_of_.assign(plan_.blocks.size(), -1);
@@ -229,8 +230,8 @@ class Layout {
             interior ? one.keep : PlanPictureBlock::RecomputePolicy::kNothing};
   }
 
-  // Joins consecutive cells of the same columns that look the same: small blocks of one band, and nodes with
-  // only undrawn sequences branching off between them.
+  // Joins consecutive cells of the same columns that look the same. These are small blocks of one band, or
+  // nodes between which only sequences that are not drawn branch off.
   void join_chains() {
     std::map<std::array<int64_t, 3>, size_t> ending;  // left, right, end -> joined cell
     std::vector<Cell> joined;
@@ -266,8 +267,8 @@ class Layout {
     join_columns(small);
   }
 
-  // Goes column by column. Touching cells with the same look become one strip. A strip that overlaps a strip
-  // of the last column continues its shape.
+  // Goes column by column. Touching cells that look the same become one strip. A strip that overlaps a strip
+  // of the previous column continues the shape of that strip.
   void join_columns(std::vector<std::vector<size_t>>& small) {
     std::vector<int64_t> open;  // shapes that reach the last column
     for (size_t c = 0; c < small.size(); ++c) {
@@ -326,7 +327,7 @@ class Layout {
   }
 
   void extend(int64_t index, size_t cell_index) {
-    if (last_cell_[static_cast<size_t>(index)] == cell_index) return;  // the same cell in its next column
+    if (last_cell_[static_cast<size_t>(index)] == cell_index) return;  // the same cell, in its next column
     last_cell_[static_cast<size_t>(index)] = cell_index;
     const Cell& cell = cells_[cell_index];
     PlanShape& shape = result_.shapes[static_cast<size_t>(index)];
@@ -337,7 +338,8 @@ class Layout {
     shape.last_tree = cell.tree;
   }
 
-  // The sequences that a cell represents: up to half way to the next drawn sequence.
+  // The first sequence that a cell represents. The cell's sequences reach up to half way to the neighbouring
+  // drawn ones.
   int64_t first_sequence(const Cell& cell) const {
     return std::max(cell.left * result_.num_sequences / result_.num_sequences_drawn,
                     first_of_tree_[static_cast<size_t>(cell.tree)]);
@@ -348,8 +350,9 @@ class Layout {
            1;
   }
 
-  // Each band takes the colour that the fewest neighbours of the same kind have. On a tie it takes the first
-  // colour after the last band's, so that bands that run one after the other also differ.
+  // Each band takes the colour that the fewest neighbouring bands of the same kind (interior or leaf) have.
+  // On a tie it takes the first colour after that of the previous band, so that bands that run one after the
+  // other differ too.
   void choose_colours() {
     for (const bool interior : {false, true}) {
       const auto neighbours = find_neighbours(interior);
@@ -404,14 +407,14 @@ class Layout {
   const PlanPicture& plan_;
   double width_, height_;
   PlanLayout result_;
-  std::vector<int64_t> first_of_tree_;  // [trees + 1]: number of sequences left of each tree
+  std::vector<int64_t> first_of_tree_;  // [trees + 1]: number of sequences left of the tree
   std::vector<int64_t> sampled_;        // [columns]: the sequence that each column draws
   std::vector<double> left_;            // [columns]
   double column_ = 0, gap_ = 0;
   std::vector<Cell> cells_;
   std::vector<int64_t> band_of_;          // by block
   std::vector<size_t> last_cell_;         // by shape: the last cell that extended it
-  std::array<std::vector<bool>, 2> has_;  // by interior and band: whether anything is drawn
+  std::array<std::vector<bool>, 2> has_;  // [interior][band]: whether anything is drawn
 };
 
 }  // namespace

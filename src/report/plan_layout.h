@@ -1,7 +1,7 @@
 // The geometry and colours of plan_svg, without text and markup.
-// - If there are too many sequences to draw, evenly spread ones are drawn.
-// - Neighbouring nodes of one block get one outline.
-// - Neighbouring blocks get different colours.
+// - If there are too many sequences for visible columns, evenly spaced sequences are drawn.
+// - Nodes of one plan block that touch in the picture get one outline.
+// - Plan blocks that touch in the picture get different colours.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct PlanBox {
   double height() const { return bottom - top; }
 };
 
-// Blocks that share a colour: one block, or several that are too small to be distinguished. Blocks are
+// Plan blocks that have one colour: one block, or several that are too small to be distinguished. Blocks are
 // numbered from 1 in the order of their forward passes. Blocks that never run have no number.
 struct PlanBand {
   int64_t first_number = 0, last_number = 0;  // both 0: this band has the blocks that never run
@@ -30,13 +30,13 @@ struct PlanBand {
 };
 
 struct PlanShape {
-  std::vector<PlanBox> strips;  // from left to right; each touches the previous one
+  std::vector<PlanBox> strips;  // from left to right; each strip touches the previous one
   int64_t band = 0;
   bool interior = false;
   PlanPictureBlock::RecomputePolicy keep = PlanPictureBlock::RecomputePolicy::kNothing;  // if interior
   int64_t num_tokens = -1;  // tokens of the drawn node; -1 if several nodes are drawn as one
   int64_t begin = 0, end = 0;
-  int64_t first_sequence = 0, last_sequence = 0;  // numbered from left to right over all trees of the plan
+  int64_t first_sequence = 0, last_sequence = 0;  // sequence numbers, from left to right over all trees
   int64_t first_tree = 0, last_tree = 0;
 };
 
@@ -46,12 +46,12 @@ struct PlanLayout {
   std::vector<PlanBox> trees;  // one box per tree; width 0 if none of its sequences is drawn
   int64_t num_sequences = 0, num_sequences_drawn = 0;
   int64_t depth = 0;       // position of the deepest token, plus 1
-  int64_t num_merged = 0;  // blocks that share a colour with others
+  int64_t num_merged = 0;  // number of blocks that have their colour in common with other blocks
   int64_t num_never_run = 0;
 };
 
-// Fills [0, width] x [0, height], in pixels. Throws InternalError if the nodes break the rules of
-// PlanPictureNode.
+// Lays the plan out in [0, width] x [0, height], in pixels. Throws InternalError if the nodes break the rules
+// of PlanPictureNode.
 PlanLayout lay_out(const PlanPicture& plan, double width, double height);
 
 }  // namespace bough

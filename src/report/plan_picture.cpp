@@ -21,8 +21,9 @@ using RecomputePolicy = PlanPictureBlock::RecomputePolicy;
 constexpr double kWidth = 1280, kMargin = 24, kLeft = 78, kPlotHeight = 560;  // pixels
 constexpr double kBetween = 1;  // the white line between two outlines
 
-// Every pair is distinguishable: the colours maximize the least distance (Oklab) for normal, protan, deutan
-// and tritan vision. Dark text is readable on the leaf colours, white text on the interior colours.
+// Any two of these colours can be distinguished: they were chosen to maximize the least distance of a pair
+// (Oklab) for normal, protan, deutan and tritan vision. Dark text is readable on the leaf colours, white text
+// on the interior colours.
 constexpr std::array<const char*, kNumLeafColours> kLeafColours = {"#8fdff3", "#bcb554", "#99adff",
                                                                    "#c6feda", "#ee90b1", "#fbd477"};
 constexpr std::array<const char*, kNumInteriorColours> kInteriorColours = {"#244eb5", "#a11d06", "#530004",
@@ -32,7 +33,7 @@ struct KeepText {
   const char *name, *legend, *tooltip;
   const char* marks;  // drawn over the interior colour
 };
-// The more activations a block keeps, the more solid it looks.
+// One pattern per recompute policy. The more activations a block keeps, the more solid it looks.
 constexpr std::array<KeepText, 4> kKeepTexts = {{
     {"n", "interior, keeps keys and values only: backward recomputes everything else",
      "keeps keys and values only",
@@ -66,7 +67,7 @@ std::string range_text(int64_t first, int64_t last, const char* to) {
   return first == last ? format_thousands(first) : str(format_thousands(first), to, format_thousands(last));
 }
 
-// Breaks the text at spaces into lines of at most `columns`.
+// Breaks the text at spaces into lines of at most `columns` characters.
 std::vector<std::string> wrapped(const std::string& text, int columns) {
   std::vector<std::string> lines(1);
   for (size_t at = 0; at <= text.size();) {
@@ -88,9 +89,10 @@ std::string text_element(double x, double y, const char* kind, std::string_view 
 
 // ---- Outlines ----
 
-// The outline around touching strips: along their tops to the right, then back along their bottoms.
+// The outline around strips that touch: along their upper edges to the right, then along their lower edges
+// back.
 std::string outline(const std::vector<PlanBox>& strips) {
-  // The white line between neighbours, if there is room for one.
+  // Leaves a white line between neighbouring outlines, if there is room.
   const double whole = strips.back().right - strips.front().left;
   const double right_gap = whole > 4 * kBetween ? kBetween : whole / 6;
   const auto bottom = [](const PlanBox& strip) {
@@ -152,11 +154,11 @@ Label label_of(const PlanShape& shape, const PlanBand& band) {
   return label;
 }
 
-// The number and the token count in one or two lines: upright, or turned if the box is tall. Shows as much as
-// fits.
+// The block's number and its token count in one or two lines, upright, or turned by 90 degrees if the box is
+// tall. Leaves out what does not fit.
 std::string label_text(const Label& label, const PlanBox& box, bool interior) {
   constexpr double kPerBold = 7.6, kPerLight = 6.3, kLine = 14, kPad = 7;  // of the upright text
-  constexpr double kSmall = 0.82;  // scale of turned text in a slim box
+  constexpr double kSmall = 0.82;  // scale of turned text in a narrow box
   if (label.number.empty()) return "";
   const double x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
   const double bold = kPerBold * display_width(label.number);
@@ -267,7 +269,7 @@ constexpr const char* kStyle =
 std::string depth_axis(int64_t depth, double top) {
   std::string out = text_element(kLeft - 10, top - 8, "y", "depth");
   for (const double tick : axis_ticks(0, static_cast<double>(depth), 8)) {
-    if (tick != std::floor(tick)) continue;  // a fraction such as 2.5 is not a position
+    if (tick != std::floor(tick)) continue;  // positions are integers; a tick at 2.5 is not
     const double y = top + kPlotHeight * tick / static_cast<double>(depth);
     out += str("<path class=\"axis\" d=\"M", number(kLeft - 6), " ", number(y), "H", number(kWidth - kMargin),
                "\"/>", text_element(kLeft - 10, y + 4, "y", format_thousands(static_cast<int64_t>(tick))));

@@ -20,7 +20,8 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// Checks that every opened element is closed in the right order. Returns the first wrong tag, or "".
+// Checks that opened elements are closed in the right order. Returns the first wrong tag; "" if all are
+// right.
 std::string unbalanced(const std::string& svg) {
   static const std::regex tag("<(/?)([a-z]+)([^<>]*)>");
   std::vector<std::string> open;
@@ -34,7 +35,8 @@ std::string unbalanced(const std::string& svg) {
   return open.empty() ? "" : "<" + open.back() + ">";
 }
 
-// A prompt shared by all samples as one interior block, and `per_block` samples per leaf block.
+// The plan of one group of samples: the prompt is one interior block, and each leaf block has `per_block`
+// samples.
 PlanPicture group(int64_t num_samples, int64_t per_block, RecomputePolicy keep = RecomputePolicy::kNothing) {
   PlanPicture plan{.headline = "blocks", .trees = {{}}};
   auto& nodes = plan.trees[0].nodes;
@@ -59,8 +61,8 @@ PlanPicture group(int64_t num_samples, int64_t per_block, RecomputePolicy keep =
   return plan;
 }
 
-// Trees of random runs of at most `length` tokens, in random blocks. Some blocks never run, and some
-// sequences end inside a run.
+// A plan whose trees have random runs of at most `length` tokens in random blocks. Some blocks never run, and
+// some sequences end inside a run.
 PlanPicture random_plan(uint64_t seed, int64_t num_trees, int64_t num_sequences, int64_t length) {
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
@@ -146,7 +148,7 @@ TEST(PlanLayout, EveryTokenOfEveryDrawnSequenceIsDrawnOnce) {
 
 TEST(PlanLayout, NeighboursDifferInColour) {
   auto plan = group(8, 1);
-  // The seventh leaf block would get the first block's colour again, so it is drawn next to the first.
+  // By default the seventh leaf block would get the colour of the first. Here the two are drawn side by side.
   for (const auto& [node, block] : {std::pair(2, 7), {3, 2}, {4, 3}, {5, 4}, {6, 5}, {7, 6}})
     plan.trees[0].nodes[static_cast<size_t>(node)].block = block;
   const auto layout = lay_out(plan, 1000, 500);
@@ -210,8 +212,8 @@ TEST(PlanPicture, SaysWhatIsThinnedAndMerged) {
 }
 
 TEST(PlanPicture, StaysSmall) {
-  // The largest number of outlines: as many columns as are drawn individually, each with many blocks that are
-  // just large enough.
+  // The plan with the most outlines: as many columns as are drawn one by one, each with many blocks that are
+  // just large enough to be visible.
   PlanPicture chunks{.headline = "path", .trees = {{}}};
   for (int64_t s = 0; s < 160; ++s)
     for (int64_t i = 0; i < 1000; ++i) {

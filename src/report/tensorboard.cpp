@@ -31,7 +31,7 @@ void append_fixed(std::string& out, uint64_t value, int num_bytes) {
   for (int i = 0; i < num_bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xFF);
 }
 
-// Protocol buffers: a field is (number << 3 | wire type), followed by its value.
+// Protocol buffers: a field is the integer (number << 3 | wire type), followed by the field's content.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void append_varint(std::string& out, uint64_t value) {
@@ -71,7 +71,7 @@ double system_time() {
 }
 
 std::string new_file_name(double wall_time) {
-  static std::atomic<int> counter{0};  // distinguishes writers created by one process in the same second
+  static std::atomic<int> counter{0};  // distinguishes writers that one process creates in one second
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, HOST_NAME_MAX);
   return str("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host, ".", ::getpid(), ".",
@@ -90,7 +90,7 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-// TFRecord's masking: a CRC stored in data that is itself checksummed would weaken the checksum.
+// TFRecord stores masked CRCs: the CRC of data that contains its own CRC would detect fewer errors.
 uint32_t masked_crc32c(std::string_view bytes) {
   return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u;
 }

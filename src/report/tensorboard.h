@@ -21,10 +21,10 @@ namespace bough {
 class TensorboardMetrics final : public MetricsSink {
  public:
   struct Options {
-    // After a resume: the first step that this process writes. TensorBoard then ignores records of older
-    // files in the folder from that step on.
+    // If set, the run was resumed: the first training step that this process writes. TensorBoard then
+    // ignores, from this step on, the records of older files in the folder.
     std::optional<int64_t> resumed_at;
-    // Returns seconds since 1970. If empty, the system's clock is used.
+    // Returns seconds since 1970. If no function is set, the system's clock is used.
     std::function<double()> wall_time;
   };
 
@@ -32,7 +32,7 @@ class TensorboardMetrics final : public MetricsSink {
   explicit TensorboardMetrics(const std::filesystem::path& folder);
   TensorboardMetrics(const std::filesystem::path& folder, Options options);
 
-  // Leaves out values that are not finite as a float, because TensorBoard would draw them at 0.
+  // Leaves out numbers that are not finite as a float, because TensorBoard would draw them at 0.
   void write(int64_t step, const MetricValues& values) override;
 
   const std::filesystem::path& path() const { return path_; }

@@ -43,14 +43,15 @@ std::string number(double value) {
   return buffer;
 }
 
-// The text for a lane's idle time; "" if the lane has none.
+// What a lane waits for while it is idle; "" if no text is known for the lane.
 std::string idle_name(const std::string& lane) {
   if (lane == "engine") return "idle: the staleness limiter waits for new weights";
   if (lane == "trainer") return "idle: waits for samples";
   return "";
 }
 
-// A colour for each activity. Four colours are distinct, assigned in order of total time.
+// A colour for each activity. There are four colours. They are assigned in order of total time, longest
+// first.
 std::map<std::string, int> colours_of(const std::vector<TimelineSpan>& spans) {
   std::map<std::string, double> seconds;
   for (const TimelineSpan& span : spans) seconds[span.what] += span.end - span.begin;
@@ -63,7 +64,7 @@ std::map<std::string, int> colours_of(const std::vector<TimelineSpan>& spans) {
   return colours;
 }
 
-// The legend of the colours. Activities with less time share the last colour.
+// The legend of the colours. The activities with the least time all have the last colour.
 std::string legend(const std::map<std::string, int>& colours) {
   std::array<std::string, 4> names;
   for (const auto& [what, colour] : colours) {
@@ -81,7 +82,7 @@ std::string share(double part, double whole) {
   return number(100 * part / std::max(1e-9, whole)) + "%";
 }
 
-// The smallest round clock interval of at least `seconds`. Below a second, powers of ten.
+// The smallest round interval of at least `seconds` for clock times. Below one second, a power of ten.
 double round_step(double seconds) {
   if (seconds < 1) return std::pow(10., std::ceil(std::log10(std::max(seconds, 1e-6))));
   for (const double step :
@@ -98,8 +99,8 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
   const std::map<std::string, int> colours = colours_of(spans);
   double end = 0;
   for (const TimelineSpan& span : spans) end = std::max(end, span.end);
-  // Shows the last spans, beginning where the last omitted span ends. Longer spans are cut there, so empty
-  // parts of the picture are idle time.
+  // Shows the last spans. The picture begins at the latest end of an omitted span, and spans that began
+  // before are cut there. So empty parts of the picture are idle time.
   std::vector<TimelineSpan> shown = spans;
   std::ranges::stable_sort(shown, {}, &TimelineSpan::end);
   double begin = 0;

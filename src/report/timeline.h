@@ -1,5 +1,5 @@
-// The activity of each thread of a run over time, for the report: named spans in lanes. Timeline is
-// thread-safe.
+// What each thread of a run did over time, for the report. A lane is one thread, a span is a named interval
+// in it. Timeline is thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,16 @@ struct TimelineSpan {
 
 // Returns a line of timeline.jsonl, without its line break: ["engine","generate",0.5,1.25].
 std::string to_line(const TimelineSpan& span);
-// Returns no spans if the file is missing. Incomplete and damaged lines are skipped.
+// Reads timeline.jsonl. Returns no spans if the file is missing. Incomplete and damaged lines are skipped.
 std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path);
 
-// Returns a <figure> with the lanes over time. It shows the last spans of the run, as many as can be seen,
-// and the share of the whole run's time that each lane spent on each activity. Returns "" without spans.
+// Returns a <figure> with the lanes over time. It shows the last spans of the run, as many as are visible,
+// and the fraction of the whole run's time that each lane spent on each activity. Returns "" if there are no
+// spans.
 std::string timeline_figure(const std::vector<TimelineSpan>& spans);
 
-// Collects spans. Spans of the same name that follow each other in a lane within kMergeSeconds become one. An
-// engine runs many passes, and readers look for the times when it did not compute.
+// Collects spans. If a span follows one of the same name in its lane within kMergeSeconds, the two become one
+// span. An engine has many short passes, and readers look for the times when it did not compute.
 class Timeline {
  public:
   static constexpr double kMergeSeconds = 0.02;
@@ -50,8 +51,8 @@ class Timeline {
     open_[lane] = span;
   }
 
-  // Returns and removes the finished spans, in the order of their ends within a lane. `all`: also the last
-  // span of each lane, which a later add() could extend.
+  // Returns and removes the finished spans, ordered by end time within each lane. A later add() could extend
+  // the last span of a lane. It is returned only if `all` is true.
   std::vector<TimelineSpan> take(bool all = false) {
     const MutexLock lock(mutex_);
     std::vector<TimelineSpan> spans = std::move(done_);

@@ -28,8 +28,8 @@ struct Placed {
   double first;  // number of sequences to its left
 };
 
-// Checks the forest and places every node: children are placed one after the other from their parent's left
-// edge.
+// Checks that the nodes are a forest, and places every node: the children of a node stand side by side,
+// beginning at the node's left edge.
 std::vector<Placed> place(const TreePicture& tree, int64_t& num_sequences, int64_t& depth) {
   std::vector<Placed> placed;
   // number of sequences of each node's children placed so far
@@ -65,7 +65,7 @@ std::string rectangle(const char* kind, double x, double y, double width, double
              "\" height=\"", number(height), "\"/>");
 }
 
-// Draws a rectangle for the whole node, and one for each trained range on top.
+// Draws a rectangle for the whole node, and on top of it one for each range of trained positions.
 std::string node_group(const TreePictureNode& node, double first, double per_sequence, double per_token) {
   const double whole = static_cast<double>(node.num_sequences) * per_sequence;
   const double gap = whole > 4 * kGap ? kGap : whole / 5;

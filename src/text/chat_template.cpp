@@ -7,8 +7,8 @@
 namespace bough {
 namespace {
 
-// Special tokens that a template may name, as transformers passes them: the standard names, and the model's
-// own named tokens.
+// The variables for special tokens that transformers passes to a template: the standard names (bos_token,
+// ...), and the named tokens that the model's configuration adds.
 OrderedJson special_tokens(const Json& config) {
   OrderedJson variables = OrderedJson::object();
   const auto add = [&](const std::string& name, const Json& token) {
@@ -38,8 +38,8 @@ std::optional<std::string> template_of(const Json& config, std::string_view name
   return std::nullopt;
 }
 
-// Builds the value from the parser's events, because only the events show duplicate keys, depth and wide
-// numbers.
+// Builds the value from the parser's events. Only the events show duplicate keys, nesting depth and integers
+// of more than 64 bits.
 class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
  public:
   explicit OrderedBuilder(std::string source) : source_(std::move(source)) {}
@@ -131,7 +131,7 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
   const std::filesystem::path config_file = directory / "tokenizer_config.json";
   const Json config = std::filesystem::exists(config_file) ? read_json(config_file) : Json::object();
   if (!config.is_object()) throw UserError(str(config_file.string(), ": expected a JSON object"));
-  // A template in a file of its own takes precedence over the configuration's.
+  // A template in a file of its own takes precedence over the template in tokenizer_config.json.
   const auto read = [&](const std::filesystem::path& file,
                         std::string_view name) -> std::shared_ptr<const Program> {
     if (std::filesystem::exists(directory / file))

@@ -1,8 +1,8 @@
-// Converts conversations to text by the chat template of a model directory.
+// Converts conversations to text with the chat template of a model directory.
 //
 // The Jinja interpreter of chat_template_jinja.h runs the template unchanged. So the text equals that of
-// transformers' apply_chat_template, with tools, tool calls and reasoning. The template decides which
-// conversations are valid. If it refuses one, a UserError has the template's own message.
+// transformers' apply_chat_template, also with tools, tool calls and reasoning. The template decides which
+// conversations are valid. If it refuses a conversation, the UserError has the template's own message.
 //
 // Encode the text with add_special_tokens = false, as apply_chat_template does. Then bos_token occurs only if
 // the chat template writes it.
@@ -29,30 +29,30 @@ struct Conversation {
   OrderedJson messages = OrderedJson::array();
   OrderedJson tools;                              // null, or an array of JSON schemas of functions
   OrderedJson documents;                          // null, or an array
-  OrderedJson variables = OrderedJson::object();  // the template's own settings, such as enable_thinking
-  bool add_generation_prompt = false;             // the text ends where the assistant's answer begins
-  std::optional<std::time_t> now;                 // the time that templates see; empty: the clock
+  OrderedJson variables = OrderedJson::object();  // what a template may read, such as enable_thinking
+  bool add_generation_prompt = false;             // true: the text ends where the assistant's answer begins
+  std::optional<std::time_t> now;                 // the time that the template sees; empty: the clock's
 };
 
-// Parses JSON; objects keep the order of their keys. Throws UserError like parse_json (base/json.h), and if a
-// whole number has more than 64 bits, because a template would print another number.
+// Parses JSON; objects keep the order of their keys. Throws UserError if parse_json (base/json.h) would, or
+// if an integer has more than 64 bits, because a template would print a different number.
 OrderedJson parse_ordered_json(std::string_view text, const std::string& source);
 
 class ChatTemplate {
  public:
   // Plain ChatML.
   ChatTemplate();
-  // Reads chat_template.jinja, or else the `chat_template` of tokenizer_config.json. If there is a template
-  // named tool_use, conversations with tools use it. Throws UserError if the directory has no template, or
-  // the interpreter does not support it.
+  // Reads chat_template.jinja, or, if this file is missing, the `chat_template` of tokenizer_config.json. If
+  // there is a template named tool_use, conversations with tools use it. Throws UserError if the directory
+  // has no template, or the interpreter does not support the template.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
-  // Makes a template from its text. Error messages call it `name`. `variables`: available in every
-  // conversation, such as bos_token.
+  // Makes a template from its text. Error messages call the template `name`. `variables`: Jinja variables for
+  // every conversation, such as bos_token.
   static ChatTemplate from_text(std::string_view jinja, const std::string& name,
                                 OrderedJson variables = OrderedJson::object());
 
-  // Throws UserError if the template refuses the conversation or reaches an unsupported construct. The
-  // message names the construct and its line.
+  // Throws UserError if the template refuses the conversation or executes an unsupported construct. The
+  // message names the construct and its line in the template.
   std::string render(const Conversation& conversation) const;
   std::string render(std::span<const Message> messages, bool add_generation_prompt) const;
 

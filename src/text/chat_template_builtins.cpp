@@ -1,5 +1,5 @@
-// Python's builtins: attributes and subscripts, functions and methods, as far as templates use them. Anything
-// else is refused by name when it is reached.
+// Python's builtins: attributes, subscripts, functions and methods that chat templates use. If a template
+// executes any other, an error names it.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace bough::jinja {
 namespace {
 
-// The sandbox hides methods that would change the list or dict. They do not exist for a template.
+// jinja2's sandbox hides methods that would change the list or dict. For a template they do not exist.
 const Names kDictMethods = {"get", "items", "keys", "values", "copy", "fromkeys"};
 const Names kListMethods = {"index", "count", "copy"};
 const Names kTupleMethods = {"index", "count"};

@@ -1,5 +1,4 @@
-// Jinja's filters and tests, as far as templates use them. Anything else is refused by name when it is
-// reached.
+// Jinja's filters and tests that chat templates use. If a template executes any other, an error names it.
 #include <utf8proc.h>
 
 #include <cmath>
@@ -196,7 +195,8 @@ Value Machine::text_filter(const std::string& name, const Value& value, const Ar
   return {};
 }
 
-// Resolves `a.b.0` as filters do: items first, then attributes.
+// Resolves a path such as `a.b.0` as Jinja's filters do: each part is first looked up as an item, then as an
+// attribute.
 Value Machine::attribute_path(const Value& value, const Value& path) {
   if (path.is_whole()) return subscript(value, path);
   Value result = value;
@@ -222,7 +222,7 @@ Value Machine::sorted(const Value& value, const Arguments& arguments) {
   for (const Value& item : items_of(value))
     keyed.emplace_back(sort_key(item, given[2], is_true(given[1])), item);
   const bool reverse = is_true(given[0]);
-  // A sort that throws halfway loses nothing, because the values are copies.
+  // A sort that throws halfway loses nothing, because it works on copies.
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     step();
     return reverse ? compare(b.first, a.first) < 0 : compare(a.first, b.first) < 0;

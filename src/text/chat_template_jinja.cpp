@@ -11,9 +11,9 @@ namespace bough::jinja {
 namespace {
 
 constexpr int64_t kMostSteps = 10'000'000;
-constexpr size_t kBytesOfAStep = 32;              // bytes of produced text that cost one step
+constexpr size_t kBytesOfAStep = 32;              // output text of this many bytes counts as one step
 constexpr size_t kLongestText = size_t{1} << 26;  // bytes
-constexpr int kDeepest = 1500;                    // levels of recursion, each less than 1 kB of stack
+constexpr int kDeepest = 1500;                    // limit on recursion; a level needs less than 1 kB of stack
 
 }  // namespace
 
@@ -34,7 +34,8 @@ void Frame::set(const std::string& name, Value value) {
   variables.emplace_back(name, std::move(value));
 }
 
-// Frames are closed in the reverse order of opening; captured ones stay in the machine's list.
+// Opens a frame, and closes it when destroyed. Frames close in the reverse order of opening. The machine
+// keeps captured frames.
 class Machine::Scope {
  public:
   Scope(Machine& machine, Frame* parent) : machine_(machine), frame_(machine.new_frame(parent)) {}
@@ -263,7 +264,7 @@ Value Machine::call_macro(const Macro& macro, Arguments arguments) {
   for (size_t i = 0; i < num_names; ++i) {
     const std::string& name = definition.names[i];
     if (has(name)) continue;
-    // A default is evaluated when the macro is called. It sees the parameters before it.
+    // The default of a parameter is evaluated at each call of the macro. It may use the parameters before it.
     frame.set(name, i < num_required ? Value::undefined(name)
                                      : evaluate(definition.expressions[i - num_required], frame));
   }
@@ -284,7 +285,8 @@ Arguments Machine::arguments_of(const Expression& expression, Frame& frame) {
 }
 
 Value Machine::evaluate_filter(const Expression& expression, const Value& value, Frame& frame) {
-  // The innermost filter of a block's chain has a literal as placeholder for the block's text.
+  // In the chain of filters of a block, the innermost filter's input is a literal. It stands for the block's
+  // text.
   const Value input = expression.operands[0].kind == Expression::Kind::kFilter
                           ? evaluate_filter(expression.operands[0], value, frame)
                           : value;

@@ -3,11 +3,11 @@
 //   - immutable lists and dicts (jinja2's ImmutableSandboxedEnvironment)
 //   - the functions `tojson`, `raise_exception` and `strftime_now`
 //
-// Not supported: imports, inheritance, `autoescape`, `trans`, and calls with * or **. parse() throws a
-// UserError that names the construct and its line. An unknown filter, test, method or function throws only
-// when it is reached, as do errors that Python would raise.
+// Not supported: imports, inheritance, `autoescape`, `trans`, and calls with * or **. For these, parse()
+// throws a UserError that names the construct and its line. An unknown filter, test, method or function
+// throws only when the template executes it, as do errors that Python would raise.
 //
-// Templates are untrusted. Nesting, steps and text sizes are bounded far above the needs of a conversation.
+// Templates are untrusted. Nesting, steps and text sizes have limits far above the needs of a conversation.
 #pragma once
 
 #include <ctime>
@@ -25,9 +25,9 @@ struct Expression {
     kName,       // name
     kAttribute,  // operands[0].name
     kSubscript,  // operands[0][operands[1]]
-    kSlice,      // operands[0][operands[1]:operands[2]:operands[3]]; omitted ones are None
-    kCall,       // operands[0](operands[1...]); the last ones are the keyword arguments names[...]
-    kFilter,     // operands[0] | name(operands[1...]), keywords as in kCall; no operands[0] in a filter block
+    kSlice,      // operands[0][operands[1]:operands[2]:operands[3]]; omitted operands are None
+    kCall,       // operands[0](operands[1...]); the last operands are the keyword arguments names[...]
+    kFilter,     // operands[0] | name(operands[1...]); keywords as in kCall; filter block: no operands[0]
     kTest,       // operands[0] is name(operands[1...]), keywords as in kCall
     kList,       // [operands...]
     kTuple,      // (operands...)
@@ -35,7 +35,7 @@ struct Expression {
     kUnary,      // name is "not", "-" or "+"
     kBinary,     // name is the operator
     kCompare,    // operands[0] names[0] operands[1] names[1] ...
-    kInlineIf,   // operands[1] if operands[0] else operands[2], which may be missing
+    kInlineIf,   // operands[1] if operands[0] else operands[2]; operands[2] may be missing
   };
   Kind kind;
   int line;
@@ -79,8 +79,8 @@ struct Statement {
 // Error messages call the template `name`. Throws UserError: "<name>:<line>: chat template: ...".
 Block parse(std::string_view source, const std::string& name);
 
-// Runs the program and returns its output. `variables`: a dict. `now`: the time of strftime_now, shown in
-// local time. Throws UserError if the template raises an exception or reaches something unsupported.
+// Runs the program and returns its output. `variables`: a dict. `now`: the time that strftime_now formats, as
+// local time. Throws UserError if the template raises an exception or executes something unsupported.
 std::string render(const Block& program, const Value& variables, const std::string& name, std::time_t now);
 
 }  // namespace bough::jinja

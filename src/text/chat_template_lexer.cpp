@@ -106,8 +106,8 @@ class Lexer {
     }
   }
 
-  // If a tag ends here, with an optional mark, moves past its end. '-' also skips all white space that
-  // follows. A block or comment without a mark also skips one line break (trim_blocks).
+  // If a tag ends here (`close`, after an optional mark), moves past its end. The mark '-' also skips all
+  // white space after the tag. A block or comment without a mark also skips one line break (trim_blocks).
   bool take_end(std::string_view close) {
     const bool output = close == "}}";
     const char mark = source_[position_];
@@ -255,7 +255,7 @@ class Lexer {
     text.erase(std::remove(text.begin(), text.end(), '_'), text.end());
   }
 
-  // Reads a string with Python's escapes. An unknown escape stays as it is.
+  // Reads a string with Python's escapes. An unknown escape such as \q stays in the string unchanged.
   void read_string(char quote) {
     const int begin = line_;
     std::string out;

@@ -15,8 +15,8 @@
 
 namespace bough::jinja {
 
-// The variables of one scope. A scope in which a macro was defined (`captured`) lives as long as the machine.
-// Other scopes live until they are left.
+// The variables of one scope. A scope in which a macro was defined (`captured`) lives until the machine ends.
+// Any other scope ends when execution leaves it.
 struct Frame {
   Frame* parent = nullptr;
   std::vector<std::pair<std::string, Value>> variables;
@@ -30,8 +30,9 @@ struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // Returns the values of the parameters `names`, in this order; undefined if not given. Throws Error if
-  // there are too many arguments or an unknown name. Messages call the function `what`.
+  // Returns the arguments for the parameters `names`, in this order; undefined for a parameter that was not
+  // given. Throws Error if there are too many arguments or an unknown name. Messages call the function
+  // `what`.
   std::vector<Value> bind(const std::string& what, std::initializer_list<std::string_view> names) const;
 };
 
@@ -105,7 +106,7 @@ class Machine {
   Value attribute(const Value& base, const std::string& name);
   Value subscript(const Value& base, const Value& key);
   bool contains(const Value& container, const Value& item);
-  std::vector<Value> items_of(const Value& value);  // throws Error if Python cannot iterate over it
+  std::vector<Value> items_of(const Value& value);  // throws Error if Python cannot iterate over `value`
   int64_t length_of(const Value& value);
   Value call(const Value& callee, Arguments arguments);
   Value call_function(const std::string& name, const Arguments& arguments);

@@ -1,5 +1,4 @@
-// The parser from tokens to statements: a recursive descent, in which each method is a rule of jinja2's
-// grammar.
+// The parser from tokens to statements: recursive descent. Each method is a rule of jinja2's grammar.
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -12,8 +11,8 @@
 namespace bough::jinja {
 namespace {
 
-constexpr int kDeepest = 200;                 // nesting of blocks and of parentheses, which count three times
-constexpr int kDeepestExpression = 300;       // a chain of operators is as deep as it is long
+constexpr int kDeepest = 200;                 // levels of nesting; each parenthesis counts as three levels
+constexpr int kDeepestExpression = 300;       // operators in a chain; they nest as deep as the chain is long
 constexpr size_t kLongestTemplate = 1 << 20;  // bytes; templates of today's models have 1-30 kB
 
 class Parser {
@@ -91,7 +90,7 @@ class Parser {
     return result;
   }
 
-  // a if b else c. The inline if is off inside a statement that has its own `if`.
+  // Parses `a if b else c`. with_inline_if: false inside a statement that has an `if` of its own.
   Expression expression(bool with_inline_if = true) {
     const Level level(*this);
     Expression result = disjunction();
@@ -147,7 +146,7 @@ class Parser {
     Expression left = (this->*operand)();
     while (is_any(operators)) {
       const std::string operation = tokens_[position_++].text;
-      // jinja2 folds the sign into the constant, then Python binds the power tighter: -(3 ** 2).
+      // jinja2 makes -3 a constant, but Python computes the power first: -(3 ** 2).
       if (operation == "**" && left.kind == Kind::kUnary) fail("a power of a signed value is not supported");
       left = node(Kind::kBinary, operation, std::move(left), (this->*operand)());
     }
@@ -330,7 +329,8 @@ class Parser {
 
   // Statements ---------------------------------------------------------------------------------------------
 
-  // Parses up to one of the statements `ends`. That statement's keyword is consumed and left in ending_.
+  // Parses up to one of the statements `ends`. The keyword of that statement is consumed and stored in
+  // ending_.
   Block block(Words ends) {
     const Level level(*this);
     Block statements;
@@ -464,7 +464,7 @@ class Parser {
     return result;
   }
 
-  // Parses a name, an attribute of a namespace, or several names.
+  // Parses the target of an assignment: a name, an attribute of a namespace, or several names.
   Expression target(bool may_be_attribute) {
     std::vector<Expression> names;
     bool is_tuple = false;

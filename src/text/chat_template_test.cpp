@@ -1,5 +1,5 @@
-// tests/parity/test_chat_template.py compares templates with transformers. This file tests the contract and
-// the interpreter's corner cases.
+// Tests the functions of chat_template.h and corner cases of the interpreter.
+// tests/parity/test_chat_template.py compares the templates of real models with transformers.
 #include "text/chat_template.h"
 
 #include <gtest/gtest.h>
@@ -133,7 +133,7 @@ TEST(Jinja, MacrosAndBlocks) {
   EXPECT_EQ(
       run("{% raw %}{{ x }}{% endraw %}{% generation %}{% set y = 1 %}{{ y }}{% endgeneration %}{{ y }}"),
       "{{ x }}1");
-  // A macro that outlives the loop that defined it sees that loop's names.
+  // A macro that is called after the loop that defined it has ended still sees the loop's variables.
   EXPECT_EQ(
       run("{% set n = namespace() %}{% for i in [7] %}{% macro m() %}{{ i }}{% endmacro %}{% set n.m = m %}"
           "{% endfor %}{{ n.m() }}"),
@@ -264,7 +264,8 @@ TEST(Jinja, AdversarialTemplatesEnd) {
   EXPECT_EQ(run("{% set n = namespace() %}{% set n.n = n %}{% set n.l = [n] %}ok"), "ok");
 }
 
-// Templates that are cut and mixed at random neither crash nor hang. Each gives a text or a UserError.
+// Templates that are cut and mixed at random neither crash nor hang. Each gives an output text or a
+// UserError.
 TEST(Jinja, RandomTemplatesEnd) {
   const std::vector<std::string> words = {
       "{{",        "}}",     "{%",        "%}",    "{%-",    "-%}",       "{#",    "#}",     "if",

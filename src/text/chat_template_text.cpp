@@ -30,7 +30,7 @@ int64_t num_characters(std::string_view text) {
 
 namespace {
 
-// Returns true for characters that Python maps to several characters, or depending on their context.
+// True for characters whose upper or lower case is several characters in Python, or depends on the context.
 bool has_special_case(char32_t c) {
   return c == 0xDF || c == 0x130 || c == 0x149 || (c >= 0x1C4 && c <= 0x1CC) || c == 0x1F0 ||
          (c >= 0x1F1 && c <= 0x1F3) || c == 0x345 || c == 0x390 || c == 0x3A3 || c == 0x3B0 || c == 0x587 ||

@@ -37,14 +37,14 @@ bool is_lower(char32_t c);
 std::string strip(std::string text, bool left, bool right, const std::string* characters = nullptr);
 
 enum class Case { kLower, kUpper, kTitle, kCapitalized, kSwapped };
-// `word_goes_on`, for kTitle: whether a character continues a word. str.title: cased characters. Filter
-// `title`: all but separators. Throws Error for characters that Python maps to several characters or by their
-// context.
+// `word_goes_on` (for kTitle only): true if a character continues a word. For str.title, cased characters do;
+// for the filter `title`, all characters except separators. Throws Error for characters whose case is several
+// characters in Python, or depends on the context.
 std::string with_case(std::string_view text, Case wanted,
                       const std::function<bool(char32_t)>& word_goes_on = {});
 
-// Python's str.replace, str.split, str.rsplit and str.splitlines. most: the most replacements or splits;
-// negative: no limit.
+// Python's str.replace, str.split, str.rsplit and str.splitlines. most: the largest number of replacements or
+// splits; negative: no limit.
 std::string replaced(const std::string& text, const std::string& old, const std::string& by, int64_t most);
 Values split(const std::string& text, const std::string& separator, int64_t most, bool from_right);
 Values split_white(const std::string& text, int64_t most);
@@ -52,11 +52,12 @@ Values split_lines(const std::string& text, bool keep_ends);
 // Jinja's filter `indent`: a line break at the end leaves an empty last line.
 std::string indented(const std::string& text, const std::string& indent, bool first, bool blank);
 
-// Python's int() and float() of a text; nullopt if they raise.
+// Python's int() and float() of a text; nullopt if Python would raise an error.
 std::optional<int64_t> parse_integer(const std::string& given);
 std::optional<double> parse_float(const std::string& given);
 
-// Return the value of an argument of the function `what`. Throw Error if it has another type.
+// Return the integer or text that an argument of the function `what` holds. Throw Error if it has another
+// type.
 int64_t integer_of(const Value& value, std::string_view what);
 const std::string& text_of(const Value& value, std::string_view what);
 

@@ -11,7 +11,7 @@
 namespace bough::jinja {
 namespace {
 
-constexpr int kDeepest = 250;  // levels of sequences and dicts; JSON files have at most 200
+constexpr int kDeepest = 250;  // levels of nested sequences and dicts; JSON files have at most 200
 constexpr int64_t kHeaviest = int64_t{1} << 24;
 constexpr size_t kBytesOfAWeight = 8;
 
@@ -80,7 +80,7 @@ std::string text_json(std::string_view text, bool ensure_ascii) {
   return out + '"';
 }
 
-// Python's repr of a float: the fewest digits that give the number back. An exponent is written below 1e-4
+// Python's repr of a float: the fewest digits that read back as the same number. Uses an exponent below 1e-4
 // and from 1e16 on.
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
@@ -108,8 +108,8 @@ std::string float_repr(double value) {
          digits.substr(static_cast<size_t>(exponent + 1));
 }
 
-// Depth and weight of a container. It is one level deeper than its deepest child, and as heavy as all its
-// children.
+// Computes depth and weight of a container from its elements: one level deeper than the deepest element, and
+// heavier by 1 than all elements together.
 class Measure {
  public:
   void add(const Value& child) {

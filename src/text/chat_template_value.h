@@ -1,12 +1,12 @@
-// The values of a chat template: Python values, as far as Jinja can see them.
+// The data of a chat template: Python values, as far as Jinja can see them.
 //
-// A value is immutable and cheap to copy: texts, sequences and dicts are shared. Objects with state, such as
-// namespaces, belong to the machine that runs the template. A value only points to them, so there are no
-// ownership cycles. Nesting and weight are bounded when a sequence or a dict is made. So a recursive
-// traversal is safe.
+// A Value is immutable and cheap to copy: copies refer to the same text, sequence or dict. Objects with
+// state, such as namespaces, belong to the machine that runs the template. A Value only points to them, so
+// there are no ownership cycles. Nesting depth and weight are limited when a sequence or a dict is made, so a
+// recursive traversal is safe.
 //
 // Operations that Python would refuse, or that are not supported, throw jinja::Error. The code that runs the
-// template adds its name and the line.
+// template adds the template's name and the line.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class Value;
 
 struct Text {
   std::string text;
-  bool markup = false;  // result of `safe` or `escape`: text that is added to it is escaped
+  bool markup = false;  // result of `safe` or `escape`: Jinja escapes text that is appended to it
 };
 
 struct Sequence {
@@ -56,7 +56,7 @@ struct Dict {
   const Value* find(std::string_view key) const;
 };
 
-// An object with state, owned by the machine: a namespace, a macro, a loop, ...
+// An object with state, owned by the machine: a namespace, a macro, the variable `loop`, ...
 struct Object {
   virtual ~Object() = default;
   virtual std::string_view type() const = 0;
@@ -93,7 +93,7 @@ class Value {
   static Value method(Value self, std::string name);
   static Value function(std::string name);
   static Value object(Object* object);
-  // Throws Error if the value is nested too deeply, or contains a whole number beyond 64 bits.
+  // Throws Error if `json` is nested too deeply, or contains an integer of more than 64 bits.
   static Value from_json(const OrderedJson& json, int depth = 0);
 
   Kind kind() const { return kind_; }
@@ -121,7 +121,7 @@ class Value {
   std::string name() const { return data_ ? as_text() : std::string(); }
 
   int depth() const;       // nesting depth; 0 if the value contains no other values
-  int64_t weight() const;  // size of a full traversal: values and text; shared parts count each time
+  int64_t weight() const;  // size of a full traversal; a part that occurs twice counts twice
   std::string_view type_name() const;
 
  private:
@@ -143,7 +143,7 @@ struct Method {
 
 bool is_true(const Value& value);
 bool equal(const Value& a, const Value& b);
-// Returns less than 0, 0, or more than 0. Throws Error if the two have no order.
+// Returns less than 0, 0, or more than 0, as a < b, a == b or a > b. Throws Error if a and b have no order.
 int compare(const Value& a, const Value& b);
 bool is_hashable(const Value& value);
 

@@ -1,4 +1,5 @@
-// The formats of tool calls and reasoning that models are trained on, and the syntax inside the calls.
+// The formats of tool calls and reasoning that models are trained on, and the parsers of the text inside a
+// call.
 #include <algorithm>
 #include <cctype>
 #include <optional>
@@ -32,7 +33,7 @@ std::string dumped(const OrderedJson& value) {
   return jinja::to_json(jinja::Value::from_json(value), {});
 }
 
-// Returns the arguments, given as an object or as a text that contains an object.
+// Returns the arguments as JSON text. `given` is an object, or a text that contains an object.
 std::string arguments_of(const OrderedJson& given) {
   if (given.is_string()) {
     const OrderedJson inner = read_json_text(given.get_ref<const std::string&>());
@@ -67,7 +68,8 @@ Calls read_objects(std::string_view body, const OrderedJson&) {
   return calls;
 }
 
-// A call without a marker must name its arguments. Otherwise a model could not answer in JSON.
+// Without a marker, JSON counts as a call only if it names its arguments. Otherwise a model could not answer
+// in JSON.
 Calls read_bare_object(std::string_view body, const OrderedJson& tools) {
   const OrderedJson value = read_json_text(body);
   if (!value.is_object() || (!value.contains("arguments") && !value.contains("parameters")))
@@ -102,8 +104,9 @@ bool may_be(const OrderedJson& schema, std::string_view type) {
   return false;
 }
 
-// Converts an argument that is written as plain text. A string stays as it is. Another type is read as JSON
-// or as a Python literal. Without a type, `otherwise_json` says whether the text may be JSON.
+// Converts an argument that is written as plain text by its type in `schema`. A string stays as it is. For
+// another type the text is read as JSON or as a Python literal. If the schema has no type, `otherwise_json`
+// says whether the text is read as JSON.
 OrderedJson typed(const std::string& text, const OrderedJson& schema, bool otherwise_json) {
   const bool known =
       schema.is_object() && (schema.contains("type") || schema.contains("anyOf") || schema.contains("oneOf"));
@@ -119,8 +122,8 @@ OrderedJson typed(const std::string& text, const OrderedJson& schema, bool other
   }
 }
 
-// Returns the text between `begin` and `end` at or after `position`, and moves `position` behind it. Returns
-// nullopt if there is none.
+// Returns the text between the next `begin` at or after `position` and the `end` after it. Moves `position`
+// behind this `end`. Returns nullopt if there is no such text.
 std::optional<std::string_view> next_between(std::string_view text, size_t& position, std::string_view begin,
                                              std::string_view end) {
   const size_t from = text.find(begin, position);
@@ -216,7 +219,8 @@ Calls read_glm(std::string_view body, const OrderedJson& tools) {
 
 constexpr std::string_view kDeepSeekSeparator = "<｜tool▁sep｜>";
 
-// Reads name, separator, arguments. V3 and R1 put a type in front and the arguments in a code block.
+// Reads name, separator, arguments. DeepSeek V3 and R1 write a type before the name, and the arguments as a
+// Markdown code block.
 Calls read_deepseek(std::string_view body, const OrderedJson&) {
   const size_t split = body.find(kDeepSeekSeparator);
   if (split == std::string_view::npos) fail("it has no ", kDeepSeekSeparator);
@@ -438,7 +442,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
   return formats;
 }
 
-// Other names of a format: vLLM's first, then SGLang's and others.
+// Alternative names of a format: first those of vLLM, then those of SGLang and other programs.
 struct Alias {
   std::string_view other, name;
 };

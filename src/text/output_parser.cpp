@@ -20,7 +20,7 @@ size_t skip_blanks(std::string_view text, size_t from = 0) {
   return from;
 }
 
-// Says whether `text` begins with `marker`, or may do so when more text arrives.
+// kPerhaps: `text` is too short to decide. More text may make it begin with `marker`.
 enum class Begins { kNo, kPerhaps, kYes };
 Begins begins_with(std::string_view text, std::string_view marker) {
   if (text.starts_with(marker)) return Begins::kYes;
@@ -40,7 +40,7 @@ Found find_first(std::string_view text, const Markers& markers) {
   return found;
 }
 
-// Returns how many bytes of `text` cannot be part of a marker that is still incomplete.
+// Returns how many bytes at the start of `text` cannot be part of a marker that later text completes.
 size_t decided(std::string_view text, const Markers& markers) {
   size_t held = 0;
   for (const std::string_view marker : markers)
@@ -76,7 +76,8 @@ OutputParser::OutputParser(const std::string& reasoning_parser, const std::strin
     throw unknown("reasoning_parser", reasoning_parser, reasoning_parser_names());
   if (!tool_call_parser.empty() && !(format_ = find_tool_format(tool_call_parser)))
     throw unknown("tool_call_parser", tool_call_parser, tool_call_parser_names());
-  // gpt-oss writes reasoning, content and calls in one format. Either name turns the format on.
+  // gpt-oss writes reasoning, content and calls in one format (harmony). Its name as the reasoning format or
+  // as the tool format turns it on.
   const bool harmony = (reasoning_ && reasoning_->begin.empty()) || (format_ && format_->is_harmony);
   if (harmony) state_ = State::kHeader;
 }
@@ -102,8 +103,9 @@ OutputParts OutputParser::finish() {
   return out;
 }
 
-// Makes one decision. Returns false if nothing more can be decided. Without `final`, a decision must hold for
-// any text that may follow, so that every split gives the same result.
+// Decides what the next part of the buffer is. Returns false if this needs more text. `final`: no more text
+// will come. If `final` is false, only decisions that hold for any later text are made, so that every split
+// of the text gives the same result.
 bool OutputParser::step(bool final, OutputParts& out) {
   switch (state_) {
     case State::kStart: return start(final);
@@ -122,7 +124,7 @@ void OutputParser::enter_content() {
   state_ = format_ && !format_->bare.empty() ? State::kContentStart : State::kContent;
 }
 
-// Reasoning begins with its marker, unless the prompt already began it.
+// Reasoning begins with its marker, unless the prompt has already begun the reasoning.
 bool OutputParser::start(bool final) {
   if (!reasoning_) return enter_content(), true;
   const bool inside = in_reasoning_ || reasoning_->starts_inside;
@@ -149,7 +151,7 @@ bool OutputParser::reasoning(bool final, OutputParts& out) {
   return true;
 }
 
-// Handles an output that may begin with a call without a marker.
+// Handles the start of content in formats in which a call may begin without a marker.
 bool OutputParser::content_start(bool final) {
   const size_t blanks = skip_blanks(buffer_);
   if (blanks == buffer_.size() && !final) return false;
@@ -181,11 +183,11 @@ bool OutputParser::content(bool final, OutputParts& out) {
     return true;
   }
   state_ = State::kCall;
-  marker_ = scanned_ = found.marker.size() - found.marker.ends_with("s[");  // a bracket is part of the call
+  marker_ = scanned_ = found.marker.size() - found.marker.ends_with("s[");  // "[" is part of the call
   return true;
 }
 
-// Looks for the end of the call at the start of the buffer.
+// Looks for the end of the call that begins at the start of the buffer.
 bool OutputParser::call(bool final, OutputParts& out) {
   using End = ToolFormat::End;
   const std::string_view view = buffer_;
@@ -221,8 +223,8 @@ bool OutputParser::call(bool final, OutputParts& out) {
     }
   }
   if (!final) return false;
-  // An unclosed string hides the end marker. Then the first end marker counts, and the text after it is
-  // parsed again.
+  // If a JSON string in the call is not closed, its end marker counts as a part of the string. Then the call
+  // ends at the first end marker, and the text after it is parsed again.
   const size_t end = bracket ? std::string::npos : buffer_.find(format_->end, marker_);
   close_call(end == std::string::npos ? buffer_.size() : end + format_->end.size(), out);
   return true;
@@ -254,7 +256,7 @@ void OutputParser::close_call(size_t end, OutputParts& out) {
   }
 }
 
-// Drops white space and separators after a call, and a repeated end marker.
+// Drops white space, separators and a repeated end marker after a call.
 bool OutputParser::after_call(bool final, OutputParts& out) {
   size_t length = 0;
   while (length < buffer_.size() &&
@@ -276,7 +278,7 @@ bool OutputParser::header(bool final, OutputParts& out) {
   const size_t end = buffer_.find("<|message|>");
   if (end == std::string::npos) {
     if (final && !buffer_.empty()) {
-      // Text that is no message is content. A header without its message is dropped.
+      // Text without a header is content. A header without a message after it is dropped.
       if (buffer_.find("<|channel|>") == std::string::npos && !buffer_.starts_with("<|start|>"))
         out.content += buffer_;
       buffer_.clear();

@@ -1,12 +1,13 @@
 // Splits a model's output into reasoning, content and tool calls, in the format the model was trained on.
 //
-// One parser serves whole texts and streams. Pieces of a text give deltas. Their concatenation is the parse
-// of the whole text, wherever the text is split. Text is returned as soon as it cannot belong to a marker. A
-// call is returned when it is complete.
+// One parser class serves whole texts and streams. feed() gets the next piece of text and returns what the
+// piece adds to the parts (a delta). The concatenated deltas equal the parse of the whole text, wherever the
+// text is split. Text is returned as soon as it cannot be part of a marker. A call is returned when it is
+// complete.
 //
-// Only markers and white space behind a call are dropped. A call that cannot be parsed is returned with its
-// text and the reason. So the caller can count it and send the reason to the model. If a format has no marker
-// (llama3_json, pythonic), text that only resembles a call is content.
+// Only markers, and white space after a call, are dropped. A call that cannot be parsed is returned with its
+// text and the reason, so that the caller can count it and send the reason to the model. In formats without a
+// marker (llama3_json, pythonic), text that only resembles a call is content.
 //
 // Formats have the names of vLLM (--tool-call-parser, --reasoning-parser) and SGLang.
 #pragma once
@@ -24,13 +25,13 @@ struct ToolCall {
   std::string arguments;  // a JSON object, as Python's json.dumps writes it
   std::string id;         // empty unless the model writes one
   std::string text;       // the model's text, markers included
-  std::string error;      // why it could not be parsed; empty if it was parsed
+  std::string error;      // why the call could not be parsed; empty if it was parsed
 
   bool valid() const { return error.empty(); }
   bool operator==(const ToolCall&) const = default;
 };
 
-// The parts of a whole output, or the delta of one piece.
+// The parts of a whole output, or what one piece of the text adds to them.
 struct OutputParts {
   std::string reasoning;
   std::string content;
@@ -44,23 +45,23 @@ struct OutputParts {
 struct ToolFormat;
 struct ReasoningFormat;
 
-// The part of an output that is already in its prompt.
+// The start of the assistant's turn that the prompt already has.
 struct OutputBegin {
   bool in_reasoning = false;  // the template opened the reasoning (opens_reasoning)
-  std::string forced;         // text after the template's that begins the output (forced_call)
+  std::string forced;         // text after the template's output that begins the turn (forced_call)
 };
 
 class OutputParser {
  public:
-  // reasoning_parser, tool_call_parser: names of formats. If a name is empty, such parts stay content.
-  // `tools`: null, or an array in OpenAI's format. It gives the types of arguments in formats that write them
-  // as plain text. begin.forced is parsed as if the output began with it. Throws UserError if a name is
-  // unknown; the message lists the names.
+  // reasoning_parser, tool_call_parser: names of formats. If a name is empty, reasoning or calls stay in the
+  // content. `tools`: null, or an array in OpenAI's format. Formats that write arguments as plain text need
+  // it for the types of the arguments. begin.forced is parsed as if the output began with it. Throws
+  // UserError if a name is unknown; the message lists the known names.
   OutputParser(const std::string& reasoning_parser, const std::string& tool_call_parser,
                OrderedJson tools = {}, OutputBegin begin = {});
 
   OutputParts feed(std::string_view text);
-  // Ends the text and returns everything that was held back. The parser must not be used again.
+  // Ends the text and returns all text that was held back. The parser must not be used afterwards.
   OutputParts finish();
 
   static OutputParts parse(OutputParser parser, std::string_view text);
@@ -85,24 +86,24 @@ class OutputParser {
   OrderedJson tools_;
   State state_ = State::kStart;
   bool in_reasoning_;
-  std::string buffer_;  // text that is not decided yet; in a call, its text from the marker on
+  std::string buffer_;  // text without a decision; in a call, its text from the marker on
 
-  // State of the search for the end of a call. scanned_: bytes of buffer_ that were searched.
+  // State of the search for the end of a call. scanned_: number of bytes of buffer_ that were searched.
   size_t scanned_ = 0;
   std::string open_;  // open brackets
   char quote_ = 0;
   bool escaped_ = false;
-  size_t marker_ = 0;  // length of the marker that the call began with
+  size_t marker_ = 0;  // length of the marker with which the call began
 
   std::string channel_, recipient_;  // of the current message in gpt-oss's format (harmony)
 };
 
-// Whether a prompt ends inside reasoning, as prompts of some thinking models' templates do.
+// True if a prompt ends inside reasoning, because the template of a thinking model has begun the reasoning.
 bool opens_reasoning(const std::string& reasoning_parser, std::string_view prompt);
 
-// Returns the text that forces an output to be a tool call: the format's marker. If the output would begin in
-// reasoning, the end of reasoning comes first. The model writes the rest, without constraints. Throws
-// UserError if the format is unknown, or has no marker that every call begins with (gpt-oss).
+// Returns the text that forces an output to be a tool call: the begin marker of the format. If in_reasoning,
+// the end marker of reasoning comes first. The model writes the rest of the call, without constraints. Throws
+// UserError if the format is unknown, or has no marker with which every call begins (gpt-oss).
 std::string forced_call(const std::string& reasoning_parser, const std::string& tool_call_parser,
                         bool in_reasoning);
 
@@ -119,7 +120,7 @@ struct ToolFormat {
   enum class End {
     kMarker,       // the first `end` that is not inside a JSON string
     kPlainMarker,  // the first `end`
-    kBracket,      // the bracket that closes the first one, in JSON or Python
+    kBracket,      // the bracket that closes the call's first bracket, in JSON or Python
   };
   const char* name;
   std::vector<std::string_view> begins;
@@ -128,7 +129,7 @@ struct ToolFormat {
   // Parses the text between the markers. Throws jinja::Error with the reason if it contains no valid call.
   std::vector<ToolCall> (*read)(std::string_view body, const OrderedJson& tools);
   std::vector<std::string_view> dropped = {};  // markers around several calls
-  std::string_view bare = {};                  // a call without a marker begins with one of these characters
+  std::string_view bare = {};                  // characters with which a call without a marker may begin
   std::string_view separators = {};            // between calls
   bool is_harmony = false;
 };

@@ -1,4 +1,4 @@
-// Every case is parsed whole, split in two at every byte, and byte by byte. All results must be equal.
+// Every case is parsed whole, split in two at every byte, and byte by byte. The three results must be equal.
 #include "text/output_parser.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ TEST(OutputParser, Hermes) {
          "\n\n",
          {"f {\"b\": 1, \"a\": \"é\"}", "f {\"b\": 1, \"a\": \"é\"}"}});
   check({"", "hermes", call + "\nand more", "", "and more", {"f {\"b\": 1, \"a\": \"é\"}"}});
-  // The end marker inside a string, no end marker, arguments as a text, no arguments.
+  // The end marker inside a string; no end marker, and arguments as a text; no arguments; no call.
   check({"",
          "hermes",
          R"(<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\""}}</tool_call>)",
@@ -106,7 +106,7 @@ TEST(OutputParser, MalformedCallsAreReturnedAsInvalid) {
     const std::string text = "<tool_call>" + body + "</tool_call>";
     check({"", "hermes", text + "\nrest", "", "rest", {"!" + text}});
   }
-  // An unclosed string hides the end of its call, but not the next call.
+  // A string that is not closed hides the end marker of its call, but not the next call.
   const std::string open = "<tool_call>{\"name\": \"f}</tool_call>";
   check({"", "hermes", open + "<tool_call>{\"name\": \"g\"}</tool_call>", "", "", {"!" + open, "g {}"}});
   check({"", "hermes", "<tool_call>{\"name\": \"f\", ", "", "", {"!<tool_call>{\"name\": \"f\", "}});
@@ -121,7 +121,7 @@ TEST(OutputParser, MalformedCallsAreReturnedAsInvalid) {
   }
 }
 
-// Parsing the rest after a forced beginning gives the same parts as parsing the whole output.
+// Parsing the rest of an output after a forced beginning gives the same parts as parsing the whole output.
 TEST(OutputParser, ACallMayBeForced) {
   const auto parse_forced = [](const std::string& reasoning, const std::string& name, bool in_reasoning,
                                const std::string& rest) {

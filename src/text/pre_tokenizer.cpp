@@ -14,7 +14,8 @@ namespace {
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// A character that Digits accepts as a number. Digits uses Unicode 17, regular expressions use Unicode 16.
+// A character that the pre_tokenizer Digits takes as a number. Digits uses Unicode 17, regular expressions
+// use Unicode 16.
 constexpr std::string_view kDigit = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
 
 }  // namespace
@@ -76,7 +77,7 @@ void PreTokenizer::add_split(const Json& description, const std::string& where) 
           tokenizer_json::flag(description, "invert", false, where));
 }
 
-// A text and the pieces that it has been cut into so far.
+// A text and the pieces into which it has been cut so far.
 class PreTokenizer::Cutting {
  public:
   Cutting(std::string_view text, const TextStart& start)
@@ -107,7 +108,8 @@ class PreTokenizer::Cutting {
  private:
   using Prepend = tokenizer_json::Metaspace::Prepend;
 
-  // Returns the text that regular expressions search: the text with stand-ins, computed once for all steps.
+  // Returns the text in which regular expressions search: a copy with stand-ins (unicode_text.h), made once
+  // for all steps.
   std::string_view subject(const Step& step) {
     if (!step.regex->wants_stand_ins()) return text_;
     if (!has_stand_ins_) stand_ins_ = unicode::with_stand_ins(text_);
@@ -134,8 +136,8 @@ class PreTokenizer::Cutting {
     });
   }
 
-  // Replaces each piece by `map` of the piece. If `prepend` asks for it and a piece does not begin with
-  // `prefix`, the prefix is added. `map` works on each character separately.
+  // Replaces each piece by the result of `map`. If `prepend` asks for it, `prefix` is put in front of a piece
+  // that does not begin with it. `map` must work on each character separately.
   template <class Map>
   void rewrite(std::string_view prefix, Prepend prepend, const Map& map) {
     std::string rewritten;
@@ -170,7 +172,8 @@ class PreTokenizer::Cutting {
   std::vector<Piece> pieces_;
 };
 
-// Cuts `piece` into matches and the text between them, by `invert` and `behavior`.
+// Cuts `piece` into matches and the texts between them. `invert` exchanges the roles of the two. `behavior`
+// says which of these parts are removed, and which are joined.
 void PreTokenizer::Cutting::cut_piece(const Step& step, std::string_view subject, Piece piece,
                                       std::vector<Piece>& out) {
   struct Part {

@@ -3,8 +3,9 @@
 // Supported: ByteLevel; Metaspace; Split by Regex or String with every behavior, inverted or not; Digits;
 // WhitespaceSplit; a Sequence of these; no pre_tokenizer (the whole text is one word).
 //
-// ByteLevel maps bytes to printable characters. If it is the last step, split() returns the plain bytes, and
-// only the vocabulary uses the mapping (byte_level()). Otherwise the next steps see the mapped characters.
+// ByteLevel maps bytes to printable characters. If ByteLevel is the last step, split() returns plain bytes,
+// and only the vocabulary uses the mapping (byte_level()). Otherwise the steps after ByteLevel see the mapped
+// characters.
 #pragma once
 
 #include <functional>
@@ -22,14 +23,14 @@ namespace bough {
 
 class PreTokenizer {
  public:
-  // Error messages call the file `where`. Throws UserError if something is not supported, and names it.
+  // `where` names the file in error messages. Throws UserError that names what is not supported.
   static PreTokenizer from_json(const Json& description, const std::string& where);
 
-  // True if words are plain bytes, which the vocabulary writes as characters. False if words are UTF-8 text.
+  // True if words are plain bytes, whose mapped characters the vocabulary has. False if words are UTF-8 text.
   bool byte_level() const { return byte_level_; }
 
-  // Calls `word` for each word of `text`, in order. A view lives only during its call. `text` must be valid
-  // UTF-8. Thread-safe.
+  // Calls `word` for each word of `text`, in order. The view passed to `word` is valid only during that call.
+  // `text` must be valid UTF-8. Thread-safe.
   void split(std::string_view text, const TextStart& start,
              const std::function<void(std::string_view)>& word) const;
 

@@ -116,8 +116,9 @@ TEST(PreTokenizer, MetaspaceFirstIsForTheTrueBeginning) {
   EXPECT_EQ(from({0, false}), (Texts{"ab"})) << "the stretch begins later";
 }
 
-// The text is normalized and cut by `pattern`, with Metaspace "first". The start of the given text gets a ▁
-// in front, even if normalization has made several pieces of the text, as in `tokenizers` 0.23.
+// Normalizes the text, cuts it by `pattern`, and applies Metaspace with prepend scheme "first". The start of
+// `text` gets a ▁ in front, even if normalization has made several pieces of the text, as in `tokenizers`
+// 0.23.
 std::string marked(const Json& normalizer, const std::string& text, const std::string& pattern) {
   TextStart start{unicode::decode(text).length, false};
   const std::string normalized = Normalizer::from_json(normalizer, "test").normalize(text, start);

@@ -19,12 +19,12 @@ namespace {
 
 using tokenizer_json::shown;
 
-// Tokens that a template puts around the text.
+// Tokens that the post_processor puts before and after the text.
 struct Template {
   std::vector<int32_t> before, after;
 };
 
-// Reads `single` of a TemplateProcessing: special tokens around one Sequence A.
+// Reads the entry `single` of a TemplateProcessing: special tokens around exactly one Sequence A.
 Template read_template(const Json& description, const std::string& where) {
   const std::string in = where + ": post_processor TemplateProcessing";
   Template result;
@@ -95,7 +95,7 @@ AddedToken read_added_token(const Json& entry, const std::string& where) {
 struct Tokenizer::Data {
   explicit Data(BytePairEncoder encoder) : encoder(std::move(encoder)) {}
 
-  // Decoding looks up texts by id. Ids are dense, with a few holes.
+  // Tokens are stored by id, because decoding looks them up by id. Few ids have no token.
   struct Token {
     std::string prepared;  // input of the decoder
     std::string bytes;     // bytes inside a text
@@ -106,7 +106,7 @@ struct Tokenizer::Data {
   void read_added_tokens(const Json& list, const std::string& where);
   void set_token(int32_t id, std::string_view spelling, bool special);
   void encode_text(std::string_view text, bool continues, std::vector<int32_t>& ids) const;
-  // Returns the token to decode. nullptr if there is no such token or if it is skipped.
+  // Returns the token to decode. nullptr if no token has this id, or if skip_special leaves it out.
   const Token* decodable(int32_t id, bool skip_special) const {
     if (id < 0 || static_cast<size_t>(id) >= tokens.size()) return nullptr;
     const Token& token = tokens[static_cast<size_t>(id)];
@@ -135,7 +135,7 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
   const auto& vocabulary = encoder.vocabulary();
   std::unordered_map<std::string, bool> patterns[2];
   int64_t next_id = static_cast<int64_t>(vocabulary.size());
-  std::vector<std::pair<AddedToken, std::string>> added;  // each with the pattern that is searched for
+  std::vector<std::pair<AddedToken, std::string>> added;  // each token with the text that is searched for
   std::unordered_set<std::string> special;
   for (const Json& entry : list) {
     const AddedToken token = read_added_token(entry, where);
@@ -151,7 +151,8 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " occurs twice"));
     const auto known = vocabulary.find(token.content);
     const int64_t id = known != vocabulary.end() ? known->second : next_id++;
-    // `tokenizers` numbers added tokens itself. A file with other numbers would give other ids there.
+    // `tokenizers` numbers added tokens itself. If the file has other numbers, ids would differ from those of
+    // `tokenizers`.
     if (token.id != id)
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " has id ", token.id,
                           ", expected ", id,
@@ -165,7 +166,7 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
         tokens[token.id].exists)
       throw UserError(str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content),
                           " belongs to another token"));
-    // `tokenizers` recognises a special token by its content when decoding, but decodes the normalized
+    // When decoding, `tokenizers` recognises a special token by its content, but outputs the normalized
     // content.
     set_token(token.id, pattern, special.contains(pattern));
   }
@@ -183,7 +184,7 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
   data->normalizer = Normalizer::from_json(file.value("normalizer", Json()), name);
   read_post_processor(file.value("post_processor", Json()), name, data->around);
   data->decoder = TokenDecoder::from_json(file.value("decoder", Json()), name);
-  // A vocabulary with one huge id must not allocate a table of that size.
+  // A vocabulary with a few tokens and one huge id must not allocate a table of that size.
   const int64_t most_ids = 16 * static_cast<int64_t>(data->encoder.vocabulary().size()) + 65536;
   for (const auto& [spelling, id] : data->encoder.vocabulary()) {
     if (id >= most_ids)

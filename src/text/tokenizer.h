@@ -12,11 +12,11 @@
 // with a Sequence of each, and added tokens with every flag. Anything else in the file, such as WordPiece,
 // Unigram and WordLevel models, throws a UserError that names it.
 //
-// The file's `truncation` and `padding` are not applied, as in transformers by default. The caller bounds
+// The file's `truncation` and `padding` are not applied, as in transformers by default. The caller must limit
 // lengths.
 //
-// Encoding has three steps: the text is split at added tokens, the text between them is normalized and split
-// into words, and each word is merged by rank.
+// Encoding has three steps. The text is split at added tokens. The text between them is normalized and split
+// into words. In each word, tokens are merged by rank.
 #pragma once
 
 #include <cstdint>
@@ -40,40 +40,41 @@ class Tokenizer {
   // Makes a tokenizer from the content of a tokenizer.json. Error messages call the file `name`.
   static Tokenizer from_json(std::string_view json_text, const std::string& name);
 
-  // Added tokens inside `text` are recognised, special ones too. `add_special_tokens` applies the file's
-  // template (Llama 3: the begin-of-text token in front). Throws UserError if `text` is not valid UTF-8.
+  // Recognises added tokens inside `text`, special ones too. With `add_special_tokens`, applies the
+  // post_processor of the file (Llama 3: the begin-of-text token in front). Throws UserError if `text` is not
+  // valid UTF-8.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const;
 
-  // Encodes a text that continues another one, which was encoded before. Unlike encode(), it never puts a
-  // space in front of the text (Prepend, Metaspace, add_prefix_space).
+  // Encodes a text that continues a text which was encoded before. Unlike encode(), it never puts a space in
+  // front of `text` (Prepend, Metaspace, add_prefix_space).
   std::vector<int32_t> encode_continuation(std::string_view text) const;
 
   // Returns the text of the tokens. U+FFFD replaces bytes that are not UTF-8. The space that encode() may
-  // have put in front of a text is removed. Unknown ids give no text, because a model's embedding is often
-  // padded beyond its vocabulary.
+  // have put in front of a text is removed. An id without a token gives no text, because a model's embedding
+  // often has more rows than the vocabulary has tokens.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
   // One more than the largest token id.
   int64_t vocab_size() const;
   // The id of a token, spelled as in the file: "Ġthe" for " the", or an added token's content.
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  // The bytes of a token inside a text, with its leading space. They may be part of a character. Empty if no
-  // token has this id.
+  // The bytes of the token as it is decoded inside a text, with its leading space. The bytes may be an
+  // incomplete UTF-8 character. Empty if no token has this id.
   const std::string& id_to_bytes(int32_t id) const;
-  // True for an added token marked special. `decode` leaves these out by default.
+  // True for an added token that the file marks as special. By default, decode() leaves such tokens out.
   bool is_special(int32_t id) const;
 
  private:
   friend class StreamDecoder;
-  struct Data;  // shared by copies; thread-safe: immutable, except for a cache of words with its own locks
+  struct Data;  // common to all copies; thread-safe: constant, except for a cache of words with locks
   explicit Tokenizer(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
   std::vector<int32_t> encode_after(std::string_view text, bool continues) const;
   std::shared_ptr<const Data> data_;
 };
 
-// Decodes token by token. The returned pieces, `finish()` included, concatenate to Tokenizer::decode of all
-// ids. Text that later tokens may change is held back: bytes of an incomplete character, and with the decoder
-// ByteFallback a run of byte tokens until it ends.
+// Decodes token by token. The concatenation of all returned pieces, that of finish() included, equals
+// Tokenizer::decode of all ids. Text that later tokens may change is held back: bytes of an incomplete
+// character, and, with the decoder ByteFallback, a run of byte tokens until the run ends.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);

@@ -58,7 +58,7 @@ const AddedToken* AddedTokenFinder::find_at(std::string_view text, size_t positi
 
 void AddedTokenFinder::split(std::string_view text, const std::function<void(std::string_view)>& between,
                              const std::function<void(const AddedToken&)>& found) const {
-  size_t done = 0;  // the text before it has been passed on
+  size_t done = 0;  // the text before this position was passed to a callback
   size_t position = empty() ? text.size() : 0;
   while (position < text.size()) {
     size_t length = 0;
@@ -68,8 +68,9 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(std
       ++position;
       continue;
     }
-    // As in `tokenizers`, a match that flags discard or widen still hides overlapping matches. The search
-    // continues after the pattern itself, so text that `rstrip` took may be searched again.
+    // As in `tokenizers`, a match hides overlapping matches even if a flag discards or widens the match. The
+    // search continues at the end of the pattern, so white space that `rstrip` added to a match is searched
+    // again.
     size_t begin = position;
     size_t end = position += length;
     if (token->single_word && !stands_alone(text, begin, end)) continue;

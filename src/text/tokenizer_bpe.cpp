@@ -19,7 +19,7 @@ using tokenizer_json::shown;
 constexpr std::string_view kMark = "\u2581";
 constexpr char32_t kMarkCharacter = 0x2581;
 
-constexpr size_t kCommonCharacters = 0x10000;  // characters in a table; rarer ones are in a map
+constexpr size_t kCommonCharacters = 0x10000;  // characters below it are in a table, others in a map
 
 }  // namespace
 
@@ -57,8 +57,8 @@ std::string byte_level_decode(std::string_view spelling, bool* exact) {
   return out;
 }
 
-// Maps (left id, right id) to (rank, id of the product). Open addressing, because encoding spends its time on
-// this lookup.
+// Maps (left id, right id) to (rank, id of the merged token). A hash table with open addressing, because
+// encoding spends most of its time on this look-up.
 class BytePairEncoder::MergeTable {
  public:
   struct Merge {
@@ -71,7 +71,7 @@ class BytePairEncoder::MergeTable {
     slots_.resize(capacity);
   }
 
-  // A later merge of the same pair replaces an earlier one, as in `tokenizers`.
+  // If a pair is inserted twice, the later merge replaces the earlier one, as in `tokenizers`.
   void insert(int32_t left, int32_t right, Merge merge) {
     size_t i = slot(left, right);
     while (slots_[i].left >= 0 && !slots_[i].is(left, right)) i = (i + 1) & (slots_.size() - 1);
@@ -98,9 +98,9 @@ class BytePairEncoder::MergeTable {
   std::vector<Slot> slots_;
 };
 
-// Caches words with their ids. Texts repeat their words, so most lookups end here. The cache is bounded: a
-// full shard takes no more words, which keeps the first words, the frequent ones. The cache is sharded by the
-// word's hash, so that threads seldom wait for each other.
+// Caches words with their ids. Words repeat in texts, so most look-ups hit the cache. The cache is bounded: a
+// full shard takes no more words. So it holds the words that came first, which are mostly the frequent ones.
+// The word's hash selects the shard, so that threads seldom wait for each other.
 class BytePairEncoder::Cache {
  public:
   static constexpr size_t kLongestWord = 64;  // bytes; longer words hardly ever repeat
@@ -182,7 +182,8 @@ void BytePairEncoder::read_vocabulary(const Json& vocabulary, const std::string&
   }
 }
 
-// Reads the initial tokens of words, and the substitutes for characters that the vocabulary lacks.
+// Reads the tokens with which the encoding of words starts, and the substitutes for characters without a
+// token.
 void BytePairEncoder::read_units() {
   constexpr std::string_view kHexadecimal = "0123456789ABCDEF";
   const auto id_of = [&](const std::string& spelling) {
@@ -268,7 +269,8 @@ void BytePairEncoder::encode(std::string_view word, std::vector<int32_t>& ids) c
     for (size_t mark = word.find(kMark, 1); mark != std::string_view::npos;
          mark = word.find(kMark, mark + 1)) {
       const char32_t before = unicode::decode(word.substr(unicode::character_before(word, mark))).code_point;
-      // A character without a token may become another token at its end, and may still wait to be fused.
+      // No cut after a character without a token: its last byte token may merge with ▁, or its unk_token may
+      // still wait to be fused.
       if (character_id(before) < 0 || before_mark_.contains(before)) continue;
       encode_part(word.substr(begin, mark - begin), ids);
       begin = mark;
@@ -285,7 +287,8 @@ void BytePairEncoder::encode_part(std::string_view part, std::vector<int32_t>& i
   if (cached) cache_->insert(part, merged);
 }
 
-// The tokens of a word as a linked list. If a merge takes a token into the one before, the token is removed.
+// The tokens of a word as a linked list. If a merge joins a token with the token before it, the token is
+// removed.
 class BytePairEncoder::Symbols {
  public:
   struct Symbol {
@@ -295,8 +298,8 @@ class BytePairEncoder::Symbols {
 
   explicit Symbols(size_t most) { list_.reserve(most); }
 
-  // An unk_token waits until a token is added. In `tokenizers`, byte tokens that stand in for a character
-  // overtake the waiting unk_token. add_fallback() reproduces this.
+  // An unk_token is held back until the next token is added. In `tokenizers`, byte tokens that replace a
+  // character are placed before the unk_token that is held back. add_fallback() reproduces this.
   void add(int32_t id) {
     if (waiting_ >= 0) add_fallback(std::exchange(waiting_, -1));
     add_fallback(id);
@@ -336,10 +339,10 @@ void BytePairEncoder::add_unknown(std::string_view character, Symbols& symbols) 
   symbols.add_unknown(unknown_id_, fuse_unknown_);
 }
 
-// Uses a list of symbols linked over the word's bytes, and a heap of candidate merges. A merge leaves
-// outdated entries in the heap. They are recognised when they are popped. `tokenizers` recognises them by the
-// product's id instead of the pair, so an outdated entry can stand in for another pair with the same product.
-// This code reproduces that.
+// Uses a linked list of symbols over the word's bytes, and a heap of candidate merges. After a merge, some
+// entries of the heap are outdated. `tokenizers` detects them when they are popped, by the merged token's id
+// and not by the pair. So it may apply an outdated entry to another pair with the same merged token. This
+// code reproduces that.
 std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
   struct Candidate {
     int32_t rank, position, id;

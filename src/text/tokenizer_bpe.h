@@ -1,15 +1,15 @@
 // Byte pair encoding of single words (Sennrich et al. 2016), over bytes as in GPT-2 or over characters as in
 // SentencePiece.
 //
-// A word starts as one token per byte or character. Repeatedly, the adjacent pair whose merge has the lowest
-// rank (the leftmost one) is replaced by its product, until no pair has a merge. O(n log n) in the word's
-// length.
+// A word starts as one token per byte or character. The adjacent pair whose merge has the lowest rank (the
+// leftmost such pair) is replaced by the merged token. This repeats until no adjacent pair has a merge. O(n
+// log n) in the word's length.
 //
 // A character without a token becomes, as in `tokenizers`,
 //   1. with byte_fallback, the tokens <0xNN> of its UTF-8 bytes, if all of them exist,
-//   2. else unk_token, if there is one; with fuse_unk only one for several such characters in a row,
+//   2. else unk_token, if the file has one; with fuse_unk, one for several such characters in a row,
 //   3. else nothing.
-// Over bytes, the same holds for the character that the vocabulary writes for the byte.
+// If tokens are over bytes, the same rules apply to a byte, written as the vocabulary's character for it.
 #pragma once
 
 #include <array>
@@ -29,20 +29,21 @@ namespace bough {
 // The printable character that byte-level vocabularies write for each byte, in UTF-8 (GPT-2's table).
 const std::array<std::string, 256>& byte_level_characters();
 
-// Returns the bytes that a vocabulary's spelling stands for. If one of its characters stands for no byte,
-// returns the spelling's own UTF-8 bytes, as `tokenizers` does, and sets *exact to false (else to true).
+// Returns the bytes that a token's spelling in the vocabulary stands for. If one of its characters stands for
+// no byte, returns the UTF-8 bytes of the spelling, as `tokenizers` does, and sets *exact to false (else to
+// true).
 std::string byte_level_decode(std::string_view spelling, bool* exact = nullptr);
 
 class BytePairEncoder {
  public:
-  // Reads the `model` of tokenizer.json. `byte_level`: the tokens are over bytes, else over characters.
-  // Throws UserError if something is unsupported or inconsistent, and names it.
+  // Reads the `model` of tokenizer.json. `byte_level`: true if tokens are over bytes, false if over
+  // characters. Throws UserError that names what is unsupported or inconsistent.
   static BytePairEncoder from_json(const Json& model, bool byte_level, const std::string& where);
 
   BytePairEncoder(BytePairEncoder&&) noexcept;
   ~BytePairEncoder();
 
-  // Appends the word's ids. `word` may be any bytes, or must be valid UTF-8 if tokens are over characters.
+  // Appends the word's ids. `word` may be any bytes; if tokens are over characters, it must be valid UTF-8.
   // Throws UserError if unk_token is needed but is not in the vocabulary. Thread-safe.
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
@@ -71,14 +72,15 @@ class BytePairEncoder {
   std::optional<std::string> unknown_token_;  // empty: characters without a token are dropped
   int32_t unknown_id_ = -1;                   // -1: not in the vocabulary
 
-  // Ids (-1: none) of single bytes, of single characters (rare ones in the map), and of <0xNN>.
+  // Ids (-1: none) of single bytes, of single characters (rare characters are in the map), and of <0xNN>.
   std::array<int32_t, 256> byte_ids_{};
   std::vector<int32_t> character_ids_;
   std::unordered_map<char32_t, int32_t> rare_character_ids_;
   std::array<int32_t, 256> fallback_ids_{};
 
-  // Characters that stand before ▁ in the product of some merge. After any other character, no merge crosses
-  // the start of a ▁. There a text is split into parts, which are encoded and cached separately.
+  // The characters that stand before ▁ in the merged token of some merge. After any other character, no merge
+  // joins text before and after the start of a ▁. At these places a text is split into parts, which are
+  // encoded and cached separately.
   std::unordered_set<char32_t> before_mark_;
   std::unique_ptr<MergeTable> merges_;
   std::unique_ptr<Cache> cache_;

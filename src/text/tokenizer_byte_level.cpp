@@ -22,7 +22,7 @@ std::string byte_level_tokenizer_json() {
                      {"rstrip", false},
                      {"normalized", false},
                      {"special", true}});
-  // The text is not cut, since word boundaries have no effect without merges.
+  // use_regex is off: without merges, cutting the text into words has no effect.
   const ordered_json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
   const ordered_json file = {{"version", "1.0"},

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
 
-// Returns how many bytes of `text` do not belong to an incomplete character at its end. A character has at
+// Returns the number of bytes of `text` before an incomplete UTF-8 character at its end. A character has at
 // most four bytes, so an incomplete one begins in the last three.
 size_t complete_bytes(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
@@ -23,7 +23,7 @@ size_t complete_bytes(std::string_view text) {
   return text.size();
 }
 
-// Returns the byte that "<0xNN>" stands for. As in `tokenizers`, one digit after a '+' is enough.
+// Returns the byte that "<0xNN>" stands for. As in `tokenizers`, NN may be '+' and one digit.
 std::optional<char> byte_of(std::string_view text) {
   if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return std::nullopt;
   int value = 0;
@@ -63,8 +63,8 @@ TokenDecoder TokenDecoder::from_json(const Json& description, const std::string&
   result.add(description, here);
   const std::vector<Step>& steps = result.steps_;
   if (steps.empty()) throw UserError(str(here, ": a Sequence without a decoder"));
-  // Leading replacements, or the table of a leading ByteLevel, depend on one token only. They are applied in
-  // advance.
+  // A leading Replace, or the character table of a leading ByteLevel, acts on each token alone. So these
+  // steps are applied in advance, by prepare().
   if (steps[0].kind == Kind::kByteLevel) result.num_prepared_ = 1;
   else
     while (result.num_prepared_ < steps.size() && steps[result.num_prepared_].kind == Kind::kReplace)
@@ -161,7 +161,7 @@ std::string TokenDecoder::bytes_inside(std::string_view prepared) const {
         break;
       case Kind::kFuse: break;
       case Kind::kStrip:
-        if (step.in_parts) break;  // only at the start of the whole text
+        if (step.in_parts) break;  // applies only at the start of the whole text
         for (size_t left = step.start; left > 0 && text.starts_with(step.text); --left)
           text.erase(0, step.text.size());
         break;

@@ -25,14 +25,15 @@ namespace bough {
 
 class TokenDecoder {
  public:
-  // Error messages call the file `where`. Throws UserError if something is not supported, and names it.
+  // `where` names the file in error messages. Throws UserError that names what is not supported.
   static TokenDecoder from_json(const Json& description, const std::string& where);
 
-  // Returns the form in which Run takes a token. It applies the first steps that work on a token alone, so
-  // they can run once per vocabulary entry.
+  // Applies the first steps that act on each token alone, and returns the result, which Run takes. So these
+  // steps run once per vocabulary entry.
   std::string prepare(std::string_view spelling) const;
 
-  // The bytes of a prepared token inside a text, with its leading space. They may be part of a character.
+  // The bytes of a prepared token as decoded inside a text, with its leading space. They may be an incomplete
+  // character.
   std::string bytes_inside(std::string_view prepared) const;
 
   class Run;
@@ -45,9 +46,10 @@ class TokenDecoder {
     std::optional<unicode::Regex> regex;  // Replace
     size_t start = 0;                     // Strip
     bool drops_first = false;             // Metaspace
-    // True if an earlier step joins all texts. The joined text then reaches this step in parts.
+    // True if an earlier step joins all texts. Then the joined text reaches this step in several parts.
     bool in_parts = false;
-    // True if the step needs a whole text at once. With in_parts it returns nothing before the end.
+    // True if the step needs a whole text at once. If also in_parts, the step returns nothing before the text
+    // ends.
     bool wants_whole = false;
   };
   void add(const Json& description, const std::string& where);
@@ -57,26 +59,27 @@ class TokenDecoder {
   size_t num_prepared_ = 0;  // number of steps that prepare() applies
 };
 
-// Decodes one list of tokens. It returns whole characters, and holds back text that later tokens may change.
-// The decoder must outlive it.
+// Decodes one list of tokens. It returns only whole characters, and holds back text that later tokens may
+// change. The TokenDecoder must outlive the Run.
 class TokenDecoder::Run {
  public:
   explicit Run(const TokenDecoder& decoder) : decoder_(&decoder), states_(decoder.steps_.size()) {}
 
-  // Appends to `out` the text that is certain after the next prepared token.
+  // Appends to `out` the text that no later token can change, after the next prepared token.
   void push(std::string_view prepared, std::string& out);
   // Appends the text that was held back. The run can then decode another list.
   void finish(std::string& out);
 
  private:
   struct State {
-    std::string held;    // bytes of an incomplete character or run, or parts of a text that is needed whole
+    std::string held;    // an incomplete character or run of bytes, or a text that wants_whole
     bool begun = false;  // some text has arrived
     bool first = false;  // the current text is the first one
-    bool given = false;  // ByteLevel: some text was passed to the next step
+    bool given = false;  // ByteLevel: some text has been passed to the next step
     size_t left = 0;     // Strip: number of characters that may still be removed from this text
   };
-  // Passes a part of a text to step `i`. `begins`: it is the text's first part.
+  // Passes a part of a text to step `i`; step `i` appends its result to `out` through the steps after it.
+  // `begins`: `part` is the first part of its text.
   void take(size_t i, std::string_view part, bool begins, std::string& out);
   void whole(size_t i, std::string_view text, std::string& out);
   void end(size_t i, std::string& out);

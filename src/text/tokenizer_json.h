@@ -1,6 +1,6 @@
-// Readers of keys that several parts of a tokenizer.json have: type, flags, patterns and Metaspace. `where`
-// names the file and the part in error messages. Every reader throws UserError if a required value is missing
-// or has the wrong type.
+// Readers of keys that occur in several parts of a tokenizer.json: type, flags, patterns and Metaspace.
+// `where` names the file and the part in error messages. Every reader throws UserError if a required key is
+// missing or has the wrong type.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace bough::tokenizer_json {
 
-// Shows `value` on one line, shortened and in quotes, for messages.
+// Returns `value` as JSON on one line, shortened and in quotes, for error messages.
 std::string shown(const Json& value);
 
 // Reads the `type` of a part such as {"type": "ByteLevel", ...}.
@@ -29,7 +29,7 @@ const Json& list_of(const Json& part, const char* key, const std::string& where)
 // Reads the `pattern` of a Split or Replace: {"Regex": "..."} or {"String": "..."}, not empty.
 unicode::Regex pattern_of(const Json& part, const std::string& where);
 
-// Metaspace: a visible character replaces spaces. One may also be put in front of the text.
+// Metaspace: a visible character replaces spaces. The character may also be put in front of the text.
 struct Metaspace {
   enum class Prepend { kAlways, kFirst, kNever };  // kFirst: only at the true beginning of the text
 

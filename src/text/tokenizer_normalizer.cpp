@@ -62,7 +62,8 @@ std::string Normalizer::normalize(std::string_view text, TextStart& start) const
   return result;
 }
 
-// start.bytes still covers the text at the start, together with characters that composed with its end.
+// In the result, start.bytes still covers the first character's bytes, and characters that NFC composed with
+// their end.
 std::string Normalizer::nfc(std::string text, TextStart& start) {
   std::string result = unicode::nfc(text);
   if (start.bytes > 0) {

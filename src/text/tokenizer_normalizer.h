@@ -1,7 +1,8 @@
 // The `normalizer` of tokenizer.json: changes the text before it is split into words.
 //
-// Supported: no normalizer, NFC, Prepend, Replace (a String, or a Regex that cannot match the empty string),
-// Strip, and a Sequence of these. Others (NFD, NFKC, NFKD, Lowercase, ...) throw a UserError that names them.
+// Supported: no normalizer, NFC, Prepend, Replace (of a String, or of a Regex that cannot match the empty
+// string), Strip, and a Sequence of these. Any other (NFD, NFKC, NFKD, Lowercase, ...) throws a UserError
+// that names it.
 #pragma once
 
 #include <optional>
@@ -14,15 +15,16 @@
 
 namespace bough {
 
-// Position of a piece of text in the whole text. It decides whether a space is put in front of the piece.
+// Where a piece of text begins in the whole text. It decides whether a space is put in front of the piece.
 struct TextStart {
-  // Number of the piece's first bytes that come from the first character of the whole text. 0 if the piece
-  // begins later, or if Strip removed that character: `tokenizers` compares offsets into the original text.
+  // Number of bytes at the start of the piece that come from the first character of the whole text. 0 if the
+  // piece begins later, or if Strip removed that character: `tokenizers` compares offsets into the original
+  // text.
   size_t bytes = 0;
   // True if the piece continues a text that was encoded before. Nothing is put in front of it.
   bool continues = false;
 
-  // Returns the TextStart of the rest of the piece from `offset` on.
+  // Returns the TextStart of the part of the piece that begins at byte `offset`.
   TextStart at(size_t offset) const {
     return {bytes > offset ? bytes - offset : 0, continues && offset == 0};
   }
@@ -30,13 +32,13 @@ struct TextStart {
 
 class Normalizer {
  public:
-  // Error messages call the file `where`. Throws UserError if something is not supported, and names it.
+  // `where` names the file in error messages. Throws UserError that names what is not supported.
   static Normalizer from_json(const Json& description, const std::string& where);
 
   bool empty() const { return steps_.empty(); }
 
-  // Returns the normalized `text`, which must be valid UTF-8. `start` describes `text`, and is changed to
-  // describe the result. Thread-safe.
+  // Returns the normalized `text`, which must be valid UTF-8. On entry, `start` describes `text`; on return,
+  // the result. Thread-safe.
   std::string normalize(std::string_view text, TextStart& start) const;
 
  private:

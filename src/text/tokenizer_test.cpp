@@ -12,7 +12,8 @@
 namespace bough {
 namespace {
 
-// The byte-level tokenizer with more tokens, merges and added tokens. Ids are those that `tokenizers` gives.
+// The byte-level tokenizer of `bough init` with more tokens, merges and added tokens. `tokenizers` gives the
+// same ids.
 Json description(const std::vector<std::pair<std::string, std::string>>& merges, const Json& added = {}) {
   Json file = Json::parse(byte_level_tokenizer_json());
   file["added_tokens"] = Json::array();
@@ -77,7 +78,7 @@ TEST(Tokenizer, MergesByRankThenFromTheLeft) {
   EXPECT_EQ(tokenizer.encode("aaab"), (std::vector<int32_t>{258, 257}));
 }
 
-// The merge of "ab" is queued first, but is outdated when it is popped: "b" is part of "bc" by then.
+// The merge of "ab" is queued first. When it is popped, it is outdated, because "b" has become part of "bc".
 TEST(Tokenizer, OutdatedMergesAreNotApplied) {
   const Tokenizer tokenizer = tokenizer_of(description({{"b", "c"}, {"a", "b"}, {"a", "bc"}}));
   EXPECT_EQ(tokenizer.encode("abc"), (std::vector<int32_t>{258}));
@@ -203,7 +204,7 @@ TEST(Tokenizer, BytesWithoutATokenAreDroppedOrUnknown) {
   EXPECT_THROW(unfit.encode("z"), UserError);
 }
 
-// Byte tokens overtake an unk_token that waits to be fused, a quirk of `tokenizers`.
+// Byte tokens are placed before an unk_token that is held back to be fused, as in `tokenizers`.
 TEST(Tokenizer, ByteFallback) {
   Json file = description({});
   for (const char* gone : {"x", "y", "z"}) file["model"]["vocab"].erase(gone);
@@ -262,14 +263,15 @@ TEST(Tokenizer, AContinuationHasNoSpaceInFront) {
   EXPECT_EQ(tokenizer.encode_continuation("ab a"), (std::vector<int32_t>{301, 302, 304}));
 }
 
-// The text is cut before a ▁ only if no merge crosses the cut. Here a merge does, after "b".
+// The text is cut before a ▁ only if no merge joins the texts before and after the cut. Here a merge does,
+// after "b".
 TEST(Tokenizer, MergesAcrossSpaces) {
   const Tokenizer tokenizer = tokenizer_of(sentencepiece({{"b", "▁"}, {"▁", "c"}}));
   EXPECT_EQ(tokenizer.encode_continuation("b c"), (std::vector<int32_t>{304, 303}));
   EXPECT_EQ(tokenizer.encode_continuation("a c"), (std::vector<int32_t>{301, 305}));
 }
 
-// The merge of a pair is found again for every neighbour. Quadratic time would take minutes.
+// After each merge, the neighbours of the merged token get new candidates. Quadratic time would take minutes.
 TEST(Tokenizer, LongWordsTakeLinearTime) {
   const Tokenizer tokenizer = tokenizer_of(description({{"a", "a"}, {"aa", "aa"}, {"aaaa", "aaaa"}}));
   EXPECT_EQ(tokenizer.encode(std::string(1 << 20, 'a')), std::vector<int32_t>((1 << 20) / 8, 258));

@@ -19,8 +19,8 @@ struct MatchData {
   MatchData& operator=(const MatchData&) = delete;
 };
 
-// PCRE2's limits guard against patterns of unknown origin that take exponential time. On a long run of
-// spaces, a tokenizer's pattern needs a few steps per byte, far more than the default total of ten million.
+// PCRE2's limits stop untrusted patterns that take exponential time. On a long run of spaces, a tokenizer's
+// pattern needs a few steps per byte. That is far more than the default total of ten million.
 struct MatchContext {
   pcre2_match_context* context;
   MatchContext() : context(pcre2_match_context_create(nullptr)) {
@@ -49,7 +49,7 @@ Regex::Regex(std::string_view pattern, uint32_t options, const std::string& wher
     throw UserError(str(where, ": the regular expression ", quoted(pattern), " is invalid at byte ", position,
                         ": ", message_of(error)));
   code_ = std::shared_ptr<const void>(code, [code](const void*) { pcre2_code_free(code); });
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it pcre2_match interprets: slower, the same matches
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // if JIT fails, matching is slower but the same
 }
 
 Regex Regex::compile(std::string_view pattern, const std::string& where) {

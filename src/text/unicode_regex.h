@@ -1,8 +1,10 @@
-// Regular expressions of tokenizer.json, run by PCRE2 with the meaning they have in `tokenizers` (Oniguruma).
+// Regular expressions of tokenizer.json. PCRE2 runs them with the meaning that they have in `tokenizers`,
+// which uses Oniguruma.
 //
-// Only constructs that mean the same in both are accepted. The rest (anchors, \w, \b, scripts, look-behind,
-// nested classes, back references, ...) throws a UserError that names the construct. The two libraries have
-// different Unicode versions. Therefore subjects must first pass through with_stand_ins() (unicode_text.h).
+// Only constructs that mean the same in PCRE2 and Oniguruma are accepted. Any other (anchors, \w, \b,
+// scripts, look-behind, nested classes, back references, ...) throws a UserError that names the construct.
+// The two libraries have different Unicode versions. Therefore texts to search must first pass through
+// with_stand_ins() (unicode_text.h).
 #pragma once
 
 #include <cstddef>
@@ -26,12 +28,12 @@ class Regex {
   // Matches exactly `text`, which must not be empty.
   static Regex literal(std::string_view text);
 
-  // Compiles a pattern from our own code, which may use all of PCRE2.
+  // Compiles a pattern of Bough's source code, which may use all of PCRE2.
   static Regex trusted(std::string_view pattern);
 
-  // Whether subjects must pass through with_stand_ins() first. False only for a literal.
+  // Whether texts to search must pass through with_stand_ins() first. False only for a literal pattern.
   bool wants_stand_ins() const { return literal_.empty(); }
-  // Whether the pattern can match the empty string in some subject.
+  // Whether the pattern can match the empty string in some text.
   bool may_match_nothing() const;
 
   // Returns all matches from left to right, without overlaps. `subject` must be valid UTF-8. An empty match

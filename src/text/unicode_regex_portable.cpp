@@ -12,8 +12,8 @@
 namespace bough::unicode {
 namespace {
 
-// General categories and their groups. Scripts and binary properties are not included, because they follow
-// the Unicode version.
+// General categories. Scripts and binary properties are not accepted, because their meaning depends on the
+// Unicode version.
 constexpr std::array kProperties = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N", "Nd",
                                     "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm",
                                     "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
@@ -60,9 +60,9 @@ class PatternChecker {
             "groups, (?i:...), look-ahead, alternatives and quantifiers"));
   }
 
-  // Reads a literal. A code point on which the libraries' Unicode versions differ is refused, since subjects
-  // have a stand-in for it. Under (?i:...), a literal must be ASCII and must not form a pair that folds from
-  // one character (ß, ﬁ, ﬆ).
+  // Reads a literal. Refuses a code point that has another category in the two libraries: in a text to
+  // search, a stand-in replaces it. Under (?i:...), a literal must be ASCII, and two literals must not be the
+  // case folding of one character (ß, ﬁ, ﬆ).
   void literal(char32_t c) {
     check_range(c, c);
     if (ignore_case_depth_ == 0) return;
@@ -84,7 +84,7 @@ class PatternChecker {
     }
   }
 
-  // Reads the text after a backslash. Returns the code point of an escaped literal, or 0 for a class such as
+  // Reads what follows a backslash. Returns the code point of an escaped literal, or 0 for a class such as
   // \s.
   char32_t escape(bool in_class) {
     const size_t begin = position_;
@@ -201,7 +201,8 @@ class PatternChecker {
     take();
   }
 
-  // Reads {n}, {n,} and {n,m}. A '+' or '?' after it means different things to the two libraries.
+  // Reads {n}, {n,} and {n,m}. Refuses a '+' or '?' after it, which differs in meaning between the two
+  // libraries.
   void interval() {
     const size_t begin = position_;
     take();
@@ -220,7 +221,7 @@ class PatternChecker {
   std::string_view pattern_;
   const std::string& where_;
   size_t position_ = 0;
-  std::string groups_;  // open groups; 'i' if case is ignored
+  std::string groups_;  // groups that are not closed yet; 'i' if case is ignored in the group
   int ignore_case_depth_ = 0;
   char last_literal_ = 0;
   size_t last_literal_end_ = 0;

@@ -34,7 +34,7 @@ TEST(UnicodeRegex, LiteralsAreNotPatterns) {
   EXPECT_EQ(Regex::literal("\u1C89").find_all("x\u1C89").size(), 1u);
 }
 
-// Backtracking over a long run must not hit a limit of the library.
+// Backtracking over a long run must not reach PCRE2's default limit.
 TEST(UnicodeRegex, LongSubjects) {
   const std::string spaces(1 << 20, ' ');
   EXPECT_EQ(Regex::compile(R"(\s*[\r\n]+|\s+(?!\S)|\s+)", "test").find_all(spaces + "a").size(), 2u);

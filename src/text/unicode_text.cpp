@@ -13,7 +13,7 @@
 namespace bough::unicode {
 namespace {
 
-// Returns the entry of a sorted table whose range contains `code_point`, or nullptr.
+// Returns the entry of a sorted table whose range contains `code_point`; nullptr if there is none.
 template <class Entry>
 const Entry* find(std::span<const Entry> table, char32_t code_point) {
   const auto after = std::upper_bound(table.begin(), table.end(), code_point,
@@ -23,8 +23,8 @@ const Entry* find(std::span<const Entry> table, char32_t code_point) {
   return code_point <= entry.last ? &entry : nullptr;
 }
 
-// Returns whether `second` may be the second byte of a character. The range is narrower than 80..BF if the
-// character would otherwise be overlong, a surrogate or beyond U+10FFFF.
+// Returns whether `second` may follow the first byte `lead` of a character. The range is narrower than 80..BF
+// if otherwise the character could be overlong, a surrogate or beyond U+10FFFF.
 bool valid_second(unsigned char lead, unsigned char second) {
   switch (lead) {
     case 0xE0: return second >= 0xA0 && second <= 0xBF;
@@ -134,7 +134,7 @@ std::string nfc(std::string_view text) {
   if (plain) return std::string(text);
   std::string out;
   out.reserve(text.size());
-  size_t begin = 0;  // start of the text that is not yet normalized
+  size_t begin = 0;  // start of the text that has not been normalized yet
   for (size_t i = 0; i < text.size();) {
     const Decoded next = decode(text.substr(i));
     if (next.length > 1 && find(kInertInNfc, next.code_point)) {

@@ -30,7 +30,8 @@ TEST(UnicodeText, FindsTheFirstInvalidByte) {
   EXPECT_EQ(find_invalid("\x80"), 0u);
 }
 
-// Each maximal part becomes one U+FFFD. The example is the Unicode standard's (chapter 3, table 3-8).
+// Each maximal part that is not UTF-8 becomes one U+FFFD. The example is from the Unicode standard (chapter
+// 3, table 3-8).
 TEST(UnicodeText, ReplacesMaximalParts) {
   EXPECT_EQ(replace_invalid("a\xF1\x80\x80\xE1\x80\xC2"
                             "b\x80"
@@ -55,8 +56,9 @@ TEST(UnicodeText, NfcComposesAndReorders) {
   EXPECT_EQ(nfc("\u212B"), "\u00C5");
 }
 
-// U+07FD came with Unicode 11 and is placed below the letter, so an accent above composes across it. For the
-// NFC of `tokenizers` it is a starter, which keeps the letter and the accent apart.
+// U+07FD came with Unicode 11. It is placed below the letter, so an accent above composes with the letter
+// across it. For the NFC of `tokenizers` (Unicode 9) it is a starter, so the letter and the accent do not
+// compose.
 TEST(UnicodeText, NfcLeavesNewerMarksAlone) {
   EXPECT_EQ(nfc("e\u07FD\u0301"), "e\u07FD\u0301");
   EXPECT_EQ(nfc("e\u0301\u07FDe\u0301"), "\u00E9\u07FD\u00E9");

@@ -10,8 +10,9 @@ namespace {
 // Returns one past the last token of the stretch that begins at t. A later token e belongs to the stretch if
 // and only if two conditions hold:
 // - The tokens from t to e form a chain (depth grows with the token number).
-// - None of them has another child (their subtrees end together).
-// If both hold for e, they hold for all tokens before e. So the end is found by doubling, then binary search.
+// - None of the tokens from t to e - 1 has another child (the subtrees end together).
+// If the conditions hold for e, they hold for all tokens between t and e. So the end is found by doubling,
+// then by binary search.
 int32_t stretch_end(const PrefixTree& tree, int32_t t) {
   const int32_t limit = tree.subtree_end[t];
   const auto belongs = [&](int32_t e) {
@@ -48,8 +49,7 @@ BranchTree::BranchTree(const PrefixTree& tree) {
 
   std::vector<int32_t> first_leaf(nodes.size());
   for (int32_t n = size() - 1; n >= 0; --n) first_leaf[n] = nodes[n].is_leaf() ? n : first_leaf[n + 1];
-  // The node of every kStride-th token: starting points for finding a sequence's end node, which may be
-  // anywhere.
+  // The node of every kStride-th token. The search for a sequence's end node starts from there.
   constexpr int32_t kStride = 16;
   std::vector<int32_t> near;
   near.reserve(tree.num_tokens() / kStride + 1);
@@ -89,7 +89,7 @@ std::vector<LeafVisit> BranchTree::visit() const {
   };
   open(-1);
   int32_t lcp = 0;
-  bool descending = true;  // from the first node after a leaf down to the next leaf
+  bool descending = true;  // true between the node after a leaf and the next leaf
   while (!todo.empty()) {
     const int32_t n = todo.back();
     todo.pop_back();

@@ -1,6 +1,7 @@
-// The branches of a prefix tree. Packing, load balancing and schedules work on this compressed form.
+// A prefix tree in which each unbranched run of tokens is one node. Packing, load balancing and schedules use
+// it.
 //
-// - A node is a stretch of tokens. Each token except the last has exactly one child.
+// - A node is a run of tokens in which each token except the last has exactly one child.
 // - A tree of S sequences has at most 2 S nodes, for any number of tokens.
 // - A leaf represents every sequence that ends in it, and also sequences that end above it. A sequence that
 //   ends above a leaf is a prefix of that leaf's path, so it needs no tokens of its own.
@@ -16,7 +17,7 @@ namespace bough {
 
 struct BranchNode {
   int32_t begin, end;  // tree tokens [begin, end)
-  int32_t parent;      // index of a node; -1 below the virtual root
+  int32_t parent;      // index of a node; -1 if the parent is the virtual root
   int32_t depth;       // tokens from the root through the node's last one: L(u) of Tree Training, section 2.2
   int32_t num_children = 0;
   bool is_leaf() const { return num_children == 0; }
@@ -31,7 +32,8 @@ struct LeafVisit {
 
 class BranchTree {
  public:
-  // Takes O(nodes · log of their length + tokens / 16 + sequences). Children are in the prefix tree's order.
+  // Takes O(nodes · log(tokens of a node) + tokens / 16 + sequences). Children are in the prefix tree's
+  // order.
   explicit BranchTree(const PrefixTree& tree);
 
   std::vector<BranchNode> nodes;  // in pre-order
@@ -39,8 +41,8 @@ class BranchTree {
       sequence_leaf;  // per sequence: node index of the first leaf at or below its end; -1 if it is empty
 
   int32_t size() const { return static_cast<int32_t>(nodes.size()); }
-  // Children of node n; n = -1 is the virtual root. Callers may reorder them in place. `visit` follows the
-  // new order.
+  // Children of node n; n = -1 is the virtual root. Callers may reorder the children in place. `visit`
+  // follows the new order.
   std::span<int32_t> children(int32_t n);
   std::span<const int32_t> children(int32_t n) const;
 

@@ -24,11 +24,11 @@ int64_t common_prefix(TokenSpan a, TokenSpan b, int64_t from) {
 
 // Sorts sequence indices lexicographically and finds the longest common prefix (LCP) of adjacent sequences.
 // Stable.
-// - Method: a merge sort that carries LCPs along (Ng and Kakehi 2008), with the first token after each LCP
-//   (Bingmann, Eberle and Sanders 2017).
-// - No token is compared twice in a merge. Plain comparison sorting would read shared prefixes again and
-//   again.
-// - Most steps read no token at all, which avoids a cache miss each.
+// - Method: a merge sort that stores each entry's LCP with the entry before it (Ng and Kakehi 2008), and the
+//   first token after this LCP (Bingmann, Eberle and Sanders 2017).
+// - No token is compared twice in a merge. Plain comparison sorting would read common prefixes
+//   many times.
+// - Most comparisons of two entries read no token at all, which avoids a cache miss each.
 struct LcpSorter {
   struct Entry {
     int32_t sequence;
@@ -54,10 +54,11 @@ struct LcpSorter {
     return position < static_cast<int64_t>(tokens.size()) ? tokens[position] : kEnd;
   }
 
-  // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. `lcp` of each side's head is
-  // relative to the last output. The head with the longer `lcp` is the smaller sequence; on a tie, the head
-  // with the smaller next token. After an output, the next entry of the same side already has its own `lcp`.
-  // The other head keeps the shorter `lcp`.
+  // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. The head of each half is its first
+  // entry that is not merged yet. Its `lcp` is relative to the entry that was output last. The head with the
+  // longer `lcp` is the smaller sequence; on a tie, the head with the smaller next token. After an output,
+  // the next entry of the same half already has the right `lcp`. The head of the other half gets the shorter
+  // `lcp`.
   void merge(size_t begin, size_t middle, size_t end) {
     size_t left = begin, right = middle, out = begin;
     while (left < middle && right < end) {
@@ -200,8 +201,8 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
   const auto last_token = [&](int32_t n) {
     return static_cast<int32_t>(nodes[n].first_token + nodes[n].end - nodes[n].begin - 1);
   };
-  // Goes node by node, so memory is first touched when it is written. Zeroing everything first would be a
-  // second pass over memory, half of the time of a large batch.
+  // Writes all fields node by node, so memory is first touched when it is written. Zeroing the arrays first
+  // would be a second traversal of memory, which takes half of the time of a large batch.
   for (const int32_t n : node_order) {
     const auto& node = nodes[n];
     const int32_t begin = static_cast<int32_t>(node.first_token);

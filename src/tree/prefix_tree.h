@@ -1,8 +1,9 @@
 // The prefix tree of a batch of sequences (engine.md 1).
 //
-// A forest of tokens under a virtual root. Tokens are numbered in depth-first pre-order. The child with the
-// most tokens below it comes first. So any root-to-leaf path has at most log2(T) + 1 runs of consecutive
-// numbers. subtree_end[j] is one past the last token below j. The attention mask follows from it:
+// A forest of tokens under a virtual root, which is not a token. Tokens are numbered in depth-first
+// pre-order. The child with the most tokens below it comes first. So any root-to-leaf path has at most
+// log2(T) + 1 runs of consecutive numbers. subtree_end[j] is one past the last token below j. The attention
+// mask follows from it:
 //
 //   key j is visible to query i   iff   j <= i < subtree_end[j]
 //
@@ -27,7 +28,7 @@ struct PrefixTree {
   std::vector<int32_t> num_sequences;  // sequences that contain the token
   std::vector<int32_t> chain_begin;    // first token of the token's chain. In a chain, token numbers are
                                        // consecutive and each token is the parent of the next
-  // Per sequence of the batch, in its order.
+  // One entry per sequence, in batch order.
   std::vector<int32_t> sequence_end;     // the sequence's last token; -1 for an empty one
   std::vector<int64_t> sequence_offset;  // [S + 1]: start of the sequence in the flat batch
 
@@ -50,14 +51,14 @@ PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences);
 // Throws UserError if num_tokens exceeds INT32_MAX, the most tokens that a tree can number.
 void check_tree_size(int64_t num_tokens);
 
-// A tree without sharing: each sequence is a path of its own below the virtual root, in batch order.
+// A tree without common prefixes: each sequence is a path of its own below the virtual root, in batch order.
 PrefixTree build_flat_forest(const std::vector<TokenSpan>& sequences);
 
 struct TreeStatistics {
   int64_t num_sequences = 0;
   int64_t num_flat_tokens = 0;         // N
   int64_t num_tree_tokens = 0;         // T
-  double compression = 1;              // C = N / T
+  double compression = 1;              // visible (query, key) pairs: flat batch divided by tree
   double attention_compression = 1;    // visible (query, key) pairs of the flat batch over pairs of the tree
   double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 3.1)
   int64_t longest_path = 0;            // tokens
@@ -67,8 +68,8 @@ struct TreeStatistics {
 };
 TreeStatistics compute_statistics(const PrefixTree& tree);
 
-// FLOPs of the forward pass per token, per lm_head row and per visible (query, key) pair. Backward costs
-// twice as much for each term. So a training step costs kStepOverForward times the forward pass.
+// FLOPs of the forward pass per token, per row of the lm_head (a trained token) and per visible (query, key)
+// pair. Backward costs twice as many. So a training step costs kStepOverForward times the forward pass.
 inline constexpr double kStepOverForward = 3;
 struct WorkModel {
   double flops_per_token = 1;
@@ -76,10 +77,10 @@ struct WorkModel {
   double flops_per_pair = 0;
 };
 struct StepWork {
-  double flat = 0, tree = 0;  // work of the flat batch and of the tree, in the units of the WorkModel
+  double flat = 0, tree = 0;  // FLOPs for the flat batch and for the tree, in the units of the WorkModel
   double ratio() const { return tree > 0 ? flat / tree : 1; }  // W
 };
-// trained: one flag per flat token, sequence after sequence. Flags of position 0 are ignored.
+// trained: one flag per flat token, sequence after sequence. Flags of a sequence's first token are ignored.
 StepWork count_work(const PrefixTree& tree, const std::vector<uint8_t>& trained, const WorkModel& work);
 
 }  // namespace bough

@@ -85,7 +85,7 @@ TEST(PrefixTree, OrderOfTheBatchDoesNotMatter) {
   }
 }
 
-// Prefixes that end near the borders of the runs that memcmp compares.
+// prefix_tree.cpp compares kRun tokens at a time. These prefixes end near multiples of kRun.
 TEST(PrefixTree, PrefixesOfEveryLengthAroundARunAreFound) {
   for (const int32_t length : {1, 2, 63, 64, 65, 66, 127, 128, 129, 193})
     for (const int32_t fork : {0, 1, 62, 63, 64, 65, 66, 127, 128, 129, 192}) {

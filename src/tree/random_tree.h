@@ -14,8 +14,9 @@ inline std::vector<TokenSpan> as_spans(const std::vector<std::vector<int32_t>>& 
   return {sequences.begin(), sequences.end()};
 }
 
-// Sequences whose prefix tree has at most `max_tokens` tokens. Token ids are in [0, vocab). Most sequences
-// fork an earlier one at a random position. Some are empty, equal, prefixes of others, or share nothing.
+// Returns sequences whose prefix tree has at most `max_tokens` tokens. Token ids are in [0, vocab). Most
+// sequences branch off an earlier one at a random position. Some are empty, equal to another one, a prefix of
+// another one, or have no common prefix with any.
 inline std::vector<std::vector<int32_t>> random_sequences(uint64_t seed, int64_t max_tokens,
                                                           int32_t vocab = 50) {
   std::mt19937_64 random(seed);
