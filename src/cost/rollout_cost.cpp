@@ -16,8 +16,8 @@ struct Sample {
   int64_t sampled, left;
 };
 
-// What one layer reads and computes in a decoding pass. A "key" is a key and its value. A summary is the
-// summary of one page.
+// The reads and the computation of one layer in a decoding pass. A "key" is a key and its value. A summary is
+// the summary of one page.
 struct LayerReads {
   double keys_read = 0, keys_attended = 0, summaries_read = 0, summaries_scored = 0;
 };

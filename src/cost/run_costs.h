@@ -20,8 +20,8 @@ namespace bough {
 inline constexpr int64_t kDefaultMaxTokensPerPass = 2048;
 inline constexpr int64_t kDefaultMaxTokensPerPassOfGpu = 16384;
 
-// What a profile was measured for. The profile is not valid for another processor, number of threads or
-// dtype.
+// The conditions that a profile was measured under. The profile is not valid for another processor, number of
+// threads or dtype.
 struct ProfileKey {
   std::string device;   // a CPU's model name and instruction sets; a GPU's name
   int64_t threads = 0;  // 0: a GPU

@@ -176,7 +176,7 @@ std::vector<WorkedExample> to_examples(std::span<const Record> records, const Da
   return examples;
 }
 
-// What read_dataset() and read_sft() have in common: the selected records, and the worked examples in front
+// Input that read_dataset() and read_sft() both need: the selected records, and the worked examples in front
 // of each prompt.
 struct Contents {
   std::vector<Record> records;

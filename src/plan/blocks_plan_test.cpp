@@ -186,8 +186,7 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
       ours = std::min(ours, simulate(plan, &costs).seconds);
     }
     const double optimum = BruteForce(request, costs, limit).run();
-    if (std::isinf(optimum))
-      continue;  // a run is longer than a pass; the brute force does not cut runs
+    if (std::isinf(optimum)) continue;  // a run is longer than a pass; the brute force does not cut runs
     const double ratio = ours / optimum;
     sum += ratio;
     worst = std::max(worst, ratio);

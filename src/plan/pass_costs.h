@@ -14,10 +14,9 @@ struct PassShape {
   int64_t pairs = 0;       // visible (query, key) pairs
   int64_t head_rows = 0;   // rows of the lm_head: tokens that at least one sequence trains
   int64_t stack_pairs =
-      -1;              // (query, key) pairs with a key on the stack; -1: every token sees the whole stack
-  int64_t pieces = 1;  // runs of consecutive tokens; in a run, each token is the parent of the next
-  int64_t loss_rows =
-      -1;  // loss rows: each trained token once per sequence that trains it; -1: head_rows
+      -1;                  // (query, key) pairs with a key on the stack; -1: every token sees the whole stack
+  int64_t pieces = 1;      // runs of consecutive tokens; in a run, each token is the parent of the next
+  int64_t loss_rows = -1;  // loss rows: each trained token once per sequence that trains it; -1: head_rows
 };
 
 // The recompute policy of a block: which tensors it holds between its forward and its backward (its

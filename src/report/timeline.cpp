@@ -43,7 +43,7 @@ std::string number(double value) {
   return buffer;
 }
 
-// What a lane waits for while it is idle; "" if no text is known for the lane.
+// The thing that a lane waits for while it is idle; "" if no text is known for the lane.
 std::string idle_name(const std::string& lane) {
   if (lane == "engine") return "idle: the staleness limiter waits for new weights";
   if (lane == "trainer") return "idle: waits for samples";

@@ -1,5 +1,5 @@
-// What each thread of a run did over time, for the report. A lane is one thread, a span is a named interval
-// in it. Timeline is thread-safe.
+// The activity of each thread of a run over time, for the report. A lane is one thread, a span is a named
+// interval in it. Timeline is thread-safe.
 #pragma once
 
 #include <algorithm>

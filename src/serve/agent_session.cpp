@@ -10,8 +10,8 @@ namespace bough {
 AgentSession::AgentSession(const ConversationFormat& format, std::string id, uint64_t group, std::string name)
     : format_(format), id_(std::move(id)), group_(group), name_(std::move(name)) {}
 
-// Chooses the conversation row of which the prompt's text extends the longest prefix, counted in tokens. Of
-// equally long prefixes, takes that of the newest row.
+// Chooses the conversation row of which the prompt's text extends the longest prefix, counted in tokens. If
+// several prefixes are equally long, it takes that of the newest row.
 std::shared_ptr<const AskedTurn> AgentSession::ask(const std::string& prompt, OutputBegin begun,
                                                    OrderedJson messages, OrderedJson tools) {
   const ChatCodec& codec = format_.codec();

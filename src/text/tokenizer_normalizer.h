@@ -15,7 +15,8 @@
 
 namespace bough {
 
-// Where a piece of text begins in the whole text. It decides whether a space is put in front of the piece.
+// The place where a piece of text begins in the whole text. It decides whether a space is put in front of the
+// piece.
 struct TextStart {
   // Number of bytes at the start of the piece that come from the first character of the whole text. 0 if the
   // piece begins later, or if Strip removed that character: `tokenizers` compares offsets into the original

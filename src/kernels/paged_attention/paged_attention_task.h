@@ -1,4 +1,4 @@
-// What one thread computes in paged attention: rows (a row is one query token) and the pages that they visit,
+// The work of one thread in paged attention: rows (a row is one query token) and the pages that they visit,
 // in order. Plain types: the files that use them include neither torch nor the standard library's templates
 // (common/isa.h).
 #pragma once

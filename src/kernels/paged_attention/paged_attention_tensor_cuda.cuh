@@ -47,7 +47,7 @@ struct PagedEntry {
   }
 };
 
-// Where an entry is written: to o if this item finishes the row (part is nullptr), else to a part.
+// The place that an entry is written to: o if this item finishes the row (part is nullptr), else a part.
 template <class T>
 struct PagedOutput {
   T* o;

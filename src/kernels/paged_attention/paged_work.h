@@ -1,4 +1,4 @@
-// What the CUDA kernels of paged attention compute in one pass: integers in one array, copied to the device
+// The work of the CUDA kernels of paged attention in one pass: integers in one array, copied to the device
 // at once. paged_plan.h fills it. No torch.
 //
 // A row is one query token. An item is a set of rows and consecutive pages that all of them attend to. One
