@@ -4,8 +4,12 @@
 #include <array>
 
 #include "base/error.h"
+#include "kernels/embedding/embedding_cost.h"
 #include "kernels/log_prob/log_prob_cost.h"
 #include "kernels/matrix_product/matrix_product_cost.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary_cost.h"
+#include "kernels/rms_norm/rms_norm_cost.h"
+#include "kernels/swiglu/swiglu_cost.h"
 #include "kernels/tree_attention/tree_attention_cost.h"
 
 namespace bough {
@@ -61,15 +65,15 @@ double ModelShape::flops_per_head_row() const {
 }
 
 double ModelShape::elements_per_token() const {
-  // Elements read or written per token and layer by norms, two residual sums, q/k norm with rotary embedding,
-  // and the activation function. The embedding lookup and the final norm are added once.
+  // Elements that a layer reads and writes per token. The embedding lookup and the final norm are added once.
   const int64_t norms = (pre_norms ? 2 : 0) + (post_norms ? 2 : 0);
   const int64_t qkv = query_width() + 2 * key_width();
   // With qk_norm_over_width, q, k and v are also split, normed and concatenated.
-  const int64_t over_width = qk_norm_over_width ? 6 * qkv : 0;
-  const int64_t layer =
-      norms * 2 * hidden_size + 2 * 3 * hidden_size + 2 * qkv + over_width + 3 * intermediate_size;
-  return static_cast<double>(num_layers * layer + 4 * hidden_size);
+  const int64_t over_width = qk_norm_over_width ? 2 * qkv + rms_norm_elements(qkv) + 2 * qkv : 0;
+  const int64_t layer = norms * rms_norm_elements(hidden_size) + 2 * residual_elements(hidden_size) +
+                        qk_norm_rotary_elements(qkv) + over_width + swiglu_elements(intermediate_size);
+  return static_cast<double>(num_layers * layer + embedding_elements(hidden_size) +
+                             rms_norm_elements(hidden_size));
 }
 
 WorkModel work_model(const ModelShape& shape) {

@@ -72,6 +72,9 @@ TEST(ModelShape, WorkOfTheSmallShapeByHand) {
   EXPECT_EQ(shape.flops_per_pair(), 8.0 * 2 * 2 * 512);
   EXPECT_EQ(shape.scores_per_pair(), 64);
   EXPECT_EQ(shape.flops_per_head_row(), 2.0 * 512 * 4096);
+  // A layer has two norms, two residual sums, q, k and v of 1024 in all, and gate, up and their product. The
+  // embedding and the last norm are added.
+  EXPECT_EQ(shape.elements_per_token(), 8 * (2 * 2 * 512 + 2 * 3 * 512 + 2 * 1024 + 3 * 1536) + 4 * 512);
   EXPECT_EQ(shape.parameter_bytes(), 27'272'704 * 8);
   EXPECT_EQ(named_model_shape("small", "bf16").parameter_bytes(), 27'272'704 * 6);
   EXPECT_EQ(named_model_shape("small", "fp64").accumulator_bytes, 8);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kernels/common/element_loops.h"
+#include "kernels/adamw/adamw_loops.h"
 #include "kernels/common/op.h"
 #include "kernels/parameter.h"
 

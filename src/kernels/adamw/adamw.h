@@ -37,7 +37,7 @@ struct AdamwStep {
 // depend on the number of threads.
 void adamw(const AdamwState& state, const AdamwStep& step);
 
-// The scalars of an update that the kernels of all devices use (defined in common/element_loops.h).
+// The scalars of an update that the kernels of all devices use (defined in adamw_loops.h).
 template <class A>
 struct AdamwScalars;
 template <class A>

@@ -1,6 +1,6 @@
 // AdamW is elementwise and memory-bound, so each of the five arrays is read and written once.
+#include "kernels/adamw/adamw_cuda.h"
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -22,11 +23,9 @@ AdamwState random_state(at::IntArrayRef sizes, at::ScalarType type, uint64_t see
   return state;
 }
 
-AdamwState copy(const AdamwState& state) {
-  AdamwState result{
-      state.value.clone(), {}, state.exp_avg.clone(), state.exp_avg_sq.clone(), state.gradient.clone()};
-  if (state.master.defined()) result.master = state.master.clone();
-  return result;
+AdamwState copy(const AdamwState& state, at::Device device = at::kCPU) {
+  return {copy_to(device, state.value), copy_to(device, state.master), copy_to(device, state.exp_avg),
+          copy_to(device, state.exp_avg_sq), copy_to(device, state.gradient)};
 }
 
 constexpr AdamwStep kStep{.lr = 0.01,
@@ -37,22 +36,23 @@ constexpr AdamwStep kStep{.lr = 0.01,
                           .gradient_scale = 0.7,
                           .step = 3};
 
-TEST(Adamw, MatchesReferenceInEveryDtype) {
+class AdamwOn : public OnDevice {};
+BOUGH_ON_DEVICES(AdamwOn);
+
+TEST_P(AdamwOn, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
     for (const int64_t size : {1, 17, 40'000}) {
-      auto got = random_state({size}, type, 1);
-      auto expected = copy(got);
+      const auto expected = random_state({size}, type, 1), got = copy(expected, device());
       adamw(got, kStep);
       adamw_reference(expected, kStep);
       const auto acc = accumulator_type(type);
-      EXPECT_CLOSE(got.exp_avg, expected.exp_avg, acc);
-      EXPECT_CLOSE(got.exp_avg_sq, expected.exp_avg_sq, acc);
-      EXPECT_CLOSE(got.value, expected.value, type);
+      EXPECT_CLOSE(got.exp_avg.cpu(), expected.exp_avg, acc);
+      EXPECT_CLOSE(got.exp_avg_sq.cpu(), expected.exp_avg_sq, acc);
+      EXPECT_CLOSE(got.value.cpu(), expected.value, type);
       EXPECT_EQ(got.gradient.count_nonzero().item<int64_t>(), 0);
-      if (type != acc) {
-        EXPECT_CLOSE(got.master, expected.master, acc);
-        EXPECT_TRUE(got.value.equal(got.master.to(type)));
-      }
+      if (type == acc) continue;
+      EXPECT_CLOSE(got.master.cpu(), expected.master, acc);
+      EXPECT_TRUE(got.value.equal(got.master.to(type)));
     }
 }
 
@@ -117,13 +117,19 @@ TEST(Adamw, DoesNotDependOnThreads) {
   EXPECT_TRUE(masters[0].equal(masters[2]));
 }
 
-TEST(SumOfSquares, MatchesReferenceInEveryDtype) {
+class SumOfSquaresOn : public OnDevice {};
+BOUGH_ON_DEVICES(SumOfSquaresOn);
+
+TEST_P(SumOfSquaresOn, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
     for (const int64_t size :
-         {int64_t{0}, int64_t{1}, int64_t{37}, kSumOfSquaresBlock, 3 * kSumOfSquaresBlock + 5}) {
-      const auto x = random_tensor({size}, type, 7);
-      EXPECT_NEAR(sum_of_squares(x).item<double>(), sum_of_squares_reference(x).item<double>(),
+         {int64_t{0}, int64_t{1}, int64_t{37}, kSumOfSquaresBlock, 3 * kSumOfSquaresBlock + 5,
+          1100 * kSumOfSquaresBlock}) {  // more parts than the last block of the CUDA kernel has threads
+      const auto x = random_tensor({size}, type, 7), input = copy_to(device(), x);
+      const auto sum = sum_of_squares(input);
+      EXPECT_NEAR(sum.item<double>(), sum_of_squares_reference(x).item<double>(),
                   1e-13 * static_cast<double>(size));
+      EXPECT_SAME_BITS(sum_of_squares(input), sum);
     }
 }
 
@@ -153,6 +159,8 @@ TEST(SumOfSquares, IsNotFiniteIfAnElementIsNot) {
       EXPECT_FALSE(std::isfinite(sum_of_squares(x).item<double>()));
     }
 }
+
+BOUGH_HAS_CUDA_KERNELS(Adamw, "adamw_", "sum_of_squares")
 
 }  // namespace
 }  // namespace bough

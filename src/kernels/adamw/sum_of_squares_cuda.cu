@@ -1,7 +1,7 @@
 // The sum has two stages. First each block of kPartElements elements is summed separately. Then one thread
 // block sums the parts.
+#include "kernels/adamw/adamw_cuda.h"
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

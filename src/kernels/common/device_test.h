@@ -1,14 +1,18 @@
-// The devices that tests run on.
+// The devices that tests run on, and helpers for tests of CUDA kernels.
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <initializer_list>
 #include <string>
 
 #include "base/error.h"
 #include "kernels/common/cuda_library.h"
+#include "kernels/parameter.h"
 
 namespace bough {
 
@@ -51,5 +55,50 @@ class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
 #define BOUGH_ON_DEVICES(Suite)                                                    \
   INSTANTIATE_TEST_SUITE_P(Devices, Suite, ::testing::Values(at::kCPU, at::kCUDA), \
                            [](const auto& info) { return c10::DeviceTypeName(info.param, true); })
+
+// Base of tests that run only on CUDA. They are skipped if there is no GPU.
+class OnCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
+  }
+};
+
+// Returns a copy on the device, also if x is there. An undefined tensor stays undefined.
+inline at::Tensor copy_to(at::Device device, const at::Tensor& x) {
+  return x.defined() ? x.to(device, x.scalar_type(), /*non_blocking=*/false, /*copy=*/true) : x;
+}
+inline Parameter copy_to(at::Device device, const Parameter& parameter) {
+  return {.value = copy_to(device, parameter.value),
+          .main_grad = copy_to(device, parameter.main_grad),
+          .parts = {}};
+}
+inline at::Tensor on_gpu(const at::Tensor& x) {
+  return copy_to(at::kCUDA, x);
+}
+
+// Two runs on the same input must give the same bits, because sums have a fixed order.
+#define EXPECT_SAME_BITS(a, b) EXPECT_TRUE((a).equal(b))
+
+// Expects that libbough_cuda.so opens and has kernels of these ops. This needs no GPU: the library opens,
+// registers its kernels, and reports the missing GPU. Skips the test if the library was not built.
+inline void expect_cuda_kernels(std::initializer_list<const char*> ops) {
+  if (find_cuda_library().empty()) GTEST_SKIP() << "libbough_cuda.so was not built";
+  try {
+    open_cuda_library();
+    EXPECT_TRUE(at::hasCUDA());
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("no GPU"), std::string::npos) << error.what();
+  }
+  for (const char* const name : ops)
+    EXPECT_TRUE(c10::Dispatcher::singleton()
+                    .findSchemaOrThrow((std::string("bough::") + name).c_str(), "")
+                    .hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+        << name;
+}
+#define BOUGH_HAS_CUDA_KERNELS(Op, ...)          \
+  TEST(CudaLibrary, Has##Op) {                   \
+    ::bough::expect_cuda_kernels({__VA_ARGS__}); \
+  }
 
 }  // namespace bough

@@ -46,5 +46,13 @@ static inline void store(BFloat16Bits* p, float value) {  // round to nearest ev
   p->bits = static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
 }
 
+// Returns weight + offset. Without an offset nothing is added, because an addition would make the compiler
+// reorder the factors.
+template <bool kOffset, class A, class T>
+static inline A factor_of(const T* weight, A offset) {
+  if constexpr (kOffset) return load(weight) + offset;
+  else return load(weight);
+}
+
 }  // namespace BOUGH_ISA
 }  // namespace bough

@@ -7,12 +7,20 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "kernels/parameter.h"
 
 namespace bough {
 
 constexpr at::ScalarType kFloatTypes[] = {at::kFloat, at::kDouble, at::kBFloat16};
+
+// Rows and widths for ops over rows. Some widths allow 16-byte packs, others do not. Some shapes have fewer
+// rows than the first stage of a CUDA sum has parts, others more. In one shape, the sums of one row do not
+// fit in the shared memory of a block.
+inline const std::vector<std::pair<int64_t, int64_t>> kRowShapes = {
+    {1, 5}, {3, 7}, {70, 5}, {65, 64}, {70, 130}, {130, 512}, {9000, 48}, {70, 1023}, {3, 16384}};
 
 inline at::Tensor random_tensor(at::IntArrayRef sizes, at::ScalarType type, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);

@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
-#include "kernels/common/element_loops.h"
 #include "kernels/common/op.h"
+#include "kernels/embedding/embedding_loops.h"
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("add_embedding_gradient_(Tensor(a!) sums, Tensor tokens, Tensor rows) -> ()");

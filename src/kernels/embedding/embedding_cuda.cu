@@ -1,7 +1,7 @@
 // Grid x covers the columns, grid y the sorted tokens. The thread at a token's first row adds all rows of
 // this token one after the other, so that their order is fixed without atomics.
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
+#include "kernels/embedding/embedding_cuda.h"
 namespace bough {
 
 namespace {

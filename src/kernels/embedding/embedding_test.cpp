@@ -2,24 +2,35 @@
 
 #include <ATen/Parallel.h>
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
 namespace {
 
-TEST(EmbeddingGradient, MatchesReferenceInEveryDtype) {
+class EmbeddingGradientOn : public OnDevice {};
+BOUGH_ON_DEVICES(EmbeddingGradientOn);
+
+TEST_P(EmbeddingGradientOn, MatchesReferenceInEveryDtype) {
+  auto shapes = kRowShapes;
+  for (const int64_t width : {1, 63, 64, 200})
+    for (const int64_t num_tokens : {0, 1, 77}) shapes.emplace_back(num_tokens, width);
   for (const auto type : kFloatTypes)
-    for (const int64_t width : {1, 63, 64, 200})
-      for (const int64_t num_tokens : {0, 1, 77}) {
-        SCOPED_TRACE(testing::Message() << width << " wide, " << num_tokens << " tokens");
-        // There are few distinct tokens, so many occur often.
-        const auto tokens = at::randint(11, {num_tokens}, at::kLong);
-        const auto rows = random_tensor({num_tokens, width}, type, 1);
-        const auto sums = random_tensor({11, width}, accumulator_type(type), 2), expected = sums.clone();
-        add_embedding_gradient_(sums, tokens, rows);
-        add_embedding_gradient_reference_(expected, tokens, rows);
-        EXPECT_CLOSE(sums, expected, accumulator_type(type));
+    for (const auto& [num_tokens, width] : shapes) {
+      SCOPED_TRACE(testing::Message() << width << " wide, " << num_tokens << " tokens");
+      // There are few distinct tokens, so many occur often.
+      const auto tokens = at::randint(11, {num_tokens}, at::kLong);
+      const auto rows = random_tensor({num_tokens, width}, type, 1);
+      const auto start = random_tensor({11, width}, accumulator_type(type), 2), expected = start.clone();
+      add_embedding_gradient_reference_(expected, tokens, rows);
+      std::vector<at::Tensor> sums;
+      for (int run = 0; run < 2; ++run) {
+        sums.push_back(copy_to(device(), start));
+        add_embedding_gradient_(sums.back(), copy_to(device(), tokens), copy_to(device(), rows));
+        EXPECT_CLOSE(sums.back().cpu(), expected, accumulator_type(type));
       }
+      EXPECT_SAME_BITS(sums[0], sums[1]);
+    }
 }
 
 TEST(EmbeddingGradient, DoesNotDependOnThreads) {
@@ -62,6 +73,8 @@ TEST(Embedding, IsScaled) {
     EXPECT_CLOSE(weight.main_grad[4], expected, accumulator_type(type));
   }
 }
+
+BOUGH_HAS_CUDA_KERNELS(Embedding, "add_embedding_gradient_")
 
 }  // namespace
 }  // namespace bough

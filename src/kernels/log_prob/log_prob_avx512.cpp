@@ -1,4 +1,4 @@
-#include "kernels/common/element_loops.h"
+#include "kernels/log_prob/log_prob_loops.h"
 
 #include <immintrin.h>
 

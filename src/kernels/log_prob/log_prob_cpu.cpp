@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/common/element_loops.h"
 #include "kernels/common/op.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/log_prob/log_prob_loops.h"
 #include "kernels/log_prob/softmax_blocks.h"
 #include "kernels/parameter.h"
 

@@ -2,7 +2,7 @@
 // sums of its elements relative to the largest of them. Sums with different maxima are then merged (Milakov
 // and Gimelshein 2018, here also for the entropy's sum). Backward: elementwise.
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
+#include "kernels/log_prob/log_prob_cuda.h"
 
 namespace bough {
 

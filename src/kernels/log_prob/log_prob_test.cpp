@@ -1,5 +1,6 @@
 #include "kernels/log_prob/log_prob.h"
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -9,26 +10,29 @@ at::Tensor labels_for(int64_t rows, int64_t width) {
   return (at::arange(rows, at::kLong) * 7 + 3).remainder(width);
 }
 
-TEST(LogProb, MatchesReferenceInEveryDtype) {
+class LogProbOn : public OnDevice {};
+BOUGH_ON_DEVICES(LogProbOn);
+
+TEST_P(LogProbOn, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
     for (const double temperature : {0.7, 1.0, 1.3})
       for (const auto& [rows, width] :
-           std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}}) {
-        const auto logits = random_tensor({rows, width}, type, 5);
-        const auto labels = labels_for(rows, width);
+           std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}, {3, 50001}}) {
         const auto acc = accumulator_type(type);
-        const auto out = log_prob_forward(logits, labels, temperature);
+        const auto logits = random_tensor({rows, width}, type, 5), labels = labels_for(rows, width);
+        const auto d_log_probs = random_tensor({rows}, acc, 6), d_entropies = random_tensor({rows}, acc, 7);
         const auto expected = log_prob_forward_reference(logits, labels, temperature);
-        EXPECT_CLOSE(out.log_probs_R, expected.log_probs_R, acc);
-        EXPECT_CLOSE(out.lse_R, expected.lse_R, acc);
-        EXPECT_CLOSE(out.entropies_R, expected.entropies_R, acc);
-        const auto d_log_probs = random_tensor({rows}, acc, 6);
-        const auto d_entropies = random_tensor({rows}, acc, 7);
-        const auto d_logits = logits.clone(), d_logits_expected = logits.clone();
-        log_prob_backward_(d_logits, labels, out, d_log_probs, d_entropies, temperature);
-        log_prob_backward_reference_(d_logits_expected, labels, expected, d_log_probs, d_entropies,
-                                     temperature);
-        EXPECT_CLOSE(d_logits, d_logits_expected, type);
+        const auto d_expected = logits.clone();
+        log_prob_backward_reference_(d_expected, labels, expected, d_log_probs, d_entropies, temperature);
+        const auto got = copy_to(device(), logits), own_labels = copy_to(device(), labels);
+        const auto out = log_prob_forward(got, own_labels, temperature);
+        EXPECT_CLOSE(out.log_probs_R.cpu(), expected.log_probs_R, acc);
+        EXPECT_CLOSE(out.lse_R.cpu(), expected.lse_R, acc);
+        EXPECT_CLOSE(out.entropies_R.cpu(), expected.entropies_R, acc);
+        EXPECT_SAME_BITS(log_prob_forward(got, own_labels, temperature).lse_R, out.lse_R);
+        log_prob_backward_(got, own_labels, out, copy_to(device(), d_log_probs),
+                           copy_to(device(), d_entropies), temperature);
+        EXPECT_CLOSE(got.cpu(), d_expected, type);
       }
 }
 
@@ -51,16 +55,16 @@ TEST(LogProb, BackwardIsTheDerivative) {
   }
 }
 
-TEST(LogProb, ConfidentAndHopelessRowsStayFinite) {
-  const auto logits = at::tensor({100.0f, -100.0f, 0.0f, -100.0f, 100.0f, 0.0f}).view({2, 3});
-  const auto labels = at::zeros({2}, at::kLong);
+TEST_P(LogProbOn, ConfidentAndHopelessRowsStayFinite) {
+  const auto logits =
+      copy_to(device(), at::tensor({100.0f, -100.0f, 0.0f, -100.0f, 100.0f, 0.0f}).view({2, 3}));
+  const auto labels = copy_to(device(), at::zeros({2}, at::kLong)), ones = copy_to(device(), at::ones({2}));
   const auto out = log_prob_forward(logits, labels, 1.0);
   EXPECT_FLOAT_EQ(out.log_probs_R[0].item<float>(), 0.0f);
   EXPECT_FLOAT_EQ(out.log_probs_R[1].item<float>(), -200.0f);
-  const auto d = logits.clone();
-  log_prob_backward_(d, labels, out, at::ones({2}), at::ones({2}), 1.0);
-  EXPECT_TRUE(d.isfinite().all().item<bool>());
-  EXPECT_FLOAT_EQ(d[1][0].item<float>(), 1.0f);
+  log_prob_backward_(logits, labels, out, ones, ones, 1.0);
+  EXPECT_TRUE(logits.isfinite().all().item<bool>());
+  EXPECT_FLOAT_EQ(logits[1][0].item<float>(), 1.0f);
 }
 
 // The columns are cut into three parts, as among tensor-parallel ranks. The gradient of each part equals the
@@ -94,6 +98,8 @@ TEST(LogProb, PartsOfTheColumnsGiveTheResultOfAllColumns) {
     }
   }
 }
+
+BOUGH_HAS_CUDA_KERNELS(LogProb, "log_prob_forward", "log_prob_backward_", "draw_token")
 
 }  // namespace
 }  // namespace bough

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "kernels/common/element_loops.h"
+#include "kernels/log_prob/log_prob_loops.h"
 
 namespace bough {
 

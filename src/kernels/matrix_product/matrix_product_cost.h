@@ -15,6 +15,11 @@ constexpr int64_t matrix_product_flops(int64_t rows, int64_t depth, int64_t colu
   return 2 * rows * depth * columns;
 }
 
+// Elements that the sum of a product and its residual reads and writes per row.
+constexpr int64_t residual_elements(int64_t columns) {
+  return 3 * columns;
+}
+
 // Minimum number of multiply-adds per thread: starting a thread takes about as long as this many.
 constexpr double kMultipliesPerThread = 256 << 10;
 constexpr int64_t kPackedRows = 1024;  // rows of A that are packed at a time, if A must be packed

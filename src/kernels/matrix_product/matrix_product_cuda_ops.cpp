@@ -5,11 +5,9 @@
 //
 // This library does not link cuBLAS. It uses the cuBLAS and the CUDA runtime that libtorch_cuda brings
 // (cmake/cuda.cmake).
-#include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/Exceptions.h>
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <cublasLt.h>
 
@@ -26,8 +24,6 @@
 namespace bough {
 
 namespace {
-using Tensor = const at::Tensor&;
-
 // A matrix with contiguous rows or columns, as cuBLAS sees it. cuBLAS is column-major, so it sees a row-major
 // matrix as the transpose. The row-major product c = a b is therefore computed as cT = bT aT.
 struct Factor {

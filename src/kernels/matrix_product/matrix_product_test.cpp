@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -163,6 +164,46 @@ TEST(MatrixProduct, BatchInvariantRowsDoNotDependOnOtherRowsOrThreads) {
   }
   at::set_num_threads(threads);
 }
+
+using CudaMatrixProduct = OnCuda;
+
+TEST_F(CudaMatrixProduct, EqualsTheProductInFp64) {
+  struct Shape {
+    int64_t m, n, k;
+  };
+  for (const auto type : kFloatTypes)
+    for (const Shape& shape :
+         {Shape{64, 64, 64}, Shape{1, 96, 64}, Shape{33, 31, 32}, Shape{45, 65, 130}, Shape{1, 1, 1},
+          Shape{300, 200, 7}, Shape{5, 1000, 96}, Shape{64, 48, 5000}, Shape{3, 4, 0}})
+      for (const bool a_turned : {false, true})
+        for (const bool b_turned : {false, true}) {
+          SCOPED_TRACE(testing::Message() << shape.m << " x " << shape.n << " x " << shape.k
+                                          << (a_turned ? " a turned" : "") << (b_turned ? " b turned" : ""));
+          const auto a = a_turned ? random_tensor({shape.k, shape.m}, type, 1).t()
+                                  : random_tensor({shape.m, shape.k}, type, 1);
+          const auto b = b_turned ? random_tensor({shape.n, shape.k}, type, 2).t()
+                                  : random_tensor({shape.k, shape.n}, type, 2);
+          const auto bias = random_tensor({shape.n}, type, 3);
+          const auto c = random_tensor({shape.m, shape.n}, accumulator_type(type), 4);
+          const auto product = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b)).cpu(), product, type);
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), on_gpu(bias)).cpu(),
+                       product + bias.to(at::kDouble), type);
+          const auto residual = random_tensor({shape.m, shape.n}, type, 5);
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), {}, on_gpu(residual)).cpu(),
+                       product + residual.to(at::kDouble), type);
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), on_gpu(bias), on_gpu(residual)).cpu(),
+                       product + bias.to(at::kDouble) + residual.to(at::kDouble), type);
+          const auto c_gpu = on_gpu(c);
+          add_matrix_product_(c_gpu, on_gpu(a), on_gpu(b));
+          EXPECT_CLOSE(c_gpu.cpu(), product + c.to(at::kDouble), c.scalar_type());
+          const auto apart = on_gpu(at::cat({residual, residual}, 1)).narrow(1, 0, shape.n);
+          add_matrix_product_(apart, on_gpu(a), on_gpu(b));
+          EXPECT_CLOSE(apart.cpu(), product + residual.to(at::kDouble), type);
+        }
+}
+
+BOUGH_HAS_CUDA_KERNELS(MatrixProduct, "matrix_product", "add_matrix_product_")
 
 }  // namespace
 }  // namespace bough

@@ -1,5 +1,5 @@
-// CUDA launchers of page_choice.h. Pointers are device pointers. The caller checks launch errors with
-// cudaGetLastError. T is BFloat16Bits or float. Scores are fp32.
+// Launchers of the CUDA kernels of page_choice.h (cuda_launch.h). T is BFloat16Bits or float.
+// Scores are fp32.
 //
 // One thread computes one element of a summary from the page's keys in order, with the same bits as on the
 // CPU. One CUDA thread block chooses the pages of one query and key/value head. Each of its warps scores one

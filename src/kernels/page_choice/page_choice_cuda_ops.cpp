@@ -1,18 +1,12 @@
 // The CUDA kernels of page choice as torch ops.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <torch/library.h>
 
 #include "kernels/common/cuda_launch.h"
-#include "kernels/common/op.h"
 #include "kernels/page_choice/page_choice_cuda.h"
 
 namespace bough {
 
 namespace {
-using Tensor = const at::Tensor&;
-
 template <class Function>
 void dispatch(at::ScalarType type, Function&& function) {
   switch (type) {

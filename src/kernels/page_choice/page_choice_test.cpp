@@ -139,9 +139,10 @@ TEST(PageChoice, EqualsAStableSortByScore) {
       }
 }
 
+using CudaPageChoice = OnCuda;
+
 // The inputs are small integers: sums are exact in any order, and many scores are equal.
-TEST(PageChoice, CudaChoosesTheSamePagesAsTheCpu) {
-  if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
+TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
   const int64_t num_pages = 900;
   std::vector<int32_t> all;
   for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
@@ -185,6 +186,8 @@ TEST(PageChoice, ABudgetBelowTheMinimumIsRefused) {
   EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, lists),
                InternalError);
 }
+
+BOUGH_HAS_CUDA_KERNELS(PageChoice, "summarise_pages_", "choose_pages")
 
 }  // namespace
 }  // namespace bough

@@ -1,5 +1,5 @@
-// CUDA launchers of paged_attention.h. Pointers are device pointers. The caller checks launch errors with
-// cudaGetLastError. T is BFloat16Bits or float. Scores, sums and parts are fp32.
+// Launchers of the CUDA kernels of paged_attention.h (cuda_launch.h). T is BFloat16Bits or float.
+// Scores, sums and parts are fp32.
 //
 // The tensor cores compute bf16 heads of up to 128 whose size is a multiple of 8. Each page of an item
 // (paged_work.h) is loaded once for all rows of the item and all query heads of the key/value head. With up

@@ -1,18 +1,12 @@
 // The CUDA kernels of paged attention as a torch op.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/cuda/CUDAException.h>
-#include <torch/library.h>
 
 #include "kernels/common/cuda_launch.h"
-#include "kernels/common/op.h"
 #include "kernels/paged_attention/paged_attention_cuda.h"
 
 namespace bough {
 
 namespace {
-using Tensor = const at::Tensor&;
-
 using Optional = const std::optional<at::Tensor>&;
 
 at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional strided_v, Tensor pages,

@@ -334,5 +334,7 @@ TEST(PagedAttention, RefusesWrongShapesAndLists) {
   }
 }
 
+BOUGH_HAS_CUDA_KERNELS(PagedAttention, "paged_attention_")
+
 }  // namespace
 }  // namespace bough

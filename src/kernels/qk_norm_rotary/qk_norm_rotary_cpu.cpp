@@ -1,9 +1,9 @@
 #include <ATen/ATen.h>
 
-#include "kernels/common/element_loops.h"
 #include "kernels/common/op.h"
 #include "kernels/common/scratch.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary_loops.h"
 
 namespace bough {
 

@@ -3,7 +3,7 @@
 // gradients in two stages, both in a fixed order: each warp over its heads and the warps of a block, then all
 // blocks.
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
 
 namespace bough {
 

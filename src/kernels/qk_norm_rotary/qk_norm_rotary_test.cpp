@@ -1,5 +1,6 @@
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -11,47 +12,69 @@ RotaryTable table(int64_t num_tokens, at::ScalarType acc, int64_t head_dim = kLa
   return make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, head_dim, 1e4, acc);
 }
 
-TEST(QkNormRotary, MatchesReferenceInEveryDtype) {
+struct Case {
+  QkvLayout layout;
+  int64_t num_tokens;
+  bool with_norm;
+  int64_t turned;  // elements of a head that are rotated
+  double offset;   // weight_offset
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> result = {
+      {{10, 2, 16}, 70, false, 16, 0},  {{10, 2, 16}, 70, true, 16, 0},   {{10, 2, 64}, 70, false, 64, 0},
+      {{10, 2, 64}, 70, true, 64, 1},   {{10, 2, 96}, 70, true, 96, 0},   {{10, 2, 128}, 70, true, 128, 1},
+      {{10, 2, 256}, 70, true, 256, 1}, {{10, 2, 128}, 70, false, 96, 0}, {{10, 2, 64}, 70, true, 32, 1},
+      {{10, 2, 128}, 70, false, 0, 0},  {{10, 2, 64}, 70, true, 0, 1}};
+  for (const bool with_norm : {false, true}) {
+    result.push_back({{4, 2, 16}, 70, with_norm, 16, 0});
+    result.push_back({{3, 1, 6}, 5, with_norm, 6, 0});         // halves of odd size
+    result.push_back({{16, 8, 128}, 600, with_norm, 128, 0});  // all parts of the first stage on CUDA
+    result.push_back({{2, 1, 1024}, 33, with_norm, 1024, 0});  // fewer warps per block
+    for (const int64_t turned : {96, 94, 0}) result.push_back({{4, 2, 128}, 70, with_norm, turned, 1});
+  }
+  return result;
+}
+
+class QkNormRotaryOn : public OnDevice {};
+BOUGH_ON_DEVICES(QkNormRotaryOn);
+
+TEST_P(QkNormRotaryOn, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
-    for (const auto& [with_norm, head_dim, turned, offset] :
-         std::vector<std::tuple<bool, int64_t, int64_t, double>>{{false, 16, 16, 0},
-                                                                 {true, 16, 16, 0},
-                                                                 {false, 64, 64, 0},
-                                                                 {true, 64, 64, 1},
-                                                                 {true, 96, 96, 0},
-                                                                 {true, 128, 128, 1},
-                                                                 {true, 256, 256, 1},
-                                                                 {false, 128, 96, 0},
-                                                                 {true, 64, 32, 1},
-                                                                 {false, 128, 0, 0},
-                                                                 {true, 64, 0, 1}}) {
-      SCOPED_TRACE(testing::Message() << turned << " of " << head_dim << (with_norm ? ", with norms" : ""));
+    for (const auto& [layout, num_tokens, with_norm, turned, offset] : cases()) {
+      const int64_t n = layout.num_heads, g = layout.num_kv_heads, h = layout.head_dim;
+      SCOPED_TRACE(testing::Message() << turned << " of " << h << (with_norm ? ", with norms" : ""));
       const NormSettings norm_settings{1e-6, offset};
-      const QkvLayout layout{10, 2, head_dim};
-      auto qkv = random_tensor({70, layout.width()}, type, 1).requires_grad_(true);
-      Parameter q_norm = random_parameter({head_dim}, type, 2),
-                k_norm = random_parameter({head_dim}, type, 3);
-      const auto rotary = table(70, accumulator_type(type), turned);
-      const auto [q, k, v] = qk_norm_rotary(qkv, layout, rotary, with_norm ? &q_norm : nullptr,
-                                            with_norm ? &k_norm : nullptr, norm_settings);
-      const auto d_q = random_tensor({70, 10, head_dim}, type, 4),
-                 d_k = random_tensor({70, 2, head_dim}, type, 5),
-                 d_v = random_tensor({70, 2, head_dim}, type, 6);
-      torch::autograd::backward({q, k, v}, {d_q, d_k, d_v});
+      const auto qkv = random_tensor({num_tokens, layout.width()}, type, 1);
+      const Parameter q_norm = random_parameter({h}, type, 2), k_norm = random_parameter({h}, type, 3);
+      const auto rotary = table(num_tokens, accumulator_type(type), turned);
+      const auto d_q = random_tensor({num_tokens, n, h}, type, 4),
+                 d_k = random_tensor({num_tokens, g, h}, type, 5),
+                 d_v = random_tensor({num_tokens, g, h}, type, 6);
       using Optional = std::optional<at::Tensor>;
-      const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };
+      const auto norm = [with = with_norm](const Parameter& p) {
+        return with ? Optional(p.value) : std::nullopt;
+      };
       const auto [q_ref, k_ref, v_ref] = qk_norm_rotary_forward_reference(
-          qkv.detach(), rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), 10, 2, norm_settings);
-      EXPECT_CLOSE(q, q_ref, type);
-      EXPECT_CLOSE(k, k_ref, type);
-      EXPECT_CLOSE(v, v_ref, type);
+          qkv, rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), n, g, norm_settings);
       auto d_q_norm = at::zeros_like(q_norm.main_grad), d_k_norm = at::zeros_like(k_norm.main_grad);
-      const auto d_qkv = qk_norm_rotary_backward_reference(
-          d_q, d_k, d_v, qkv.detach(), rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), Optional(d_q_norm),
-          Optional(d_k_norm), norm_settings);
-      EXPECT_CLOSE(qkv.grad(), d_qkv, type);
-      EXPECT_CLOSE(q_norm.main_grad, d_q_norm, type);
-      EXPECT_CLOSE(k_norm.main_grad, d_k_norm, type);
+      const auto d_qkv = qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv, rotary.cos, rotary.sin,
+                                                           norm(q_norm), norm(k_norm), Optional(d_q_norm),
+                                                           Optional(d_k_norm), norm_settings);
+
+      const auto copy = [this](const auto& x) { return copy_to(device(), x); };
+      const Parameter q_weight = copy(q_norm), k_weight = copy(k_norm);
+      auto input = copy(qkv).requires_grad_(true);
+      const auto [q, k, v] =
+          qk_norm_rotary(input, layout, {copy(rotary.cos), copy(rotary.sin)}, with_norm ? &q_weight : nullptr,
+                         with_norm ? &k_weight : nullptr, norm_settings);
+      torch::autograd::backward({q, k, v}, {copy(d_q), copy(d_k), copy(d_v)});
+      EXPECT_CLOSE(q.cpu(), q_ref, type);
+      EXPECT_CLOSE(k.cpu(), k_ref, type);
+      EXPECT_CLOSE(v.cpu(), v_ref, type);
+      EXPECT_CLOSE(input.grad().cpu(), d_qkv, type);
+      EXPECT_CLOSE(q_weight.main_grad.cpu(), d_q_norm, type);
+      EXPECT_CLOSE(k_weight.main_grad.cpu(), d_k_norm, type);
     }
 }
 
@@ -71,6 +94,8 @@ TEST(QkNormRotary, BackwardIsTheDerivative) {
     check_parameter_gradient(again, k_norm);
   }
 }
+
+BOUGH_HAS_CUDA_KERNELS(QkNormRotary, "qk_norm_rotary_forward", "qk_norm_rotary_backward")
 
 }  // namespace
 }  // namespace bough

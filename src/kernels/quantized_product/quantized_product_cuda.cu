@@ -10,8 +10,8 @@
 #include <limits>
 
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
 #include "kernels/common/cuda_mma.cuh"
+#include "kernels/quantized_product/quantized_product_cuda.h"
 
 namespace bough {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 #include "kernels/matrix_product/matrix_product.h"
 
@@ -16,7 +17,8 @@ struct Quantized {
 };
 
 Quantized quantize(const at::Tensor& w_OK) {
-  Quantized q{at::full(w_OK.sizes(), 99, at::kChar), at::full({w_OK.size(0)}, 99.0, at::kFloat)};
+  Quantized q{at::full(w_OK.sizes(), 99, w_OK.options().dtype(at::kChar)),
+              at::full({w_OK.size(0)}, 99.0, w_OK.options().dtype(at::kFloat))};
   quantize_rows_(q.weight_OK, q.scale_O, w_OK);
   return q;
 }
@@ -29,6 +31,15 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1, 1},     {1, 96, 64},     {3, 33, 31},   {32, 32, 32},    {33, 31, 65},
                              {17, 100, 96}, {5, 1000, 129},  {70, 47, 520}, {128, 64, 1536}, {600, 40, 1100},
                              {2, 13, 2050}, {257, 70, 2048}, {31, 12, 7}};
+
+// Shapes for CUDA: fewer and more rows than the kernel accepts, depths that its warps share unevenly, widths
+// that it does not accept, and empty ones.
+constexpr Shape kMoreShapes[] = {{1, 1, 16},     {7, 33, 48},     {16, 40, 528},  {31, 1000, 1024},
+                                 {70, 47, 1536}, {256, 64, 2048}, {257, 64, 512}, {5, 31, 33},
+                                 {0, 4, 16},     {3, 4, 0}};
+
+class QuantizedProductOn : public OnDevice {};
+BOUGH_ON_DEVICES(QuantizedProductOn);
 
 TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
   for (const auto type : kFloatTypes)
@@ -54,42 +65,54 @@ TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
     }
 }
 
-TEST(QuantizedProduct, RowsOfZerosGiveZeroAndRowsThatAreNotFiniteGiveNaN) {
+TEST_P(QuantizedProductOn, RowsOfZerosGiveZeroAndRowsThatAreNotFiniteGiveNaN) {
   for (const auto type : kFloatTypes) {
     auto w = random_tensor({5, 40}, type, 1);
     w[1].zero_();
     w[2][17] = std::numeric_limits<double>::infinity();
     w[3][39] = std::numeric_limits<double>::quiet_NaN();
     w[4].fill_(1e-38);  // 127 / 1e-38 overflows fp32
-    const auto q = quantize(w);
+    const auto q = quantize(copy_to(device(), w));
     EXPECT_EQ(q.scale_O[1].item<float>(), 0);
     EXPECT_TRUE(std::isnan(q.scale_O[2].item<float>()) && std::isnan(q.scale_O[3].item<float>()));
     EXPECT_EQ(q.weight_OK.narrow(0, 1, 4).count_nonzero().item<int64_t>(), 0);
-    const auto y = quantized_product(random_tensor({3, 40}, type, 2), q.weight_OK, q.scale_O);
+    const auto x = copy_to(device(), random_tensor({3, 40}, type, 2));
+    const auto y = quantized_product(x, q.weight_OK, q.scale_O).cpu();
     EXPECT_EQ(y.isnan().sum(0).to(at::kInt).equal(at::tensor({0, 0, 3, 3, 0}, at::kInt)), true);
     EXPECT_EQ(y.select(1, 1).count_nonzero().item<int64_t>(), 0);
   }
 }
 
-TEST(QuantizedProduct, EqualsTheProductInFp64) {
+TEST_P(QuantizedProductOn, EqualsTheProductInFp64) {
+  std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
+  shapes.insert(shapes.end(), std::begin(kMoreShapes), std::end(kMoreShapes));
   for (const auto type : kFloatTypes)
-    for (const auto& [rows, outputs, inputs] : kShapes) {
+    for (const auto& [rows, outputs, inputs] : shapes) {
       SCOPED_TRACE(testing::Message() << rows << " x " << outputs << " x " << inputs);
-      const auto x = random_tensor({rows, inputs}, type, 1);
-      const auto [weight, scale] = quantize(random_tensor({outputs, inputs}, at::kFloat, 2));
-      const auto bias = random_tensor({outputs}, type, 3), residual = random_tensor({rows, outputs}, type, 4);
-      const auto product = at::mm(x.to(at::kDouble), (weight.to(at::kDouble) * scale.unsqueeze(1)).t());
+      const auto random = [&](at::IntArrayRef sizes, uint64_t seed) {
+        return copy_to(device(), random_tensor(sizes, type, seed));
+      };
+      const auto x = random({rows, inputs}, 1), w = random({outputs, inputs}, 2), bias = random({outputs}, 3),
+                 residual = random({rows, outputs}, 4);
+      const auto [weight, scale] = quantize(w);
+      const auto weight_ref = at::empty_like(weight), scale_ref = at::empty_like(scale);
+      quantize_rows_reference_(weight_ref, scale_ref, w);
+      EXPECT_SAME_BITS(scale, scale_ref);
+      EXPECT_TRUE((weight.to(at::kInt) - weight_ref.to(at::kInt)).abs().le(1).all().item<bool>());
+      const auto product =
+          at::mm(x.to(at::kDouble), (weight.to(at::kDouble) * scale.to(at::kDouble).unsqueeze(1)).t());
       const auto with_bias = product + bias.to(at::kDouble),
                  with_residual = product + residual.to(at::kDouble);
+      const auto with_both = with_bias + residual.to(at::kDouble);
       const auto got = quantized_product(x, weight, scale);
       EXPECT_EQ(got.scalar_type(), type);
       EXPECT_CLOSE(got, product, type);
       EXPECT_CLOSE(quantized_product(x, weight, scale, bias), with_bias, type);
       EXPECT_CLOSE(quantized_product(x, weight, scale, {}, residual), with_residual, type);
-      EXPECT_CLOSE(quantized_product(x, weight, scale, bias, residual), with_bias + residual.to(at::kDouble),
-                   type);
-      EXPECT_CLOSE(quantized_product_reference(x, weight, scale, bias, residual),
-                   with_bias + residual.to(at::kDouble), type);
+      const auto all = quantized_product(x, weight, scale, bias, residual);
+      EXPECT_CLOSE(all, with_both, type);
+      EXPECT_SAME_BITS(quantized_product(x, weight, scale, bias, residual), all);
+      EXPECT_CLOSE(quantized_product_reference(x, weight, scale, bias, residual), with_both, type);
     }
 }
 
@@ -132,6 +155,8 @@ TEST(QuantizedProduct, RefusesOtherShapesAndTypes) {
   EXPECT_THROW(quantized_product(x, weight, scale, {}, at::ones({2, 4}, at::kBFloat16)), std::exception);
   EXPECT_THROW(quantize_rows_(weight, scale, at::ones({4, 5})), std::exception);
 }
+
+BOUGH_HAS_CUDA_KERNELS(QuantizedProduct, "quantize_rows_", "quantized_product")
 
 }  // namespace
 }  // namespace bough

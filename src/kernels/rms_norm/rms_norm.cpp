@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
-#include "kernels/common/element_loops.h"
 #include "kernels/common/op.h"
 #include "kernels/common/scratch.h"
+#include "kernels/rms_norm/rms_norm_loops.h"
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps, float weight_offset) -> (Tensor, Tensor)");
@@ -124,9 +124,7 @@ at::Tensor backward_op(const at::Tensor& d_y, const at::Tensor& x, const at::Ten
                        double weight_offset) {
   return rms_norm_backward_reference({d_y, x, weight_D, rstd, residual, d_weight_D, y, weight_offset});
 }
-}  // namespace
 
-namespace {
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& weight_D,
                                                         double eps, double weight_offset) {
   const NormSettings norm{eps, weight_offset};

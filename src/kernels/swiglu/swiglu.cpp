@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "kernels/common/element_loops.h"
 #include "kernels/common/op.h"
 #include "kernels/parameter.h"
+#include "kernels/swiglu/swiglu_loops.h"
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("swiglu_forward(Tensor gate_up, int activation) -> Tensor");

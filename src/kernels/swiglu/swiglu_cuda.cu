@@ -1,6 +1,6 @@
 // SwiGLU is elementwise. Grid x covers the columns, grid y the rows, so that no thread divides.
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_launchers.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace bough {
 

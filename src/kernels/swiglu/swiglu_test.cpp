@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -9,21 +10,30 @@ namespace {
 
 constexpr GateActivation kActivations[] = {GateActivation::kSilu, GateActivation::kGeluTanh};
 
-TEST(Swiglu, MatchesReferenceInEveryDtype) {
+class SwigluOn : public OnDevice {};
+BOUGH_ON_DEVICES(SwigluOn);
+
+TEST_P(SwigluOn, MatchesReferenceInEveryDtype) {
+  auto shapes = kRowShapes;
+  shapes.insert(shapes.end(), {{37, 1}, {37, 15}});
   for (const auto activation : kActivations)
     for (const auto type : kFloatTypes)
-      for (const int64_t width : {1, 15, 512}) {
+      for (const auto& [rows, width] : shapes) {
         SCOPED_TRACE(testing::Message()
                      << "activation " << static_cast<int>(activation) << " width " << width);
-        const auto x = random_tensor({37, 2 * width}, type, 1) * 3;
-        const auto d_y = random_tensor({37, width}, type, 2);
+        const auto x = random_tensor({rows, 2 * width}, type, 1) * 5;
+        const auto d_y = random_tensor({rows, width}, type, 2);
         const auto y_ref = at::empty_like(d_y), d_x_ref = at::empty_like(x);
         swiglu_backward_reference(d_y, x, y_ref, d_x_ref, activation);
-        EXPECT_CLOSE(swiglu_forward(x, activation), y_ref, type);
-        const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
-        swiglu_backward(d_y, x, y, d_x, activation);
-        EXPECT_CLOSE(y, y_ref, type);
-        EXPECT_CLOSE(d_x, d_x_ref, type);
+        const auto input = copy_to(device(), x), d_output = copy_to(device(), d_y);
+        EXPECT_CLOSE(swiglu_forward(input, activation).cpu(), y_ref, type);
+        const auto y = at::empty_like(d_output), d_x = at::empty_like(input);
+        swiglu_backward(d_output, input, y, d_x, activation);
+        EXPECT_CLOSE(y.cpu(), y_ref, type);
+        EXPECT_CLOSE(d_x.cpu(), d_x_ref, type);
+        swiglu_backward(d_output, input, d_output, input, activation);  // in place
+        EXPECT_SAME_BITS(d_output, y);
+        EXPECT_SAME_BITS(input, d_x);
       }
 }
 
@@ -90,6 +100,8 @@ TEST(Swiglu, BackwardIsTheDerivative) {
     check_gradient([&](const at::Tensor& x) { return Function::apply(x, activation); },
                    random_tensor({3, 8}, at::kDouble, 1));
 }
+
+BOUGH_HAS_CUDA_KERNELS(Swiglu, "swiglu_forward", "swiglu_backward")
 
 }  // namespace
 }  // namespace bough

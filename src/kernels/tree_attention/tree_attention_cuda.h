@@ -1,5 +1,5 @@
-// CUDA launchers of tree_attention.h. Pointers are device pointers. The caller checks launch errors with
-// cudaGetLastError. T is BFloat16Bits or float. Sums, log-sum-exp and gradients of keys and values are fp32.
+// Launchers of the CUDA kernels of tree_attention.h (cuda_launch.h). T is BFloat16Bits or float. Sums,
+// log-sum-exp and gradients of keys and values are fp32.
 // A "group" is the query heads that share one key/value head.
 //
 // bf16 heads of up to 128 use the tensor cores, all others plain fp32 arithmetic. Backward has one kernel for

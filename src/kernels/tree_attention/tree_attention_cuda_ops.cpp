@@ -1,17 +1,13 @@
 // The CUDA kernels of tree attention as torch ops. The reference computes fp64, and heads that are too wide
 // for the kernels or for the GPU's shared memory.
-#include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/cuda/CUDAException.h>
-#include <torch/library.h>
 
 #include <optional>
 #include <tuple>
 
 #include "kernels/common/cuda_launch.h"
-#include "kernels/common/op.h"
 #include "kernels/tree_attention/key_spans.h"
 #include "kernels/tree_attention/tree_attention.h"
 #include "kernels/tree_attention/tree_attention_cuda.h"
@@ -19,8 +15,6 @@
 namespace bough {
 
 namespace {
-using Tensor = const at::Tensor&;
-
 bool has_kernel(Tensor q_TNH) {
   const int64_t head_dim = q_TNH.size(2);
   return q_TNH.scalar_type() != at::kDouble && head_dim <= kTreeAttentionMaxHeadDim &&
