@@ -88,7 +88,7 @@ class TreeView {
   TreeView(const IndexedTree& whole)  // NOLINT: a tree is a view of itself
       : TreeView(whole, whole.branches().children(-1)) {}
   TreeView(const IndexedTree& whole, std::span<const int32_t> roots) : whole_(&whole), roots_(roots) {}
-  // View of a part that has a path and exactly one node.
+  // View of a part with a path. The part must have exactly one root node; its subtree belongs to the view.
   TreeView(IndexedTree& whole, const TreePart& part);
 
   std::span<const int32_t> roots() const { return node_ < 0 ? roots_ : std::span(&node_, 1); }

@@ -37,8 +37,9 @@ class TrainingRanks {
   Communicator* all() const { return all_; }
   // The ranks with the same shard of the model; they sum gradients and shard the optimizer's state.
   Communicator* data_parallel_group() const { return data_parallel_group_.get(); }
-  // The ranks, of all stages, that execute the plans of one batch together. They sum outputs, loss and
-  // metrics. nullptr if this rank executes the plans alone.
+  // The ranks that sum outputs, loss and metrics of a batch: all stages, replicas and context ranks with this
+  // rank's index in its tensor-parallel group, because ranks of that group compute equal outputs. Without
+  // pipeline stages it is data_parallel_group(). nullptr if there is only one such rank.
   Communicator* loss_group() const { return loss_group_ ? loss_group_.get() : data_parallel_group_.get(); }
   Communicator* context() const { return context_.get(); }
   Communicator* tensor() const { return tensor_.get(); }

@@ -4,8 +4,9 @@
 // The pages of a layer are one tensor [pages, G, 2, kPageTokens * padded H]. For each page and head there are
 // first the keys [padded H / P][16 tokens][P], then the values [16 / P tokens][padded H][P]. P is 2 in bf16,
 // because its dot products take pairs (two neighbouring h of a key, two neighbouring tokens of the values),
-// else 1. H is padded with zeros, so that loops over h need no tail. Slots without a token may hold anything,
-// NaN included, so readers mask them. Storing the first token of a page clears the page's values.
+// else 1. H is padded with zeros, so that loops over h need no tail. A slot without a token holds arbitrary
+// bits. Readers mask the scores of such slots, so their weight is 0, but 0 * NaN is NaN. Storing the first
+// token of a page therefore sets all of the page's values to 0.
 #pragma once
 
 #include "kernels/paged_attention/paged_attention_task.h"

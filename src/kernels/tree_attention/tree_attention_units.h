@@ -172,9 +172,10 @@ class QuerySums {
 };
 
 // Backward of tree attention. `Way` is the fp32 or the bf16 computation of units and has
-//   Element, Session, kUnits (units of keys per batch)
+//   Element, kUnits (units of keys per batch), Session (state that one thread needs while it computes)
 //   QueryBlocks(x): load(x, head, block, d_o, o, lse) loads one block of queries of one head
-//   Scratch(factor_elements): memory of one thread. d_k, d_v: sums of up to kUnits units, [units][32][width]
+//   Scratch(elements): memory of one thread, for units of `elements` floats. d_k, d_v: sums of up to kUnits
+//     units, [units][32][width]
 //   add_units(x, group, first, count, queries, scratch, d_q): overwrites d_k and d_v of the scratch
 //     with those of units [first, first + count); adds to d_q, the QuerySums of the group
 //   store_d_q(x, queries, sums, out): stores the sums of one block of queries, scaled, to rows of `out`
