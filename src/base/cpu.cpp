@@ -74,7 +74,7 @@ CpuFeatures cpu_features() {
 }
 
 void apply_cpu_workarounds() {
-  // 0: keeps the user's own choice.
+  // The last argument 0 keeps a value that the user has set.
   if (tiles_reported() && !tiles_described()) ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", 0);
 }
 #else

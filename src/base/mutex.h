@@ -31,7 +31,7 @@
 #define CAPABILITY(name) BOUGH_THREAD_ATTRIBUTE(capability(name))
 #define SCOPED_CAPABILITY BOUGH_THREAD_ATTRIBUTE(scoped_lockable)
 #define GUARDED_BY(mutex) BOUGH_THREAD_ATTRIBUTE(guarded_by(mutex))
-// The caller holds the mutex, or does not hold it.
+// REQUIRES: the caller holds the mutex. EXCLUDES: the caller does not hold it.
 #define REQUIRES(...) BOUGH_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
 #define EXCLUDES(...) BOUGH_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 // The function locks or unlocks the mutex.

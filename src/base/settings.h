@@ -19,6 +19,7 @@
 //   static Entry from_text(const std::string& text);      // throws UserError
 //   std::optional<std::string> to_text() const;           // nullopt if only the long form can express it
 // The empty text is the empty list. A root struct may accept alternative spellings of keys:
+//   static SettingAliases aliases();  // {{"spelling", "key"}, ...}, dotted; of a group: also of its fields
 //
 // Every error is a UserError that begins with "file:line: " or "command line: " and names the key, the value
 // and the expected values. For an unknown key the message names the nearest known key, for a repeated key

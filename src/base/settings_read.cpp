@@ -138,7 +138,7 @@ class Reader {
  public:
   Reader(SettingField& root, const SettingAliases& aliases) : root_(root), aliases_(aliases) {}
 
-  // `place` of a node: "<source>:<line>" or "command line".
+  // Errors begin with the place of the node: "<source>:<line>" if has_lines, else `source` ("command line").
   std::string source;
   bool has_lines = false;
 

@@ -1,9 +1,9 @@
-// `bough bench step`: the time of every strategy on a rollout file, and a lower bound of this time. `bough
-// bench profile`: measures the device profile from which plan costs are computed.
+// `bough bench step`: the time of every strategy (plan/plan.h) on a rollout file, and a lower bound of this
+// time. `bough bench profile`: measures the device profile from which plan costs are computed.
 //
 // The lower bound: the FLOPs of one training step on the prefix tree, divided by the best FLOP/s of a matrix
 // product, measured in the same run at the model's shapes. The FLOPs are the linear layers of each token,
-// lm_head of each loss row, attention of each visible pair of tokens, and twice as much for backward.
+// lm_head of each head row, attention of each visible pair of tokens, and twice as much for backward.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

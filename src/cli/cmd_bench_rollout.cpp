@@ -166,7 +166,7 @@ Interruption run_interrupted(const Model& model, const Options& options, const R
 struct Bound {
   double seconds = 0;
   double decode_seconds = 0;  // the part of passes that only decode
-  double memory_seconds = 0;  // the part of passes that memory binds
+  double memory_seconds = 0;  // the part of passes whose memory time is the larger one
 };
 
 Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const ModelBytes& bytes,

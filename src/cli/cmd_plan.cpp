@@ -1,5 +1,5 @@
-// `bough plan`: the common prefixes of a rollout file, the cost of each strategy on a device, and a picture
-// of the tree. Needs neither weights nor the device.
+// `bough plan`: the common prefixes of a rollout file, the cost of each strategy (plan/plan.h) on a device,
+// and a picture of the tree. Needs neither weights nor the device.
 #include <algorithm>
 #include <array>
 #include <map>

@@ -42,7 +42,7 @@ struct Assumed {
   std::string iteration;       // priced on one device, if known
 };
 
-// Memory bandwidth in bytes per second: from the data sheets of known devices, as measured for this machine.
+// Memory bandwidth in bytes per second. Known GPUs: from their data sheets. This machine: as measured.
 double memory_bandwidth(const DeviceProfile& profile) {
   if (profile.name == "h100") return 3.35e12;
   if (profile.name == "h200") return 4.8e12;

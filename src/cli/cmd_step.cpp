@@ -110,7 +110,7 @@ void run_step(const Options& options) {
   StepTimer& step = *timer;
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
-  const NamedTensors gradients = named_gradients(*input.model);  // over all ranks
+  const NamedTensors gradients = named_gradients(*input.model);  // a collective call: all ranks make it
   if (!is_first) return;
   if (!options.grads.empty()) write_safetensors(options.grads, gradients);
   print_report(options, step, input, norm_of(gradients), ranks->size());

@@ -73,7 +73,7 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
   settings.reasoning_parser = run.serve.reasoning_parser;
   settings.seed = run.seed;
   settings.log_requests = false;
-  // Inference servers return no other log-probabilities.
+  // Inference servers return no log-probabilities other than processed ones.
   if (run.rollout.has_servers()) settings.logprobs_mode = "processed_logprobs";
   settings.gconfig = run.gconfig;
   settings.gconfig.n_samples = 1;
@@ -98,7 +98,7 @@ void set_up(const RunSettings& settings, const std::string& device) {
   set_up_torch(torch);
 }
 
-// The command that a rank that only generates starts.
+// The command of the process that holds the engine of a rank that only generates. The rank starts it.
 constexpr const char* kEngineCommand = "engine-process";
 
 void run_engine() {
@@ -155,7 +155,7 @@ void run_train(const TrainOptions& options) {
   try {
     summary = run_training(settings, run);
   } catch (const Interrupted&) {
-    if (have_ended) ranks.reset();  // an orderly end; otherwise the launcher must end the ranks
+    if (have_ended) ranks.reset();  // all ranks end in order; otherwise the launcher must end them
     throw;
   }
   if (options.json) print_json(to_json(summary));

@@ -29,7 +29,7 @@ void add_step_options(Command& command, StepOptions& options);
 
 // The settings of one training step: defaults, then the options, then the overrides. `mode` is
 // tree_training_mode; "" keeps its default. Throws UserError like parse_settings(), or if a setting asks for
-// more than one gradient.
+// more than one optimizer step.
 ActorSettings step_settings(const StepOptions& options, const std::string& mode);
 
 // A loaded model and batch.

@@ -220,7 +220,8 @@ class Meeting {
     return message.is_done;
   }
 
-  // Returns the Meeting of the subgroup of a color. The first rank that asks for the color creates it.
+  // Returns the Meeting of the subgroup of a color in the split() whose collective has this number. The first
+  // rank that asks for it creates it.
   std::shared_ptr<Meeting> part(uint64_t number, int64_t color, int64_t size) {
     const MutexLock lock(mutex_);
     std::shared_ptr<Meeting>& found = parts_[{number, color}];

@@ -81,7 +81,7 @@ class Communicator {
   }
   // Begins the collective and waits until it is done. Throws IoError after the deadline.
   void run(const Collective& collective);
-  // Waits until `pending`, which is `collective` after its begin(), is done. Several may be pending at once.
+  // Waits until `pending`, the result of begin(collective), is done. Several collectives may be pending.
   void finish(PendingCollective& pending, const Collective& collective);
 
   void all_reduce(std::span<double> values);
@@ -111,13 +111,13 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 // is missing (has_mpi_library()) or cannot be opened. A rank must destroy the communicator before its process
 // ends. Otherwise the rank counts as dead, and the launcher ends all ranks.
 std::unique_ptr<Communicator> mpi_communicator();
-bool has_mpi_library();  // in this build
+bool has_mpi_library();  // whether libbough_mpi.so is beside the program or in ../lib
 // Returns a group of the same ranks as `host` that also takes GPU buffers, through NCCL. A collective call.
 // Call it after CUDA has been initialized. Opens libbough_nccl.so. If this build has no such library, logs a
 // warning and returns `host`. Throws UserError if the library exists but cannot be opened.
 std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host);
 // Returns whether mpirun, or srun with PMIx, started this process as a rank. False for torchrun's workers,
-// even if they inherit such variables because mpirun or srun started torchrun.
+// even if mpirun or srun started torchrun and the workers inherit their environment variables.
 bool is_mpi_rank();
 
 }  // namespace bough

@@ -26,8 +26,8 @@ MPI_Datatype type_of(Element element) {
 }
 
 // Each communicator has its own thread, but only one thread at a time may call MPI (MPI_THREAD_SERIALIZED).
-// begin() and is_done() hold this mutex and never wait for other ranks. split() and the destructor wait for
-// other ranks and do not take it.
+// begin() and is_done() hold this mutex and never wait for other ranks. split() and the destructor do not
+// take it, because they wait for other ranks. Call them only while no other thread of the process uses MPI.
 Mutex mpi_mutex;
 
 // MPI counts have type int. Longer buffers are sent in pieces of at most this many elements.

@@ -66,8 +66,8 @@ class Members {
 
  private:
   struct Other {
-    std::string said;
-    std::optional<Time> since;  // nullopt if the rank has said nothing yet
+    std::string said;           // the last value seen in the rank's key alive/RANK
+    std::optional<Time> since;  // when `said` was first seen; nullopt if the rank has said nothing yet
   };
 
   static std::string key_of(int64_t rank) { return str("alive/", rank); }
@@ -123,7 +123,7 @@ class Members {
     do {
       if (!check_abort().empty()) return;
       const int64_t gone = std::ranges::count_if(others_, is_gone);
-      if (gone == rank_.size) return;  // counts this rank too: its own entry has no `since`
+      if (gone == rank_.size) return;  // this rank is counted too: its own entry never has a `since`
       std::this_thread::sleep_for(kLongestPause);
     } while (seconds_since(start) < kGoodbyeSeconds);
   }
@@ -167,12 +167,12 @@ class StoreCommunicator final : public Communicator {
  private:
   using Kind = Collective::Kind;
 
-  // Data that is written to the store or read from it: the store key `key`, and the keys of its pieces.
+  // Data to write to the store (from `from`) or to read from it (into `into`). Piece i has the key `key`.i.
   struct Message {
     std::string key;
     const char* from = nullptr;
     char* into = nullptr;
-    int64_t bytes = 0;
+    int64_t bytes = 0;  // if read: bytes that are still missing
   };
 
   // Collectives are numbered per group. Messages are numbered per pair of ranks, because the other ranks of
@@ -229,7 +229,7 @@ class StoreCommunicator final : public Communicator {
     const char* sent(int64_t part) const { return static_cast<const char*>(c_.send) + part * bytes_; }
     char* received(int64_t part) const { return static_cast<char*>(c_.receive) + part * bytes_; }
 
-    // Lists the messages between this rank and another rank.
+    // Adds what this rank sends to rank `other` to said_, and what it receives from `other` to wanted_.
     void list(int64_t other) {
       if (bytes_ == 0 || other == group_.rank_) return;
       const bool is_root = group_.rank_ == c_.root;

@@ -4,10 +4,12 @@
 //   PREFIX/N/FROM.i     piece i of the data that rank FROM sends to all ranks in the group's N-th collective
 //   PREFIX/N/FROM>TO.i  piece i of the data for rank TO alone; TO erases it
 //   PREFIX/N/read       number of ranks that have read all data addressed to all ranks
+//   PREFIX/m/TO.K/FROM>TO.i   piece i of the K-th message (kSend) from rank FROM to rank TO
 //   alive/RANK          a counter that grows while the rank lives; when the rank ends, "gone" or "failed"
 //
-// All bytes go through the store, and an all-reduce sends every rank's whole buffer. Use it for texts, ids
-// and metrics in host memory, and for small tests on CPUs. For gradients use NCCL (GPUs) or MPI (CPUs).
+// PREFIX names the group: split() adds to it. All bytes go through the store, and an all-reduce sends every
+// rank's whole buffer. Use it for texts, ids and metrics in host memory, and for small tests on CPUs. For
+// gradients use NCCL (GPUs) or MPI (CPUs).
 //
 // A thread of each rank updates alive/RANK twice a second and checks the other ranks. A call that waits
 // throws IoError if a rank has failed, or has not updated its key for StoreRank::silence_seconds.

@@ -79,7 +79,7 @@ struct DatasetSettings {
 Dataset read_dataset(const DatasetSettings& settings);
 
 // An example for supervised training. It is either a conversation that ends with a message of the assistant,
-// or a prompt and its completion as plain text. The two texts are concatenated unchanged.
+// or a prompt and its completion as plain text, which are concatenated unchanged.
 struct SftExample {
   std::vector<Message> messages;
   std::string prompt;

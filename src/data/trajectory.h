@@ -33,7 +33,7 @@ struct PageChoices {
 
 struct Trajectory {
   std::string group;            // the same for all samples of one prompt
-  std::string trajectory;       // name of a conversation, whose rows count as one sequence; empty: none
+  std::string trajectory;       // a conversation, whose rows weigh as one (train/make_batch.h); empty: none
   std::optional<int64_t> turn;  // the turn of the conversation that this row of the batch stores
 
   // Lists by token.

@@ -120,7 +120,7 @@ class Calculator final : public Episode {
 
  private:
   static std::optional<int64_t> compute(const EnvironmentCall& call) {
-    constexpr int64_t kLargest = 1'000'000'000;  // products of two stay in range
+    constexpr int64_t kLargest = 1'000'000'000;  // larger numbers are refused: a product of two fits int64_t
     const auto number = [&](const char* key) -> std::optional<int64_t> {
       const auto found = call.arguments.find(key);
       if (found == call.arguments.end() || !found->is_number_integer()) return std::nullopt;

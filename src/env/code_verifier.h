@@ -74,7 +74,7 @@ struct CodeTests {
     std::string output;
   };
   std::vector<Run> runs;
-  Json calls = Json::array();  // each {name, args, expected, wrapped}
+  Json calls = Json::array();  // each {name, args, expected, wrapped}; wrapped: `expected` may be [result]
   std::vector<std::string> asserts;
   std::string setup;   // Python code that runs before the asserts
   Json check;          // {code, entry}: HumanEval's check(candidate); null: none

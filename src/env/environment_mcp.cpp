@@ -205,7 +205,8 @@ class McpChannel final : public EpisodeChannel {
     return is_alive;
   }
 
-  // Only episodes with an open request watch a shared server.
+  // The channels of a server of `run` all poll its descriptor. The first that advances reads the lines of
+  // all; has_come() tells another channel that its answers have arrived.
   int descriptor() const override { return server_->descriptor(); }
   bool wants_to_send() const override { return server_->wants_to_send(); }
   bool has_come() const override {

@@ -120,8 +120,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     make_call(*running.worker, running);
   }
 
-  // Takes the episode's worker away. If its channel has answered, other episodes can use the worker. If the
-  // channel is still computing and cannot abandon the call, the worker is removed.
+  // Takes the episode's worker away. The worker is removed if its channel is still computing and cannot
+  // abandon the call, or cannot take another conversation. Otherwise other episodes can use it.
   void leave(Running& running) {
     Worker* const worker = std::exchange(running.worker, nullptr);
     if (!worker) return;

@@ -25,7 +25,7 @@ class Parser {
     if (tokens_.size() == 4 && std::all_of(tokens_.begin(), tokens_.end() - 1, [&](const Token& token) {
           return token.kind == TokenKind::kSymbol && token.text.size() == 1 &&
                  (&token == &tokens_[0] || !token.space_before);
-        }))  // so that "cat" is not equal to "act"
+        }))  // three adjacent letters are a word and no product: "cat" is not equal to "act"
       return make(Kind::kText, lower_words(tokens_[0].text + tokens_[1].text + tokens_[2].text));
     std::vector<Expression> items = list();
     if (peek().kind != TokenKind::kEnd) throw UnreadableFormula();

@@ -38,7 +38,7 @@ struct Expression {
     kSet,        // children: its items, unordered
     kUnion,      // of the children
     kRelation,   // text: operators, a character each (= < >, l: at most, g: at least); children: the sides
-    kMatrix,     // `columns` children per row
+    kMatrix,     // `columns` children per matrix row
     kText,       // text: lower case, words with one space between them
   };
   Kind kind = Kind::kNumber;

@@ -14,7 +14,7 @@ enum class TokenKind { kNumber, kSymbol, kFunction, kWord, kText, kMark, kEnd };
 
 // Marks are single characters: + - * / ^ _ ! % | ( ) [ ] { } , & = < > and
 //   P plus-minus   M minus-plus   U union   I infinity   l at most   g at least   E element of
-//   S set opens    s set closes   F \frac   Q \sqrt   B \binom   N new row   0 empty set   R all reals
+//   S set opens    s set closes   F \frac   Q \sqrt   B \binom   N new matrix row   0 empty set   R all reals
 //   b begin of a matrix   e end of it
 struct Token {
   TokenKind kind = TokenKind::kEnd;

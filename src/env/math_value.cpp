@@ -18,7 +18,7 @@ namespace {
 using Kind = Expression::Kind;
 using Wide = __int128;
 
-constexpr double kMostHeight = 24;    // of two expressions that are compared in real arithmetic
+constexpr double kMostHeight = 24;    // sum of the heights of two expressions that real arithmetic compares
 constexpr double kAgreement = 1e-26;  // relative, in real arithmetic; a Real has 32 digits
 constexpr double kZero = 1e-28;       // in real arithmetic, smaller values are zero
 constexpr int kPoints = 8;            // evaluation points for expressions with variables

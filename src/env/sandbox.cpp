@@ -93,8 +93,9 @@ Descriptor memory_file(std::string_view content) {
   return file;
 }
 
-// An unused user id, a different one for each of up to 1,024 concurrent sandboxes of a process. nullopt: this
-// process is not root. If a container maps few users, one of the last mapped ids.
+// An unused user id, a different one for each of up to 1,024 concurrent sandboxes of a process. In a
+// container that maps few users it is one of the last mapped ids, and fewer ids differ. nullopt: this process
+// is not root, or the container maps only root.
 std::optional<uid_t> spare_user() {
   if (geteuid() != 0) return std::nullopt;
   static std::atomic<uint32_t> next{0};
@@ -111,7 +112,7 @@ std::optional<uid_t> spare_user() {
 }
 
 // Everything that the child needs between fork and exec, prepared before fork. The child may make only system
-// calls.
+// calls, because another thread may have held a lock at the fork.
 struct Launch {
   std::vector<std::string> arguments;
   std::vector<char*> argv;
@@ -125,7 +126,7 @@ struct Launch {
   pid_t parent = -1;
 };
 
-// The raw system call: sanitizers intercept _exit, and miss the parent's threads in the child.
+// The raw system call, because sanitizers intercept _exit, and fail if the parent's threads do not exist.
 [[noreturn]] void end_child(int status) {
   for (;;) syscall(SYS_exit_group, status);
 }

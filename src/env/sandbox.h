@@ -111,7 +111,7 @@ class Sandbox {
   SandboxSettings settings_;
   std::string bwrap_;
   bool sandboxed_ = false;
-  bool disable_user_namespaces_ = true;  // bwrap before 0.8 does not know the option
+  bool disable_user_namespaces_ = true;  // --disable-userns, unknown to bwrap before 0.8
   std::string why_not_;
 };
 

@@ -17,7 +17,7 @@ constexpr int64_t kBase = 10;  // a register holds a digit
 constexpr std::string_view kLabels = "ABCDEFGHIJKLMNOPQRSTUVWXYZqrstuvwxyz!$%&()*,./:;<>?@[]^_{|}~";
 static_assert(kLabels.size() == kTraceLabels);
 constexpr uint64_t kMaxAttempts = 20'000;
-constexpr uint64_t kDrawsPerAttempt = uint64_t{1} << 20;  // 4 per step, 1 per register
+constexpr uint64_t kDrawsPerAttempt = uint64_t{1} << 20;  // enough: 4 per step, 1 per register
 constexpr uint64_t kOwn = uint64_t{1} << 60;              // sequences of the slips' random numbers
 
 struct Step {

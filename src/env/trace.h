@@ -7,7 +7,7 @@
 // step is labelled by a character that occurs nowhere else. Each line of the answer repeats the step,
 // computes it and gives the registers after it. The final number is the registers in order.
 // - Every line depends on the question's text, far above, and on the line before it.
-// - The final number depends on every line: a step is a bijection of the registers, so exactly one error
+// - The final number depends on every line: a step is a bijection of the registers, so a single wrong line
 //   always changes the number.
 // The reward is 1 if the verifier of the final number (verifier.h) accepts the response, else 0.
 //

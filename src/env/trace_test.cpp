@@ -120,7 +120,7 @@ TEST(Trace, LabelsBeginWhereTheSettingsSay) {
   EXPECT_LT(largest, 40u);
 }
 
-// One wrong line changes the final number if later lines use its result: the answer needs every line.
+// Later lines use the result of a wrong line, so a single wrong line always changes the final number.
 TEST(Trace, AnyOneSlipChangesTheNumber) {
   TraceSettings slipping = small();
   slipping.slips = 0.1;

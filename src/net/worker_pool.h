@@ -127,9 +127,10 @@ class WorkerPool {
   int64_t num_workers() const { return std::ssize(workers_); }
   int64_t count(Worker::State state) const;
   Worker* find_idle() const;  // the oldest idle worker; nullptr if none is idle
-  bool start();               // false: no channel could be opened; the failure was reported
+  bool start();               // false: no channel could be opened; reported as in fail_start()
   void become_ready(Worker& worker);
-  // Removes a starting worker that cannot be used, and reports the failure.
+  // Removes a starting worker that cannot be used. Reports the failure: while the constructor waits, it
+  // throws the first failure; later, calls handle_failed_start().
   void fail_start(const Worker& worker, const std::string& why);
   void remove(const Worker& worker) { workers_.erase(worker.number); }
   void remove_all() { workers_.clear(); }

@@ -30,7 +30,7 @@ struct ConversationView {
   std::string reason, failure;
   std::optional<double> reward;
   std::map<std::string, double> rewards;
-  int64_t turns = 0, tokens = 0, invalid_calls = 0, rows = 1;
+  int64_t turns = 0, tokens = 0, invalid_calls = 0, rows = 1;  // rows of the batch
   std::vector<MessageView> messages;
   // The tokens of the conversation's last row of the batch, in order, as runs that the model wrote (is_model)
   // or was shown.

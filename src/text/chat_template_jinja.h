@@ -61,7 +61,7 @@ struct Statement {
     kCall,      // call block: as kMacro for `caller`; the last of `expressions` is the call
     kFilterBlock,  // bodies[0] through the filters of expressions[0]
     kWith,         // bodies[0]; `expressions`: pairs of target and value
-    kScope,        // bodies[0]
+    kScope,        // bodies[0] in a scope of its own: the tag `generation`
     kBreak,
     kContinue,
   };

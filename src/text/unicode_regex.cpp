@@ -19,8 +19,9 @@ struct MatchData {
   MatchData& operator=(const MatchData&) = delete;
 };
 
-// PCRE2's limits stop untrusted patterns that take exponential time. On a long run of spaces, a tokenizer's
-// pattern needs a few steps per byte. That is far more than the default total of ten million.
+// PCRE2 stops a match after a number of steps, because an untrusted pattern may take exponential time. The
+// default of ten million is too low: on a run of millions of spaces, a tokenizer's pattern needs a few steps
+// per byte. Therefore the largest possible limit is set.
 struct MatchContext {
   pcre2_match_context* context;
   MatchContext() : context(pcre2_match_context_create(nullptr)) {

@@ -7,8 +7,8 @@ namespace bough {
 
 namespace {
 
-// Returns one past the last token of the stretch that begins at t. A later token e belongs to the stretch if
-// and only if two conditions hold:
+// Returns one past the last token of the node that begins at t. A later token e belongs to this node if and
+// only if two conditions hold:
 // - The tokens from t to e form a chain (depth grows with the token number).
 // - None of the tokens from t to e - 1 has another child (the subtrees end together).
 // If the conditions hold for e, they hold for all tokens between t and e. So the end is found by doubling,
@@ -89,7 +89,7 @@ std::vector<LeafVisit> BranchTree::visit() const {
   };
   open(-1);
   int32_t lcp = 0;
-  bool descending = true;  // true between the node after a leaf and the next leaf
+  bool descending = true;  // false if the node before n was a leaf: only then does `lcp` change
   while (!todo.empty()) {
     const int32_t n = todo.back();
     todo.pop_back();

@@ -3,8 +3,8 @@
 //
 // - A node is a run of tokens in which each token except the last has exactly one child.
 // - A tree of S sequences has at most 2 S nodes, for any number of tokens.
-// - A leaf represents every sequence that ends in it, and also sequences that end above it. A sequence that
-//   ends above a leaf is a prefix of that leaf's path, so it needs no tokens of its own.
+// - Each sequence is represented by one leaf: the first leaf at or below the sequence's end. A sequence that
+//   ends above its leaf is a prefix of the leaf's path, so it needs no tokens of its own.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,8 @@ class BranchTree {
   // Leaves in depth-first order.
   std::vector<LeafVisit> visit() const;
 
-  // Entry n lists the sequences that leaf n represents, in batch order. Empty if node n is not a leaf.
+  // Entry n lists the sequences that leaf n represents (sequence_leaf), in batch order. Empty if node n is
+  // not a leaf.
   std::vector<std::vector<int64_t>> sequences_of_leaves() const;
 
  private:

@@ -32,7 +32,7 @@ int64_t common_prefix(TokenSpan a, TokenSpan b, int64_t from) {
 struct LcpSorter {
   struct Entry {
     int32_t sequence;
-    int32_t lcp;   // with the previous entry; 0 at the start of a run
+    int32_t lcp;   // with the previous entry; 0 for the first entry of a sorted part
     int64_t next;  // the sequence's token at position `lcp`; kEnd if it has none, so a prefix sorts first
   };
   static constexpr int64_t kEnd = INT64_MIN;
@@ -56,9 +56,9 @@ struct LcpSorter {
 
   // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. The head of each half is its first
   // entry that is not merged yet. Its `lcp` is relative to the entry that was output last. The head with the
-  // longer `lcp` is the smaller sequence; on a tie, the head with the smaller next token. After an output,
-  // the next entry of the same half already has the right `lcp`. The head of the other half gets the shorter
-  // `lcp`.
+  // longer `lcp` is the smaller sequence; on a tie, the head with the smaller next token. Only if these are
+  // equal too, tokens are compared, and the larger head gets the `lcp` that this finds. The other `lcp`s
+  // already have the right value for the next comparison.
   void merge(size_t begin, size_t middle, size_t end) {
     size_t left = begin, right = middle, out = begin;
     while (left < middle && right < end) {

@@ -7,7 +7,7 @@
 //
 //   key j is visible to query i   iff   j <= i < subtree_end[j]
 //
-// One integer per token is the whole mask. The same holds for any subset of tokens kept in this order.
+// One integer per token is the whole mask, also of a subset of the tokens that is kept in this order.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +39,13 @@ struct PrefixTree {
   // The tree token at each position of a sequence, root first.
   std::vector<int32_t> path(int64_t sequence) const;
 
-  // Throws InternalError if an invariant of PrefixTree does not hold. O(N).
+  // Throws InternalError if an invariant of PrefixTree does not hold. `sequences`: those of the tree. O(N).
   void check_integrity(const std::vector<TokenSpan>& sequences) const;
 };
 
-// Builds the tree from the sorted sequences and their longest common prefixes. O(N) without the sort. Equal
-// sequences end at the same token. A sequence that is a prefix of another ends inside the tree. Throws
-// UserError like check_tree_size.
+// Builds the tree of sequences in any order: sorts them and finds the longest common prefixes. O(N) without
+// the sort. Equal sequences end at the same token. A sequence that is a prefix of another ends inside the
+// tree. Throws UserError like check_tree_size.
 PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences);
 
 // Throws UserError if num_tokens exceeds INT32_MAX, the most tokens that a tree can number.
@@ -58,8 +58,8 @@ struct TreeStatistics {
   int64_t num_sequences = 0;
   int64_t num_flat_tokens = 0;         // N
   int64_t num_tree_tokens = 0;         // T
-  double compression = 1;              // visible (query, key) pairs: flat batch divided by tree
-  double attention_compression = 1;    // visible (query, key) pairs of the flat batch over pairs of the tree
+  double compression = 1;              // C = N / T
+  double attention_compression = 1;    // visible (query, key) pairs: flat batch divided by tree
   double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 3.1)
   int64_t longest_path = 0;            // tokens
   int64_t num_leaves = 0;
@@ -68,8 +68,9 @@ struct TreeStatistics {
 };
 TreeStatistics compute_statistics(const PrefixTree& tree);
 
-// FLOPs of the forward pass per token, per row of the lm_head (a trained token) and per visible (query, key)
-// pair. Backward costs twice as many. So a training step costs kStepOverForward times the forward pass.
+// FLOPs of the forward pass per token, per head row (a trained token of the tree or of the flat batch) and
+// per visible (query, key) pair. Backward costs twice as many. So forward and backward together cost
+// kStepOverForward times the forward pass.
 inline constexpr double kStepOverForward = 3;
 struct WorkModel {
   double flops_per_token = 1;
@@ -80,7 +81,8 @@ struct StepWork {
   double flat = 0, tree = 0;  // FLOPs for the flat batch and for the tree, in the units of the WorkModel
   double ratio() const { return tree > 0 ? flat / tree : 1; }  // W
 };
-// trained: one flag per flat token, sequence after sequence. Flags of a sequence's first token are ignored.
+// trained: one flag per flat token, sequence after sequence. The flag of a sequence's first token is ignored,
+// because no token predicts it.
 StepWork count_work(const PrefixTree& tree, const std::vector<uint8_t>& trained, const WorkModel& work);
 
 }  // namespace bough
