@@ -11,7 +11,7 @@
 //   2. truncated samples
 //   3. samples beyond keep_samples
 //   4. groups that have a token that is too old, have equal rewards (if dynamic_sampling), or lost samples by
-//      filters 1 and 2 and have fewer than two left
+//      filter 1 or 2 and have fewer than two left
 // A group with a single sample has no baseline for its advantage. Groups that had one sample at first are
 // kept.
 #pragma once
@@ -85,8 +85,9 @@ struct FilterResult {
   int64_t masked_tokens = 0;      // tokens masked because they are too old; set by the caller that masks them
   int64_t groups_dropped = 0;     // groups dropped by filter 4
   int64_t sequences_dropped = 0;  // all sequences that are not kept
-  // Covers the groups with more than n = keep_samples candidates. m is the size of the smallest such group.
-  // Widths: m, and those of n, 1.5 n, 2 n and 3 n that are at most m.
+  // Covers the groups with more than n = keep_samples candidates (samples that filters 1 and 2 left). m is
+  // the number of candidates of the smallest such group. Widths: m, and those of n, 1.5 n, 2 n and 3 n that
+  // are at most m.
   std::vector<KeptByWidth> by_width;
 };
 

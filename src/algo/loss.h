@@ -103,7 +103,7 @@ enum class TopKTokens {
 // The rows that the loss of one row depends on, and so the rows that one call must contain.
 //   kNothing   the row itself: a call may have any rows, for instance those of one plan block
 //   kSequence  the rows of its sequence: a call has whole sequences, rows of one sequence adjacent
-//   kBatch     all rows of the batch
+//   kBatch     all rows of the optimizer step (the mini-batch)
 enum class CouplingScope { kNothing, kSequence, kBatch };
 
 class Loss {

@@ -432,7 +432,7 @@ TEST(Loss, Fp32IsCloseToFp64) {
     const double exact = (*make_loss(c.settings))(tensors(plain)).loss.item<double>();
     const LossOutput out = (*make_loss(c.settings))(tensors(plain, at::kFloat));
     EXPECT_EQ(out.loss.scalar_type(), at::kFloat);
-    double scale = 0.0;  // of the sum's terms, which cancel
+    double scale = 0.0;  // sum of the terms' magnitudes, since the terms themselves cancel
     for (size_t r = 0; r < 100; ++r)
       scale += std::abs(reference_row(c.settings, plain, r, plain.log_pi[r], plain.entropy[r]));
     EXPECT_NEAR(out.loss.item<double>(), exact, 1e-6 * scale);

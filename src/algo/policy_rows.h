@@ -59,7 +59,8 @@ struct WeightBounds {
 
 struct CorrectionRows {
   const LossSettings& settings;
-  at::Tensor log_w_R;                // log(pi_old / mu), clamped; no tensor here has a gradient
+  // log(pi_old / mu), or log(pi / mu) if pi_old is mu itself. Clamped. No tensor here has a gradient.
+  at::Tensor log_w_R;
   at::Tensor log_probs_R;            // log pi
   at::Tensor behaviour_log_probs_R;  // log mu
   at::Tensor advantages_R;

@@ -45,7 +45,8 @@ struct CalibrationEffort {
   bool show_progress = false;
 };
 
-// dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads. Replaces libtorch's CPU allocator.
+// dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads. Installs the CPU allocator of
+// training (kernels/common/cpu_allocator.h), which stays installed.
 DeviceProfile calibrate(c10::Device device, at::ScalarType dtype, const CalibrationEffort& effort = {});
 
 }  // namespace bough

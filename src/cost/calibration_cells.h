@@ -60,7 +60,6 @@ class CalibrationCells {
 
   // Runs all cells in rounds. Returns the number of rounds, without the warm-up round. Throws Interrupted if
   // effort.stop() returns true.
-  // returns true.
   int measure(const CalibrationEffort& effort);
 
   // The slowdown by other programs: seconds of all runs / their seconds if each run took its cell's median.

@@ -25,10 +25,12 @@ struct CostCurve {
   double clamped(int64_t size) const;  // constant above the last size: for curves that are not seconds
 };
 
-// Attention's seconds. A query counts with as many keys as attention_work() says, plus overhead_keys. A key
-// costs 4 * head_dim FLOPs for the products and score_flops for the softmax of one score.
+// Attention's seconds, with attention_work() and attention_rows() of
+// kernels/tree_attention/tree_attention_cost.h. A query counts with as many keys as attention_work() says,
+// plus overhead_keys. A key costs 4 * head_dim FLOPs for the products and score_flops for the softmax of one
+// score.
 struct AttentionCost {
-  CostCurve by_queries;                 // by queries of the pass, padded; a unit is one FLOP per query
+  CostCurve by_queries;                 // by attention_rows() of the pass; a unit is one FLOP per such row
   double score_flops = 0;               // FLOPs that cost as much as one score's softmax
   CostCurve overhead_keys{{1}, {0.0}};  // by queries: masks and loading of query tiles; in keys, not seconds
 

@@ -31,7 +31,7 @@ namespace bough {
 
 struct SparseAttention {
   // Maps the context length from which on a budget applies to the number of keys that a sampled token attends
-  // to. Empty: dense.
+  // to. Has the key 0, unless it is empty. Empty: dense.
   std::map<int64_t, int64_t> budgets;
   int64_t dense_layers = 2;         // number of first layers without page selection
   int64_t vectors_per_summary = 1;  // per page: 1 for mean, 2 for minmax
@@ -58,7 +58,6 @@ struct RolloutCost {
 
 // At most `max_running` samples run at once. When one ends, the next one starts. Throws InternalError if the
 // profile lacks DeviceProfile::memory_bytes_per_s.
-// profile has no DeviceProfile::memory_bytes_per_s.
 RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>& groups,
                          const SparseAttention& sparse, int64_t max_running);
 

@@ -72,7 +72,7 @@ TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
 TEST_F(ProfileCache, AMeasurementOfABusyMachineIsValidForTenMinutes) {
   const auto get_busy = [&] {
     return cached_profile(folder_, key_, [&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the thread has no core
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // little CPU time, as on a busy machine
       ++measurements_;
       return built_in_profile("h100", "bf16");
     });

@@ -37,7 +37,7 @@ void save_model(const std::filesystem::path& directory, Model& model, const Save
 // named_weights: every tensor of the model under its Hugging Face name, as views of the parameters.
 // named_gradients: the same for the trained parameters, as views of the main_grads.
 // If ranks share the model, these are collective calls that return unsharded tensors. The first stage
-// (pipeline.h) gets all layers, every other stage its own layers.
+// (pipeline_stage.h) gets all layers, every other stage its own layers.
 NamedTensors named_weights(Model& model);
 NamedTensors named_gradients(Model& model);
 

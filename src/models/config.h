@@ -44,7 +44,7 @@ struct ModelConfig : LayerFeatures {
   std::vector<LayerRope> layer_ropes;   // per layer; empty: all kGlobal
   int64_t rotary_dim = 0;               // the first elements of a head that are rotated; 0: all
   bool tie_word_embeddings = false;     // the lm_head is the embedding; checkpoints have it once
-  bool computes_logits = true;          // false: a tied model's last stage holds no embedding
+  bool computes_logits = true;          // false (a critic's backbone): the last stage has no tied lm_head
   std::string torch_dtype = "float32";  // dtype of the checkpoint (key dtype or torch_dtype)
   Json source;                          // config.json as read, so saving keeps all other keys
 

@@ -217,7 +217,7 @@ TEST(ModelConfig, IsExactUpToTheWindow) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(longest(llama(), Json::object()), kAll);
   EXPECT_EQ(longest(qwen2(), Json::object()), kAll);
-  EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}}), kAll);  // in layers from 28 on
+  EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}}), kAll);  // windows begin at layer 28; it has 2
   EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}, {"max_window_layers", 1}}), 131072);
   EXPECT_EQ(longest(gemma2(), Json::object()), 100);
   EXPECT_EQ(longest(gemma2(), {{"layer_types", {"full_attention", "full_attention"}}}), kAll);

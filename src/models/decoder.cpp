@@ -271,7 +271,7 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
   const auto o_TNH = attention.attend(index, q_TNH, k_TGH, v_TGH);
   const auto o_TD = o_TNH.reshape({o_TNH.size(0), -1});
   const Parameter* bias = bias_of_sum(layer.output_bias);
-  if (ranks_.tensor) residual_TD = x_TD;  // not summed over the ranks in backward
+  if (ranks_.tensor) residual_TD = x_TD;  // bypasses `copy`, which would sum its gradient over the ranks
   else if (!config_.post_norms) return linear(o_TD, layer.output, bias, batch_invariant(), residual_TD);
   const auto y_TD = out_of_layer(linear(o_TD, layer.output, bias, batch_invariant()));
   return residual_TD + (config_.post_norms ? rms_norm(y_TD, layer.attention_post_norm, norm) : y_TD);

@@ -60,7 +60,7 @@ class DecoderBytes {
   int64_t of_kept(RecomputePolicy keep) const;  // one token
   // One token: bytes that RecomputePolicy::kLayerInputsOnHost copies to the host, and later back.
   int64_t copied_to_host() const;
-  int64_t of_exit() const;
+  int64_t of_exit() const;  // PassCosts::boundary_bytes()
   int64_t of_loss_row() const;
   int64_t of_temporaries(const PassShape& pass, RecomputePolicy keep) const;
 

@@ -33,12 +33,13 @@ struct LayerFeatures {
   bool fused_projections = false;  // checkpoints have qkv_proj and gate_up_proj (Phi-3)
 };
 
-// The layers that have a sliding window. If config.json has layer_types, this key decides, in any family.
+// The layers that have a sliding window. If config.json has layer_types, this key decides, in every family
+// without in_every_layer.
 struct SlidingWindows {
   int64_t default_size = 0;     // size if sliding_window is absent; 0: there are no windows then
   bool opt_in = false;          // reads use_sliding_window, which is false if absent
   bool required = false;        // sliding_window must not be null
-  bool in_every_layer = false;  // the class ignores layer_types
+  bool in_every_layer = false;  // if there is a window, all layers have it: the class ignores layer_types
   // Returns whether the layer has a window if layer_types is absent. nullptr: no layer has one.
   bool (*in_layer)(const ConfigKeys& keys, int64_t layer) = nullptr;
 

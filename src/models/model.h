@@ -47,8 +47,8 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // config(): the local part. If ranks share the model, it counts only this rank's layers (pipeline.h), heads
-  // and feed-forward elements (tensor_parallel.h). unsharded_config(): the unsharded model.
+  // config(): the local part. If ranks share the model, it counts only this rank's layers (pipeline_stage.h),
+  // heads and feed-forward elements (tensor_parallel.h). unsharded_config(): the unsharded model.
   const ModelConfig& config() const { return config_; }
   const ModelConfig& unsharded_config() const { return unsharded_config_; }
   // The groups of ranks that share the model. A group of one rank is nullptr.

@@ -16,13 +16,14 @@ class BlockSink {
   // Starts a tree. sequences: indices in the batch. stack_capacity: largest number of tokens that a chain of
   // interior blocks puts on the prefix KV stack at once.
   virtual void begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) = 0;
-  virtual void push(Block block) = 0;  // opens an interior block
+  virtual void push(Block block) = 0;  // opens an interior block: until its pop(), blocks lie below it
   virtual void add_leaf(Block block) = 0;
   virtual void pop() = 0;                           // closes the last open interior block
   virtual bool is_enough() const { return false; }  // true: the caller may stop; later blocks have no effect
 };
 
-// A plan under construction: trees with blocks and steps. PlannedTree::tree stays nullptr.
+// A plan under construction: trees with blocks and steps. PlannedTree::tree stays nullptr; the strategy sets
+// it afterwards.
 class PlanWriter final : public BlockSink {
  public:
   void begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) override;

@@ -85,7 +85,8 @@ class BlocksTraversal {
     waiting_[range.size()].push_back(piece);
   }
 
-  // Pushes the run of big tokens that begins at this node, up to the point where the run ends or branches.
+  // Pushes the run of big tokens that begins at this node. The run ends before the first token that is not
+  // big, or at a node that does not have exactly one big child.
   void go_down(int32_t index, std::vector<Visit>& todo) {
     const int32_t run_begin = view_.stretch(index).begin;
     int32_t run_end;

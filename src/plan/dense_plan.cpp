@@ -15,7 +15,8 @@ namespace bough {
 
 namespace {
 
-// Tells which positions of each sequence train, without an index.
+// Tells which positions of each sequence train. Scans the request's flags at each call; no table is built
+// from them.
 class Flags {
  public:
   explicit Flags(const PlanRequest& request) : request_(request), offsets_{0} {

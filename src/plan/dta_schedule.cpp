@@ -9,8 +9,8 @@ namespace bough {
 
 namespace {
 
-// Algorithm 1, lines 1 to 12: leaf children first, then internal children by their tail. The tail of a node
-// is the depth of the leaf that is visited first below it.
+// Algorithm 1, lines 1 to 12: leaf children first, then internal children, smallest tail first. The tail of a
+// node is the depth of the leaf that is visited first below it.
 void sort_children(BranchTree& branches) {
   std::vector<int32_t> tail(branches.nodes.size());
   const auto order = [&](std::span<int32_t> children) {
@@ -37,7 +37,7 @@ std::vector<Leaf> order_leaves(const PrefixTree& tree, DtaOrder order) {
   std::vector<Leaf> leaves;
   for (size_t i = 0; i < visits.size(); ++i)
     leaves.push_back({visits[i].length, visits[i].lcp, i + 1 < visits.size() ? visits[i + 1].lcp : 0});
-  if (order == DtaOrder::kBackward) {  // line 13
+  if (order == DtaOrder::kBackward) {  // Algorithm 1, line 13: leaves are executed in the reverse order
     std::ranges::reverse(leaves);
     for (auto& leaf : leaves) std::swap(leaf.shared_before, leaf.shared_after);
   }

@@ -22,7 +22,8 @@ enum class DtaVariant {
   kReleased,     // the released code: FWD-NoGrad ends where the path's last chunk begins
   kWholeSuffix,  // the released code with `cut_f1_tail` off: FWD-NoGrad runs to the leaf, so the last chunk
                  // is forwarded twice
-  kPrinted,      // Algorithm 3 literally: line 18 forwards the suffix, line 31 again up to the anchor
+  kPrinted,      // Algorithm 3 literally: line 18 forwards the suffix, line 31 again up to the anchor (the
+                 // start of the path's last chunk)
 };
 
 enum class DtaOrder {

@@ -58,7 +58,8 @@ class IndexedTree {
   // Returns the sums before each token of the part's path, and after the last one. Counts only the sequences
   // of the part. `starts` is 1 after the first token.
   std::vector<Sums> path_sums(const TreePart& part);
-  // Returns a part that has a path as a single leaf block, of any size.
+  // Returns one leaf block with all tokens of the part, its path included, however many they are. The part
+  // must have a path.
   Block leaf_block(const TreePart& part);
   // Changes the token numbers in `planned` from this tree's to those of a tree of only these roots.
   void renumber(const TreePart& roots, PlannedTree& planned) const;
@@ -88,7 +89,8 @@ class TreeView {
   TreeView(const IndexedTree& whole)  // NOLINT: a tree is a view of itself
       : TreeView(whole, whole.branches().children(-1)) {}
   TreeView(const IndexedTree& whole, std::span<const int32_t> roots) : whole_(&whole), roots_(roots) {}
-  // View of a part with a path. The part must have exactly one root node; its subtree belongs to the view.
+  // View of a part with a path. The part must have exactly one entry in `nodes`; that node's subtree belongs
+  // to the view. `whole` is not const because path_sums() may sort its sequences.
   TreeView(IndexedTree& whole, const TreePart& part);
 
   std::span<const int32_t> roots() const { return node_ < 0 ? roots_ : std::span(&node_, 1); }

@@ -38,7 +38,7 @@ class Leaves {
   double whole_cost(int32_t i) const { return path_cost(weights_, 0, visits_[i].length); }
   double added_cost(int32_t i) const { return path_cost(weights_, visits_[i].lcp, visits_[i].length); }
 
-  // Assigns each sequence to the rank of its leaf.
+  // Assigns each sequence to the rank of its leaf, and empty sequences, which have no leaf, to rank 0.
   std::vector<RankShare> with_sequences(std::vector<RankShare> shares,
                                         const std::vector<int32_t>& rank_of) const {
     for (size_t s = 0; s < branches_.sequence_leaf.size(); ++s) {
@@ -60,7 +60,7 @@ struct Interval {
   double cost;
 };
 
-// Costs only; stands in for Leaves.
+// Leaves given by their costs alone. Has the functions of Leaves that search() calls.
 struct LeafCosts {
   std::span<const double> whole, added;
 

@@ -92,7 +92,7 @@ TEST(LoadBalance, LargestCostIsTheLeastOfAllIntervals) {
     });
     const size_t count = leaves.size();
     for (const BalanceWeights weights : {BalanceWeights{}, BalanceWeights{1, 0.05}}) {
-      // by number of leaves, with the ranks so far
+      // least[n]: the least largest cost of the first n leaves on num_ranks ranks or fewer
       std::vector<double> least(count + 1, std::numeric_limits<double>::infinity());
       least[0] = 0;
       for (int64_t num_ranks = 1; num_ranks <= 5; ++num_ranks) {

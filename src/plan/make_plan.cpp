@@ -117,7 +117,8 @@ bool Batch::is_packed_above(const PassChoice& passes, int64_t most_bytes) {
          most_bytes;
 }
 
-// Bytes that the plan may hold: the given budget, or the bytes of one pass of B tokens.
+// Bytes that the plan may hold: the given budget. Without one: the bytes of the plan's largest stack, of the
+// activations of B tokens, and of the temporaries of one pass of the plan's size.
 int64_t budget(const PlanRequest& request, const Plan& plan) {
   if (request.memory_bytes) return *request.memory_bytes;
   const auto& costs = *request.costs;

@@ -193,7 +193,8 @@ class CommonPrefixes {
   std::vector<std::vector<int32_t>> levels_;
 };
 
-// A list of sizes that grows at its end. Finds the first size of at most `limit`. A binary tree of minima.
+// A list of bin sizes that grows at its end, with room for `capacity` sizes. A binary tree of minima finds
+// the first size that is at most a limit.
 class FirstFit {
  public:
   explicit FirstFit(size_t capacity) : width_(std::bit_ceil(std::max<size_t>(capacity, 1))) {
@@ -205,7 +206,7 @@ class FirstFit {
       minima_[i] = std::min(minima_[2 * i], minima_[2 * i + 1]);
   }
   int64_t get(size_t index) const { return minima_[index + width_]; }
-  // Returns `width_` or more if there is none.
+  // Returns the first index from `from` on with a size of at most `limit`; `width_` or more if there is none.
   size_t find(size_t from, int64_t limit) const {
     if (from >= width_) return width_;
     size_t i = from + width_;

@@ -35,7 +35,8 @@ struct Packing {
 // The default of strategy `packed`. Works bottom-up: at each branch point, deepest first, the bins of its
 // branches are joined by best-fit decreasing. In the result, no two bins fit into one.
 // O(S log² S): at a branch point, only the bins of the other branches are moved, not those of the branch with
-// the most bins. Two bins that did not fit together below the branch point do not fit together above it.
+// the most bins. Two bins that did not fit together below the branch point do not fit together above it,
+// because joining them there saves fewer tokens.
 // On random trees of up to 8 nodes, the bins have in the mean 1.0002 times the fewest possible tokens, at
 // worst 1.15 times (packing_test.cpp).
 Packing pack(const PrefixTree& tree, int64_t capacity);

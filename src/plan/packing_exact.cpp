@@ -45,8 +45,9 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
   return states;
 }
 
-// The bins below a node by falling size, with their leaves. Sizes include the path from the root. States are
-// compared by the sum of sizes: the tokens saved above the node depend only on the number of bins.
+// The bins below a node by falling size, with their leaves. Sizes include the path from the root, so their
+// sum is the number of computed tokens if no bins are joined above the node. A join at a node u above saves
+// L(u) tokens, whatever the bins hold.
 struct State {
   std::vector<LeafBin> bins;
 

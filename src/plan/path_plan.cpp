@@ -8,9 +8,8 @@ namespace bough {
 
 namespace {
 
-// Orders children in the reverse order of Algorithm 1: internal children first, larger tail first. The tail
-// of a node is the depth of the leaf that is visited last below it. Leaves come last, when no token above
-// them needs another forward pass for them.
+// Orders children in DTA's order of execution, the reverse order of Algorithm 1: internal children first,
+// larger tail first, then leaves. The tail of a node is the depth of the leaf that is visited last below it.
 void order_for_backward(BranchTree& branches) {
   const auto& nodes = branches.nodes;
   std::vector<int64_t> tail(nodes.size());

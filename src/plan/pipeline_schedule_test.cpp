@@ -189,7 +189,7 @@ TEST(PipelineOrder, KeepsStagesBusy) {
 }
 
 // With passes as large as for one process, there would be few passes. Stages would wait long for the first
-// pass to arrive and for the last one to finish.
+// pass to arrive and for the last one to finish. Plans for several stages therefore have smaller passes.
 TEST(PipelineOrder, PlansForStagesHavePassesThatFillThem) {
   std::vector<std::vector<int32_t>> sequences;
   std::mt19937_64 random(3);

@@ -25,7 +25,7 @@ struct DenseLayout {
 DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
 
 // Writes the blocks of `dense` to the sink. Tokens are numbered as in build_flat_forest() of the sequences in
-// the layout's order. Returns the layout's max_tokens. Reads at most N flags.
+// the layout's order. Returns the layout's max_tokens. Reads each training flag at most once.
 // `layers`, here and in the functions below, replaces the request's `layers`. Unless it is kNever, the
 // request must have costs, and the recompute policies of the blocks are chosen within the request's memory.
 int64_t emit_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
@@ -52,9 +52,9 @@ Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
 // Splits the batch into parts that are planned as separate trees (engine.md 2). Each part computes the path
 // above it again. This pays if the path is so short that its own pass costs more. Together the parts contain
-// all sequences. A part with a path fits one pass of `max_tokens_per_pass`, or has exactly one node. Returns
-// an empty list if computing a path again never pays. max_tokens_held: if path and pass together have at most
-// this many tokens, the activations of both are held, and the path needs no recomputation.
+// all sequences. A part with a path fits one pass of `max_tokens_per_pass`, or has one entry in `nodes`.
+// Returns an empty list if computing a path again never pays. max_tokens_held: if path and pass together have
+// at most this many tokens, the activations of both are held, and the path needs no recomputation.
 std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
                                         int64_t max_tokens_per_pass, int64_t max_tokens_held);
 

@@ -16,7 +16,7 @@ class RootSplitter {
       : tree_(whole.tree()), costs_(costs), limit_(limit), held_(held), branches_(whole.branches()) {}
 
   std::vector<TreePart> run() {
-    TreePart rest;  // roots that are not repeated
+    TreePart rest;  // the roots whose tokens are computed only once form one part
     for (const int32_t root : branches_.children(-1)) {
       const auto& node = branches_.nodes[root];
       if (auto groups = groups_if_worth(node, 0)) open_.push_back({root, 0, {}, {}, std::move(*groups)});
@@ -35,9 +35,10 @@ class RootSplitter {
 
  private:
   using Groups = std::vector<std::vector<int32_t>>;
+  // A node whose children are split into several parts. Each part computes the path and the node's tokens.
   struct Root {
     int32_t node;
-    int64_t above;              // path tokens that the tree repeats
+    int64_t above;              // tokens of the path above the node
     std::vector<int32_t> path;  // the path's nodes
     std::vector<int32_t> ends;  // nodes of `path`; the sequences that end in them go to this root's parts
     Groups groups;              // of the children

@@ -93,7 +93,8 @@ TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t lay
   const at::Tensor all = gather(at::stack({k, v}, 1));
   at::Tensor k_rows = stack.k(layer, stack_rows_, num_tokens_),
              v_rows = stack.v(layer, stack_rows_, num_tokens_);
-  const bool is_again = std::ssize(kept_rows_) > layer;  // another pass may have overwritten them
+  // A second forward of a pass that keeps its rows: other passes may have overwritten the rows on the stack.
+  const bool is_again = std::ssize(kept_rows_) > layer;
   if (verify_rows)
     BOUGH_CHECK(is_again ? at::equal(kept_rows_[static_cast<size_t>(layer)], all)
                          : at::equal(k_rows, all.select(1, 0)) && at::equal(v_rows, all.select(1, 1)),
@@ -102,7 +103,7 @@ TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t lay
   v_rows.copy_(all.select(1, 1));
   if (keeps_rows_ && !is_again) kept_rows_.push_back(all);
   const auto acc = accumulator_type(q.scalar_type());
-  if (!has_tokens()) {  // one query that attends to itself
+  if (!has_tokens()) {  // the stand-in token 0 of own_tokens(): nothing reads its output
     const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));
     return {at::zeros_like(q), lse};
   }

@@ -34,7 +34,7 @@ class ContextPass {
  public:
   // end_local: [stack_rows + T] of the whole pass (kernels/tree_attention). stack_rows: tokens on the prefix
   // KV stack before the pass.
-  // least_run: for cut_into_segments(); 0: no segments.
+  // least_run: for cut_into_segments() (kernels/tree_attention/tree_attention_segments.h); 0: no segments.
   // The object may be used only after the caller has sent `upload`.
   ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
               int64_t least_run, HostToDeviceBatch& upload);
@@ -58,7 +58,7 @@ class ContextPass {
   void keep_rows() { keeps_rows_ = true; }
   // Adds to the stack's gradients: of the rows before the pass (this rank's contribution only), and of the
   // pass's rows (summed over the ranks). Returns d_q, d_k and d_v of this rank's tokens. An undefined d_o
-  // means that no rank's queries have a gradient; d_q is then undefined too.
+  // means that no rank's queries have a gradient; d_q is then undefined too. same_bits: ExecutorOptions.
   TreeAttentionGradient backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
                                  const at::Tensor& d_o, double scale, bool same_bits) const;

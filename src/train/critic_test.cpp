@@ -390,7 +390,7 @@ TEST(Critic, TheBackboneIsSeparateIfMemoryHoldsIt) {
   EXPECT_FALSE(memory_holds_critic(settings, *model, int64_t{1} << 60));
   settings.mb_spec.memory = {};
   ASSERT_TRUE(settings.mb_spec.memory.is_auto());
-  const auto needed = static_cast<int64_t>(28 * elements / kCriticShare);  // critic 16, actor 12
+  const auto needed = static_cast<int64_t>(28 * elements / kCriticShare);  // per element: critic 16, actor 12
   EXPECT_TRUE(memory_holds_critic(settings, *model, needed + 2));
   EXPECT_FALSE(memory_holds_critic(settings, *model, needed - 2));
   const auto narrow = small_model(at::kBFloat16);

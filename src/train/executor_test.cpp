@@ -40,7 +40,8 @@ void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, in
         if (limit < 4 && max_tokens > 500) continue;
         const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r->batch, limit)), random());
         validate(plan, r->batch.sequences);
-        // The outputs of a recomputed layer that nothing reads are computed only for verification.
+        // Outputs of a recomputed layer that nothing reads are computed only for verification, so the test
+        // runs with and without it.
         expect_exact(*model, flat, *r, plan, *loss, str(strategy, " seed ", seed, " B ", limit),
                      /*least_run=*/0, /*verify_recompute=*/random() % 2 == 0);
         if (::testing::Test::HasFatalFailure()) return;

@@ -26,7 +26,7 @@ namespace bough {
 namespace {
 
 // The fraction of a GPU's free memory that a plan may fill if no limit is set. The rest is for fragmentation
-// of the allocator, because blocks have different sizes.
+// of the allocator, because tensors of different passes have different sizes.
 constexpr double kShareOfFreeMemory = 0.9;
 
 // True for estimators that do not normalize advantages over the batch's tokens. Normalization would also

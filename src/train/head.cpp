@@ -60,10 +60,11 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
         block_of[t] = static_cast<int32_t>(b);
         local[t] = index++;
       }
-      // A range is one path. It can receive gradients only from loss rows in the subtree of its first token.
+      // An interior block's range is one path. It can receive gradients only from loss rows in the subtree of
+      // its first token.
       if (by_token.begin[tree.subtree_end[range.begin]] > by_token.begin[range.begin]) map.needed[b] = true;
     }
-    if (!planned.blocks[b].interior)  // in a forest, later roots are outside the first subtree
+    if (!planned.blocks[b].interior)  // a leaf block's range may have further roots outside that subtree
       for (const auto& range : planned.blocks[b].ranges)
         if (by_token.begin[range.end] > by_token.begin[range.begin]) map.needed[b] = true;
   }

@@ -25,8 +25,8 @@ struct BlockRows {
   std::vector<int64_t> labels;   // token ids
   std::vector<int64_t> sources;  // < num_tokens: this block's token; else num_tokens + index into `outside`
   std::vector<Outside> outside;
-  std::vector<int64_t> loss_begin;  // [head rows + 1]: the loss rows of head row r begin at
-  std::vector<int64_t> loss_rows;   // loss_rows[loss_begin[r]]; indices of the batch's loss rows
+  std::vector<int64_t> loss_begin;  // [head rows + 1]: head row r begins at loss_rows[loss_begin[r]]
+  std::vector<int64_t> loss_rows;   // by head row: the indices of its loss rows in the batch
   int64_t num_rows() const { return static_cast<int64_t>(labels.size()); }
 };
 

@@ -30,7 +30,8 @@ class Numbering {
   std::map<Key, int64_t> known_;
 };
 
-// Key that is equal for the rows of one conversation. `row` makes the key unique if there is no name.
+// Key that is equal for the rows of one conversation. If `trajectory` has no name, `row` makes the key
+// unique.
 using TrajectoryKey = std::pair<std::pair<std::string_view, std::string_view>, size_t>;
 TrajectoryKey trajectory_key(const Trajectory& trajectory, size_t row) {
   return {{trajectory.group, trajectory.trajectory}, trajectory.trajectory.empty() ? row + 1 : 0};

@@ -1,10 +1,10 @@
 // Converts trajectories to the executor's input. Training, `bough step`, `bough sft`, calibration and tests
 // all use these functions.
 //
-// One Trajectory is one row of the batch. A row of the batch that is not trained or not valid is left out.
-// Rows of the batch with equal `group` and `trajectory` are one conversation and together count as one
-// sequence: each of N rows has 1/N of a sequence's weight in the loss, and their reward enters the group's
-// mean once.
+// One Trajectory is one row of the batch. A row of the batch is left out if `trained` is false, `valid` is
+// false (its reward failed) or it is a baseline (Trajectory::in_loss()). Rows of the batch with equal `group`
+// and `trajectory` are one conversation and together count as one sequence: each of N rows has 1/N of a
+// sequence's weight in the loss, and their reward enters the group's mean once.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ inline int32_t token_id(int32_t marked) {
 }
 struct ReplayedToken {
   int32_t token = 0;
-  std::span<const uint16_t> pages;  // PageChoices::of() the token; the trajectory owns the data
+  std::span<const uint16_t> pages;  // the token's PageChoices::of(); the trajectory owns the data
 };
 
 // Sequences, their trained tokens, and the loss's fields. A loss row is one trained token of one sequence.

@@ -219,8 +219,8 @@ Optimizer::Report Optimizer::step() {
     update.weight_decay = state.decayed ? settings_.weight_decay : 0.0;
     const at::Tensor own = state.own(value), updated = state.here(own);
     const at::Tensor gradient = state.here(gradients[i]);
-    // A kernel may round its last few elements differently. The pieces are therefore the same for any number
-    // of ranks.
+    // A kernel may round its last few elements differently. If fixed_, the pieces are therefore the same for
+    // any number of ranks.
     const int64_t most = share_of(value.numel(), ranks_, fixed_).most / pieces_of(fixed_, ranks_);
     for (int64_t begin = 0; begin < state.count; begin += most) {
       const auto piece = [&](const at::Tensor& whole) {

@@ -317,7 +317,7 @@ TEST(Schedule, DecaysToTheRatioAndStaysThere) {
   EXPECT_DOUBLE_EQ(cosine.learning_rate(8), 2 * (0.25 + 0.75 / 2));
   EXPECT_DOUBLE_EQ(cosine.learning_rate(12), 0.5);
   EXPECT_DOUBLE_EQ(cosine.learning_rate(13), 0.5);
-  EXPECT_GT(cosine.learning_rate(11), 0.5);  // at min_ratio 0, the last step still learns
+  EXPECT_GT(cosine.learning_rate(11), 0.5);  // so with min_ratio 0 the last planned step still has a rate > 0
 }
 
 TEST(Schedule, RunsOfNoOrOnlyWarmUpSteps) {

@@ -223,7 +223,8 @@ void sum_gradients(Model& model, Communicator* ranks) {
 ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks) {
   ExecutionResult sum;
   sum.values = std::move(own.at(0).values);
-  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // one addend is 0: exact
+  // Each loss row has an output in one share and 0 in all others, so the sum is exact.
+  const auto add = [](at::Tensor& to, const at::Tensor& more) {
     if (to.defined()) to.add_(more);
   };
   for (size_t i = 1; i < own.size(); ++i) {

@@ -46,7 +46,7 @@ class TrainingRanks {
   // The process groups that hold the other shards of this rank's model replica.
   ModelRanks model() const { return {tensor_.get(), stages_.get(), stages_back_.get()}; }
   bool has_unsharded_model() const { return !tensor_ && !stages_; }
-  // Whether this rank's shard belongs to the same replica of the model as rank 0's.
+  // Whether this rank and rank 0 hold shards of one copy of the model: equal replica and context index.
   bool shares_with_leader() const { return replica() == 0 && rank_ / sizes_.tensor % sizes_.context == 0; }
   // Index of this rank's replica of the model. The replica computes the batch shard of the same index.
   int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor) % sizes_.data; }

@@ -1,5 +1,6 @@
 // Trains a critic and a sparse policy in addition to the policy, on several ranks, and compares with one
-// process. After an optimizer's first step, the first moment is the gradient times a constant.
+// process. After an optimizer's first step, the first moment is the gradient times a constant, so the tests
+// compare moments in place of gradients.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>

@@ -60,7 +60,8 @@ SparsePolicyTrainer::SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model>
   BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data,
               "the sparse policy supports data parallelism only");
   model_->allocate_gradients();
-  // The caller passes the reference log-probabilities, so the model in FrozenModels is never executed.
+  // GradientStep requires a reference model for the KL term. The caller passes the reference
+  // log-probabilities, so the model in FrozenModels is never executed.
   gradient_ =
       std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks, policy);
   gradient_->leave_sums_over_ranks();

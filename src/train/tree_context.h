@@ -21,9 +21,9 @@ namespace bough {
 //
 // One buffer per layer for k and v (model dtype) and for each gradient (accumulator type), allocated once for
 // the plan's deepest chain. Only the executor pushes and pops rows. Forward writes at the plan's offsets and
-// is idempotent. Gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack,
-// layer, offset, length), never tensor views across passes: a view would fail autograd's version check when a
-// sibling block writes other rows.
+// is idempotent. Gradient rows are zeroed when they are reserved, never by a recompute: by then they hold the
+// gradients from descendant blocks. Ops keep (stack, layer, offset, length), never tensor views across
+// passes: a view would fail autograd's version check when a sibling block writes other rows.
 class PrefixKvStack {
  public:
   PrefixKvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
@@ -61,7 +61,8 @@ class PrefixKvStack {
 };
 
 // Counts of page lists. A query has one list per sparse layer and key/value head.
-// lists: all. replayed: taken from generation. different: replayed, but training would select other pages.
+// lists: all lists. replayed: those taken from generation. different: those of the replayed lists for which
+// training would select other pages.
 struct ReplayCounts {
   int64_t lists = 0, replayed = 0, different = 0;
 };

@@ -3,7 +3,7 @@
 // t runs over the trained tokens. Other tokens are skipped and get A = 0 and returns = V. V_t is the critic's
 // value before token t is sampled. V after the last token is 0, but if `truncated`, it is the V of the last
 // trained token. With gamma = 1 that V would be its own target and could grow without bound. Therefore
-// bootstrap_truncated is off by default.
+// callers set `truncated` only with bootstrap_truncated, which is off by default.
 //
 // With turns, a time step k is a turn (AReaL's gae_timestep_unit: turn). V_k is the value of the turn's first
 // trained token, rew_k the sum of the turn's rewards. All tokens of the turn get A_k.
