@@ -41,7 +41,7 @@ struct Parameter {
   };
 
   at::Tensor value;      // fp32, bf16 or fp64, contiguous; [rows, columns] or [rows]
-  at::Tensor main_grad;  // accumulator type, value's shape; undefined if frozen or not trained
+  at::Tensor main_grad;  // accumulator type, value's shape; undefined if frozen, or if only used to generate
   std::vector<Part> parts;
   at::Tensor scale = {};  // fp32 [rows] if the matrix is quantized (value is int8); else undefined
 

@@ -51,8 +51,9 @@ inline constexpr int64_t kSumOfSquaresBlock = 16384;
 
 // Returns the sum of x² over all elements as an fp64 scalar on x's device. x: fp32, fp64 or bf16, contiguous.
 //
-// Each block of kSumOfSquaresBlock elements is summed separately, then the blocks in order. The result
-// therefore does not depend on the number of threads. It is infinite or NaN if an element is.
+// Each block of kSumOfSquaresBlock elements is summed separately. Then the sums of the blocks are added in a
+// fixed order. The result therefore does not depend on the number of threads. It is infinite or NaN if an
+// element is.
 at::Tensor sum_of_squares(const at::Tensor& x);
 
 // Reference of sum_of_squares() in tensor ops, for any device.

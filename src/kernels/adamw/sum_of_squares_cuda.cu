@@ -8,7 +8,8 @@ namespace bough {
 namespace {
 constexpr int kThreads = 256;
 constexpr int kLastThreads = 1024;
-// A thread sums 64 elements: enough loads to hide the reduction, and few enough parts for one last block.
+// A thread sums 64 elements: enough loads to hide the reduction, and few enough parts for one last thread
+// block to sum.
 constexpr int64_t kPartElements = 64 * kThreads;
 
 template <class T, int kPack>

@@ -20,7 +20,7 @@ namespace bough {
 namespace {
 constexpr size_t kLargePage = size_t{2} << 20;
 constexpr size_t kLeastReserved = size_t{64} << 20;
-constexpr size_t kStep = size_t{64} << 20;  // bytes per extension; no memory until written
+constexpr size_t kStep = size_t{64} << 20;  // usable_ grows by this; pages take no memory until written
 
 size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
@@ -39,8 +39,8 @@ Arena::Arena(size_t bytes) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
     const size_t before = round_up(address, kLargePage) - address;
     base_ = static_cast<char*>(memory) + before;
-    // If the address space is limited (ulimit -v), the arena keeps half of the addresses, because other code
-    // needs addresses, too.
+    // If the address space is limited (ulimit -v), the arena keeps half of the addresses that it got, because
+    // other code needs addresses, too.
     reserved_ = asked == wanted ? asked : asked / 2 / kLargePage * kLargePage;
     if (before > 0) munmap(memory, before);
     munmap(base_ + reserved_, asked + kLargePage - before - reserved_);

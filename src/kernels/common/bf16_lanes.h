@@ -76,7 +76,7 @@ inline __m512 add_squares(const BFloat16Bits* p, __m512 sum) {
 inline float sum_of(const Lanes& x) {
   return _mm512_reduce_add_ps(_mm512_add_ps(x.even, x.odd));
 }
-// Returns the sums over the lanes of four vectors.
+// Returns four sums: for each vector, the sum of its 16 lanes.
 inline __m128 sums_across(const __m512 (&x)[4]) {
   const auto quarter = [&](int i) {
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x[i]), _mm512_extractf32x8_ps(x[i], 1));
@@ -93,7 +93,8 @@ inline void store_ordered(float* sums, const Lanes& x) {
   _mm512_storeu_ps(sums, x.even);
   _mm512_storeu_ps(sums + 16, x.odd);
 }
-// Convert `width` sums in place to lane order and back. Rows are added to sums in lane order.
+// Convert `width` sums in place to lane order and back. Between the two calls, Lanes are added to the sums
+// without a shuffle.
 inline void to_lane_order(float* sums, int64_t width) {
   for (int64_t d = 0; d < width; d += kNeighbours) store_ordered(sums + d, load_lanes(sums + d));
 }

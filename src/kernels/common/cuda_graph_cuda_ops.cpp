@@ -1,6 +1,6 @@
 // Functions that cuda_library.h and device.h find by name, and CUDA graphs. All graphs are recorded on one
-// separate stream. The graphs of one owner run one after the other, so they share a memory pool, and their
-// temporaries may use the same addresses.
+// separate stream. The graphs of one DeviceGraphs run one after the other, so they share a memory pool, and
+// their temporaries may use the same addresses.
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -47,8 +47,8 @@ class CudaGraph : public DeviceGraph {
   at::cuda::CUDAGraph graph_;
 };
 
-// A memory pool ends with its last graph. If the pool outlived its owner's graphs, no graph could be recorded
-// into it again.
+// Each object has a memory pool of its own. libtorch closes a pool when the last graph recorded into it is
+// destroyed, and no graph can be recorded into a closed pool.
 class CudaGraphs : public DeviceGraphs {
  public:
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {

@@ -64,7 +64,7 @@ __device__ inline void store(T* p, const A (&x)[kPack]) {
 template <class T>
 constexpr int kFullPack = 16 / sizeof(T);
 
-// Whether rows of `width` elements at these addresses may be read in packs of kPack.
+// Whether rows of `width` elements at these addresses may be read in packs of `pack` elements.
 template <class... Pointers>
 bool fits_packs(int64_t width, int pack, Pointers... pointers) {
   return width % pack == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
@@ -110,8 +110,9 @@ __device__ inline A block_sum(A x, A* scratch) {
   return sum;
 }
 
-// Second stage of a sum over rows: out[d] += sum of partial[p][d] over the parts p. In a block of 32 x 8
-// threads, each of the eight adds every eighth part. Then the eight sums are added in order.
+// Second stage of a sum over rows: out[d] += sum of partial[p][d] over the parts p. A thread block has 32
+// columns d of eight threads. Each thread adds every eighth part. Then a column's eight sums are added in
+// order.
 constexpr int kPartLanes = 8;
 
 template <class A>

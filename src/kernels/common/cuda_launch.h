@@ -40,9 +40,9 @@ inline std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors,
   return tensors;
 }
 
-// Makes the tensors' device the current device while it lives. Throws InternalError if a tensor is on another
-// device or not contiguous. Without the check, a kernel that reads a wrong address makes the device unusable
-// for the process, and the error appears at an unrelated place.
+// Until the Launch is destroyed, the device of the first tensor is the current device. Throws InternalError
+// if a tensor is on another device or not contiguous. Without the check, a kernel that reads a wrong address
+// makes the device unusable for the process, and the error appears at an unrelated place.
 class Launch {
  public:
   Launch(const char* op, at::TensorList tensors) : guard_(tensors.front().device()) {

@@ -1,5 +1,5 @@
-// libbough_cuda.so has the CUDA kernels and loads libtorch_cuda. It is opened only if a GPU is used. Other
-// programs start faster without it, and run on machines without CUDA or a driver.
+// libbough_cuda.so has the CUDA kernels and loads libtorch_cuda. It is opened only if a GPU is used. Programs
+// that use no GPU therefore start faster, and run on machines without CUDA or a driver.
 #pragma once
 
 #include <filesystem>

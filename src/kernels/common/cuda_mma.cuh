@@ -5,8 +5,9 @@
 //   A [16][16]: a0 = (row, pair), a1 = (row + 8, pair), a2 = (row, pair + 8), a3 = (row + 8, pair + 8)
 //   B [16][8]:  b0 = (pair, column row), b1 = (pair + 8, column row)
 //   C [16][8]:  c0, c1 = (row, pair), (row, pair + 1); c2, c3 = the same for row + 8
-// Each register of A and B has two adjacent elements, along A's columns or B's rows, the first one in the
-// lower half. Therefore C of one product, rounded, can be A of the next.
+// Each register of A has the named element and the one in the next column, each register of B the named
+// element and the one in the next row; the named element is in the lower half. Therefore C of one product,
+// rounded, can be A of the next.
 #pragma once
 
 #include <cuda_bf16.h>

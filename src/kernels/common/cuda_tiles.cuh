@@ -22,8 +22,8 @@ __device__ inline float quad_sum(float x) {
 }
 
 // A tile in shared memory has rows of kHead bf16. Chunk c (16 bytes) of row r is stored at index c ^ (r %
-// 8), so that one chunk of eight rows is in eight different bank groups. Tiles start at multiples of 256
-// bytes.
+// 8), so that chunk c of eight consecutive rows is in eight different bank groups. Tiles start at multiples
+// of 256 bytes.
 template <int kHead>
 constexpr int kRowBytes = kHead * 2;
 

@@ -6,17 +6,18 @@
 namespace bough {
 
 struct DeviceKernels {
-  // The attention kernel determines the temporaries.
+  // The attention kernel. It determines which temporary tensors attention allocates.
   enum class Attention {
     kTiles,      // our CPU kernels in units of 32 x 32, in the accumulator type
-    kBf16Tiles,  // the same with bf16 tiles; matrix products use such tiles too
+    kBf16Tiles,  // the same with bf16 tiles (kernels/matrix_product), which bf16 matrix products use, too
     kReference,  // dense score matrices (fp64, CPUs without AVX-512)
     kFused,      // GPU kernels: the only temporaries are gradients in the accumulator type
   };
 
   Attention attention = Attention::kTiles;
-  // Whether the kernels of kernels/matrix_product, which pack factors, compute the products in the
-  // accumulator type (with kBf16Tiles: in bf16).
+  // Whether matrix products run in our CPU kernels (kernels/matrix_product), which pack factors into scratch
+  // memory: with kBf16Tiles the bf16 products, else those in the accumulator type. libtorch computes the
+  // rest.
   bool packs_factors = false;
   int64_t threads = 1;  // threads of a kernel, each with its own partial sums; 1 on a GPU
 

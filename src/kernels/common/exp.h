@@ -19,7 +19,8 @@ namespace bough::BOUGH_ISA {
 // exp(x) = 2^n · exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2.
 //   - ln 2 is split in two parts. The first has a short mantissa, so n times it is exact (Cody and Waite).
 //   - exp(r) is its series up to r^7 / 7!.
-//   - The error is within 3 units in the last place with FMA, 31 without (the compiler then joins the parts).
+//   - The error is within 3 units in the last place with FMA, 31 without (the compiler then adds the two
+//     parts of ln 2).
 //   - Above 88.3 the result may be infinity. -infinity gives 0. NaN stays NaN.
 // The function is inlined and has no branches, so loops over it are vectorized. This is twice as fast as
 // calls of the vector library from a loop that must save its registers.
@@ -50,9 +51,9 @@ static inline double vector_exp(double x) {
   return ::exp(x);
 }
 
-// 1 / (1 + exp(-x)) within 1e-5, for values that are rounded to bf16, with half the instructions: a
-// polynomial of degree 4, and two Newton steps from an estimate of the reciprocal's bits. x is clamped to
-// +-86. NaN stays NaN.
+// 1 / (1 + exp(-x)) within 1e-5, for results that are rounded to bf16. It takes half the instructions of
+// 1 / (1 + vector_exp(-x)): a polynomial of degree 4 for exp, and two Newton steps from an estimate of the
+// reciprocal's bits. x is clamped to +-86. NaN stays NaN.
 static inline float rough_sigmoid(float x) {
   constexpr float kLargest = 86.0f, kOffset = 160.0f;
   float t = -x;

@@ -33,7 +33,7 @@ class HostToDeviceBatch {
 
   at::Device device() const { return device_; }
 
-  // Stores a copy of the values. send() sets `*to` to a tensor of them; `to` must be valid until then.
+  // Stores a copy of the values. send() sets `*to` to a tensor of them; `to` must be valid until send().
   void add(std::span<const int64_t> values, at::Tensor* to);
   void add(std::span<const int32_t> values, at::Tensor* to);
 

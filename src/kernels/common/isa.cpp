@@ -62,8 +62,8 @@ bool has_amx() {
 }
 
 namespace {
-// The workarounds are applied when this library is loaded by the bough program, a test or Python. They must
-// take effect before libtorch multiplies its first bf16 matrices.
+// The workarounds (base/cpu.h) are applied when this library is loaded by the bough program, a test or
+// Python. They must take effect before libtorch multiplies its first bf16 matrices.
 [[maybe_unused]] const bool workarounds_applied = (apply_cpu_workarounds(), true);
 }  // namespace
 

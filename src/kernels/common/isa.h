@@ -12,11 +12,13 @@ namespace bough {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };  // ascending
 
-// Returns the best instruction set that the CPU has and the environment variable BOUGH_MAX_ISA allows. Its
-// values are baseline, avx2, avx512, avx512_bf16 and amx. Throws UserError if it has another value.
+// Returns the best instruction set that the CPU has and the environment variable BOUGH_MAX_ISA allows. The
+// variable may be baseline, avx2, avx512, avx512_bf16 or amx; unset, it allows all. Throws UserError if it
+// has another value.
 Isa best_isa();
 
-// Whether the CPU has and BOUGH_MAX_ISA allows AVX512-BF16 (dot products of bf16), or also AMX tiles.
+// has_avx512_bf16(): whether the CPU has AVX512-BF16 (dot products of bf16) and BOUGH_MAX_ISA allows it.
+// has_amx(): whether this also holds for AMX tiles of bf16.
 bool has_avx512_bf16();
 bool has_amx();
 

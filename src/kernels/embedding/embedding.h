@@ -1,5 +1,5 @@
 // y[t] = weight[tokens[t]] · scale. Backward: weight.main_grad[tokens[t]] += d_y[t] · scale, in the
-// accumulator type. The rows of a token are summed in the order of t.
+// accumulator type. If several positions t have the same token, their terms are added in the order of t.
 #pragma once
 
 #include "kernels/parameter.h"

@@ -39,8 +39,9 @@ void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Paramete
                         up.part_value(up.parts[i]).t(), batch_invariant);
 }
 
-// The backward of a weight's adapter, in two halves, because a layer may have its input again only after the
-// gradient of the input. Does nothing if the weight has no adapter.
+// The backward of a weight's adapter. add_to_input_() adds to the gradient of the layer's input.
+// add_gradients_() takes the input itself and adds to the gradients of A and B. These are two calls, because
+// some layers recompute their input only after its gradient. Does nothing if the weight has no adapter.
 class AdapterBackward {
  public:
   AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO)

@@ -82,7 +82,8 @@ struct MlpParameters {
   GateActivation activation = GateActivation::kSilu;
   const Parameter *gate_up_bias = nullptr, *down_bias = nullptr;  // [2F], [D]
   bool residual = true;
-  bool output_is_read = true;  // false: the last product is skipped, y is 0, the graph is recorded as usual
+  // false if the caller needs only the graph for backward, not y: the last product is skipped, and y is 0.
+  bool output_is_read = true;
 };
 
 // x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant: as in linear().

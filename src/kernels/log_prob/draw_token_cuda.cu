@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
   const A inverse_temperature = static_cast<A>(1 / request[1]);
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   const int num_blocks = static_cast<int>((in.width + kBlockTokens - 1) / kBlockTokens);
-  double* const sums = reinterpret_cast<double*>(dynamic_shared_memory());  // of each block
+  double* const sums = reinterpret_cast<double*>(dynamic_shared_memory());  // one per 256 tokens
   double* const raw_sums = sums + num_blocks;                               // of each warp
   A* const maxima = reinterpret_cast<A*>(raw_sums + kDrawWarps);
   int64_t* const firsts = reinterpret_cast<int64_t*>(raw_sums + 2 * kDrawWarps);  // first argmax of each warp

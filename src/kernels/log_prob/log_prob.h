@@ -48,7 +48,8 @@ at::Tensor top_k_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R,
 // Backward of top_k_log_probs, in two steps:
 // 1. Before log_prob_backward_, the caller adds to d_log_probs_R, for each row of the logits, the sum of
 //    d_top_k_LK over all tokens of the lists that name the row. This gives the terms with -p[v].
-// 2. After log_prob_backward_, add_top_k_gradient_ adds the remaining terms to its result:
+// 2. After log_prob_backward_, add_top_k_gradient_ adds the remaining terms to d_logits_RV, which then holds
+//    the gradient from log_prob_backward_:
 //      d_logits[v] += (sum of d_top_k with id v - 1[v = label] · sum of all d_top_k of the row) / temperature
 // An id or label of -1 has no term: its column is not in logits_RV.
 void add_top_k_gradient_(const at::Tensor& d_logits_RV, const at::Tensor& labels_R, const at::Tensor& rows_L,

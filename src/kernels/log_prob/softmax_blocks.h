@@ -23,7 +23,8 @@ inline int64_t softmax_blocks(int64_t width) {
 template <class T>
 void softmax_maxima(const T* logits, int64_t width, typename simd::Types<T>::Acc* maxima);
 
-// Writes the sum of the weights of each block. dots: sums of weight · log weight, or nullptr if not wanted.
+// Writes the sum of the weights of each block. maximum: the row's largest logit. dots: sums of weight · log
+// weight of each block, or nullptr if not wanted.
 template <class T>
 void softmax_sums(const T* logits, int64_t width, typename simd::Types<T>::Acc maximum,
                   typename simd::Types<T>::Acc inverse_temperature, double* sums, double* dots);

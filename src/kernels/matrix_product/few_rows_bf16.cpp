@@ -36,7 +36,7 @@ void multiply(const FewRows& p, int64_t begin, int64_t end) {
     const BFloat16Bits* weight[kTogether];
     for (int64_t i = 0; i < kTogether; ++i)
       weight[i] = p.weight + (n + (i < count ? i : 0)) * p.weight_stride;
-    // Distance to the next kTogether rows of the weight, which are prefetched during the products.
+    // Distance to the next kTogether rows of the weight, which the products prefetch; 0 if there are none.
     const int64_t further = n + 2 * kTogether <= end ? kTogether * p.weight_stride : 0;
     __m512 sum[kRows][kTogether];
     // All loops over `sum` are unrolled, so that the sums stay in registers.

@@ -33,7 +33,8 @@ at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_K
                                    const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
 // c: [R, O] in the dtype of a and b or in their accumulator type. Each row of c is contiguous; rows may have
-// any stride. batch_invariant: computes the product as batch_invariant_product does.
+// any stride. batch_invariant: sums as batch_invariant_product does; ignored unless c is on a CPU with
+// has_tiles(a's dtype).
 void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
                          bool batch_invariant = false);
 

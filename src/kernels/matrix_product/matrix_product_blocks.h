@@ -69,7 +69,8 @@ struct Fp32Tiles : Fp32Blocking {
 };
 
 struct Bf16Tiles : Bf16Blocking {
-  // If A has at most this many rows, transposing the sums is cheaper than packing a weight as B.
+  // If A has at most this many rows and B is a transposed view of a weight, cᵀ = bᵀ·aᵀ is computed: to
+  // transpose the sums costs less than to pack the weight as B.
   static constexpr int64_t kFewRows = 256;
   static void begin() { bf16::begin_tiles(); }
   static void end() { bf16::end_tiles(); }

@@ -41,7 +41,8 @@ struct Bf16Blocking {
   static constexpr int64_t kRows = bf16::kBlockRows;
   static constexpr int64_t kDepth = bf16::kDepth;
   static constexpr bool kPadsRows = true;  // incomplete blocks of rows are packed and padded
-  // Depth of one pass over A and B if C accumulates. Else one pass has all, so that a bf16 C is rounded once.
+  // Depth of one pass over A and B if C accumulates. Else one pass has the whole depth, so that a bf16 C is
+  // rounded once.
   static constexpr int64_t kDepthPerPass = 512;
   // Bytes of a group of panels of B: half of the L2 cache of CPUs with AMX, all of it on other CPUs. A is
   // read from memory once for each group.

@@ -166,7 +166,8 @@ bool is_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO) {
          b_KO.numel() > 0;
 }
 
-// Overwrites c. Rows of c are contiguous, c may not be. The residual has c's strides and may be c itself.
+// Overwrites c. Each row of c is contiguous; rows may have any stride. The residual has c's strides and may
+// be c itself.
 void product_of_few_rows(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
                          const std::optional<at::Tensor>& bias_O,
                          const std::optional<at::Tensor>& residual_RO) {

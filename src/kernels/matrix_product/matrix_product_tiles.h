@@ -47,11 +47,13 @@ namespace bf16 {
 constexpr int64_t kBlockRows = 32;
 constexpr int64_t kDepth = 32;  // depth of one step
 
-// Every thread must call begin_tiles() before and end_tiles() after the functions below. They configure and
-// release the AMX tiles, 8 KiB of registers that context switches would otherwise save.
+// Every thread must call begin_tiles() before and end_tiles() after it calls the functions below.
+// begin_tiles() configures the AMX tiles; end_tiles() releases these 8 KiB of registers, which context
+// switches would otherwise save. Without AMX both do nothing.
 void begin_tiles();
 void end_tiles();
 
+// Packs a panel as avx512::pack_panel does, also padded with zeros to a depth that is a multiple of 32.
 void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t depth, int64_t columns);
 // Packs up to 32 rows of a, padded with zeros to 32 rows and to a depth that is a multiple of 32. a[m][k] is

@@ -34,7 +34,7 @@ PageSummary page_summary(const std::string& name);  // mean, minmax, exact; else
 
 inline constexpr int64_t kLeastPages = 4;  // smallest budget: the pages always kept, and one chosen by score
 
-// The pages that sampled tokens attend to.
+// Settings: which pages sampled tokens attend to.
 struct SparsePolicy {
   int64_t budget_pages = 0;  // pages that a sampled token attends to; 0: all
   PageSummary summary = PageSummary::kMean;
@@ -55,19 +55,21 @@ struct SparsePolicy {
   static int64_t chosen_of(int64_t budget) { return budget - (kLeastPages - 1); }
 };
 
-// Sizes of a layer's summaries: [B, G, 1 or 2, padded H] in the keys' dtype, zeros from H on.
+// Sizes of a layer's summaries: [B, G, 1 (mean) or 2 (minmax), padded H] in the keys' dtype, zeros from H on.
+// padded H: padded_head_dim() in kernels/paged_attention/pages.h.
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
                                    int64_t head_dim);
 
-// Writes the summaries of the pages listed in `complete`. All their keys must be stored. pages: of one layer
-// (kernels/paged_attention/paged_attention.h). Throws InternalError if a tensor does not fit.
+// Writes the summaries of the pages whose ids `complete` lists. All keys of these pages must be stored.
+// pages: the tensor of one layer's pages (kernels/paged_attention/paged_attention.h). Throws InternalError if
+// a tensor does not fit.
 void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
                      int64_t head_dim, const at::Tensor& summaries);
 
 // A query that chooses the pages it attends to.
 struct ChoosingQuery {
-  int64_t token = 0;               // row of q
-  std::span<const int32_t> pages;  // pages of its context in order; the last holds its own token
+  int64_t token = 0;               // index into the first dimension of q_TNH
+  std::span<const int32_t> pages;  // ids of the context's pages in order; the last holds its own token
   int64_t budget = 0;              // number of pages that it keeps
   int64_t position = 0;            // position of its own token
 };
@@ -103,7 +105,8 @@ class PageChooser {
 
   // Returns the pages that the choosing queries keep in one layer.
   Lists choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const;
-  // Returns the selection for a plan of segments(). It refers to this object until the next call.
+  // Returns the selection for a plan of segments(). The selection refers to lists in this object, which the
+  // next call overwrites.
   PageSelection selection(const Lists& chosen);
 
  private:

@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kThreads) summarise_kernel(const SummarisePage
   }
 }
 
-// Maps scores to unsigned integers of the same order. NaN gets the smallest integer.
+// Maps scores to unsigned integers of the same order. Scores are never NaN: choose_kernel stores a NaN as
+// -infinity.
 __device__ inline unsigned ordered(float score) {
   const unsigned bits = __float_as_uint(score + 0.0f);  // maps both zeros to the same bits
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;

@@ -2,7 +2,7 @@
 // Block top-k attention (page_choice.h) approximates it. This is a slow baseline in plain loops on the CPU,
 // which computes the scores of all keys.
 //
-//   K     = the (budget · 16) keys j with the highest s_j = scale · q · k_j; if equal, the lower key
+//   K     = the (budget · 16) keys j with the highest s_j = scale · q · k_j; if equal, the earlier key
 //   o     = sum_{j in K} p_j v_j,  p = softmax_K(s);   lse = log sum_{j in K} exp(s_j)
 //   d_s_j = p_j (d_o · v_j - d_o · o) · scale;   d_q = sum_K d_s_j k_j,  d_k_j += d_s_j q,  d_v_j += p_j d_o
 //
@@ -21,13 +21,13 @@ struct TopKeysInput {
   double scale;
 };
 
-// Overwrites the rows of in.queries in o_TNH (contiguous, q's dtype) and in *lse_TN (contiguous, accumulator
-// type; lse_TN may be nullptr). Throws InternalError if an input does not fit.
+// Overwrites the output of the tokens of in.queries in o_TNH (contiguous, q's dtype) and in *lse_TN
+// (contiguous, accumulator type; lse_TN may be nullptr). Throws InternalError if an input does not fit.
 void attend_to_top_keys(const TopKeysInput& in, const at::Tensor& o_TNH, at::Tensor* lse_TN);
 
-// Overwrites the rows of in.queries in d_q_TNH (contiguous, q's dtype). Adds to d_k_SGH and d_v_SGH, the
-// gradients of keys and values by slot: [16 · pages, G, H], accumulator type. Throws InternalError if an
-// input does not fit.
+// Overwrites the gradient of the tokens of in.queries in d_q_TNH (contiguous, q's dtype). Adds to d_k_SGH and
+// d_v_SGH, the gradients of keys and values by slot: [16 · pages, G, H], accumulator type. Throws
+// InternalError if an input does not fit.
 void top_keys_backward(const TopKeysInput& in, const at::Tensor& o_TNH, const at::Tensor& lse_TN,
                        const at::Tensor& d_o_TNH, const at::Tensor& d_q_TNH, const at::Tensor& d_k_SGH,
                        const at::Tensor& d_v_SGH);

@@ -16,8 +16,8 @@
 namespace bough {
 
 constexpr int kPagedSmallEntries =
-    16;  // query rows times heads per group of an item: one tensor-core fragment
-constexpr int kPagedLargeEntries = 64;  // a fragment per warp; a single row may exceed it
+    16;  // most entries (row, query head) of a small item and one key/value head: one tensor-core fragment
+constexpr int kPagedLargeEntries = 64;  // of a large item: a fragment per warp; a single row may exceed it
 constexpr int kPagedPageTokens = 16;
 
 struct alignas(16) PagedHeader {

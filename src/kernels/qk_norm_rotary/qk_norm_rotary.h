@@ -9,7 +9,7 @@
 //   y[r:2r]  = x̂[r:2r] · cos + x̂[0:r] · sin
 //   y[2r:H]  = x̂[2r:H]
 //
-// Values are computed in the accumulator type. Backward applies the inverse rotation, then the norm's
+// All arithmetic is in the accumulator type. Backward applies the inverse rotation, then the norm's
 // backward (rms_norm.h). It overwrites d_qkv and accumulates the norms' main_grad.
 #pragma once
 

@@ -1,14 +1,14 @@
 // One warp processes one head of one token at a time. A head's elements are contiguous in qkv. A lane holds
-// the same places of both halves, so the rotation needs no exchange between lanes. Backward sums the norms'
-// gradients in two stages, both in a fixed order: each warp over its heads and the warps of a block, then all
-// blocks.
+// both elements of each of its pairs, so the rotation needs no exchange between lanes. Backward sums the
+// norms' gradients in two stages, both in a fixed order: each warp over its heads and the warps of a block,
+// then all blocks.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
 
 namespace bough {
 
 namespace {
-constexpr int kWarps = 8;  // warps per block; fewer if heads are so wide that their sums would not fit
+constexpr int kWarps = 8;  // per thread block; fewer if the sums of so many warps exceed shared memory
 constexpr int64_t kSharedBytes = 48 * 1024;
 constexpr int kPairPack = 2;  // heads are short: with longer packs, half of a warp would be idle
 
@@ -109,7 +109,7 @@ __global__ void forward_kernel(QkNormRotaryInput<T, A> in, T* q, T* k, T* v) {
   }
 }
 
-// Inverts the rotation at places d and half + d of a head.
+// Inverts the rotation of kPack pairs of a head: elements d + j and half + d + j, for j < kPack.
 template <class T, class A, int kPack>
 __device__ void unrotate(A (&first)[kPack], A (&second)[kPack], const T* d_y, const A* cos, const A* sin,
                          int64_t half, int64_t d) {
@@ -138,7 +138,7 @@ __device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, 
   copy_head<T, kPack>(d_x + 2 * half, d_y + 2 * half, head_dim - 2 * half);
 }
 
-// The backward of the norm at places `at`. g is the gradient with the rotation inverted:
+// The backward of the norm for elements at to at + kPack - 1. g is the gradient with the rotation inverted:
 // d_x = rstd · (g·w - x · mean), d_w += g · x · rstd, with mean = rstd² · mean(g·w·x).
 template <class T, class A, int kPack>
 __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at,

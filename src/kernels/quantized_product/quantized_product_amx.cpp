@@ -1,6 +1,6 @@
 // Widens 8-bit weights to packed blocks of bf16, alone (namespace bf16) or while AMX tiles multiply
-// (namespace amx). The functions of namespace bf16 need no AMX, because a compiler emits no AMX instructions
-// by itself.
+// (namespace amx). This file is compiled for AMX, but the functions of namespace bf16 also run on CPUs
+// without AMX, because a compiler emits no AMX instructions by itself.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/amx_sums.h"

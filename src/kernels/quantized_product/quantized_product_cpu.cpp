@@ -8,7 +8,8 @@
 //       for each part of the depth:   widen it;  for each panel: sums = or += block · panel
 //       scale the sums, transpose and store them
 //
-// Blocks are those of matrix_product_tiles.h. Other CPUs compute dot products of vectors in fp32.
+// Blocks are those of matrix_product_tiles.h. CPUs that cannot run these kernels (has_tiles()) compute dot
+// products of vectors in fp32.
 #include <ATen/ATen.h>
 
 #include <algorithm>

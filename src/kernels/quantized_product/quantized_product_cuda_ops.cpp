@@ -10,9 +10,9 @@ namespace bough {
 
 namespace {
 // Most rows for the kernel of quantized_product, which serves bf16 and the few rows of decoding. Up to this
-// many rows, the kernel reads the weight once. With more rows, each block reads its 64 rows from the L2 cache
-// for 16 outputs. At an H100's rate (5.5 TB/s) this takes, from about 65 rows on, as long as widening the
-// weight exactly for cuBLAS (5 bytes an element at 3.35 TB/s).
+// many rows, the kernel reads the weight once. With more rows, each CUDA thread block reads its 64 rows of x
+// from the L2 cache for only 16 outputs. At an H100's rate (5.5 TB/s) this takes, from about 65 rows on, as
+// long as widening the weight exactly for cuBLAS (5 bytes an element at 3.35 TB/s).
 constexpr int64_t kFewRows = 64;
 
 void quantize_rows_op(Tensor quantized_OK, Tensor scale_O, Tensor weight_OK) {

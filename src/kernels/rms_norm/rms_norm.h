@@ -1,7 +1,7 @@
 // RMSNorm (Zhang and Sennrich 2019):
 //   y[r,d] = x[r,d] · rstd[r] · (weight[d] + weight_offset), rstd[r] = 1/sqrt(mean_d x[r,d]² + eps)
 //
-// Values are computed in the accumulator type. Backward, with g = d_y · (weight + weight_offset):
+// All arithmetic is in the accumulator type. Backward, with g = d_y · (weight + weight_offset):
 //   d_x[r,d]     = rstd · (g[d] - x[d] · rstd² · mean_d(g · x))     (overwritten)
 //   d_weight[d] += sum_r d_y[r,d] · x[r,d] · rstd[r]                 (accumulated, accumulator type)
 // Sublayers that keep only x and rstd (kernels/linear) call forward and backward directly. Backward can then

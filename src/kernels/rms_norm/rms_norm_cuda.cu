@@ -1,5 +1,6 @@
-// One block processes one row at a time. Backward sums the weight's gradient in two stages. First each block
-// sums over its rows, in shared memory if a row fits. Then the sums of all blocks are added in order.
+// One thread block processes one row at a time. Backward sums the weight's gradient in two stages. First each
+// thread block sums over its rows, in shared memory if a row of sums fits. Then the sums of all thread blocks
+// are added in order.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/rms_norm/rms_norm_cuda.h"
 

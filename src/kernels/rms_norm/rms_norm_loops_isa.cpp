@@ -4,8 +4,8 @@
 namespace bough::BOUGH_ISA {
 
 // Returns the normalised element. Forward and backward, which computes the element again, must agree to the
-// last bit. With an offset, the compiler would otherwise combine the sum with different factors in each of
-// them.
+// last bit. With an offset, the compiler would otherwise group the factors differently in forward and in
+// backward. The barriers prevent this.
 template <bool kOffset, class A>
 static inline A normed(A x, A scale, A factor) {
   if constexpr (kOffset) return __builtin_assoc_barrier(x * scale) * __builtin_assoc_barrier(factor);

@@ -5,8 +5,8 @@
 // Backward overwrites its results. With s = sigmoid(p(gate)):
 //   d_gate = d_y · up · s · (1 + gate · p'(gate) · (1 - s))
 //   d_up   = d_y · gate · s
-// Backward also recomputes y, so that callers need not keep it. No memory is allocated if y has the memory
-// of d_y and d_gate_up has the memory of gate_up.
+// Backward also recomputes y, so that callers need not keep it. It can write y to the memory of d_y and
+// d_gate_up to the memory of gate_up, so that callers need no new memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ namespace bough {
 // differentiable; mlp() in kernels/linear is.
 at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 
-// Overwrites y_TF and d_gate_up_TF2. They have shape and dtype of d_y_TF and gate_up_TF2, and either separate
-// memory or exactly the same memory as these.
+// Overwrites y_TF and d_gate_up_TF2. y_TF has the shape and dtype of d_y_TF, d_gate_up_TF2 those of
+// gate_up_TF2. Each of the two has either separate memory or exactly the memory of that tensor.
 void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
                      const at::Tensor& d_gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 

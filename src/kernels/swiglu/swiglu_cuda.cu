@@ -1,4 +1,5 @@
-// SwiGLU is elementwise. Grid x covers the columns, grid y the rows, so that no thread divides.
+// SwiGLU is elementwise. Grid x covers the columns, grid y the rows, so that no thread needs a division to
+// find its row.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/swiglu/swiglu_cuda.h"
 

@@ -18,7 +18,7 @@ constexpr int64_t num_key_tiles(int64_t num_stack, int64_t num_tokens, int64_t t
 }
 
 // key_spans() returns the spans for both tile sizes, because the tile size is known only when a kernel is
-// launched. key_spans_begin() is the index of the first span of one tile size.
+// launched. A span is two numbers. key_spans_begin() is the index of the first number of one tile size.
 constexpr int64_t key_spans_begin(int64_t num_stack, int64_t num_tokens, int64_t tile_size) {
   return tile_size == kPlainTile ? 0 : 2 * num_key_tiles(num_stack, num_tokens, kPlainTile);
 }

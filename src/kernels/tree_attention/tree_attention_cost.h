@@ -22,7 +22,7 @@ struct AttentionPass {
   int64_t queries = 0;       // T
   double stack_keys = 0;     // stack keys that a query sees, on average
   double own_keys = 0;       // keys of the pass that a query sees, itself included, on average
-  int64_t pieces = 1;        // chains of consecutive tokens, each the parent of the next
+  int64_t pieces = 1;        // number of chains; in a chain each token is the parent of the next token
   int64_t num_kv_heads = 1;  // G; threads divide them
 };
 

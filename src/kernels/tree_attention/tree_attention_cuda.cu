@@ -8,7 +8,8 @@ namespace bough {
 
 namespace {
 constexpr int kRowWarps = 8;
-constexpr int64_t kWantedKeyBlocks = 512;  // three thread blocks for each multiprocessor of the largest GPUs
+// Wanted thread blocks for d_k and d_v: three for each multiprocessor of the largest GPUs.
+constexpr int64_t kWantedKeyBlocks = 512;
 
 // Returns the input with `spans` moved to the spans of this tile size.
 template <class T>

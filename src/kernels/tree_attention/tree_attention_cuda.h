@@ -24,7 +24,7 @@ struct TreeAttentionCuda {
   const T *k, *v;              // [num_tokens, num_groups, head_dim]
   const T *k_stack, *v_stack;  // [num_stack, num_groups, head_dim]
   const int32_t* end_local;    // [num_stack + num_tokens]
-  const int32_t* spans;        // key_spans.h; inside a kernel, begins at its tile size
+  const int32_t* spans;        // key_spans.h; inside a kernel, from the first span of its tile size on
   int64_t num_tokens, num_stack, num_heads, num_groups, head_dim;
   float scale;
 };

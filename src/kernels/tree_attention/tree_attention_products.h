@@ -2,8 +2,8 @@
 // tiles or by AVX-512 dot products (bf16_products.h). The caller must have called bf16::begin_tiles().
 // Factors are packed as in matrix_product_tiles.h.
 //
-// AMX loads left factors with a streaming hint, so that scores and sums stay in the L1 cache (keys only if
-// depth is 64). Tile stores that miss this cache take as long as the products.
+// With AMX, values, and also keys if depth is 64, are loaded with a streaming hint, so that scores and sums
+// stay in the L1 cache. Tile stores that miss this cache take as long as the products.
 #pragma once
 
 #include <cstdint>

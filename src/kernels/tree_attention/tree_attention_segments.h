@@ -49,7 +49,8 @@ void add_segments(HostToDeviceBatch& upload, std::vector<QuerySegment>& segments
 void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
 
 // Whether FlashAttention-2 computes runs: on CUDA, for bf16 heads of up to 256, a multiple of 8, unless the
-// environment variable BOUGH_CUDA_ATTENTION is "own". Throws UserError if it is neither "own" nor "vendor".
+// environment variable BOUGH_CUDA_ATTENTION is "own". Throws UserError if the variable is set to anything but
+// "own" or "vendor".
 bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim);
 
 // Compute what tree_attention_forward and _backward compute, segment by segment. upload_segments() or

@@ -33,7 +33,7 @@ inline Range block_queries(const AttentionShape& shape, int64_t block) {
 struct KeyUnit {
   Range rows;  // of the stack, or of the pass
   bool on_stack;
-  int32_t first_key;         // key P is 0: negative on the stack
+  int32_t first_key;         // number of the first key, if key P has number 0: negative on the stack
   int32_t min_end, max_end;  // smallest and largest of `end`; min_end is 0 if padding must be masked
   const int32_t* end;        // [32], end_local of the keys; 0 for padding
 };
@@ -139,7 +139,8 @@ struct KeyGradients {
   }
 };
 
-// Calls work(group, share) for all groups and shares in parallel. Each thread has a Session during its calls.
+// Calls work(group, share) for all groups and shares in parallel. During its calls, each thread has an object
+// of type Session: it enables the AMX tiles for the bf16 kernels and is empty for the fp32 kernels.
 template <class Session, class Work>
 void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
@@ -148,8 +149,9 @@ void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   });
 }
 
-// The sums of d_q of one share of one group, [heads][blocks of queries][elements]. of() sets a block to zero
-// at its first use, because the block is brought into the cache then anyway.
+// The sums of d_q of one share (a part of the keys, see backward_in_units) of one group, [heads][blocks of
+// queries][elements]. of() sets a block to zero at its first use, because the block is brought into the cache
+// then anyway. `begun` marks the blocks that were used.
 class QuerySums {
  public:
   QuerySums(float* data, char* begun, int64_t blocks, int64_t elements)
