@@ -215,7 +215,7 @@ void Controller::handle(TrainingDone& event) {
   add_own_metrics(event.record);
   if (observer_.on_batch) observer_.on_batch(event.record);
   if (evaluates) {
-    if (published_version_ < num_steps_) {  // when the step began it was not known to be the last one
+    if (published_version_ < num_steps_) {  // not published yet: nobody knew that the run ends here
       workers_.publish(num_steps_);
       published_version_ = num_steps_;
     }
@@ -332,7 +332,7 @@ void Controller::restore(ControllerState state) {
 
 void Controller::decide() {
   if (is_finished_) return;
-  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the resumed run evaluates
+  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the resumed run evaluates in its place
     evaluation_ = Evaluation::kRunning;
     EvaluationDone given_up;
     handle(given_up);
@@ -347,7 +347,7 @@ void Controller::decide() {
   check_integrity();
 }
 
-// Publishes weights and starts the evaluation that waits for them.
+// Makes the engine take published weights, and starts the evaluation that waits for them.
 void Controller::advance_engine() {
   if (evaluation_ == Evaluation::kRunning) return;
   const bool may_take = options_.interruptible || running_.empty();

@@ -25,12 +25,12 @@
 // awaiting + running + dropped.
 //
 // The staleness limiter (asynchrony.md; AReaL, eq. 3) follows from these states. A group may start while
-// B·(training steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B. B is the
-// number of groups in a batch, and i the version that the engine holds. A dropped group no longer counts, so
-// another group may start. With eta 0, groups start in place of dropped ones only when all groups started
-// before are scored. So which samples the engine computes together does not depend on how long rewards take.
-// If no group can start any more and none is running or awaiting its reward, the buffered groups are the
-// last, shorter batch.
+// B·(steps whose training has begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B.
+// B is the number of groups in a batch, and i the version that the engine holds. A dropped group no longer
+// counts, so another group may start. With eta 0, groups start in place of dropped ones only when all groups
+// started before are scored. So which samples the engine computes together does not depend on how long
+// rewards take. If no group can start any more and none is running or awaiting its reward, the buffered
+// groups are the last, shorter batch.
 #pragma once
 
 #include <deque>
@@ -83,7 +83,7 @@ struct GroupFailed {
 };
 struct GroupScored {
   uint64_t id = 0;
-  std::vector<RewardResult> rewards;     // one per sample; empty if the group has no problem
+  std::vector<RewardResult> rewards;     // one per entry of `samples`; empty if the group has no problem
   std::optional<FilterVerdict> verdict;  // of the user's filter; nullopt: no filter
 };
 struct WeightsTaken {
@@ -93,7 +93,7 @@ struct WeightsTaken {
 struct TrainingDone {
   StepRecord record;
 };
-struct SnapshotTaken {};  // a copy of weights and optimizer, for a checkpoint
+struct SnapshotTaken {};  // weights and optimizer state have been copied for a checkpoint
 struct EvaluationDone {
   std::optional<MetricValues> metrics;  // nullopt: it was cancelled
 };
@@ -149,7 +149,7 @@ class Workers {
   // Reward commands.
   virtual void score(GroupPointer group) = 0;  // ─▶ GroupScored
   // Trainer commands.
-  virtual void publish(int64_t version) = 0;  // at once; the trainer is idle
+  virtual void publish(int64_t version) = 0;  // on the caller's thread; the trainer must be idle
   virtual void train(TrainOrder order) = 0;   // ─▶ TrainingDone
   virtual void take_snapshot() = 0;           // ─▶ SnapshotTaken
   // Writer command. copied: writes the last snapshot; else the model, which does not change while it is
@@ -191,8 +191,8 @@ struct ControllerOptions {
   // Whether the weights are evaluated after this step. Step 0: before the first. Empty: never.
   std::function<bool(int64_t step, bool is_last)> evaluation_due;
   std::function<bool(int64_t step)> checkpoint_due;  // after the last step there is always a checkpoint
-  // Filters may refuse groups, and others are generated in their place: per training step at most so many
-  // batches of groups in all. Then the step is trained on the accepted groups. Without any, the run ends with
+  // Maximum number of batches of groups that are generated for one training step, groups that filters refuse
+  // included. After that the step is trained on the accepted groups. If none was accepted, the run ends with
   // an error. 0: no bound.
   int64_t max_generated_batches = 0;
   // Returns why a scored group is not trained on, or nullopt. The user's filter decides afterwards.

@@ -173,7 +173,7 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
   set_log_level(LogLevel::kInfo);
 }
 
-// Two samples come from one distribution if Kolmogorov's distance is below its 0.1% bound.
+// Returns Kolmogorov's distance of two samples. Below its 0.1% bound they count as from one distribution.
 double ks_distance(std::vector<int64_t> a, std::vector<int64_t> b) {
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());

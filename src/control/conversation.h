@@ -43,9 +43,9 @@ namespace bough {
 // If the template does not, they stay in the content, as the model wrote them.
 class ConversationFormat {
  public:
-  // Throws UserError if the settings name no parser, if the variables are no JSON object, or if there is no
-  // usable chat template. `max_length`: of the model, in tokens. `scored_elsewhere`: if the environment gives
-  // a conversation no reward, the reward function scores it; else its reward is 0.
+  // Throws UserError if the settings name no parser, if the template variables are no JSON object, or if
+  // there is no usable chat template. `max_length`: of the model, in tokens. `scored_elsewhere`: if the
+  // environment gives a conversation no reward, the reward function scores it; else its reward is 0.
   ConversationFormat(const ChatCodec& codec, const EnvironmentSettings& settings, int64_t max_length,
                      bool scored_elsewhere = false);
 

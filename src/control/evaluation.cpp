@@ -79,7 +79,7 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
     int64_t right = 0;
     for (size_t i = 0; i < group.samples.size(); ++i) {
       const Trajectory& sample = group.samples[i];
-      // Accuracy is over all problems. A problem whose reward is missing counts as wrong.
+      // Accuracy is the mean over all samples of all problems. A sample without a reward counts as wrong.
       const double reward = sample.reward.value_or(0);
       out.new_tokens += sample.num_generated();
       if (!begins_trajectory(group.samples, i)) continue;

@@ -36,7 +36,7 @@ struct EvaluationResult {
   double avg_at_k = 0;
   double pass_at_k = 0;
   double reward_mean = 0;
-  Interval interval;       // of avg_at_k; n is the problems: samples of one are not independent
+  Interval interval;       // of avg_at_k; n is num_problems: samples of one problem are not independent
   double length_mean = 0;  // generated tokens per sample
   double truncated_fraction = 0;
   int64_t failures = 0;  // rewards that failed

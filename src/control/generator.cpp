@@ -314,7 +314,8 @@ void Generator::check_integrity() const {
 
 namespace {
 
-// The reward of a conversation that needs no reward function: the environment's reward, or none.
+// The result for a row that needs no reward function: a failure if the row is not valid, or its environment's
+// reward. nullopt: the reward function scores the row.
 std::optional<RewardResult> given_reward(const Trajectory& row) {
   if (!row.valid) {
     RewardResult failed = failed_reward({}, row.reward_failure.value_or(""));

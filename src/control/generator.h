@@ -69,7 +69,7 @@ std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFun
 
 // A group to generate.
 struct GroupTask {
-  uint64_t id = 0;   // of the request: below 2^44, unique in flight; its samples are a function of it
+  uint64_t id = 0;   // of the request: below 2^44, unique in flight; key of its samples' random numbers
   std::string name;  // Trajectory::group
   const Problem* problem = nullptr;     // what is asked and scored; must live until the group is scored
   std::vector<int32_t> prompt_ids;      // the prompt, if there is no problem
@@ -81,8 +81,8 @@ struct GeneratorOptions {
   uint64_t seed = 0;
   // Tasks are taken while fewer samples than this are in flight.
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
-  bool all_logprobs = false;  // also raw_logprobs and sampling_logprobs (rollouts.h)
-  bool in_rounds = false;     // for conversations
+  bool all_logprobs = false;  // with the columns raw_logprobs and truncated_logprobs (rollouts.h)
+  bool in_rounds = false;     // takes conversations' answers in rounds (head of this file)
   // Also generates the most likely response of each task, as the last one of the group
   // (Trajectory::baseline).
   bool with_baseline = false;

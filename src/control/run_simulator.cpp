@@ -107,7 +107,7 @@ void RunSimulator::admit() {
   while (!waiting_.empty() && running_.size() < most) {
     const Reference reference = waiting_.front();
     waiting_.pop_front();
-    // A prompt is computed once for all its samples.
+    // A prompt is computed once for all its samples: here with sample 0.
     Sample& sample = sample_of(reference);
     sample.begins_at = progress_;
     if (reference.second == 0) prefill += static_cast<double>(options_.prompt_tokens);

@@ -147,8 +147,8 @@ class RunSimulator final : public Workers {
   uint64_t num_planned_ = 0;
 
   std::map<uint64_t, Group> groups_;
-  // Passes so far. Every running sample advances by one token per pass. A sample still needs the progress at
-  // which it ends, minus progress_.
+  // Passes so far. Every running sample advances by one token per pass. A running sample ends after (its key
+  // in running_) - progress_ more passes.
   double progress_ = 0;
   std::vector<std::pair<double, int32_t>> versions_;  // (progress, version that samples from there on)
   std::set<std::pair<double, Reference>> running_;    // by the progress at which they end

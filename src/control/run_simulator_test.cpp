@@ -46,8 +46,9 @@ TEST(RunSimulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
   EXPECT_GT(best_rate(fixed_batch, false), 1.5 * best_rate(fixed_batch, true));
 }
 
-// If only throughput counts, the end-to-end time of a split is that of its slower side (papers/areal-dta,
-// section on resource allocation): T = max of the two, each inversely proportional to its devices.
+// If only throughput counts, the end-to-end time of a split is that of its slower side (AReaL-DTA, arXiv
+// 2602.00482, section on resource allocation): T = max of the two, each inversely proportional to its
+// devices.
 TEST(RunSimulator, ABalancedSplitIsTheBest) {
   SimulationOptions options = cluster(16);
   options.controller.total_steps = 40;

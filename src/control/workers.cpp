@@ -137,7 +137,8 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
   if (parts_.external) start_external();
 }
 
-// Without a thread of its own, the engine is driven by the control thread, which waits for events.
+// If the engine has no thread, the control thread makes its passes. `wake` then posts an event, for which
+// that thread waits.
 void RunWorkers::start_external() {
   EventQueue* events = &parts_.events;
   const bool own_thread = engine_.has_threads();

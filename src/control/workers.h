@@ -53,7 +53,7 @@ class WorkQueue {
 
   // Queues a task. `name`, a literal, names the task in messages and in the timeline: "train".
   void post(const char* name, std::function<void()> work);
-  void wake();  // the idle task may have something to do again
+  void wake();  // calls the idle task again, because it may have something to do
   bool has_threads() const { return options_.threads > 0; }
   void join();  // the threads end after their current task; queued tasks do not run
   // Without threads: runs one task on the caller's thread. Returns false if there was none.

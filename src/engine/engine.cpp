@@ -21,7 +21,7 @@ int64_t number_of(std::string_view digits) {
 }
 
 int64_t pages_of_budget(std::string_view text) {
-  constexpr int64_t kPage = 16, kLeast = 4;  // tokens a page; minimum number of pages
+  constexpr int64_t kPage = 16, kLeast = 4;  // tokens of a page; kLeastPages of page_choice.h
   const bool in_pages = text.starts_with("16x");
   const int64_t count = number_of(in_pages ? text.substr(3) : text);
   if (count < 0)

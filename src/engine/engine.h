@@ -58,7 +58,7 @@ struct GeneratedSample {
   // min_new_tokens. Temperature 0 counts as 1 here.
   std::vector<double> logprobs;
   std::vector<double> raw_logprobs;       // log softmax(logits)
-  std::vector<double> sampling_logprobs;  // of the sampling distribution, after all of these
+  std::vector<double> sampling_logprobs;  // after penalties, top_k, top_p, min_p and min_new_tokens
   std::vector<int32_t> versions;          // of the weights that sampled the token
   // With sampling.top_logprobs: the most likely tokens at each position, and their log-probabilities as in
   // `logprobs`; else empty.
@@ -118,8 +118,8 @@ class Model;  // models/model.h, which includes torch
 // New weights for generation.
 struct WeightUpdate {
   int32_t version = 0;
-  // A model that has these weights until the call returns. An engine with its own weights copies them.
-  // nullptr only if other processes have the models (published_weights.h).
+  // A model that has these weights until update_weights() returns. An engine with its own weights copies
+  // them. nullptr only if other processes have the models (published_weights.h).
   const Model* model = nullptr;
 };
 
@@ -218,7 +218,7 @@ class Engine {
   virtual std::vector<RunningRequest> running() const { return {}; }
   virtual EngineStatistics statistics() const = 0;
 
-  // Calls step() until idle(). Throws UserError if paused with requests in flight, because it would not end.
+  // Calls step() until idle(). Throws UserError if paused with requests in flight, which would never finish.
   std::vector<GenerationResult> drain();
   // Submits and drains. Returns results in the order of `requests`. Throws UserError if any request is
   // already in flight.

@@ -13,8 +13,9 @@ namespace bough {
 // log-probabilities, versions and finish_reason. No reward. group: the trajectory's group name.
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
-// Makes trajectories of all samples, in order, with the columns raw_logprobs and sampling_logprobs of their
-// responses. These columns, for analysis of the sampling and not for training, double the size.
+// Makes trajectories of all samples, in order, with two more columns for the responses: raw_logprobs, and
+// truncated_logprobs (GeneratedSample::sampling_logprobs). These columns, for analysis of the sampling and
+// not for training, double the size.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 
 }  // namespace bough

@@ -31,7 +31,7 @@ constexpr double kFirstPause = 0.2, kLongestPause = 10;  // seconds before a los
 constexpr milliseconds kRepeatPause{50}, kConnectPause{500};
 constexpr double kLargestLoadRatio = 1.5;  // load of the server with the prefix over the smallest load
 constexpr int64_t kComparedTokens = 16;
-constexpr double kRawRatio = 4;             // log-probabilities this much closer to temperature 1 are raw
+constexpr double kRawRatio = 4;  // how many times closer to temperature 1 log-probabilities count as raw
 constexpr double kComparedTemperature = 2;  // at temperature 1 the two kinds of log-probability are equal
 
 Steady::duration seconds(double count) {
@@ -532,7 +532,7 @@ void ServerEngine::end(const SampleKey& place, FinishReason reason) {
 // ---- Errors
 
 // A broken connection does not show whether the server still runs. Before the server gets another sample, it
-// is checked. It also gets the weights again, since a new process may have replaced it.
+// is checked, and it gets the weights again, because it may have been started anew.
 void ServerEngine::fail(const SampleKey& place, const std::string& message) {
   Sample& sample = at(place);
   Server& server = servers_[sample.server];
@@ -702,7 +702,8 @@ void ServerEngine::compare(Server& server, const Model& model) {
   };
   const double found = difference(kComparedTemperature), at_one = difference(1);
   const double most = options_.settings.max_logprob_difference;
-  // If the model's distribution is nearly uniform, the differences at both temperatures are small.
+  // The server ignores the temperature if its log-probabilities fit temperature 1 far better. `found` alone
+  // does not show this if the model's distribution is nearly uniform: both differences are then small.
   const bool is_raw = kRawRatio * at_one < found;
   if (found <= most && !is_raw) return;
   throw UserError(str("rollout server ", server.name, ": its log-probabilities at temperature ",

@@ -18,7 +18,7 @@ namespace {
 using Connection = Endpoint::Connection;
 
 // A server with vLLM's API and no model. In a stream of `version`, token t is followed by t + 1 + version,
-// with the log-probability -1 / 8.
+// with the log-probability -1 / 8 at temperature 1.
 class FakeServer {
  public:
   explicit FakeServer(uint16_t port = 0) : endpoint_([this](const Connection& c) { answer(c); }, port) {}

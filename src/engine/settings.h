@@ -113,8 +113,8 @@ struct SparseSettings {
   }
   // Returns the number of 16-token pages that a sampled token attends to in each layer and key/value head.
   // Keys: the context length in tokens from which the number holds; the first is 0. Empty: dense attention.
-  // Throws UserError if an entry is no number, or fewer pages than are always kept, or if the list does not
-  // begin at 0 and grow.
+  // Throws UserError if an entry is no number or is below 4 pages (kLeastPages of page_choice.h). Throws
+  // UserError if the list's context lengths or budgets do not grow, or its first context length is not 0.
   std::map<int64_t, int64_t> budget_pages() const;
   std::string budget_text() const;
   bool is_sparse() const { return !budget_pages().empty(); }

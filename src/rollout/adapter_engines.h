@@ -1,7 +1,7 @@
 // Several low-rank adapters (LoRA) on one base model. GenerationRequest::adapter names the adapter. The base
-// weights are in memory once. Each adapter has an embedded engine and a model that uses the base weights. The
-// engines get equal parts of the memory for keys and values, because keys and values of one adapter are wrong
-// for another. step() runs one pass of each engine that is not idle.
+// weights are in memory once. Each adapter has an embedded engine and a model that uses the base weights.
+// Each engine has its own pages, because keys and values of one adapter are wrong for another. All engines
+// get the same number of bytes for pages. step() runs one pass of each engine that is not idle.
 #pragma once
 
 #include <filesystem>

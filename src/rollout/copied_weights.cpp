@@ -34,7 +34,7 @@ std::unique_ptr<Model> copy_of(const Model& model, Changing changing) {
 
 uint64_t checksum_of(const at::Tensor& tensor) {
   const at::Tensor whole = tensor.contiguous();
-  if (!whole.is_cpu())  // sum the bits on the device; a transfer would take longer than the copy
+  if (!whole.is_cpu())  // sums the bits on the device, because a transfer to the host is far slower
     return static_cast<uint64_t>(
         whole.view(whole.element_size() == 2   ? at::kShort
                    : whole.element_size() == 4 ? at::kInt

@@ -6,9 +6,10 @@
 //
 // publish() holds the lock while it copies. take() only tries the lock, so the engine never waits: a
 // publication that is being written is taken one pass later. publish() waits at most while take() swaps
-// pointers or, with in_place, copies tensors on the device. Memory: two more copies of the changing
-// parameters. publish() computes checksums of the trained weights. take() computes them of the generating
-// weights and compares. A checksum takes about as long as one read of the weights.
+// pointers or, with in_place, copies tensors on the device. Memory: the snapshot and the generating model,
+// each with a copy of the changing parameters. publish() computes checksums of the trained weights. take()
+// computes them of the generating weights and compares. A checksum takes about as long as one read of the
+// weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>

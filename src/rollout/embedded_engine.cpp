@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // meaning of `kv_memory: auto` on a CPU
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // maximum size of the logits computed at once
-// Sequence number of a sample, as key of its random numbers: request id, then sample index (20 bits).
+// A sample's key of random numbers: the request's id (or `sequence`), then the sample's index in 20 bits.
 constexpr int kSampleBits = 20;
 
 int64_t auto_kv_bytes(at::Device device, double share) {
@@ -206,9 +206,10 @@ PassWork EmbeddedEngine::work_of(const Pass& pass) const {
   return work;
 }
 
-// `started`: samples without a token. If the prompt was computed in an earlier engine step, the sample's
-// first token is sampled from the stored prompt logits. Returns the samples whose prompt ended in this pass.
-// The samples that got a token may have been destroyed with their request.
+// `started`: samples without a token. If their prompt was computed in an earlier engine step, their first
+// token is sampled here, from the stored prompt logits. Those samples may then be destroyed with their
+// request. Returns the other samples: their prompt ended in this pass, and sample_from_pass() samples their
+// first token.
 std::vector<ActiveSample*> EmbeddedEngine::sample_from_prompts(const std::vector<ActiveSample*>& started) {
   std::vector<ActiveSample*> waiting;
   for (size_t i = 0; i < started.size();) {

@@ -15,8 +15,8 @@
 //
 // With RolloutSettings::quantization int8, the passes run a quantized copy of the model (quantized_model.h),
 // unless the model is quantized already. update_weights() quantizes the new weights. Log-probabilities are
-// those of the copy, which is the behavior policy. If a trainer recomputes them with the model, the metrics
-// mismatch/* show the difference.
+// those of the copy, which is the behavior policy. If a trainer recomputes them with the source model, the
+// metrics mismatch/* show the difference.
 #pragma once
 
 #include <filesystem>
@@ -66,8 +66,9 @@ struct EmbeddedEngineOptions {
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 
 // Loads a model for generation from a Hugging Face directory. RolloutSettings::batch_invariant says whether
-// the model is batch-invariant. nullopt: it is if dtype is fp32 and the CPU supports it, at a cost of some 5%
-// of the speed. Throws UserError if batch invariance is asked for and not possible.
+// the model is batch-invariant: a token's output bits do not depend on the other tokens of the pass. nullopt:
+// it is if dtype is fp32 and the CPU supports it, at a cost of some 5% of the speed. Throws UserError if
+// batch invariance is asked for and not possible.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device, const ModelRanks& ranks = {});
@@ -97,7 +98,8 @@ class EmbeddedEngine : public Engine {
   bool paused() const override { return paused_; }
   void park() override;
   void unpark() override;
-  // Notes that the weights of the shared model have changed. `update` must name that model.
+  // Notes that the weights of the model have changed. `update.model` must be the model that the constructor
+  // got.
   void update_weights(const WeightUpdate& update) override;
   bool ready_for_weights() const override { return !scheduler_.must_work(); }
   std::vector<RunningRequest> running() const override { return scheduler_.running_requests(); }
@@ -127,8 +129,8 @@ class EmbeddedEngine : public Engine {
   Scheduler scheduler_;
   KvStorage storage_;
   ForwardPass forward_pass_;
-  std::vector<GenerationResult> finished_;  // returned by the next step
-  std::vector<GenerationResult> parked_finished_;
+  std::vector<GenerationResult> finished_;         // returned by the next step
+  std::vector<GenerationResult> parked_finished_;  // finished_ of parked requests
   EngineStatistics statistics_;
 };
 

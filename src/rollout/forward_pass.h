@@ -24,8 +24,9 @@ namespace bough {
 // Returns the padded size of a pass of `num_tokens` decode tokens: a power of two up to 16, then a multiple
 // of 16.
 int64_t rounded_decode_size(int64_t num_tokens);
-// Returns how many attention items, query rows, merges and tokens a graph of `num_tokens` decode tokens has
-// room for. `num_groups`: key/value heads.
+// Returns how many records a graph of `num_tokens` decode tokens has room for: attention items (large and
+// small), rows, merges and tokens, as paged_work.h defines them. `num_groups`: key/value heads. has_large,
+// has_merges: whether the pass has large items, and merges.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 
 // Attention of a pass: each token attends to the pages of its sequence.

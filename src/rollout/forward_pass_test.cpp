@@ -38,8 +38,9 @@ ModelConfig wide_heads() {
   return config;
 }
 
-// Sequences grow by one token a pass, and some have a common prompt. The reference runs the same passes with
-// another KvStorage. On CUDA the sizes repeat, so graphs are replayed with other lengths and sequences.
+// Sequences grow by one token a pass, and some have a common prompt. The reference kernels
+// (AttentionPath::kReference) run the same passes with another KvStorage. On CUDA the sizes repeat, so graphs
+// are replayed with other lengths and sequences.
 TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16})

@@ -2,7 +2,9 @@
 //
 // A layer's pages have the layout of paged attention (page_sizes() in
 // kernels/paged_attention/paged_attention.h). Slots without a token hold arbitrary data, NaN included, so
-// readers mask by length. On the CPU, storing the first token of a page sets the page's V vectors to 0.
+// readers mask the scores beyond the length. The CPU kernel still multiplies the V vectors of masked slots by
+// 0, and 0 * NaN is NaN. On the CPU, storing the first token of a page therefore sets the page's V vectors to
+// 0.
 //
 // All memory is allocated at once and never moves, because captured CUDA graphs keep its addresses. On the
 // CPU, pages that were never written take only address space.

@@ -21,7 +21,7 @@ LoraSettings lora_settings() {
   return settings;
 }
 
-// Changes the adapter as a training step does. B is 0 before the first step.
+// Changes the adapter as a training step does. Its second factor B is 0 before the first step.
 void change_adapter(Model& model, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model.trained_parameters()) {

@@ -29,7 +29,7 @@ namespace bough {
 // The pages of one sequence, in order; token t lies in pages[t / kPageTokens].
 struct PageTable {
   std::vector<int32_t> pages;
-  int64_t num_published = 0;  // leading pages that are in the index
+  int64_t num_published = 0;  // leading pages that are published
   uint64_t serial = 0;        // of the last published page; 0 if there is none
 };
 
@@ -58,6 +58,7 @@ class PagePool {
 
   // Appends a page, held once, to `table`. Returns false if every page is held. Takes a free page if there is
   // one. Else evicts a cached page if more than a quarter of num_pages() are cached or no new page is left.
+  // Else takes a new page.
   bool append_page(PageTable& table);
   // Makes `table` (empty) hold the longest published prefix of `path`, at most `max_tokens` tokens. Returns
   // the number of tokens in these pages.

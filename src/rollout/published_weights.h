@@ -14,7 +14,7 @@
 //
 //   header      the version, and the version that rank 0 took last. An engine rank enters a barrier when its
 //               engine has the version taken last. Then nobody uses the spare buffer. Rank 0 copies into it
-//   buckets     kBucketBytes each, in the order of parameters, then their checksums. Only between hosts
+//   buckets     kBucketBytes each, in the order of parameters, then all checksums. Only between hosts
 //   barrier     every host has all bytes
 //
 // Each host has two buffers in host memory, whatever the device. One has the version that the host's engines

@@ -106,7 +106,8 @@ class DeviceSampler {
     return upload(values, logits_RV_.device()).unsqueeze(1);
   }
 
-  // The numbers per request that draw_token reads. own_rows: request i's logits are matrix row i.
+  // The numbers per request that draw_token (kernels/log_prob) reads. own_rows: draw_token gets a matrix
+  // whose row i has request i's logits. Else it gets logits_RV_, and request.row is the row.
   at::Tensor numbers(bool own_rows) const {
     std::vector<double> values;
     for (size_t i = 0; i < requests_.size(); ++i) {

@@ -21,7 +21,7 @@ constexpr int64_t kHeads = 4, kGroups = 2, kHeadDim = 8, kBudgetPages = 5, kMaxP
 struct Case {
   at::ScalarType dtype;
   PageSummary summary;
-  int32_t range;  // keys are -range ... range, in quarters
+  int32_t range;  // elements of keys are the multiples of 1/4 from -range/4 to range/4
 };
 
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -191,7 +191,7 @@ class Machine {
   double rounded(double x) const {
     return case_.dtype == at::kBFloat16 ? static_cast<double>(at::BFloat16(static_cast<float>(x))) : x;
   }
-  // Returns one or two vectors of a complete page, from the hashes of its tokens.
+  // Returns the mean of a complete page's keys, or their least and largest elements, from its tokens' hashes.
   std::vector<double> summary(std::span<const uint64_t> hashes, int64_t g) const {
     std::vector<double> mean(kHeadDim, 0), least(kHeadDim, INFINITY), most(kHeadDim, -INFINITY);
     for (int64_t h = 0; h < kHeadDim; ++h) {

@@ -112,8 +112,8 @@ double ClusterRates::replica_tokens_per_s(int64_t replicas, const ClusterLayout:
   const double layers = static_cast<double>(shape_.num_layers) / static_cast<double>(replica.stages);
   const double hidden = static_cast<double>(shape_.hidden_size * shape_.element_bytes);
   const double computed = one_.rates.train_tokens_per_s * static_cast<double>(replica.devices());
-  // Forward and backward each sum hidden states over the tensor-parallel ranks twice per layer. A recomputed
-  // pass adds the sums of one more forward.
+  // Seconds per token. Forward and backward each sum hidden states over the tensor-parallel ranks twice per
+  // layer. The sums of a recomputed forward are not counted.
   const double sums =
       4 * layers *
       (all_reduce_seconds(hidden, replica.tensor, within()) - (replica.tensor > 1 ? kCollectiveLatency : 0));

@@ -20,8 +20,9 @@ ClusterRates rates_of(const char* model, ClusterSettings cluster = {}, const cha
   return {cluster, built_in_profile(device, "bf16"), named_model_shape(model, "bf16"), workload()};
 }
 
-// Weights and fp32 gradients of Qwen3-8B take 49 GB, AdamW's state and master weights 98 GB. On eight devices
-// that is 61 GB each, beside a pass of 2,048 tokens and a path.
+// Weights and fp32 gradients of Qwen3-8B take 49 GB on each device, AdamW's state and master weights 98 GB
+// divided by the devices. On eight devices that is 61 GB each, in addition to a pass of 2,048 tokens and a
+// path.
 TEST(Cluster, MemoryDecidesHowManyDevicesHaveAReplica) {
   const ClusterRates rates = rates_of("qwen3-8b");
   const double pass = rates.training_bytes(1, {}) - 18 * 8.19e9;

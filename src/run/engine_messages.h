@@ -34,7 +34,7 @@ std::vector<GenerationResult> make_passes(Engine& engine, int64_t passes);
 Json answer(const Json& message, Engine& engine,
             const std::function<WeightUpdate(const Json& command)>& take);
 
-// Polls until are_there() returns true. Throws IoError after the deadline of `ranks`.
+// Polls until are_there() returns true. Throws IoError after the time limit of the communicator `ranks`.
 void await_weights(const std::function<bool()>& are_there, int32_t version, const Communicator& ranks);
 
 }  // namespace bough

@@ -71,8 +71,7 @@ Json EngineProcess::answer(const Json& message) {
     // that rank 0 took.
     if (weights_->held().version < version) {
       await_weights([&] { return weights_->arrived().version >= version; }, version, ranks_);
-      // Comes before the engine gets the command, because the engine computes nothing until it has the
-      // weights.
+      // hold() may come before the engine takes the weights, because the engine computes nothing in between.
       weights_->hold(weights_->arrived());
     }
     const BufferedVersion held = weights_->held();

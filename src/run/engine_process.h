@@ -81,8 +81,8 @@ class EngineProcess {
 
 // The engine's side: executes the commands of the process that started this one, until that process closes
 // the socket, which is stdin. with_engine makes the engine of a job. Then it calls `serve` with the engine,
-// its model, and the other arguments of MappedWeights. If memory runs out, the kernel ends this process
-// before others.
+// its model, and the other arguments of MappedWeights. Also tells the kernel to end this process before
+// others if memory runs out.
 using ServeEngine = std::function<void(Engine& engine, Model& model, bool in_place, Changing changing)>;
 void run_engine_process(const std::function<void(const Json& job, const ServeEngine& serve)>& with_engine);
 

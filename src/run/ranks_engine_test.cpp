@@ -180,7 +180,8 @@ struct Failures {
   double answer_seconds = kAnswerSeconds;
 };
 
-// Rank 0 trains, the other ranks generate. Passes of the first engine rank fail. Rethrows rank 0's exception.
+// Rank 0 trains, the other ranks generate. `failures`: of the first engine rank's passes. Rethrows the
+// exception of an engine rank.
 void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine&, PublishedWeights&)>& drive,
                        const Failures& failures = {}) {
   auto ranks = thread_communicators(1 + num_engines), publication = thread_communicators(1 + num_engines);
@@ -224,7 +225,7 @@ void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine
     try {
       drive(engine, published);
       engine.end();
-    } catch (const IoError&) {  // the rank's message says why
+    } catch (const IoError&) {  // `error`, the engine rank's exception, says why
     }
     published.end();
   }

@@ -92,9 +92,9 @@ struct RankGroups {
   Communicator* const all;  // nullptr: one process
   Communicator* trainers;   // of the ranks that train; nullptr if this process trains alone or does not train
   bool is_engine = false;
-  // Both connect rank 0 with the ranks that generate for it: `engines` for requests, `publication` for
-  // weights if some ranks only generate. A trainer without an engine does not use them. They send host
-  // memory.
+  // Both connect rank 0 with the ranks that generate for it, and send host memory. A rank that trains without
+  // an engine does not use them. `engines`: for requests; nullptr if one process or servers generate.
+  // `publication`: for weights; nullptr unless some ranks only generate.
   std::unique_ptr<Communicator> engines;
   std::unique_ptr<PublicationRanks> publication;
 
@@ -175,7 +175,7 @@ void follow_generation(const RunSettings& settings, const std::vector<std::strin
 }
 
 // A rank other than 0 that trains: it trains when rank 0 does. In a thread of its own it also generates for
-// rank 0's engine, unless other ranks generate.
+// rank 0's engine, unless servers or ranks that only generate do.
 void follow_training(const RunSettings& settings, RankGroups& groups) {
   Communicator& ranks = *groups.trainers;
   RunComponents parts(
@@ -197,7 +197,7 @@ class Run {
   Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups);
 
   RunSummary work();
-  // After work() threw: from here on no call waits for other ranks.
+  // Call it after work() threw. After that no call waits for other ranks.
   void give_up() {
     if (published_weights_) published_weights_->give_up();
   }
@@ -208,7 +208,7 @@ class Run {
   // invariance.
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant.value_or(false); }
   void resume();
-  // The engine of all ranks if there are several ranks.
+  // RanksEngine if other ranks generate for rank 0. Else rank 0's own engine, which may be a ServerEngine.
   Engine& engine() {
     if (ranks_engine_) return *ranks_engine_;
     return *parts_.engine;
@@ -522,8 +522,8 @@ void Run::write_timeline(bool all) {
   timeline_file_->append(lines);
 }
 
-// Not for a synchronous run: another number of threads changes the bits, and a synchronous run's steps must
-// be repeatable.
+// Takes over new thread counts, but not in a synchronous run: its steps must be repeatable, and other numbers
+// of threads change the bits.
 void Run::follow_thread_change() {
   const ThreadChange wanted = read_thread_change(folder_.path());
   if (wanted == thread_change_) return;
@@ -571,7 +571,7 @@ RunSummary Run::work() {
 std::optional<Comparison> Run::compare() {
   constexpr int kRepeats = 3;
   const std::vector<int64_t> steps = folder_.steps_with_rollouts();
-  // If layers are sharded, a gradient needs the other ranks, which have ended by now.
+  // If layers are sharded, a gradient needs the other ranks, and they compute only what the Trainer asks for.
   if (settings_.compare_dense == 0 || steps.empty() || parts_.unsharded) return {};
   Comparison out;
   out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));

@@ -57,8 +57,8 @@ std::unique_ptr<Model> load_unsharded(const RunSettings& settings) {
   return model;
 }
 
-// The reference has the model's element type and batch invariance, so that the two agree bit for bit before
-// the first step.
+// The reference has the trained model's element type and batch invariance, so that the log-probabilities of
+// both models are bit-identical before the first step.
 std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (!settings.actor.loss.uses_reference()) return nullptr;
   if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
@@ -126,7 +126,7 @@ std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& act
   return load_critic_backbone(settings.critic, settings.model.path, actor);
 }
 
-// `own`: the critic's own backbone, or nullptr.
+// `own`: the critic's own backbone; nullptr if the critic uses the actor's.
 std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
                                     int64_t total_steps, const TrainingRanks& ranks) {
   if (!has_critic(settings)) return nullptr;
@@ -191,8 +191,8 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
                                          what_changes(settings));
 }
 
-// Servers generate for rank 0. Each rank's embedded engine generates for its own rank, unless there are
-// engine ranks.
+// Whether this rank has an engine. If servers generate, only rank 0 has one (ServerEngine). Else each rank
+// has an embedded engine, unless other ranks only generate (rollout.ranks).
 bool generates(const RunSettings& settings, const Communicator* ranks) {
   return settings.rollout.ranks == 0 && (is_rank_zero(ranks) || !settings.rollout.has_servers());
 }

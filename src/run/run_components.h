@@ -75,9 +75,9 @@ struct RunComponents {
   std::unique_ptr<Model> critic_model;  // the critic's backbone; nullptr: it is the actor's, or no critic
   std::unique_ptr<Critic> critic;       // for adv_estimator gae; else nullptr
   const SparsePolicy sparse;            // of the engine's attention
-  std::unique_ptr<SparsePolicyTrainer> sparse_trainer;  // has the model that generates if not `model`
+  std::unique_ptr<SparsePolicyTrainer> sparse_trainer;  // if set, its model is the one that generates
   std::unique_ptr<const PassCosts> draft_costs;         // for plans of a separate draft policy
-  std::unique_ptr<Model> generating;  // the engine's copy, if it runs in parallel with training
+  std::unique_ptr<Model> generating;  // the engine's copy; nullptr: eta is 0, or `engine` is nullptr
   Trainer trainer;
   // The model whose weights are published: that of sparse_trainer if there is one. Else, if layers are
   // sharded, the unsharded model that Trainer::unsharded_model() fills. Else the trained model.
@@ -85,7 +85,8 @@ struct RunComponents {
     return sparse_trainer ? sparse_trainer->model() : unsharded ? *unsharded : *model;
   }
   std::unique_ptr<WeightChannel> weights;
-  std::unique_ptr<Engine> engine;                   // nullptr: servers (for rank 0) or engine ranks generate
+  // With servers, rank 0 has a ServerEngine and the other ranks nullptr. With engine ranks: nullptr.
+  std::unique_ptr<Engine> engine;
   std::optional<ConversationFormat> conversations;  // set if there is an environment
   std::unique_ptr<RunFolder> folder;
 };

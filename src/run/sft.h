@@ -65,7 +65,7 @@ struct SftOptions {
 };
 
 // Trains and writes the Hugging Face directory `out`, or PEFT's if adapters are trained. Throws UserError as
-// read_sft does, if a sequence is longer than the model's positions, and if there is nothing to learn.
+// read_sft does, if a sequence is longer than the model's positions, and if no token is trained.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 
 Json to_json(const SftSummary& summary);

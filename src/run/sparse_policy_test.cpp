@@ -345,7 +345,7 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
     ActorSettings actor = sparse_policy_actor();
     actor.optimizer.lr = 0.0;
     SparsePolicyTrainer sparse_trainer(*trained_model, settings, actor, kPolicy, 10, 3);
-    // B = 0 is a special point: A would have no gradient.
+    // A new adapter has B = 0, where the gradient of A is 0. With random values both factors have gradients.
     at::manual_seed(4);
     for (Parameter* parameter : sparse_trainer.model().trained_parameters())
       parameter->value.copy_(at::randn_like(parameter->value) * 0.05);

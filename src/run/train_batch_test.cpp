@@ -231,7 +231,7 @@ TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   EXPECT_EQ(record.metrics.at("reward/baseline_mean"), baselines / num_baselines);
   EXPECT_NE(rewards / num_rewards, baselines / num_baselines);
   EXPECT_EQ(record.metrics.at("rollout/length_mean"), 2);
-  // Without the baselines, the means of the same samples are equal.
+  // If the estimator is not remax, baselines change nothing: the advantages equal those without baselines.
   const StepRecord grpo = train_batch(order_of(0, 8, 4), {}, trainer);
   RunSettings plain;
   const StepRecord beside = train_batch(order_of(0, 8, 4, true), plain, trainer);

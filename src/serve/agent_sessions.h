@@ -26,7 +26,8 @@ namespace bough {
 
 struct AgentSessionsOptions {
   int64_t group_size = 1;
-  int64_t min_group = 1;  // a group with fewer valid sessions fails; valid: ended, with a reward
+  // A group with fewer valid sessions fails. Valid: ended, and with a reward unless scored_elsewhere.
+  int64_t min_group = 1;
   double lease_seconds = 3600;
   bool scored_elsewhere = false;  // the run's reward function scores sessions without a reward
 };
@@ -46,9 +47,9 @@ class AgentSessions {
     int64_t sessions_left = 0;
     double lease_seconds = 0;  // time until the lease expires
   };
-  // `idempotency_key`: if a session that has not ended was started with the same one, returns it. `key`: the
-  // key of an earlier session, or "". The earlier session is ended if necessary, and the new session takes
-  // over its key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
+  // `idempotency_key`: if an open session was started with it, returns that session. `key`: the key of an
+  // earlier session, or "". The earlier session is ended if necessary, and the new session takes over its
+  // key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
   Started start_session(const std::string& task_id, const std::string& key,
                         const std::string& idempotency_key, Clock::Time now);
   static bool is_session_key(const std::string& key);

@@ -81,7 +81,7 @@ bool has_special_markers(const Tokenizer& tokenizer, const std::string& reasonin
                          const std::string& tool_call_parser) {
   std::string all;
   if (const ReasoningFormat* format = find_reasoning_format(reasoning_parser)) {
-    if (format->begin.empty()) return true;  // gpt-oss
+    if (format->begin.empty()) return true;  // gpt-oss: its markers are special tokens
     all.append(format->begin).append(format->end);
   }
   if (const ToolFormat* format = find_tool_format(tool_call_parser)) {

@@ -72,9 +72,9 @@ bool names_this_machine(std::string name) {
   }
 }
 
-// A token as answers show it. The engine gives the most likely tokens at the request's temperature T, where
-// log p_T(a) - log p_T(b) = (logit a - logit b) / T. The sampled token's log-probability is known at T and at
-// 1.
+// A token as answers show it. Its `top` has log-probabilities at temperature 1. The engine gives those of the
+// top tokens at the request's temperature T, and that of the sampled token at T and at 1. The top tokens' at
+// 1 follow from log p_T(a) - log p_T(b) = (logit a - logit b) / T.
 AnswerToken answer_token(const ServedModel& model, const SamplingParameters& sampling,
                          const StreamedToken& sampled) {
   AnswerToken token{sampled.token, model.logprob_of(sampled.raw_logprob, sampled.sampling_logprob), {}};
@@ -104,12 +104,12 @@ struct Job {
   ReadRequest read;
   std::string id;
   Time start;
-  std::vector<uint64_t> engine_ids;  // by prompt
-  std::vector<SampleText> texts;     // by choice
-  std::vector<ChoiceDelta> choices;  // all output so far, by choice
-  std::vector<std::optional<AnswerToken>> last;
-  std::vector<size_t> seen;  // tokens taken, by choice
-  RequestIdentity identity;  // the request's place in an agent's session
+  std::vector<uint64_t> engine_ids;              // by prompt
+  std::vector<SampleText> texts;                 // by choice
+  std::vector<ChoiceDelta> choices;              // all output so far, by choice
+  std::vector<std::optional<AnswerToken>> last;  // by choice: the sample's last token
+  std::vector<size_t> seen;                      // tokens taken, by choice
+  RequestIdentity identity;  // set if `session` is: tells whether a later request is a retry
   SessionPointer session;
   size_t num_accepted = 0, num_finished = 0;
   std::string unsent;  // of a stream
