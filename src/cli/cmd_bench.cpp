@@ -52,7 +52,7 @@ std::string op_group(const std::string& op) {
   std::string name = op.substr(7);
   for (const char* suffix : {"_forward", "_backward_", "_backward"})
     if (name.ends_with(suffix)) {
-      name.resize(name.size() - std::string_view(suffix).size());
+      name = name.substr(0, name.size() - std::string_view(suffix).size());
       break;
     }
   std::replace(name.begin(), name.end(), '_', ' ');
