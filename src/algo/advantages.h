@@ -14,7 +14,7 @@ namespace bough {
 // All estimators, the valid values of adv_estimator.
 std::vector<std::string> estimator_names();
 
-// AReaL's adv_norm. auto means batch for gae and none for turn_returns.
+// AReaL's adv_norm. auto means batch for gae and none for turn_returns. No other estimator uses adv_norm.
 struct AdvantageNormSettings {
   std::string mean_level = "auto";
   std::string std_level = "auto";

@@ -162,8 +162,8 @@ TEST(Gae, EstimatorWhitensAdvantagesAndNotReturns) {
   settings.gae_lambda = 0.5;
   settings.bootstrap_truncated = true;
   std::vector<std::vector<double>> returns;
-  // Deltas are 0.5 · 0.25 - 0.5 and 1 - 0.25; for the truncated sample 0.5 · 2 - 2. The last sample has no
-  // token.
+  // The first sample's deltas are 0.5 · 0.25 - 0.5 and 1 - 0.25. The truncated sample's delta is 0.5 · 2 - 2.
+  // The last sample has no token.
   const std::vector<std::vector<double>> expected{{-0.375 + 0.25 * 0.75, 0.75}, {-1}, {}};
   EXPECT_EQ(compute_advantages(settings, batch, &returns), expected);
   EXPECT_EQ(returns, (std::vector<std::vector<double>>{{0.3125, 1}, {1}, {}}));

@@ -9,7 +9,8 @@ namespace bough {
 
 namespace {
 
-// Weights of group_mean. A group's denominator: (sum over its sequences of share * trained tokens) * groups.
+// Weights of group_mean. The denominator of group g: (sum over g's sequences of share * trained tokens) * G.
+// G is the number of groups with a trained token. A share is 1/N, see sequence_weights().
 std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens,
                                        std::span<const int64_t> groups, std::span<const double> shares) {
   BOUGH_CHECK(groups.size() == trained_tokens.size(), "groups ", groups.size(), ", sequences ",

@@ -12,7 +12,7 @@
 // S and the number of groups count only sequences and groups that have a trained token.
 //
 // An agent's conversation may be stored as N rows of the batch. Each of them then counts as 1/N sequence in S
-// and each of its tokens as 1/N token in n. Its weight is 1/N of the above.
+// and each of its tokens as 1/N token in n. The weight of such a row is 1/N of the above.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -124,8 +124,8 @@ TEST(Minibatches, PartitionByWholeGroupsBalanced) {
       }
     }
     for (const int count : seen) ASSERT_EQ(count, 1);
-    // A mini-batch is called a bin. The heaviest bin was the lightest when it received its last group. Bins
-    // therefore differ by at most one group.
+    // A mini-batch is called a bin. The heaviest bin was the lightest when it received its last group. The
+    // token counts of two bins therefore differ by at most the heaviest group.
     int64_t heaviest_group = 0;
     for (const auto& [group, count] : group_tokens) heaviest_group = std::max(heaviest_group, count);
     if (!loads.empty()) {

@@ -11,8 +11,8 @@ namespace bough {
 
 namespace {
 
-// The keep_samples entries of `samples` with the highest reward or acceptance. If samples are equal, the
-// earlier one is kept.
+// The keep_samples entries of `samples` with the highest reward or acceptance, as keep_samples_by says. On
+// ties, the earlier entry is kept.
 std::vector<int64_t> best_of(const FilterSettings& settings, const FilterInput& input,
                              std::vector<int64_t> samples) {
   const auto count = static_cast<size_t>(settings.keep_samples);

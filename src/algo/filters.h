@@ -4,7 +4,7 @@
 //   keep_samples_by reward      the samples with the highest rewards
 //   keep_samples_by acceptance  the samples with the highest acceptance under the trained policy (the oracle
 //                               of figure 4); this needs a forward pass over all M
-// If samples are equal, the earlier one is kept. The group's mean and deviation are of the n kept rewards.
+// On ties, the earlier sample is kept. The group's mean and deviation are of the n kept rewards.
 //
 // Filters apply in this order. A dropped sample does not count in its group's mean.
 //   1. samples without a reward
@@ -91,8 +91,8 @@ struct FilterResult {
   std::vector<KeptByWidth> by_width;
 };
 
-// An invalid sequence counts in sequences_dropped and in no other sample count. Throws UserError if
-// truncated_samples or keep_samples_by has an unknown value.
+// A sequence that is not valid (FilterInput::valid) counts in sequences_dropped and in no other sample count.
+// Throws UserError if truncated_samples or keep_samples_by has an unknown value.
 FilterResult filter_sequences(const FilterSettings& settings, const FilterInput& input);
 
 }  // namespace bough

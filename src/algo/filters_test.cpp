@@ -103,8 +103,9 @@ TEST(Filters, KeepsTheSamplesWithTheHighestRewardsOfAGroup) {
   EXPECT_EQ(filter_sequences(settings, {rewards, groups, none, valid}).kept, (Bits{0, 0, 0, 1, 1, 1}));
 }
 
-// Checks equation 4 by trying every subset. The n samples kept of M have the largest possible sum of rewards
-// (or acceptance). This also holds for each width, over the first samples of a group.
+// Checks equation 4 by trying every subset: the n = keep_samples kept samples of a group have the largest
+// possible sum of rewards (or acceptance). For each width of by_width, the same holds among the first `width`
+// samples of a group.
 TEST(Filters, OversamplingIsEquationFour) {
   std::mt19937_64 bits(2);
   constexpr int64_t kGroupCount = 3;
@@ -125,7 +126,7 @@ TEST(Filters, OversamplingIsEquationFour) {
     const FilterInput input{rewards, groups, none, {}, {}, acceptance};
     const FilterResult result = filter_sequences(settings, input);
     const std::vector<double>& score = by_acceptance ? acceptance : rewards;
-    // The largest sum of n samples among the first `width` samples of a group.
+    // The largest sum of scores of keep_samples (4) samples among the first `width` samples of a group.
     const auto best = [&](int64_t group, int64_t width) {
       double most = -1;
       for (uint32_t set = 0; set < (1u << width); ++set) {

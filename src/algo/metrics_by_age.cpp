@@ -14,7 +14,7 @@ int64_t age_bin(int64_t age) {
 }
 
 namespace {
-// columns: [3, num_rows], with the versions, the weights, and 1 for clipped rows.
+// columns: [3, num_rows]: version, w = pi / mu, and 1 if the row is clipped, else 0.
 WeightedSums by_age(const double* columns, int64_t num_rows, int64_t version, bool has_clipped) {
   struct Sums {
     double rows = 0, weights = 0, squares = 0, clipped = 0;

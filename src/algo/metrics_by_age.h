@@ -3,7 +3,7 @@
 // metrics of a bin that has tokens are, for instance:
 //
 //   age_3_to_4/importance_weight_mean  the mean of w
-//   age_3_to_4/effective_sample_size   (sum w)^2 / (n sum w^2); 1 if all w are equal
+//   age_3_to_4/effective_sample_size   (sum w)^2 / (n sum w^2), n tokens; 1 if all w are equal
 //   age_3_to_4/clip_fraction           only if the loss clips
 //
 // pi is the policy of the training pass, not pi_old. The metrics are therefore comparable between runs with

@@ -16,7 +16,7 @@ namespace {
 // Sums over a vocabulary round away probabilities below exp(-kLogRestFloor).
 constexpr double kLogRestFloor = 30.0;
 
-// Metrics of w = trainer's probability / engine's probability of the sampled token, before any correction.
+// Metrics of w = pi_old / mu at the sampled token, before any correction. If pi_old is mu: w = pi / mu.
 void add_mismatch(MetricReader& metrics, const at::Tensor& log_w_R) {
   const at::Tensor w_R = log_w_R.exp();
   metrics.add_mean("mismatch/logprob_abs_diff", log_w_R.abs());

@@ -67,7 +67,7 @@ class PolicyLoss final : public Loss {
   bool reports_interpolation() const { return decoupled() && settings_.prox_logp_method == "metrics"; }
   bool old_is_behaviour(const LossRows& rows) const;
 
-  // Returns log pi_old [R], no gradient. Undefined if it is mu and behaviour_log_probs_R is undefined.
+  // Returns log pi_old [R], no gradient. Undefined if pi_old is mu and behaviour_log_probs_R is undefined.
   at::Tensor old_log_probs(const LossRows& rows) const;
   PolicyTerm policy_term(const LossRows& rows, const Sequences* sequences) const;
   at::Tensor correction_factor(const LossRows& rows, const at::Tensor& log_w_R, const Sequences* sequences,

@@ -22,8 +22,8 @@ double loss_of(const ValueLoss& loss) {
   return loss.output.loss.item<double>();
 }
 
-// Row 0: V is inside the clip range. Rows 1 to 3: V is outside, and the clipped V is further from G; nearer
-// to G; nearer to G but on its other side.
+// Row 0: V is inside the clip range. In rows 1 to 3, V is outside. Row 1: the clipped V is further from G
+// than V. Row 2: nearer to G. Row 3: nearer to G, but on the other side of G.
 ValueRows rows() {
   return {.values_R = column({1.2, 2.0, 2.0, -3.0}),
           .old_values_R = column({1.0, 1.0, 1.0, 1.0}),
@@ -33,8 +33,9 @@ ValueRows rows() {
 
 TEST(ValueLoss, TakesTheLargerTermOfTheTwo) {
   const ValueLoss got = value_loss(rows(), 0.5);
-  // The error of larger magnitude counts: -1.8; the clipped V's -1.5, not V's -1; V's 1, not the clipped V's
-  // 0.5; V's -2, not the clipped V's 1.5.
+  // In each row, the error of larger magnitude counts. Row 0: -1.8, V's and the clipped V's. Row 1: the
+  // clipped V's -1.5, not V's -1. Row 2: V's 1, not the clipped V's 0.5. Row 3: V's -2, not the clipped V's
+  // 1.5.
   const double expected = 0.5 * (0.1 * 1.8 * 1.8 + 0.2 * 1.5 * 1.5 + 0.3 * 1 + 0.4 * 4);
   EXPECT_NEAR(loss_of(got), expected, 1e-12);
   EXPECT_NEAR(got.output.metrics.at("critic/loss").value(), expected, 1e-12);

@@ -28,7 +28,7 @@ bool bit(uint32_t word, int index) {
   return (word >> index) & 1;
 }
 
-// XCR0: the register files that the operating system saves at a thread switch. 0 if it does not use xsave.
+// XCR0: the register files that the operating system saves at a thread switch. 0 if it saves none (no xsave).
 uint64_t saved_registers() {
   if (!bit(cpuid(1, 0).ecx, 27)) return 0;
   uint32_t eax, edx;

@@ -18,8 +18,9 @@
 // for a list of one element. It then defines
 //   static Entry from_text(const std::string& text);      // throws UserError
 //   std::optional<std::string> to_text() const;           // nullopt if only the long form can express it
-// The empty text is the empty list. A root struct may accept alternative spellings of keys:
-//   static SettingAliases aliases();  // {{"spelling", "key"}, ...}, dotted; of a group: also of its fields
+// The empty text is the empty list. A root struct may accept alternative spellings of dotted keys. A spelling
+// of a group's key also works in the keys of the group's fields:
+//   static SettingAliases aliases();  // {{"spelling", "key"}, ...}
 //
 // Every error is a UserError that begins with "file:line: " or "command line: " and names the key, the value
 // and the expected values. For an unknown key the message names the nearest known key, for a repeated key
@@ -73,7 +74,7 @@ Constraint range(double low, double high);  // both included
 Constraint at_least(double low);
 Constraint above(double low);  // low not included
 Constraint one_of(std::vector<std::string> choices);
-// Like one_of(). `spellings` are other words for some of the choices.
+// Like one_of(). `spellings`: pairs {accepted word, the choice that the word stands for}.
 Constraint aliased(std::vector<std::string> choices,
                    std::vector<std::pair<std::string, std::string>> spellings);
 Constraint not_empty();

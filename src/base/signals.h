@@ -6,8 +6,8 @@
 namespace bough {
 
 // While an object of this type lives, the first SIGINT, SIGTERM or SIGUSR1 only sets a flag, so that a
-// checkpoint can be written. A SIGINT after it ends the process at once with exit code 130. The destructor
-// restores the former signal handlers. Only one object may exist: constructing a second one throws
+// checkpoint can be written. A SIGINT after the first signal ends the process at once with exit code 130. The
+// destructor restores the former signal handlers. Only one object may exist: constructing a second one throws
 // InternalError. mpirun forwards SIGUSR1 to its processes, and batch systems send it before the time limit.
 class StopFlag {
  public:

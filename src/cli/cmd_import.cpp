@@ -34,8 +34,8 @@ struct Options {
   bool json = false;
 };
 
-// Runs the script. Its arguments: the sources of its two modules, then its own. Modules in the working
-// directory cannot be imported.
+// Runs the import script. Its arguments: the sources of two modules and of import_gguf.py, then the command
+// line of import_gguf.py. Modules in the working directory cannot be imported.
 constexpr char kStart[] = R"PY(
 import sys
 

@@ -27,7 +27,7 @@ std::string stored_dtype(const ModelConfig& config) {
                       "or bf16"));
 }
 
-// Sums are computed in fp32 and rounded once, whatever the stored type.
+// The merged weights are computed in fp32 (fp64 if they are stored in fp64) and rounded once when stored.
 void run_merge(const Options& options) {
   const std::string dtype =
       options.dtype.empty() ? stored_dtype(load_model_config(options.model)) : options.dtype;

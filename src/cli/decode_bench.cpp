@@ -20,7 +20,7 @@ namespace bough {
 
 namespace {
 
-// Number of random pages, which are repeated to fill the KV cache. So many that neighbouring pages differ.
+// The KV cache repeats this many random pages. Two equal pages are at least this many pages apart.
 constexpr int64_t kRandomPages = 1021;
 constexpr int64_t kStepsPerRun = 4;
 

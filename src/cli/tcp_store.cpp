@@ -31,7 +31,8 @@ int64_t number_of(const char* name, int64_t least, int64_t most) {
   return value;
 }
 
-// Seconds to wait for a store that does not exist yet: first silently, then, after a warning, for longer.
+// Seconds to wait for a store that does not exist yet: first kFirstSeconds, silently. Then ranks that do not
+// hold the store log a warning and wait for kConnectSeconds more.
 constexpr double kFirstSeconds = 10;
 constexpr double kConnectSeconds = 300;
 

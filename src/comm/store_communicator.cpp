@@ -25,7 +25,8 @@ constexpr auto kHeartbeat = std::chrono::milliseconds(500);
 // polls grows slowly with the wait. The pause is at most kLongestPause.
 constexpr int64_t kWaitedOverPause = 16;
 constexpr auto kLongestPause = std::chrono::milliseconds(10);
-// The rank that holds the store waits at most this long for live ranks, which may still read its last values.
+// When the rank that holds the store ends without an error, it keeps the store until the other ranks have
+// ended, but at most this long. Live ranks may still read values from the store.
 constexpr double kGoodbyeSeconds = 60;
 
 constexpr const char* kGone = "gone";

@@ -146,8 +146,8 @@ void Controller::count_filter_failures(const FilterVerdict& verdict) {
                     "the same command resumes from the last checkpoint"));
 }
 
-// If filters refuse every group that may be generated for a batch, the run stops with an error: there is
-// nothing to learn from.
+// The run stops with an error if filters refuse all groups of max_generated_batches batches in a row: there
+// is nothing to learn from.
 void Controller::refuse(uint64_t id, const std::string& reason) {
   drop(id, reason);
   ++refused_since_batch_;
@@ -161,7 +161,8 @@ void Controller::refuse(uint64_t id, const std::string& reason) {
           most, "; 0: no limit) may help; the same command resumes from the last checkpoint"));
 }
 
-// A failed reward does not count as 0. The rest of the group is trained on, or the group is dropped.
+// A failed reward does not count as 0: its sample is left out. The group is dropped if fewer than
+// options_.min_group samples are left, or if its baseline has no reward. Else it goes on without the sample.
 void Controller::handle(GroupScored& event) {
   const auto found = awaiting_.find(event.id);
   BOUGH_CHECK(found != awaiting_.end(), "group ", event.id, " was scored, but it awaits no rewards");
@@ -244,8 +245,8 @@ void Controller::handle(EvaluationDone& event) {
   evaluation_ = Evaluation::kNone;
   for (PendingRecord& record : records_) {
     if (!record.awaits_evaluation) continue;
-    // If the run stops after this step, its checkpoint keeps the step's metrics until the step has been
-    // evaluated.
+    // The run's stop cancelled the evaluation of the last step. The step's metrics are not recorded now but
+    // stored in the checkpoint. The resumed run evaluates the step, then records them.
     if (!event.metrics && is_stopping_ && record.step == num_steps_) {
       unwritten_ = std::move(record.metrics);
       records_.pop_back();
@@ -392,8 +393,8 @@ void Controller::begin_groups() {
 
 void Controller::begin_training() {
   if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps) return;
-  // The weights to be evaluated must not be replaced before the engine has them. With eta 0, nothing computes
-  // in parallel with the trainer.
+  // The weights to be evaluated must not be replaced before the engine has them. With eta (max_staleness) 0,
+  // nothing computes in parallel with the trainer.
   if (evaluation_ == Evaluation::kWanted) return;
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
@@ -455,8 +456,8 @@ void Controller::begin_checkpoint() {
     // If no training follows, the model does not change while it is written, so no copy is needed.
     checkpoint.copied = !is_last;
   } else {
-    // Unfinished groups are generated again with the same samples: a step's samples depend only on the seed,
-    // the step's number and the weights.
+    // With eta (max_staleness) 0, unfinished groups are generated again and get the same samples: a step's
+    // samples depend only on the seed, the step's number and the weights.
     for (const auto* groups : {&awaiting_, &buffered_})
       for (const auto& [id, group] : *groups) state.unfinished.insert(static_cast<int64_t>(id));
   }
@@ -527,7 +528,7 @@ void Controller::add_own_metrics(StepRecord& record) {
   metrics["time/reward"] = seconds_between(std::max(begin, generated), std::max(begin, train_begin_));
   metrics["time/step"] = step_seconds;
   metrics.try_emplace("time/train", seconds_between(train_begin_, now));
-  // With eta 0 the engine generates only in a part of the step, rollout_seconds.
+  // With eta (max_staleness) 0, the engine generates only in a part of the step, rollout_seconds.
   metrics["perf/generated_tokens_per_s"] =
       new_tokens / std::max(1e-9, computes_beside() ? step_seconds : rollout_seconds);
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);

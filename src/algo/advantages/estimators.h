@@ -21,7 +21,8 @@ struct EstimatorInput {
   Advantages* returns = nullptr;                    // output, nullptr if the caller does not need it
 
   // Calls `estimate` for each group and returns the results by sequence. `estimate` gets the group's rewards
-  // in `values` and replaces them in place. `tokens`: trained tokens of each of the group's sequences.
+  // in `values` and replaces them in place. `tokens`: the number of trained tokens of each sequence of the
+  // group.
   using Estimate = void (*)(const AdvantageSettings&, std::vector<double>& values,
                             const std::vector<int64_t>& tokens);
   std::vector<double> by_group(std::span<const double> rewards, Estimate estimate) const;

@@ -59,8 +59,8 @@ BOUGH_OTHER_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 // the loss's ratio. Throws UserError if settings contradict each other.
 std::vector<CorrectionKind> find_corrections(const LossSettings& settings, Against against);
 
-// Returns log w [R], clamped, at settings.correction_level: w of the token, or the product or the geometric
-// mean of w over the sequence's loss rows.
+// Returns log w [R] at settings.correction_level: w of the token, or the product or the geometric mean of w
+// over the sequence's loss rows. The result is clamped to +-kMaxLogRatio (loss.h).
 at::Tensor log_weight_at_level(const CorrectionRows& rows);
 // Returns [R]: 0 on every loss row of a sequence that has a token with w < settings.correction_veto, else 1.
 at::Tensor veto_factor(const CorrectionRows& rows);

@@ -48,7 +48,7 @@ Corrected apply(const CorrectionRows& rows) {
   const at::Tensor kept_R = sampled(acceptance_R, rows.version);
   const at::Tensor known_R =
       at::minimum(rows.behaviour_top_k_RK.exp(), rows.old_top_k_RK.exp().div(lambda)).sum(1);
-  // If the batch's top-k tokens have probability 0, nothing is known about the other tokens. kappa is then 1.
+  // If the mean is 0, the top-k tokens say nothing about Z, and kappa is 1.
   const at::Tensor mean = known_R.mean();
   const at::Tensor kappa = at::where(mean.gt(0.0), acceptance_R.mean().div(mean), at::ones_like(mean));
   const at::Tensor z_R = known_R.mul(kappa);

@@ -1,11 +1,12 @@
 // Clip-Cov and KL-Cov (Cui et al. 2025, "The entropy mechanism"). A few tokens of the mini-batch have a large
 // covariance c = (A - mean A)(log pi - mean log pi). These tokens make the entropy collapse.
-//   clip_cov  PPO clip, but a fraction clip_cov_ratio (default 2e-4) of the tokens gets 0. These are sampled
-//             from the unclipped tokens with clip_cov_lb (default 1) < c < clip_cov_ub (default 5).
+//   clip_cov  PPO clip, but the term of a fraction clip_cov_ratio (default 2e-4) of all tokens is 0. These
+//             tokens are sampled from the unclipped tokens with clip_cov_lb (default 1) < c < clip_cov_ub
+//             (default 5).
 //   kl_cov    -r A. The fraction kl_cov_ratio (default 2e-4) of the tokens, those with the largest c, also
 //             gets ppo_kl_coef (default 1) |log r|.
-// At least one token is chosen, as in verl. The random numbers depend only on the trainer's version and the
-// index of the loss row in the mini-batch.
+// At least one token is chosen if any token qualifies, as in verl. The random numbers depend only on the
+// trainer's version and the index of the loss row in the mini-batch.
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
