@@ -33,7 +33,8 @@ double quantile(std::vector<double>& values, double share) {
   return values[static_cast<size_t>(rank)];
 }
 
-// For each loss row: the index of the range of response positions (kEnds) that the row's token lies in.
+// For each loss row: which of the four ranges of response positions (kPlaces) has the row's token. Position 0
+// is the first trained token of the row of the batch.
 std::vector<size_t> places_of(const std::vector<const Trajectory*>& rows, const TrainBatch& batch) {
   std::vector<size_t> places;
   size_t sequence = 0;

@@ -25,8 +25,8 @@ MetricValues metrics_of(const std::vector<Trajectory>& samples, const DenseValue
   return acceptance_metrics(rows, make_batch(samples, {}, at::kDouble), dense);
 }
 
-// Tokens whose dense probability is a half or a fourth of mu's are accepted with that probability, all others
-// with probability 1.
+// A token whose dense probability is a half or a fourth of its mu has the acceptance 1/2 or 1/4. All other
+// tokens have the acceptance 1.
 TEST(Acceptance, SampledOneIsCountedByPlaceAndRow) {
   at::Tensor dense_R = at::full({399}, -1 + std::log(0.5), at::kDouble);
   dense_R.narrow(0, 256, 143).fill_(-1 + std::log(0.25));

@@ -93,7 +93,8 @@ TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t lay
   const at::Tensor all = gather(at::stack({k, v}, 1));
   at::Tensor k_rows = stack.k(layer, stack_rows_, num_tokens_),
              v_rows = stack.v(layer, stack_rows_, num_tokens_);
-  // A second forward of a pass that keeps its rows: other passes may have overwritten the rows on the stack.
+  // is_again: this is a second forward of a pass with keep_rows(). It is compared with the kept rows, because
+  // other passes may have overwritten the rows on the stack.
   const bool is_again = std::ssize(kept_rows_) > layer;
   if (verify_rows)
     BOUGH_CHECK(is_again ? at::equal(kept_rows_[static_cast<size_t>(layer)], all)

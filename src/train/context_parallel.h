@@ -24,7 +24,8 @@ namespace bough {
 
 class PrefixKvStack;
 
-// The tokens of a pass of `num_tokens` tokens that belong to `rank`: at most two runs, none empty.
+// context_runs() returns the runs of tokens that `rank` has in a pass of `num_tokens` tokens: at most two
+// runs, none of them empty. A rank without tokens has no run.
 struct TokenRun {
   int64_t begin = 0, end = 0;
 };
@@ -50,15 +51,16 @@ class ContextPass {
   at::Tensor own_of(const at::Tensor& whole) const;
 
   // Attention of this rank's queries. Writes all ranks' keys and values to the stack, from row stack_rows on.
-  // verify_rows: throws InternalError if they differ from what the first forward wrote there.
+  // verify_rows: throws InternalError if these keys and values differ from those of the first forward.
   TreeAttentionOutput forward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                               const at::Tensor& k, const at::Tensor& v, double scale, bool verify_rows);
-  // Keeps a copy of the pass's keys and values and writes it to the stack again before backward. Needed if
-  // other passes may overwrite these stack rows between forward and backward.
+  // Call before the first forward() if other passes may overwrite the pass's stack rows between its forward
+  // and backward. forward() then copies the keys and values, and backward() first writes the copy to the
+  // stack.
   void keep_rows() { keeps_rows_ = true; }
-  // Adds to the stack's gradients: of the rows before the pass (this rank's contribution only), and of the
-  // pass's rows (summed over the ranks). Returns d_q, d_k and d_v of this rank's tokens. An undefined d_o
-  // means that no rank's queries have a gradient; d_q is then undefined too. same_bits: ExecutorOptions.
+  // Adds this rank's contribution to the key and value gradients on the stack. Returns d_q, d_k and d_v of
+  // this rank's tokens; d_k and d_v are sums over the ranks. An undefined d_o means that no rank's queries
+  // have a gradient; d_q is then undefined too. same_bits: ExecutorOptions.
   TreeAttentionGradient backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
                                  const at::Tensor& d_o, double scale, bool same_bits) const;

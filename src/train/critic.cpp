@@ -69,8 +69,8 @@ at::Tensor ValueBlockHead::run(const BlockRows&, const RowIndices& indices, cons
   return d_source_SD;
 }
 
-// Stores the values under their loss rows. Returns the gradients of the head rows. If several sequences train
-// a token, the gradients of its loss rows are added.
+// values: one per head row. Copies them to the loss rows in rows_. Returns the gradients of the head rows. If
+// several sequences train a token, the gradients of its loss rows are added.
 at::Tensor ValueBlockHead::gradient(const RowIndices& indices, const at::Tensor& values) {
   const auto values_R = values.index_select(0, indices.head_rows);
   rows_.values_R.index_copy_(0, indices.loss_rows, values_R);

@@ -91,20 +91,23 @@ class Critic {
   const CriticSettings& settings() const { return settings_; }
   bool shares_backbone() const { return settings_.share_backbone.value_or(false); }
 
-  // Costs for plans of the critic's own backbone. Without them `auto` means `blocks` with passes of B tokens.
+  // Sets the costs for plans of the critic's own backbone. Without costs, the plan strategy `auto` means
+  // `blocks` with passes of at most max_tokens_per_mb tokens.
   void use_costs(const PassCosts* costs) { costs_ = costs; }
   Plan plan(const TrainBatch& batch) const;  // with several replicas: for this replica's shard of the batch
 
   // Values of all loss rows, forward only. [R]
   at::Tensor values(const TrainBatch& batch);
 
-  // The value loss from the batch's old values and returns. The critic's own backbone gets gradients.
-  // If the backbone is the actor's, only the head gets a gradient.
+  // Executes the plan and computes the value loss from the batch's old values and returns. Adds gradients to
+  // main_grad of the head and, if the critic has its own backbone, of the backbone. A backbone that is the
+  // actor's gets no gradient here.
   ValueExecution accumulate(const Plan& plan, const TrainBatch& batch);
   // The value head to pass to the policy's plan execution if critic and actor have one backbone. Throws
   // InternalError if the critic has its own backbone.
   ValueBlockHead beside_policy(const TrainBatch& batch);
-  // Finishes `head` and returns the values, loss and metrics of the loss rows of all ranks.
+  // Calls head.finish() after the plan execution. Returns values, loss and metrics of all loss rows, summed
+  // over the ranks.
   ValueExecution result_of(ValueBlockHead& head);
 
   Optimizer& optimizer() { return optimizer_; }

@@ -194,7 +194,8 @@ TEST(Critic, GradientsOfPolicyAndCriticAddInASharedExecution) {
   for (const auto& [name, gradient] : gradients_of(shared))
     EXPECT_TRUE(at::allclose(gradient, expected.at(name), 1e-10, 1e-12)) << name;
 
-  // In the warm-up only the value_head has a gradient. A forward pass computes it.
+  // In the critic's warm-up, accumulate() trains the head alone: a forward-only plan execution gives the
+  // head's gradient, and the actor's backbone gets none.
   zero_gradients(shared);
   shared.accumulate(plan, r->batch);
   for (const auto& [name, gradient] : gradients_of(shared)) {

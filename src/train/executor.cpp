@@ -156,7 +156,8 @@ class PlanExecution {
  private:
   // The state that a block keeps between its forward and its backward pass.
   struct Open {
-    // The autograd graph of a leaf block, or of an interior block's first forward if its `keep` retains it.
+    // The autograd graph of a leaf block. For an interior block: the graph of the first forward if
+    // keeps_graph(block.keep), otherwise the graph of the recompute.
     std::unique_ptr<TreeContext> context;
     at::Tensor hidden_TD;   // this rank's tokens
     at::Tensor entered_TD;  // received from the previous stage
@@ -187,8 +188,9 @@ class PlanExecution {
     Open& open;
   };
 
-  // Chain i of blocks uses prefix KV stack i modulo the number of stacks. An empty stack is newly allocated
-  // for the tree of the chain.
+  // The blocks at and below one root block are a chain (ExecutionStep::chain). Chain i uses prefix KV stack i
+  // modulo the number of stacks. If the stack was last used for another tree, it is allocated again, with the
+  // capacity that this tree needs.
   PrefixKvStack& stack_of(const ExecutionStep& step, const Tree& tree) {
     StackSlot& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
     if (!stack.rows || (stack.tree != step.tree && stack.rows->num_rows() == 0)) {
@@ -506,7 +508,7 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
   size_t num_blocks = 0;
   for (const PlannedTree& planned : plan.trees) {
     num_blocks += planned.blocks.size();
-    // A block without an ancestor or descendant block holds all of its sequences.
+    // A block that has no parent block and is not interior contains all tokens of each of its sequences.
     for (const Block& block : planned.blocks)
       if (block.interior || block.above >= 0) return true;
   }

@@ -67,8 +67,8 @@ struct ExecutionResult {
 class BlockHead;
 
 // Whether the loss of some plan block depends on loss rows of other blocks. If so, a forward-only plan
-// execution first computes all log-probabilities, and a second one the gradients. False if every pass holds
-// the loss's whole coupling scope: whole sequences, or the batch.
+// execution first computes all log-probabilities, and then an execution with backward the gradients. False if
+// every pass holds the loss's whole coupling scope: whole sequences, or the batch.
 bool needs_values_first(const Plan& plan, const Loss& loss);
 
 class Executor {

@@ -40,8 +40,8 @@ void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, in
         if (limit < 4 && max_tokens > 500) continue;
         const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r->batch, limit)), random());
         validate(plan, r->batch.sequences);
-        // Outputs of a recomputed layer that nothing reads are computed only for verification, so the test
-        // runs with and without it.
+        // If nothing reads an output of a recomputed layer, only verification computes this output. So the
+        // test runs with and without verification.
         expect_exact(*model, flat, *r, plan, *loss, str(strategy, " seed ", seed, " B ", limit),
                      /*least_run=*/0, /*verify_recompute=*/random() % 2 == 0);
         if (::testing::Test::HasFatalFailure()) return;
@@ -161,7 +161,8 @@ TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
     }
 }
 
-// Each pass copies host data to the device once, for every recompute policy and number of head chunks.
+// Each pass copies host data to the device exactly once, whatever its recompute policy and its number of head
+// chunks.
 TEST(Executor, IndicesGoToTheDeviceOncePerPass) {
   const auto loss = full_loss();
   for (int64_t seed = 0; seed < 12; ++seed) {
@@ -269,8 +270,8 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
   }
 }
 
-// If a block holds all of its sequences, their loss is computed with the block. Otherwise a forward-only plan
-// execution runs before.
+// A loss that couples a sequence (gspo) or the batch (clip_cov) needs a forward-only plan execution first,
+// unless each sequence, or the batch, lies in one pass.
 TEST(Executor, ExecutesAheadOnlyIfTheLossCouplesTokensOfSeveralPasses) {
   const auto r = random_batch(5, 200);
   auto model = random_model(5, at::kDouble);
@@ -323,8 +324,8 @@ std::vector<LossSettings> every_loss() {
   return all;
 }
 
-// On trees, every loss has the gradient that it has if each sequence is computed alone, with or without a
-// forward-only plan execution before.
+// On trees, every loss has the gradient that it has if each sequence is computed alone. This holds for losses
+// that need a forward-only plan execution first, and for all others.
 TEST(Executor, EveryLossAndCorrectionIsExact) {
   const std::vector<LossSettings> all = every_loss();
   for (uint64_t seed = 0; seed < 3; ++seed) {

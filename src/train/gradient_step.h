@@ -1,5 +1,5 @@
-// The gradient of a batch under a run's settings, and a timer for it. Used by the trainer, `bough step`,
-// `bough bench step` and a run's comparison with dense.
+// Computes the gradient of a batch under a run's settings (GradientStep), and measures its time (StepTimer).
+// Used by the trainer, `bough step`, `bough bench step` and a run's comparison with the strategy `dense`.
 #pragma once
 
 #include <memory>

@@ -258,7 +258,7 @@ TEST(SetAdvantages, InvalidRowsAreNotInMeanDeviationAndLoss) {
   EXPECT_EQ(with[2].advantage, without[1].advantage);
   EXPECT_EQ(list(make_batch(with, {}, at::kDouble).fields.weights_R),
             list(make_batch(without, {}, at::kDouble).fields.weights_R));
-  // A sequence that is alone in its group has no baseline.
+  // The failed reward leaves one sequence in group a. This sequence has no baseline, so its group is dropped.
   with = small_batch();
   with[0].valid = false;
   with[0].reward.reset();

@@ -179,7 +179,7 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   return seeds;
 }
 
-// The maximum number of metric inputs that stay in GPU memory before they are read.
+// LossSums::add() reads the inputs of the metrics from the GPU as soon as they are more values than this.
 constexpr int64_t kMostUnread = 1 << 18;
 
 void LossSums::add(LossOutput output) {
@@ -321,7 +321,7 @@ Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
     return sum;
   };
   ChunkGradients result{add(seeds.d_log_probs_R), add(seeds.d_entropies_R), seeds.d_top_k_RK};
-  // The part of add_top_k_gradient_ that is the same for every token of the vocabulary.
+  // Step 1 of the backward of top_k_log_probs (log_prob.h): each head row gets the sum of its d_top_k.
   if (seeds.d_top_k_RK.defined()) add_rows_(result.d_log_probs_R, chunk.head_rows, seeds.d_top_k_RK.sum(1));
   return result;
 }

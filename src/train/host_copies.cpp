@@ -17,7 +17,8 @@ c10::Stream present_stream(at::Device device) {
 
 }  // namespace
 
-// If an exception ends plan execution, a copy may still run. Its memory must not be freed before.
+// If an exception ends plan execution, a copy may still run. The memory of its source and target must not be
+// freed before the copy ends.
 HostCopies::~HostCopies() {
   try {
     finish_copy();

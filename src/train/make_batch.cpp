@@ -164,8 +164,9 @@ struct Entries {
   FilterResult filtered;
 };
 
-// Sets the baseline of every entry: the shaped reward of its group's most likely response. If that reward
-// failed, the entries of the group are marked as not valid.
+// Sets the baseline of every entry: the shaped reward of its group's greedy response (Trajectory::baseline),
+// which is not an entry itself. If the reward of the greedy response failed, the group's entries are marked
+// as not valid.
 void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& settings,
                    int64_t max_response_tokens, std::vector<uint8_t>& valid, Entries& out) {
   struct Baseline {

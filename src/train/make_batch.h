@@ -86,6 +86,8 @@ void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& traje
 // - A sequence that already has an advantage keeps it, but its reward counts in the group's mean.
 // - A row of the batch that a filter drops becomes `trained: false`. One that is not valid counts nowhere.
 // - The rows of one conversation get the conversation's advantage, or their part of its per-token advantages.
+// age: the action `mask` sets the advantages of too old tokens to 0 at the end; `drop_group` drops every
+// group with such a token.
 // set_values: sets a critic's values of the trained sequences (sequence_steps.h); empty if there is no
 // critic. Called only if the estimator needs values; the sequences then also get their returns.
 // Returns the filters' result, in which one conversation is one sequence. Throws UserError if rows of a

@@ -138,8 +138,9 @@ int64_t pieces_of(bool fixed, const Communicator* ranks) {
 
 }  // namespace
 
-// Sum of squares of `count` elements of this rank's shard from `begin` on, as a part of the unsharded model's
-// sum. An element that several tensor-parallel ranks have counts once.
+// Sum of squares of `count` gradient elements, from element `begin` of this rank's shard on. If several
+// tensor-parallel ranks hold copies of an element, each rank's square is divided by the number of copies, so
+// the sum over ranks counts the element once.
 at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin,
                                 int64_t count) const {
   const at::Tensor none = at::zeros({}, gradient.options().dtype(at::kDouble));

@@ -1,8 +1,8 @@
 // Data parallelism on trees. Each rank computes a shard of the batch: an interval of the tree's leaves, in
 // depth-first order (plan/load_balance.h). Data-parallel ranks differ in passes and memory, so they exchange
-// nothing during plan execution. Results are summed afterwards. Every rank holds the whole batch: its loss
-// weights contain the batch's denominators. After the sums every rank has the outputs of all loss rows and
-// the loss, metrics and gradient of the whole batch.
+// nothing during plan execution. Results are summed afterwards. Every rank gets the whole batch as input,
+// because the loss weights divide by counts of the whole batch. After the sums every rank has the outputs of
+// all loss rows and the loss, metrics and gradient of the whole batch.
 #pragma once
 
 #include <memory>

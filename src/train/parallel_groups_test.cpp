@@ -169,7 +169,8 @@ std::vector<std::unique_ptr<Model>> optimize_on(int64_t num_ranks, at::ScalarTyp
   return models;
 }
 
-// The sum of the ranks' gradients is the same for any number of ranks.
+// Takes optimizer steps [from, to) with random gradients. The ranks' gradients differ, but their sum is the
+// same for any number of ranks, up to rounding.
 void take_steps(Optimizer& optimizer, Model& model, const Communicator& ranks, int64_t from, int64_t to) {
   const double whole = static_cast<double>(ranks.size() * (ranks.size() + 1) / 2);
   for (int64_t step = from; step < to; ++step) {
@@ -242,8 +243,8 @@ TEST(Ranks, AnyNumberLoadsTheCheckpointOfAnyNumber) {
   }
 }
 
-// The minimum that a rank must send: to every other rank, that rank's shard of each gradient and its own
-// shard of the weights.
+// A rank sends no more than it must: to each other rank, the receiver's shard of each gradient, the sender's
+// shard of the weights, and 8 bytes for the gradient norm.
 TEST(Ranks, SendThePredictedBytes) {
   for (const int64_t num_ranks : {1, 2, 4}) {
     optimize_on(num_ranks, at::kBFloat16, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {

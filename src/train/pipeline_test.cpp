@@ -169,7 +169,8 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
   }
 }
 
-// Forward-only plan execution. Also compares the policy's and the batch's top-k tokens.
+// A forward-only plan execution on several stages gives the values of one process: log-probabilities,
+// entropies, the policy's 9 most likely tokens, and the log-probabilities of the batch's top-k tokens.
 TEST(Pipeline, ForwardValuesAreTheUnshardedModels) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);

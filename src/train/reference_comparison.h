@@ -56,7 +56,8 @@ inline ModelConfig random_config(uint64_t seed) {
   config.query_scale = draw() ? 5 : 0;
   config.rotary_dim = draw() ? 6 : 0;
   config.local_rope.theta = 100;
-  // A layer without positions has a zero gradient of its key bias, which would only compare rounding errors.
+  // In a layer without positions, the exact gradient of the key bias is zero, and a test would compare
+  // rounding errors. So a model with a key bias gets no such layer.
   const uint64_t num_kinds = config.qkv_bias ? 2 : 3;
   if (draw())
     for (int64_t layer = 0; layer < config.num_layers; ++layer)

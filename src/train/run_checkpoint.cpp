@@ -200,7 +200,8 @@ void clean_run_checkpoints(const fs::path& run_dir) {
     }
   for (const fs::path& path : leftovers) {
     const auto step = parse_step_name(path.stem().string().substr(1));
-    // The process was killed after it renamed the old folder and before it published the new one.
+    // If step_N is missing, the process was killed after it renamed the old step_N and before it published
+    // the new one. The old folder then gets its name back.
     if (step && path == replaced_path(checkpoints, *step) && !fs::exists(checkpoints / step_name(*step)))
       rename_path(path, checkpoints / step_name(*step));
     else remove_tree(path);

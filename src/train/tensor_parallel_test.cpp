@@ -22,7 +22,8 @@ namespace {
 
 const bool one_thread = (at::set_num_threads(1), true);
 
-// A loss that needs the engine's top-k tokens (obrs), and the policy's 9 most likely tokens.
+// With four ranks, the policy's 9 most likely tokens and the log-probabilities of the batch's top-k tokens
+// are those of one process. The gradient of a loss that reads top-k tokens (obrs) is the flat batch's.
 TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {
   const auto r = random_batch(11, 80);
   add_top_k_tokens(*r, 11);

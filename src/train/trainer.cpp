@@ -18,7 +18,8 @@ namespace bough {
 
 namespace {
 
-// Combines the mini-batches' metrics into the training step's. Losses are means over optimizer steps.
+// Computes the training step's metrics from those of all optimizer steps. A metric that is a sum (losses) is
+// divided by their number, `num_mini_batches`.
 MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   MetricValues values;
   for (const auto& [name, metric] : sums) {
@@ -373,8 +374,9 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
   return values;
 }
 
-// Computes what follows the updates, once for the whole batch. Outputs of the mini-batches are put in the
-// batch's order.
+// Call after the last optimizer step of a batch. Computes acceptance_metrics() and, if there is a sparse
+// policy, takes its optimizer step. Both cover the whole batch: outputs of the mini-batches are first put in
+// the batch's order.
 MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
                                 const std::vector<std::vector<int64_t>>& members,
                                 const std::vector<MiniBatch>& minis) {

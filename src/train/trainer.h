@@ -91,8 +91,8 @@ class Trainer final : public BatchTrainer {
     num_batches_ = version;
   }
 
-  // Sets the costs for the planner. Without costs `auto` means `blocks` with passes of B tokens. `critic`:
-  // costs for the critic's own backbone.
+  // Sets the costs for the planner. Without costs, the plan strategy `auto` means `blocks` with passes of at
+  // most max_tokens_per_mb tokens. `critic`: costs for the critic's own backbone.
   void use_costs(StepCosts costs, StepCosts critic = {});
   const PassCosts* pass_costs() const { return whole_passes_.get(); }  // of a whole pass on one rank
 

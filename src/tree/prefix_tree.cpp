@@ -107,8 +107,8 @@ CompressedTrie build_trie(const std::vector<TokenSpan>& sequences, const LcpSort
     const int64_t shared = entry.lcp;
     while (!path.empty() && trie.nodes[path.back()].begin >= shared) path.pop_back();
     if (!path.empty() && trie.nodes[path.back()].end > shared) {
-      // The shared prefix ends inside a node. The upper part becomes a new node. The old node keeps its index
-      // as the lower part, so sequences that end there stay valid.
+      // The shared prefix ends inside a node, which is cut there. The upper part becomes a new node. The
+      // lower part keeps the old index, so end_node of earlier sequences stays valid.
       const int32_t lower = path.back();
       const int32_t upper = static_cast<int32_t>(trie.nodes.size());
       trie.nodes.push_back(
@@ -137,7 +137,8 @@ CompressedTrie build_flat_trie(const std::vector<TokenSpan>& sequences) {
   return trie;
 }
 
-// Nodes in pre-order. The children of each node are sorted by `heaviest_first`, or stay in creation order.
+// Returns the nodes in pre-order. If `heaviest_first`, the children of each node are sorted by weight,
+// largest first. Otherwise they stay in the order in which they were created.
 std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
   auto& nodes = trie.nodes;
   const int32_t count = static_cast<int32_t>(nodes.size());
