@@ -30,7 +30,7 @@ struct Fp32Blocking {
   static constexpr int64_t kDepth = 1;
   static constexpr bool kPadsRows = false;
   // Depth of one pass over A and B. C holds the sums between passes. The L1 cache holds a block of rows of A
-  // of this depth. The L2 cache holds four panels of B of this depth and is fast enough.
+  // of this depth. The L2 cache holds four panels of B of this depth. Reading B from it is fast enough.
   static constexpr int64_t kDepthPerPass = 512;
   static constexpr int64_t kGroupBytes = 4 * kDepthPerPass * kPanelColumns * 4;
   static constexpr bool kInParts = false;
@@ -81,7 +81,7 @@ struct BlockWorkspace {
       if (is_in_parts(depth)) fit = Blocking::kPartPanels;
     return ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
   }
-  // Number of blocks of rows whose sums stay in the workspace until the next part of the depth.
+  // Number of blocks of rows whose sums stay in the workspace from one part of the depth to the next.
   static int64_t chunk_blocks(int64_t group) {
     if constexpr (Blocking::kInParts)
       return std::max<int64_t>(1, Blocking::kPartSumBytes / (group * Blocking::kRows * kPanelColumns * 4));

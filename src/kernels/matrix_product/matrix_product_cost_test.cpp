@@ -60,7 +60,8 @@ TEST_P(MatrixProductCost, EqualsTheBytesThatAWeightGradientPacks) {
         const auto gradient = at::zeros({outputs, inputs}, at::kFloat);
         const int64_t measured = peak_bytes([&] { add_matrix_product_tiles_(gradient, d_y.t(), x); });
         const int64_t counted = weight_gradient_bytes(kernels_, sizes_, tokens, outputs, inputs);
-        // With fp32, the kernels pack rows in blocks of 12, but the estimate counts blocks of 32.
+        // With fp32, the kernels round the packed rows up to a multiple of 12, the estimate to a multiple of
+        // 32.
         const int64_t block = Fp32Blocking::kRows * std::min(tokens, Fp32Blocking::kDepthPerPass) * 4;
         EXPECT_LE(std::abs(counted - measured), bf16_ ? 0 : block) << counted << " and " << measured;
       }

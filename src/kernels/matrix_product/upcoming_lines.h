@@ -1,4 +1,5 @@
-// For files that use intrinsics. Internal linkage, because these files are compiled with different options.
+// Prefetching for kernels that use intrinsics. Internal linkage, because the files that include this header
+// are compiled with different options.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"

@@ -18,7 +18,7 @@ struct Case {
   PageSummary summary;
 };
 
-// Pages of random keys, with NaN in slots that have no key. Summaries are NaN before summarise_pages().
+// Pages filled with random keys. Summaries are NaN until summarise_pages() writes them.
 struct Layer {
   Layer(const Case& c, int64_t num_pages) {
     const auto options = at::TensorOptions().dtype(c.dtype);
@@ -53,7 +53,7 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
   for (int32_t i = 0; i < num_pages; ++i) all.push_back(i);
   summarise_pages(layer.pages, all, c.summary, c.H, layer.summaries);
   const at::Tensor q_TNH = at::randn({3, c.N, c.H}, layer.keys_BTGH.options());
-  // The pages of a context may have any ids. Here the ids descend.
+  // The pages of a context may have any ids. In the second query, the ids descend.
   const std::vector<int32_t> backwards(all.rbegin(), all.rend());
   const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = budget},
                                            {.token = 0, .pages = backwards, .budget = budget},

@@ -48,7 +48,8 @@ HeadOfPages<T> head_of(const at::Tensor& pages, int64_t g, int64_t H) {
   return {data<T>(pages) + g * pages.stride(1), pages.stride(0), padded_head_dim(H)};
 }
 
-// The keys that a query head attends to, ascending, and their scores.
+// find() computes the scores of all keys of a query's context, and the keys that one query head attends to
+// (`kept`, ascending).
 template <class T>
 struct TopKeys {
   std::vector<AccOf<T>> scores;  // scores of all keys of the context

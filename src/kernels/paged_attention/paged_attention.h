@@ -57,14 +57,14 @@ class PagedPlan {
   // num_parts of at least capacities.max_rows.
   PagedPlan(const PagedShape& shape, const PagedLayout& capacities, int64_t max_pages, at::Tensor parts);
 
-  // Whether the CUDA kernels support the shape: fp32 or bf16, heads of up to 256. If not, the reference
-  // computes it.
+  // Whether the CUDA kernels support the shape: fp32 or bf16, heads of up to 256. If not,
+  // paged_attention_reference() computes the attention.
   static bool on_cuda(const PagedShape& shape);
   // Returns uninitialized memory for the parts of rows that several items compute (paged_work.h).
   static at::Tensor make_parts(const PagedShape& shape, int64_t num_parts);
 
-  // On CUDA, sets the pass of the next call. Returns false and changes nothing if `work` exceeds the
-  // capacities.
+  // On CUDA, sets the pass that paged_attention() computes with this plan from now on. Returns false and
+  // changes nothing if `work` exceeds the capacities.
   bool set_work(const PagedWork& work);
 
   int64_t num_tokens() const { return num_tokens_; }  // of the pass; if the plan has capacities: the maximum
@@ -96,7 +96,8 @@ struct PagedAttentionInput {
 at::Tensor paged_attention(const PagedAttentionInput& in, at::Tensor* lse_TN = nullptr);
 
 // A token (index into k and v) and its slot: page · kPageTokens + place in the page. In a list of TokenSlots,
-// the token at place 0 of a page comes before the page's others, because storing it clears the page's values.
+// the token at place 0 of a page must come before the page's others, because storing it clears the page's
+// values.
 struct TokenSlot {
   int64_t token, slot;
 };

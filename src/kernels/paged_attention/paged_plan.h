@@ -4,8 +4,8 @@
 //
 // A row is one query token and its list of pages. Only this file uses positions. Kernels number keys by their
 // place in a row's list: page i of the list has keys 16 i to 16 i + 15, and a row sees the keys below its
-// limit. Lists ascend, and every page but the last that a row sees is full. The keys below the limit are
-// therefore all keys of these pages up to the row's position.
+// limit. Lists ascend, and every page that a row sees is full, except the last one. The keys below the limit
+// are therefore all keys of these pages up to the row's position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -81,7 +81,7 @@ struct PagedSchedule {
 };
 // Plans a pass whose tokens are those of the segments, in order. A task has at most `max_rows` decode rows.
 // More rows per task save reads of pages; more tasks allow more threads. Throws InternalError if PageList
-// does or if the selection does not fit.
+// does or if the selection has too few or too many lists.
 PagedSchedule schedule_paged(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                              const PageSelection* selection, int64_t max_rows);
 // Plans a pass with max_rows chosen so that the current number of threads get about equally long tasks.

@@ -16,8 +16,8 @@ static_assert(kPagedPageTokens == kPageTokens);
 // constant, so that results are the same on all GPUs.
 constexpr int64_t kWantedBlocks = 1024;
 constexpr int64_t kTilePages = 4;  // pages that a thread block reads at once
-// Fewest pages of an item after a cut, per fragment of 16 query vectors. The parts that an item writes are
-// then at most a quarter of the data that it reads.
+// A piece is not cut if it has at most this many pages per fragment of 16 query vectors. The parts that items
+// write are then at most about a quarter of the data that the items read.
 constexpr int64_t kLeastPages = 2 * kTilePages;
 // One item for p pages and r rows saves (r - 1) p page reads. Writing and reading a part of one row costs
 // about two page reads.

@@ -1,5 +1,5 @@
-// The work of the CUDA kernels of paged attention in one pass: integers in one array, copied to the device
-// at once. paged_plan.h fills it. No torch.
+// The work of the CUDA kernels of paged attention in one pass: integers in one array, which goes to the
+// device in one copy. paged_plan.h fills it. No torch.
 //
 // A row is one query token. An item is a set of rows and consecutive pages that all of them attend to. One
 // CUDA thread block computes one item for one key/value head. If heads attend to different pages, each item

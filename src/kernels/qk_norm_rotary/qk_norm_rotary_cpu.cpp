@@ -10,8 +10,8 @@ namespace bough {
 namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Prefetches elements. The CPU's own prefetcher works if rows are read without gaps. Backward therefore also
-// reads v, which it does not need.
+// Prefetches elements. Backward calls it for v, which it does not read otherwise: the CPU's own prefetcher
+// works only if rows are read without gaps.
 template <class T>
 void bring_near(const T* elements, int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(T);

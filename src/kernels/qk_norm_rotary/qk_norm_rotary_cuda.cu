@@ -253,8 +253,8 @@ int64_t num_items(const QkNormRotaryInput<T, A>& in) {
 }
 }  // namespace
 
-// A part has at least 64 heads, because otherwise the second stage costs as much as the first. 1024 parts
-// fill the largest devices.
+// A part is the sum of one CUDA thread block. It has about 64 heads or more, because with fewer the second
+// stage costs as much as the first. 1024 parts fill the largest devices.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
   return std::clamp<int64_t>(divide_up(num_tokens * (num_heads + 2 * num_kv_heads), 64), 1, 1024);
 }

@@ -32,11 +32,11 @@ struct QkNormRotaryGradient {
   A* partial;              // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; nullptr without norms
 };
 
-// Number of parts of sums over heads. It depends only on the sizes, so that the order of the sums is the
-// same on every device.
+// Number of parts into which backward divides the sums of d_q_norm and d_k_norm. It depends only on the
+// sizes, so that the order of the sums is the same on every device.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads);
 
-// The largest head_dim whose sums fit the shared memory of a block: 6144 in fp32, 3072 in fp64.
+// The largest head_dim whose sums fit the shared memory of a CUDA thread block: 6144 in fp32, 3072 in fp64.
 int64_t qk_norm_rotary_max_head_dim(int64_t accumulator_bytes);
 
 template <class T, class A>

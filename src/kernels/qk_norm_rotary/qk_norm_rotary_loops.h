@@ -26,7 +26,7 @@ BOUGH_ISA_DECLARE(template <class T, class A>
                                                  const NormSettings& norm, const HeadRows& rows))
 
 namespace bough::bf16 {
-// Norm and rotation if has_avx512_bf16() and head_dim = 2 · num_pairs is 64 or 128.
+// Norm and rotation. has_avx512_bf16() must be true, and head_dim = 2 · num_pairs must be 64 or 128.
 void norm_rotate_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, const float* sin,
                       const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows);
 void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float* scratch, const BFloat16Bits* d_y,

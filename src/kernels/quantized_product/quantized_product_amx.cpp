@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kLine = 64;         // bytes
 constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth of its depth
 
-// Converts 32 int8 to 32 bf16, exactly and times kWidenedUnit. Each int8 is moved to the upper half of a
-// dword and converted to fp32. The lower half of this fp32 is zero, so its upper half is the bf16.
+// Converts 32 int8 to 32 bf16, which are exactly kWidenedUnit times the int8. Each int8 is moved to the upper
+// half of a dword and converted to fp32. The lower half of this fp32 is zero, so its upper half is the bf16.
 inline __m512i widen(__m256i weights) {
   const __m512i words = _mm512_cvtepi8_epi16(weights);
   const __m512 even = _mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));

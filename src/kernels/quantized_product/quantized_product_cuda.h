@@ -25,8 +25,8 @@ struct QuantizedProductCuda {
 // Whether quantized_product_cuda supports the product: addresses and row lengths must be multiples of 16
 // bytes.
 bool fits_quantized_product_cuda(const QuantizedProductCuda& product);
-// Computes products of up to a few hundred rows. Every 64 rows read the weight once. Larger products would
-// not use the tensor cores fully.
+// Computes a product with any number of rows of x. Every 64 rows read the weight once. For more than a few
+// hundred rows another kernel is better, because this one does not use the tensor cores fully.
 void quantized_product_cuda(const QuantizedProductCuda& product, CudaStream stream);
 
 }  // namespace bough

@@ -93,8 +93,8 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
 }
 }  // namespace
 
-// A part has at least 8 rows, because otherwise the second stage costs as much as the first. 512 parts fill
-// the largest devices.
+// A part is the sum of one thread block. It has about 8 rows or more, because with fewer the second stage
+// costs as much as the first. 512 parts fill the largest devices.
 int64_t rms_norm_num_parts(int64_t num_rows) {
   return std::clamp<int64_t>(divide_up(num_rows, 8), 1, 512);
 }

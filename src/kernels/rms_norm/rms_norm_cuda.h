@@ -27,8 +27,8 @@ struct RmsNormBackward {
   A weight_offset;
 };
 
-// Number of parts of a sum over rows. It depends only on the number of rows, so that the order of the sum is
-// the same on every device.
+// Number of parts into which backward divides the sum of d_weight over rows. It depends only on the number of
+// rows, so that the order of the sum is the same on every device.
 int64_t rms_norm_num_parts(int64_t num_rows);
 
 template <class T, class A>

@@ -17,8 +17,8 @@ BOUGH_ISA_DECLARE(template <class T, class A>
                                               int64_t num_rows, int64_t width, double weight_offset))
 
 namespace bough::bf16 {
-// RMSNorm of rows if has_avx512_bf16() and width is a multiple of 32. This is twice as fast, because loads
-// and stores are most of the work.
+// RMSNorm of rows, twice as fast as the loops above, because loads and stores are most of the work.
+// has_avx512_bf16() must be true, and width a multiple of 32.
 void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
                    int64_t num_rows, int64_t width, const NormSettings& norm);
 void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,

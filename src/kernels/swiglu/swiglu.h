@@ -20,7 +20,7 @@ namespace bough {
 at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 
 // Overwrites y_TF and d_gate_up_TF2. y_TF has the shape and dtype of d_y_TF, d_gate_up_TF2 those of
-// gate_up_TF2. Each of the two has either separate memory or exactly the memory of that tensor.
+// gate_up_TF2. y_TF may be d_y_TF, and d_gate_up_TF2 may be gate_up_TF2. No other memory may overlap.
 void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
                      const at::Tensor& d_gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 

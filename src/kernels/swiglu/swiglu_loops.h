@@ -14,7 +14,7 @@ BOUGH_ISA_DECLARE(template <class T> void swiglu_backward_rows(T* d_gate_up, T* 
                                                                int64_t width, GateActivation activation))
 
 namespace bough::bf16 {
-// Gated activations of rows if has_avx512_bf16() and width is a multiple of 32.
+// Gated activations of rows. has_avx512_bf16() must be true, and width a multiple of 32.
 void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
                  GateActivation activation);
 void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,

@@ -43,7 +43,7 @@ struct KeyEnds {
 // stay alive and in place until then.
 void add_key_ends(HostToDeviceBatch& upload, std::span<const int32_t> end_local, int64_t num_stack,
                   KeyEnds* to);
-// Uploads end_local, and to a GPU its spans, at once and returns the tensors.
+// Uploads end_local, and to a GPU its spans, with a HostToDeviceBatch of its own, and returns the tensors.
 KeyEnds upload_key_ends(std::span<const int32_t> end_local, int64_t num_stack, at::Device device);
 
 struct TreeAttentionOutput {

@@ -1,4 +1,4 @@
-// For each 8 units of keys and each of their query heads, 2 blocks of queries times 2 units at a time:
+// For each 8 units of keys and each query head that reads them, 2 blocks of queries times 2 units at a time:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ in place, dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
 // Units and blocks of queries: tree_attention_units.h. Each matrix row of Sᵀ, Pᵀ and dSᵀ belongs to one key.
 // The last product reads dSᵀ transposed.
@@ -149,7 +149,8 @@ void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
            {num_queries, width, num_keys});
 }
 
-// Computes units [first_unit, first_unit + count) of keys of key/value head `group`.
+// Computes d_k and d_v of units [first_unit, first_unit + count) of keys of key/value head `group` in the
+// scratch, and adds their contributions to d_q.
 template <class T>
 void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {

@@ -26,7 +26,8 @@ std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   return runs;
 }
 
-// Computes blocks of queries number share, share + num_shares, ... of key/value head `group`.
+// Computes the attention of blocks of queries number share, share + num_shares, ... of key/value head
+// `group`.
 template <class T>
 void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t num_shares, T* o_data,
                    float* lse_data) {

@@ -1,4 +1,4 @@
-// For each 4 units of keys and each of their query heads, 8 blocks of queries at a time:
+// For each 4 units of keys and each query head that reads them, 8 blocks of queries at a time:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ += Kᵀ·dSᵀ
 // Scores are transposed, so that Pᵀ and dSᵀ are written directly as the left factors of dV and dK. dSᵀ is
 // also written as the right factor of dQᵀ. Units and blocks of queries: tree_attention_units.h.
@@ -86,8 +86,9 @@ struct BackwardScratch {
   Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
-// Computes up to kBackwardUnits units of keys of key/value head `group`, from `first_unit` on. d_q: the sums
-// of the query heads of `group`, [width][32] per block of queries.
+// Computes d_k and d_v of up to kBackwardUnits units of keys of key/value head `group`, from `first_unit` on,
+// in the scratch. Adds their contributions to d_q, which has the sums of the query heads of `group`:
+// [width][32] per block of queries.
 void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks& query_blocks, const BackwardScratch& s, const QuerySums& d_q) {
   const auto& shape = x.shape;

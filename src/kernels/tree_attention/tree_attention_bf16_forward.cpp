@@ -35,7 +35,8 @@ class PackedKeys {
   Workspace<Element> factors_;
 };
 
-// Computes blocks of queries number share, share + num_shares, ... of key/value head `group`.
+// Computes the attention of blocks of queries number share, share + num_shares, ... of key/value head
+// `group`.
 void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_shares, Element* o_data,
                    float* lse_data) {
   const auto& shape = x.shape;

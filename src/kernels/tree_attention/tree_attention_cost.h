@@ -34,7 +34,8 @@ struct AttentionPass {
 //                       several pieces, up to one more tile for each query where a piece ends inside a tile
 double attention_work(const DeviceKernels& kernels, const AttentionPass& pass);
 
-// Returns how many queries the kernel computes: `queries`, rounded up to a multiple of 32 if in units.
+// Returns how many queries the kernel computes: with kTiles and kBf16Tiles, `queries` rounded up to a
+// multiple of 32.
 int64_t attention_rows(DeviceKernels::Attention kind, int64_t queries);
 
 // Returns the number of shares, at most `most`, into which the units of one key/value head are divided. If
@@ -45,7 +46,8 @@ struct AttentionHeads {
   int64_t num_heads, num_kv_heads, head_dim;
 };
 
-// Returns the peak memory of one call in bytes, forward or backward, without inputs, outputs and gradients.
+// Returns the peak memory in bytes of a forward or backward call, whichever needs more, without inputs,
+// outputs and gradients.
 int64_t tree_attention_bytes(const DeviceKernels& kernels, const ElementSizes& sizes,
                              const AttentionHeads& heads, int64_t tokens, int64_t stack_rows);
 

@@ -15,7 +15,8 @@ namespace bough {
 
 constexpr int64_t kTreeAttentionMaxHeadDim = 256;  // limit of these kernels
 
-// Returns the most bytes of shared memory of a thread block. Wide heads need more than some GPUs have.
+// Returns the shared memory in bytes of a thread block of the kernel that needs the most. Wide heads need
+// more than some GPUs have.
 int64_t tree_attention_shared_bytes(int64_t head_dim);
 
 template <class T>

@@ -75,13 +75,13 @@ TEST_F(CudaTreeAttention, MatchesTheReferenceInFp64) {
           AttentionCase{90, 77, 3, 1, 5},   // no 16-byte packs
           AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for the kernels
       check_tree_attention(c, type, ++seed);
-  // The queries are enough for the wider blocks of the forward kernel on every existing GPU.
+  // These queries are enough for thread blocks of 8 warps in the forward kernel, on every existing GPU.
   for (const int64_t head_dim : {64, 128})
     check_tree_attention({200, 2300, 16, 4, head_dim}, at::kBFloat16, 99);
 }
 
-// The vendor's kernel computes runs, and our kernel computes the queries between them. The error against fp64
-// may be at most 1.5 times that of our kernel alone.
+// libtorch's FlashAttention-2 computes the runs (tree_attention_segments.h), and our kernel the other
+// segments. The error against fp64 may be at most 1.5 times that of our kernel alone.
 TEST_F(CudaTreeAttention, BySegmentsHasASimilarError) {
   unsigned seed = 900;
   for (const AttentionCase& c : {AttentionCase{0, 600, 4, 2, 128}, AttentionCase{700, 1300, 8, 2, 128},

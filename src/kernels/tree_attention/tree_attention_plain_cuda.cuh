@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(kPlainThreads)
   shared.store(sums, at.part, head_dim, [&](int d, float x) { round_to(row + d, x); });
 }
 
-// A thread block computes the gradients of 32 keys of one head, summed over all its queries and query heads.
+// A thread block computes the gradients of 32 keys of one key/value head, summed over all queries of its
+// query heads.
 template <class T, int kMaxHead>
 __global__ void __launch_bounds__(kPlainThreads)
     plain_key_gradient_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {

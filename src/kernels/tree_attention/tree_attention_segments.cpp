@@ -38,7 +38,8 @@ std::vector<KeyRange> visible_keys(std::span<const int32_t> end_local, int64_t n
   return ranges;
 }
 
-// Calls function(part, at) for each part of a range: a slice of `stack` or `own`, and its first gathered row.
+// Calls function(part, at) for each part of a range. part: rows of `stack` or `own`. at: number of the part's
+// first row, counted over all ranges.
 template <class Function>
 void for_each_part(const std::vector<KeyRange>& ranges, const at::Tensor& stack, const at::Tensor& own,
                    Function&& function) {
