@@ -103,7 +103,8 @@ void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family
   }
 }
 
-// Finds the layers with a sliding window. A sequence up to the window's length is seen whole.
+// Returns for each layer whether it has a sliding window. If one has, sets max_exact_length to the window's
+// size: in a sequence up to this length, every token sees all tokens before it.
 std::vector<bool> read_sliding_layers(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
   const SlidingWindows& windows = family.windows;
   const bool uses = keys.flag_or("use_sliding_window", !windows.opt_in);

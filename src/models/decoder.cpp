@@ -18,8 +18,8 @@ namespace bough {
 
 namespace {
 // Matrix rows of a Parameter: `count` rows of this rank's shard of the checkpoint tensor `name`. `dimension`,
-// `first`, `whole`: the shard begins at index `first` of `whole` along `dimension`. `copies`: ranks with the
-// same rows.
+// `first`, `whole`: the shard begins at index `first` of `whole` along `dimension`. `copies`: the number of
+// ranks with the same rows. `sums_copies`: their gradients are summands, not copies of the whole gradient.
 struct Rows {
   std::string name;
   int64_t count = 0;
@@ -65,8 +65,8 @@ class Decoder : public Model {
     }
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;
-  // Rows that every tensor rank holds. Each rank computes a summand of their gradient, or all if
-  // whole_gradient.
+  // Rows that every tensor rank holds. If whole_gradient, each rank computes their whole gradient, else a
+  // summand of this gradient.
   Rows copied(const std::string& name, int64_t count, bool whole_gradient = false) const {
     return {.name = name, .count = count, .copies = num_ranks(), .sums_copies = !whole_gradient};
   }

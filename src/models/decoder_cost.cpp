@@ -236,8 +236,8 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
   const int64_t tokens = pass.tokens;
-  // The MLP's activations are freed before, so their bytes are subtracted. The gradients are those of the
-  // residual, the output, q, k and v.
+  // The MLP's activations are freed before the backward of attention, so their bytes are subtracted. The
+  // gradients are those of the residual, the output, q, k and v.
   const int64_t freed = tokens * ((2 * shape_.intermediate_size + width) * element +
                                   (shape_.post_norms ? width * element + accumulator : 0));
   const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +

@@ -40,7 +40,7 @@ struct SlidingWindows {
   bool opt_in = false;          // reads use_sliding_window, which is false if absent
   bool required = false;        // sliding_window must not be null
   bool in_every_layer = false;  // if there is a window, all layers have it: the class ignores layer_types
-  // Returns whether the layer has a window if layer_types is absent. nullptr: no layer has one.
+  // Called if layer_types is absent: returns whether the layer has a window. nullptr: no layer has one.
   bool (*in_layer)(const ConfigKeys& keys, int64_t layer) = nullptr;
 
   bool any() const { return default_size > 0 || opt_in || in_every_layer || in_layer; }
@@ -59,8 +59,8 @@ struct Family {
   double rope_theta = 1e4;
   bool tie_word_embeddings = false;
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
-  // If num_key_value_heads is absent: num_attention_heads. false: the class has another default, so the key
-  // is required. null means num_attention_heads in all families.
+  // The default of num_key_value_heads. true: num_attention_heads. false: the class has another default, so
+  // the key is required. null means num_attention_heads in all families.
   bool kv_heads_default_to_heads = false;
 
   // The features of all layers. A query_scale above 0 is the default of query_pre_attn_scalar; at 0 the key
@@ -109,7 +109,7 @@ std::span<const Family* const> all_families();
 // Returns the family of a model_type. Throws UserError if it is unknown; the message lists the names.
 const Family& family_named(const std::string& model_type);
 
-// Returns one name of every family: "a, b or c" with the default separators.
+// Joins a name of every family, for example &Family::class_name: "a, b or c" with the default separators.
 std::string family_names(const char* Family::*name, const char* separator = ", ",
                          const char* last_separator = " or ");
 

@@ -95,7 +95,8 @@ int64_t attach_to(Model& model, int64_t rank, double scale,
   return elements;
 }
 
-// `all`: the model itself, or for a pipeline stage a model with all layers.
+// Attaches adapters to `model`, and to `all` in order to count the adapter elements of all layers. `all`: the
+// model itself, or for a pipeline stage a model with the layers of all stages.
 void attach_all(Model& model, Model& all, int64_t rank, double scale,
                 const std::function<bool(const std::string& module)>& is_wanted) {
   int64_t elements = attach_to(model, rank, scale, is_wanted);

@@ -51,7 +51,7 @@ class Model {
   // heads and feed-forward elements (tensor_parallel.h). unsharded_config(): the unsharded model.
   const ModelConfig& config() const { return config_; }
   const ModelConfig& unsharded_config() const { return unsharded_config_; }
-  // The groups of ranks that share the model. A group of one rank is nullptr.
+  // The process groups that share the model. A process group of one rank is nullptr.
   const ModelRanks& ranks() const { return ranks_; }
   // The tensor-parallel group, or nullptr.
   Communicator* tensor_ranks() const { return ranks_.tensor; }
@@ -73,8 +73,8 @@ class Model {
   // Every parameter once, in a fixed order. Tied weights appear once, as the embedding. Adapters are left
   // out; they belong to their matrices (Parameter::adapter).
   virtual std::vector<Parameter*> parameters() = 0;
-  // [V, D], or the local rows. If tied, head() is the embedding. The value is undefined on pipeline stages
-  // that do not have the parameter.
+  // [V, D], or the local rows. If tied, head() is the embedding. On pipeline stages that do not have the
+  // parameter, its `value` is an undefined tensor.
   virtual const Parameter& embedding() const = 0;
   virtual const Parameter& head() const = 0;
   // The tied embedding if it is trained and this is the first or the last of several stages, else nullptr.
@@ -126,7 +126,7 @@ class Model {
 };
 
 // Returns a model with allocated, uninitialised weights. All families use the decoder of models/decoder.cpp.
-// `ranks`: the groups that share the model; they must outlive it. nullptr or a group of one rank: not shared.
+// `ranks`: the process groups that share the model; they must outlive it. nullptr or one rank: not shared.
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
                                   at::Device device = at::kCPU, const ModelRanks& ranks = {});
 

@@ -54,7 +54,8 @@ Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t o
 void gather_to_first_stage(const NamedTensors& own, Communicator& stages,
                            const std::function<void(const std::string& name, const at::Tensor& tensor)>& use);
 
-// Called by the first and the last stage: replaces `values` by their sum, the same bits on both.
+// Called by the first and the last stage: replaces `values` on both by the elementwise sum of the two
+// tensors, the same bits on both.
 void sum_over_ends_(const at::Tensor& values, Communicator& stages);
 
 }  // namespace bough

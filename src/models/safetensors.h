@@ -40,8 +40,8 @@ class SafetensorsFile {
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  // Returns a view of the mapped bytes: the file's dtype, contiguous, on the CPU. Do not write to it. It
-  // keeps the mapping alive. Throws UserError if the file has no tensor of this name.
+  // Returns a view of the mapped bytes: the file's dtype, contiguous, on the CPU. Do not write to the view.
+  // The view keeps the mapping alive. Throws UserError if the file has no tensor of this name.
   at::Tensor tensor(const std::string& name) const;
 
  private:

@@ -42,7 +42,8 @@ struct Slice {
 // The token ids of a rank's part of the vocabulary: ceil(vocab_size / size), at the last ranks maybe fewer.
 Slice vocabulary_slice(int64_t vocab_size, int64_t rank, int64_t size);
 
-// The device on which a collective call of `ranks` takes `values`: their own GPU, or the CPU.
+// The device on which a collective call of `ranks` takes `values`: the GPU of `values` if the communicator
+// takes GPU buffers, else the CPU.
 at::Device buffer_device(const at::Tensor& values, const Communicator& ranks);
 
 // Sums `values` over the ranks in place. fp32, fp64, int64, or bf16 (summed in fp32). Every rank gets the
@@ -64,7 +65,8 @@ at::Tensor own_piece(const at::Tensor& whole, const Parameter& parameter, const 
 // same name, the elements of the other parts are 0.
 at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, const Parameter::Part& part,
                          Communicator& ranks);
-// Appends a result of gather_pieces() under `name`. If the name is already there, adds it to that tensor.
+// Appends `pieces`, a result of gather_pieces(), under `name`. If a tensor of this name is already there,
+// adds the elements of `pieces` to it.
 void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor& pieces);
 
 // Collective call of all ranks that hold the model together, pipeline stages (pipeline_stage.h) included.
@@ -73,12 +75,12 @@ void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor
 void gather_weights(Model& own, Model* whole);
 
 // Returns a model for saving. If the model is sharded, this is a collective call: the first rank gets an
-// unsharded model in CPU memory, the other ranks nullptr. Otherwise the result shares all tensors with
-// `model`. With `copies`, its trained parameters are copies.
+// unsharded model in CPU memory, the other ranks nullptr. Otherwise the result shares the tensors with
+// `model`, except that with `copies` its trained parameters are copies.
 std::shared_ptr<Model> snapshot_of(const Model& model, bool copies);
 
 // Collective call. For each piece with copies on several ranks, sets main_grad on all of them to the gradient
-// of the unsharded model. Call it once, after the last pass.
+// of the unsharded model. Call it once per optimizer step, after the step's last pass.
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks);
 
 }  // namespace bough

@@ -30,7 +30,8 @@ class LineProcess {
   std::optional<std::string> advance();
   // Returns the next line that has already been received; nullopt if there is none.
   std::optional<std::string> next() { return incoming_.next(); }
-  // Returns why no more lines will come; nullopt if more may come. Call it after the last line.
+  // Returns why no more lines will come; nullopt if more may come. Call it only when advance() or next() has
+  // just returned nullopt: end() ignores lines that were received and not yet returned.
   std::optional<End> end();
 
  private:

@@ -170,8 +170,9 @@ class FewestSequences {
   void add(size_t index, size_t num_sequences, int64_t num_tokens) {
     by_count_[num_sequences].insert({num_tokens, index});
   }
-  // Removes and returns the micro-batch with the fewest sequences; ties go to the fewest tokens, then to the
-  // lowest index. Returns nullopt if no micro-batch has room for `length` tokens within `capacity`.
+  // Among the micro-batches that have room for `length` tokens within `capacity`, removes and returns the one
+  // with the fewest sequences; ties go to the fewest tokens, then to the lowest index. Returns nullopt if no
+  // micro-batch has room.
   std::optional<size_t> take(int64_t length, int64_t capacity) {
     for (auto it = by_count_.begin(); it != by_count_.end(); ++it) {
       const auto [num_tokens, index] = *it->second.begin();

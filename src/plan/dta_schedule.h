@@ -3,9 +3,9 @@
 //
 // Leaves come one after another. For each leaf:
 //   1. The tokens below the prefix shared with the previous leaf (the suffix) go onto the stack of tokens.
-//   2. FWD-NoGrad computes the suffix's keys and values without a graph, up to the path's last chunk.
-//   3. A pop removes tokens down to the prefix that the next leaf shares. It runs each chunk forward with a
-//      graph, and then backward.
+//   2. FWD-NoGrad computes the suffix's keys and values without a graph, until the path's last chunk begins.
+//   3. A pop removes tokens down to the prefix that the next leaf shares, in chunks of at most block_size
+//      tokens. It runs each chunk forward with a graph, and then backward.
 // A pop also removes branch points that no later leaf needs. So a chunk of the last leaf of a branch may also
 // contain tokens above the branch point.
 #pragma once

@@ -25,8 +25,8 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
       {1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3, 7, 8, 9}, {1, 2}};
   const auto tree = build_prefix_tree(as_spans(sequences));
   const auto schedule = simulate_dta(tree);
-  // The longest sample runs first. The prompt's keys and values are cached before. Its backward pass also has
-  // the tokens of the shortest sample.
+  // The first pass caches the prompt's keys and values. Then the longest sample runs. The prompt's backward
+  // is in one pass with the shortest sample, which comes last.
   struct Expected {
     Kind kind;
     int32_t leaf;
@@ -51,8 +51,8 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
   EXPECT_DOUBLE_EQ(schedule.effective_compression, 17.0 / 12);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kWholeSuffix}).tokens_forwarded, 18);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kPrinted}).tokens_forwarded, 21);
-  // The 4 popped tokens run in two chunks of 2, so the 2 tokens before the last chunk need cached keys and
-  // values.
+  // The last pop, of 4 tokens, runs in two chunks of 2, so the 2 tokens before the last chunk need cached
+  // keys and values.
   EXPECT_EQ(simulate_dta(tree, {.block_size = 2}).peak_pass_tokens, 2);
 }
 

@@ -56,7 +56,7 @@ class IndexedTree {
   // Returns the batch indices of the part's sequences. The first call sorts all sequences.
   std::vector<int64_t> sequences_of(const TreePart& part);
   // Returns the sums before each token of the part's path, and after the last one. Counts only the sequences
-  // of the part. `starts` is 1 after the first token.
+  // of the part. `starts` is 0 in the first entry and 1 in all others.
   std::vector<Sums> path_sums(const TreePart& part);
   // Returns one leaf block with all tokens of the part, its path included, however many they are. The part
   // must have a path.

@@ -69,8 +69,8 @@ struct LeafCosts {
   double added_cost(int32_t i) const { return added[static_cast<size_t>(i)]; }
 };
 
-// Puts leaves into an interval until its cost would exceed `limit`, then starts the next interval. No single
-// leaf may exceed `limit`.
+// Puts leaves into an interval until its cost would exceed `limit`, then starts the next interval. `limit`
+// must be at least the largest whole_cost() of a leaf.
 template <class LeafList>
 std::vector<Interval> fill_greedily(const LeafList& leaves, double limit) {
   std::vector<Interval> intervals;

@@ -50,9 +50,9 @@ std::vector<RankShare> balance_by_tree_cost(const PrefixTree& tree, int64_t num_
 // The largest cost of a rank; 0 without ranks. The slowest rank determines the time of a training step.
 double largest_cost(const std::vector<RankShare>& shares);
 
-// The largest interval cost that Algorithm 4 reaches, computed from costs alone. whole[i]: cost of leaf i's
-// whole path. added[i]: cost of the tokens that leaf i does not share with leaf i - 1. Returns 0 if there are
-// no leaves.
+// Returns the largest cost of an interval in Algorithm 4's result, computed from costs alone. whole[i]: cost
+// of leaf i's whole path. added[i]: cost of the tokens that leaf i does not share with leaf i - 1. Returns 0
+// if there are no leaves.
 double largest_balanced_cost(std::span<const double> whole, std::span<const double> added, int64_t num_ranks);
 
 }  // namespace bough

@@ -14,7 +14,8 @@ namespace bough {
 
 namespace {
 
-// Passes below this size cost more time than the memory they save is worth.
+// The smallest pass size, in tokens, that is tried below max_tokens_per_pass. A smaller pass costs more time
+// than the memory that it saves is worth.
 constexpr int64_t kSmallestPass = 16;
 
 constexpr int kWorseInARow = 2;
@@ -117,8 +118,9 @@ bool Batch::is_packed_above(const PassChoice& passes, int64_t most_bytes) {
          most_bytes;
 }
 
-// Bytes that the plan may hold: the given budget. Without one: the bytes of the plan's largest stack, of the
-// activations of B tokens, and of the temporaries of one pass of the plan's size.
+// Returns the bytes that the plan may hold: the given budget. If no budget is given: the bytes of the plan's
+// largest stack, of the activations of request.max_tokens_per_pass tokens, and of the temporaries of one pass
+// of plan.max_tokens_per_pass tokens.
 int64_t budget(const PlanRequest& request, const Plan& plan) {
   if (request.memory_bytes) return *request.memory_bytes;
   const auto& costs = *request.costs;
@@ -216,7 +218,7 @@ class Planner {
   explicit Planner(const PlanRequest& request) : request_(request), batch_(request) {}
 
   // Among the plans within kAsFast of the least predicted time, returns the one of least predicted peak
-  // memory. Without a cost model, returns the plan with passes of B tokens.
+  // memory. Without a cost model, returns the plan with passes of at most request.max_tokens_per_pass tokens.
   Plan best(const std::vector<const Strategy*>& strategies) {
     if (!request_.costs) return without_costs(*strategies.front());
     std::vector<Candidate> fastest;  // all candidates within kAsFast of the fastest one so far
@@ -263,8 +265,8 @@ class Planner {
   }
 
   // Tries sizes from large to small until kWorseInARow sizes in a row are slower. Time as a function of pass
-  // size has one minimum, apart from small jumps of the number of passes. Returns true if some size did not
-  // fit.
+  // size has one minimum, apart from small jumps of the number of passes. Returns true if the plan of some
+  // size did not fit into the memory budget.
   bool try_sizes(const Strategy& strategy, LayerRecompute layers, std::vector<Candidate>& fastest,
                  std::optional<UserError>& refused) {
     bool any_too_large = false;
@@ -310,7 +312,8 @@ class Planner {
     return !request_.memory_bytes || priced.simulation.peak_bytes <= *request_.memory_bytes;
   }
 
-  // Searches all pass sizes, smallest first: their low peaks let larger sizes be rejected early.
+  // Returns the smallest peak of a plan of these strategies. Tries small passes first: with their low peaks
+  // as a bound, larger passes are rejected early.
   int64_t smallest_memory(const std::vector<const Strategy*>& strategies) {
     int64_t smallest = std::numeric_limits<int64_t>::max();
     auto sizes = pass_sizes(request_.max_tokens_per_pass);

@@ -45,7 +45,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
 // Adds the ends of the segments to `upload`, except for runs on CUDA, which need no ends. upload.send() sets
 // QuerySegment::ends. The elements of the vector must stay in place until then.
 void add_segments(HostToDeviceBatch& upload, std::vector<QuerySegment>& segments);
-// Uploads the ends of the segments at once, without a HostToDeviceBatch of the caller.
+// Like add_segments(), but uploads immediately, without a HostToDeviceBatch of the caller.
 void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
 
 // Whether FlashAttention-2 computes runs: on CUDA, for bf16 heads of up to 256, a multiple of 8, unless the
@@ -53,10 +53,11 @@ void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
 // "own" or "vendor".
 bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim);
 
-// Compute what tree_attention_forward and _backward compute, segment by segment. upload_segments() or
-// add_segments() must have set `ends`. end_local and spans of the input are not read. On CUDA, runs use
-// FlashAttention-2. On the CPU, for tests, they use the kernels of tree_attention.h. If same_bits, the
-// backward of runs on CUDA adds in a fixed order, which is slower.
+// Compute what tree_attention_forward and _backward compute, segment by segment. `ends` of the segments must
+// be set: by upload_segments(), or by add_segments() and upload.send(). end_local and spans of the input are
+// not read. On CUDA, runs use FlashAttention-2, so vendor_attends_runs() must be true. On the CPU, for tests,
+// runs use the kernels of tree_attention.h. If same_bits, the backward of runs on CUDA adds in a fixed order,
+// which is slower.
 TreeAttentionOutput tree_attention_forward_by_segments(const TreeAttentionInput& input,
                                                        const std::vector<QuerySegment>& segments);
 TreeAttentionGradient tree_attention_backward_by_segments(

@@ -20,7 +20,8 @@ void mask_scores(float* scores, const UnitMask& mask) {
     }
 }
 
-// Returns for each of 16 queries (lanes) the maximum of scores [keys][32]. `keys` is a multiple of kChains.
+// Returns, for each of the first 16 queries of scores [keys][32 queries], the maximum over the keys. `keys`
+// is a multiple of kChains.
 inline __m512 largest(const float* scores, int64_t keys) {
   __m512 most[kChains];
   for (auto& chain : most) chain = _mm512_set1_ps(kLowest);

@@ -1,5 +1,6 @@
-// Softmax of attention units in fp32. Matrix rows are keys, vector lanes are queries. Exponents are base 2:
-// `scale` is the attention's scale times log2(e).
+// Softmax of attention units (32 queries by 32 keys of one head, see tree_attention_units.h) in fp32. Matrix
+// rows are keys, vector lanes are queries. Exponents are base 2: `scale` is the attention's scale times
+// log2(e).
 #pragma once
 
 #include "kernels/tree_attention/unit_mask.h"
@@ -16,8 +17,9 @@ struct OnlineSoftmax {
 
 // Initializes the running softmax before the first keys.
 void begin_softmax(const OnlineSoftmax& rows);
-// Replaces scores q·k [units][32 keys][32 queries] by unnormalised probabilities in place, and adds these to
-// sums. If a score is more than 8 above max, max is raised, and sums and o are rescaled.
+// Replaces scores q·k [units][32 keys][32 queries] by unnormalised probabilities in place, and adds the
+// probabilities to sums. If a scaled score is more than 8 above max, max is raised, and sums and o are
+// rescaled.
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows);
 
@@ -28,8 +30,8 @@ void online_softmax(float* scores, const UnitMask* masks, int64_t units, float s
 void softmax_backward(float* scores, float* d_p, int64_t stride, const UnitMask& mask, float scale,
                       const float* lse, const float* dots);
 
-// Multiplies num_rows of 32 gradients of keys or values, [32][width], by scale. Adds the first head_dim
-// elements of each to `out` if `add`, else overwrites them in `out`.
+// Stores the first num_rows rows of `sums` [32][width], the gradients of keys or values, times `scale` to
+// rows of `out` with head_dim elements. If `add`, adds to the rows of `out`, else overwrites them.
 void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
                      int64_t out_stride, int64_t head_dim);
 

@@ -14,7 +14,7 @@ inline __m512i round_pair(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Rounds two vectors to pairs of bf16 (low[i], high[i]). Ties are rounded up.
+// Rounds two vectors to pairs of bf16 (low[i], high[i]). Ties are rounded away from zero.
 inline __m512i round_to_pairs(__m512 low, __m512 high) {
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);

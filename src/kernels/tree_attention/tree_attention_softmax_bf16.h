@@ -23,15 +23,16 @@ struct OnlineSoftmax {
 constexpr int kSlack =
     32;  // in powers of two: fp32 and bf16 have the range, and maxima are rarely searched again
 
-// Raises max to the largest visible score so far, and rescales sums and o. If first_step, sets sums to 0 and
-// does not touch o. scores: [count][2][32 keys][16 queries], units kScoreStride apart. Invisible scores
-// become -infinity.
+// Raises max to the largest visible scaled score so far, and rescales sums and o. If first_step, the old
+// values are not read: sets max to the largest of these scores and sums to 0, and does not touch o. scores:
+// [count][2][32 keys][16 queries], units kScoreStride apart. Invisible scores are set to -infinity.
 void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
                   const OnlineSoftmax& rows);
-// Replaces scores by unnormalised probabilities in place, and adds these to sums. Matrix row 2j then has the
-// probabilities of keys 2j and 2j + 1 as pairs of bf16, and row 2j + 1 is unused: a right factor. Returns
-// false if a score was more than kSlack above its query's max. Then sums are unchanged, but the scores are
-// lost: the caller must compute them again, call raise_maxima, and repeat the call.
+// Replaces scores by unnormalised probabilities in place, and adds the probabilities to sums. The result is a
+// right factor (matrix_product_tiles.h): matrix row 2j has the probabilities of keys 2j and 2j + 1 as pairs
+// of bf16, row 2j + 1 is unused. Returns false if a scaled score was more than kSlack above its query's max.
+// Then sums are unchanged, but the scores are lost: the caller must compute them again, call raise_maxima,
+// and repeat the call.
 bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
                    const OnlineSoftmax& rows);
 // Stores o / sum of the first `num_rows` queries to rows of `out` with head_dim elements, and their

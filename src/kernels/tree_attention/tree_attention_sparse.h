@@ -23,8 +23,8 @@ struct SparseTreePass {
   PageChooser& chooser;  // made from pages.segments()
 };
 
-// Returns the pages that the queries of the pass choose in this layer. Empty if the policy chooses keys
-// (PageSummary::kExact). layer_pages: the result of fill_pages(in, pass.pages).
+// Returns the pages that the queries of the pass choose in this layer. The result is empty if queries choose
+// single keys instead of pages (PageSummary::kExact). layer_pages: the result of fill_pages(in, pass.pages).
 PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                   const SparseTreePass& pass);
 
@@ -35,7 +35,8 @@ TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, 
                                                   const PageChooser::Lists& chosen);
 
 // Like tree_attention_backward, adds the gradients of the stack's keys and values to d_k_stack_PGH and
-// d_v_stack_PGH. Throws InternalError if an input does not fit.
+// d_v_stack_PGH. Throws InternalError if d_o or a stack gradient is not contiguous, or a stack gradient does
+// not have the accumulator type.
 TreeAttentionGradient tree_attention_backward_sparse(
     const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
     const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,

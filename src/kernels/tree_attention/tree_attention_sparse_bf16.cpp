@@ -30,7 +30,7 @@ constexpr std::array<int32_t, kUnit> ends_of_page() {
 }
 alignas(64) constexpr std::array<int32_t, kUnit> kEnds = ends_of_page();
 
-// Up to 32 query rows. The number of a query row is token · heads + head; -1 if there is none.
+// Up to 32 query rows. The number of a query row is token · heads + head; -1 marks an unused element.
 using QueryRows = std::array<int64_t, kUnit>;
 
 // `rows` and `begin` list for each page the query rows that see all 16 keys. `own` lists for each page the
@@ -102,7 +102,7 @@ class HeadBackward {
   }
 
  private:
-  // The scratch of one thread, in the order of `sums_` and `factors_`.
+  // Scratch buffers: the float buffers follow each other in `sums_`, the Element buffers in `factors_`.
   float* d_k_unit() const { return sums_.get(); }              // [32][width]
   float* d_v_unit() const { return d_k_unit() + elements_; }   // [32][width]
   float* scores() const { return d_v_unit() + elements_; }     // [32 keys][32 queries]

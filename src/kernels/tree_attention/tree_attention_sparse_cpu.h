@@ -21,8 +21,8 @@ struct SparseBackward {
 };
 
 // Calls visit(token, position, pages) for the queries of the pass in order. pages: the pages that the query
-// attends to in key/value head g. The last of these pages has the query's own token, and the query sees its
-// keys only up to this token.
+// attends to in key/value head g. The last of these pages has the query's own token. The query sees the keys
+// of the last page only up to this token.
 template <class Visit>
 void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   const int64_t G = of.in.k_TGH.size(1);

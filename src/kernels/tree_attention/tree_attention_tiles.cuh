@@ -10,7 +10,7 @@
 
 namespace bough {
 
-// Consecutive keys, all of the stack or all of the pass.
+// Some consecutive keys. Either all are on the stack, or all are in the pass.
 struct KeyTile {
   int begin;  // index into end_local
   int count;
@@ -58,7 +58,8 @@ __device__ inline KeySpan key_span(const int32_t* spans, int tile) {
   return {span.x, span.y};
 }
 
-// Whether any query of [begin, end) may see any key, or all see all keys, of those from first_key on.
+// For the queries [begin, end) and the keys of a tile, which begins at first_key. any_visible: false only if
+// no query sees any key of the tile. all_visible: true only if every query sees every key of the tile.
 __device__ inline bool any_visible(int first_key, KeySpan span, int begin, int end) {
   return first_key < end && begin < span.max_end;
 }

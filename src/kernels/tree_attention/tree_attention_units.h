@@ -29,7 +29,7 @@ inline Range block_queries(const AttentionShape& shape, int64_t block) {
   return {block * kUnit, std::min(shape.num_queries, (block + 1) * kUnit)};
 }
 
-// Up to 32 consecutive keys, all of the prefix KV stack or all of the pass.
+// Up to 32 consecutive keys. Either all are on the prefix KV stack, or all are in the pass.
 struct KeyUnit {
   Range rows;  // of the stack, or of the pass
   bool on_stack;
@@ -139,8 +139,9 @@ struct KeyGradients {
   }
 };
 
-// Calls work(group, share) for all groups and shares in parallel. During its calls, each thread has an object
-// of type Session: it enables the AMX tiles for the bf16 kernels and is empty for the fp32 kernels.
+// Calls work(group, share) for all groups and shares in parallel. A share is a part of the keys (see
+// backward_in_units). Each thread constructs a Session before its calls and destroys it after them. A Session
+// enables the AMX tiles for the bf16 kernels and is empty for the fp32 kernels.
 template <class Session, class Work>
 void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {

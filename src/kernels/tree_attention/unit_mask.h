@@ -1,4 +1,5 @@
-// Visibility in attention units. Plain types, because files that use intrinsics include it (common/isa.h).
+// Visibility in attention units (tree_attention_units.h). Has only plain types, because files that use
+// intrinsics include this header (common/isa.h).
 #pragma once
 
 #include <cstdint>

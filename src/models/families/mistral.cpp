@@ -1,4 +1,5 @@
-// Mistral (transformers MistralForCausalLM): Llama's layers. All have a sliding window, unless it is null.
+// Mistral (transformers MistralForCausalLM): Llama's layers. All layers have a sliding window, unless the key
+// sliding_window is null.
 #include "models/family.h"
 
 namespace bough::families {
