@@ -63,9 +63,9 @@ class ClusterRates {
   std::optional<ClusterLayout> layout(int64_t rollout_devices, int64_t train_devices, bool in_turns) const;
   std::optional<SimulatedRates> rates(int64_t rollout_devices, int64_t train_devices, bool in_turns) const;
 
-  // Seconds of a training step in which `replicas` replicas sum their gradients and gather their weights.
+  // Seconds per training step that `replicas` replicas need to sum their gradients and gather their weights.
   double step_collectives_seconds(int64_t replicas, int64_t devices_per_replica) const;
-  // Bytes on a device that trains, without keys and values of rollouts.
+  // Bytes that training needs on one device, without keys and values of rollouts.
   double training_bytes(int64_t replicas, const ClusterLayout::Replica& replica) const;
   double memory_bytes() const;
   // Tokens per second that one replica trains if the batch is divided over `replicas`.

@@ -77,7 +77,7 @@ TEST(Cluster, RatesDependOnTheSplit) {
   EXPECT_LT(split->train_tokens_per_s, one.train_tokens_per_s * static_cast<double>(tensor));
 }
 
-// If the devices of a node cannot divide layers, or their links are slow, they become pipeline stages.
+// If the devices of a node cannot divide layers, or have slow links, the devices become pipeline stages.
 TEST(Cluster, PipelineTimesFollowTheSchedule) {
   const ClusterRates apart = rates_of("qwen3-14b", {.n_gpus_per_node = 1});
   const auto layout = apart.layout(8, 8, false);

@@ -4,8 +4,8 @@
 //             "commands": [{"do": "submit", ...}, {"do": "weights", "version": 3}]}
 //   engine:  {"ready": true, "statistics": [...], "results": [...], "running": []}
 //
-// If `running` is true, the engine makes no pass and reports what is in flight. Else it makes up to `passes`
-// passes.
+// If rank 0's `running` is true, the engine makes no pass, and the `running` of the reply lists the requests
+// in flight. Else the engine makes `passes` generation passes, or fewer if it becomes idle.
 #pragma once
 
 #include <functional>

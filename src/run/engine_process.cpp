@@ -67,11 +67,12 @@ Json EngineProcess::answer(const Json& message) {
     note(command);
     if (command.at("do") != "weights") continue;
     const auto version = command.at("version").get<int32_t>();
-    // Rank 0 may repeat a version that the engine has. No newer version arrives before the engine has the one
-    // that rank 0 took.
+    // Rank 0 may repeat a version that the engine has. Otherwise arrived() is this version: a newer one is
+    // not sent before the engine has this one.
     if (weights_->held().version < version) {
       await_weights([&] { return weights_->arrived().version >= version; }, version, ranks_);
-      // hold() may come before the engine takes the weights, because the engine computes nothing in between.
+      // The engine takes these weights only in ask() below. hold() may come before, because the engine
+      // computes nothing in between.
       weights_->hold(weights_->arrived());
     }
     const BufferedVersion held = weights_->held();

@@ -31,7 +31,8 @@
 namespace bough {
 
 inline constexpr int64_t kMostRestarts = 3;
-// Half of the time that rank 0 waits for a round. A new process needs part of the rest to load its model.
+// Half of Communicator's default time limit, for which rank 0 waits for a reply. A new process needs part of
+// the other half to load its model.
 inline constexpr double kAnswerSeconds = 300;
 
 class EngineProcess {
@@ -39,7 +40,8 @@ class EngineProcess {
   // command: starts a process that calls run_engine_process(); command[0] is a path. job: describes the
   // engine that the process makes. ranks: rank 0 and the ranks that generate for it. publication: the ranks
   // that get weights. `ranks` and `publication` must outlive this object. The constructor and answer() must
-  // be called on one thread. Throws UserError if the input is wrong, IoError if no process starts.
+  // be called on the same thread. Both throw UserError if the engine process reports wrong input, and IoError
+  // after kMostRestarts restarts.
   EngineProcess(std::vector<std::string> command, Json job, Communicator& ranks,
                 PublicationRanks& publication, double answer_seconds = kAnswerSeconds);
 
@@ -80,9 +82,9 @@ class EngineProcess {
 };
 
 // The engine's side: executes the commands of the process that started this one, until that process closes
-// the socket, which is stdin. with_engine makes the engine of a job. Then it calls `serve` with the engine,
-// its model, and the other arguments of MappedWeights. Also tells the kernel to end this process before
-// others if memory runs out.
+// the socket, which is stdin. with_engine makes the engine of a job, and calls `serve` with this engine, its
+// model, and the other arguments of MappedWeights. run_engine_process() also tells the kernel to end this
+// process before others if memory runs out.
 using ServeEngine = std::function<void(Engine& engine, Model& model, bool in_place, Changing changing)>;
 void run_engine_process(const std::function<void(const Json& job, const ServeEngine& serve)>& with_engine);
 

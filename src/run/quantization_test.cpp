@@ -1,4 +1,5 @@
-// The cost of generating with 8-bit weights is what training's mismatch metric reports.
+// Generation with 8-bit weights samples from slightly other probabilities than training computes. Training's
+// mismatch metrics report the difference.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +11,8 @@
 namespace bough {
 namespace {
 
-// The metrics of one training step on samples of an engine with this setting. Each call begins with the same
-// weights.
+// The metrics of one training step on samples of an engine with this quantization. Each call begins with the
+// same weights.
 MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantization) {
   const auto model = small_model(dtype, 6);
   auto options = engine_options(16, 64);

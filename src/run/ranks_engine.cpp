@@ -208,7 +208,8 @@ void RanksEngine::update_weights(const WeightUpdate& update) {
   for (const auto* requests : {&in_flight_, &parked_})
     for (const auto& [id, at] : *requests) rank_of_request_[id] = at.rank;
   if (has_own()) return;
-  // The round comes at once, also if no request is in flight, because the next publication waits for it.
+  // This round runs at once, even if no request is in flight: the next publication cannot begin before all
+  // engines have these weights.
   const auto start = std::chrono::steady_clock::now();
   const Round taken = round(0, /*asks_running=*/false);
   BOUGH_CHECK(taken.results.empty(), "a round without a pass has results");

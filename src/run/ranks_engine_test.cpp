@@ -30,8 +30,8 @@ struct RankOfEngine {
   SharedWeights weights{model.get()};
 };
 
-// `drive` gets rank 0's engine. All ranks have published version 1. Returns the number of new tokens of each
-// rank.
+// Calls `drive` with rank 0's engine. All engines have version 1 by then. Returns the number of new tokens of
+// each rank.
 std::vector<int64_t> on_ranks(int64_t num_ranks, const std::function<void(RanksEngine&)>& drive) {
   auto ranks = thread_communicators(num_ranks);
   std::vector<RankOfEngine> parts(static_cast<size_t>(num_ranks));
@@ -135,8 +135,8 @@ TEST(RanksEngine, RunningRequestsCanBeSavedCancelledAndParked) {
 
 constexpr const char* kProcess = "BOUGH_TEST_ENGINE_PROCESS";
 
-// Exits, throws or hangs at every n-th pass, as many times as the job says, counted over all processes of an
-// engine.
+// Exits, throws or hangs at each pass whose number is a multiple of the job's `every`. All processes of an
+// engine together fail at most `count` times.
 class FailingEngine final : public EmbeddedEngine {
  public:
   FailingEngine(const Model& model, const Json& job)
@@ -180,12 +180,12 @@ struct Failures {
   double answer_seconds = kAnswerSeconds;
 };
 
-// Rank 0 trains, the other ranks generate. `failures`: of the first engine rank's passes. Rethrows the
-// exception of an engine rank.
+// Rank 0 trains, the other ranks generate. `failures`: how the first engine rank fails; the other ones do
+// not. Rethrows the exception of an engine rank.
 void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine&, PublishedWeights&)>& drive,
                        const Failures& failures = {}) {
   auto ranks = thread_communicators(1 + num_engines), publication = thread_communicators(1 + num_engines);
-  // In half of the tests the engines are on another host.
+  // Two engines are on another host than rank 0. A single engine is on rank 0's host.
   const auto host = [&](int64_t rank) { return str("host ", rank > 0 && num_engines == 2); };
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / str("bough_engines_", getpid());

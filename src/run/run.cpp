@@ -92,9 +92,9 @@ struct RankGroups {
   Communicator* const all;  // nullptr: one process
   Communicator* trainers;   // of the ranks that train; nullptr if this process trains alone or does not train
   bool is_engine = false;
-  // Both connect rank 0 with the ranks that generate for it, and send host memory. A rank that trains without
-  // an engine does not use them. `engines`: for requests; nullptr if one process or servers generate.
-  // `publication`: for weights; nullptr unless some ranks only generate.
+  // `engines` (for requests) and `publication` (for weights) connect rank 0 with the ranks that generate for
+  // it, and send host memory. A rank that trains without an engine does not use them. engines: nullptr if one
+  // process or servers generate. publication: nullptr unless some ranks only generate.
   std::unique_ptr<Communicator> engines;
   std::unique_ptr<PublicationRanks> publication;
 
@@ -102,8 +102,9 @@ struct RankGroups {
   std::unique_ptr<Communicator> of_side_;  // the ranks that train (NCCL between GPUs), or those that generate
 };
 
-// Runs `beside` on a new thread and `here` on the caller's thread. If one throws, the abort checks of
-// of_beside and of_here (the communicators that they use) end the other, and the exception is rethrown.
+// Runs `beside` on a new thread and `here` on the caller's thread. of_beside, of_here: the communicators that
+// the two functions use. If one function throws, the abort checks of all these communicators end the other
+// function, and the exception is rethrown.
 void run_both(const std::function<void()>& beside, const std::vector<Communicator*>& of_beside,
               const std::function<void()>& here, const std::vector<Communicator*>& of_here) {
   Mutex mutex;
@@ -204,8 +205,8 @@ class Run {
 
  private:
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
-  // A synchronous run is repeatable, however long tools take: by generation in rounds, or by batch
-  // invariance.
+  // A synchronous run is repeatable, however long tools take: either it takes their answers in rounds (head
+  // of control/generator.h), or the model is batch-invariant.
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant.value_or(false); }
   void resume();
   // RanksEngine if other ranks generate for rank 0. Else rank 0's own engine, which may be a ServerEngine.

@@ -54,9 +54,9 @@ struct RunSummary {
   std::optional<Comparison> comparison;
 };
 
-// Throws UserError or IoError, or Interrupted after the checkpoint; run_training() then returns on the other
-// ranks. If any other exception ends one rank, the other ranks wait for that rank, and the caller must end
-// them.
+// Throws UserError or IoError. If options.stop() returns true, rank 0 writes a checkpoint and throws
+// Interrupted, and the other ranks return. If any other exception ends one rank, the other ranks wait for
+// that rank, and the caller must end them.
 RunSummary run_training(const RunSettings& settings, const RunOptions& options);
 
 Json to_json(const RunSummary& summary);

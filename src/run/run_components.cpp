@@ -168,7 +168,8 @@ std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& sett
                                                &ranks);
 }
 
-// The initial model equals the sparse policy of the ranks that train: its weights are what they publish.
+// The initial model equals the sparse policy of the ranks that train. They publish the weights of this
+// policy.
 std::unique_ptr<Model> load_generating(const RunSettings& settings) {
   const SparseTrainingSettings& sparse = settings.sparse_training;
   if (sparse.is_draft()) return load(settings, sparse.draft_path);

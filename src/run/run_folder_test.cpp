@@ -133,7 +133,7 @@ TEST(RunSettingsTest, TakesAReaLsKeysOfTreeTraining) {
                                        "c.yaml")
         .actor.tree;
   };
-  // As on AReaL's reference page on tree training, with the defaults of its settings.
+  // The example of AReaL's reference page on tree training, then AReaL's defaults.
   const auto on =
       tree("enable_tree_training: true, pad_to_maximum: true, mb_spec: {max_tokens_per_mb: 8192}");
   EXPECT_EQ(on.strategy(), "auto");

@@ -1,5 +1,5 @@
-// All settings of a run, as in its YAML file (docs/formats.md). Names follow AReaL where it has them. AReaL's
-// own spellings are accepted as aliases.
+// All settings of a run, as in its YAML file (docs/formats.md). Names follow AReaL where it has them.
+// aliases() lists other spellings that are accepted, such as AReaL's actor.path for model.path.
 #pragma once
 
 #include <string>

@@ -66,7 +66,7 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   for (const auto& [name, list] : named) metrics["reward/" + name + "/mean"] = moments(list).mean;
 }
 
-// Staleness that the limiter allowed: versions since a group's oldest token was sampled.
+// A group's staleness: the version that the step starts from, minus the version of the group's oldest token.
 void add_staleness(const TrainOrder& order, MetricValues& metrics) {
   double total = 0, count = 0;
   int64_t largest = 0;

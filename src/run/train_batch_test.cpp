@@ -197,7 +197,8 @@ TEST(TrainBatch, SamplesAreChosenByTheirAcceptance) {
   EXPECT_THROW(train_batch(order_of(0, 6, 5), settings, silent), UserError);
 }
 
-// FakeReward is 1 for an even digit. The baseline is in no mean, no count and no loss.
+// FakeReward is 1 if the response ends with an even digit. The baseline response is left out of the mean of
+// the rewards, of all counts and of the loss.
 TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   RunSettings settings;
   settings.actor.advantages.adv_estimator = "remax";

@@ -48,8 +48,8 @@ class AgentSessions {
     double lease_seconds = 0;  // time until the lease expires
   };
   // `idempotency_key`: if an open session was started with it, returns that session. `key`: the key of an
-  // earlier session, or "". The earlier session is ended if necessary, and the new session takes over its
-  // key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
+  // earlier session, or "". The earlier session is ended if it is still open, and the new session takes over
+  // the key. Throws ApiError 429 if no group waits, 410 after close(), 400 if `key` is malformed.
   Started start_session(const std::string& task_id, const std::string& key,
                         const std::string& idempotency_key, Clock::Time now);
   static bool is_session_key(const std::string& key);

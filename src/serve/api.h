@@ -43,7 +43,8 @@ struct ServedModel {
   int64_t created = 0;  // seconds since 1970
   ServeSettings settings;
 
-  // The model name in answers to a request that asked for `asked`. Throws ApiError 404 if there is none.
+  // The model name in answers to a request that asked for `asked`: the first name if `asked` is empty. Throws
+  // ApiError 404 if no model or adapter has the name `asked`, unless any_name.
   std::string name_for(const std::string& asked) const;
   bool is_adapter(const std::string& name) const;
   // Renders the chat template. Throws ApiError 400 if there is no template or the template raises an error.
@@ -101,7 +102,8 @@ struct ServedRequest {
   int64_t prompt_tokens() const;
 };
 
-// An output token of a choice, as answers show it. A ChoiceDelta has the new output or all output so far.
+// An output token of a choice, as answers show it. A ChoiceDelta has the output of a choice that is new (in
+// add()), or all of it (in whole() and end()).
 struct AnswerToken {
   int32_t id = 0;
   double logprob = 0;

@@ -72,9 +72,9 @@ bool names_this_machine(std::string name) {
   }
 }
 
-// A token as answers show it. Its `top` has log-probabilities at temperature 1. The engine gives those of the
-// top tokens at the request's temperature T, and that of the sampled token at T and at 1. The top tokens' at
-// 1 follow from log p_T(a) - log p_T(b) = (logit a - logit b) / T.
+// A token as answers show it. Its `top` has log-probabilities at temperature 1. p_T is the probability at the
+// request's temperature T. The engine gives log p_T of the sampled token s and of each top token a, and log
+// p_1 of s only. So log p_1(a) = log p_1(s) + T (log p_T(a) - log p_T(s)).
 AnswerToken answer_token(const ServedModel& model, const SamplingParameters& sampling,
                          const StreamedToken& sampled) {
   AnswerToken token{sampled.token, model.logprob_of(sampled.raw_logprob, sampled.sampling_logprob), {}};

@@ -285,8 +285,8 @@ Arguments Machine::arguments_of(const Expression& expression, Frame& frame) {
 }
 
 Value Machine::evaluate_filter(const Expression& expression, const Value& value, Frame& frame) {
-  // In the chain of filters of a block, the innermost filter's input is a literal. It stands for the block's
-  // text.
+  // In the filter chain of a block, the operand of the innermost filter is a placeholder (a literal). The
+  // input of this filter is `value`, the block's text.
   const Value input = expression.operands[0].kind == Expression::Kind::kFilter
                           ? evaluate_filter(expression.operands[0], value, frame)
                           : value;

@@ -76,7 +76,8 @@ struct Statement {
   bool uses_caller = false, uses_varargs = false, uses_kwargs = false;  // kMacro and kCall
 };
 
-// Error messages call the template `name`. Throws UserError: "<name>:<line>: chat template: ...".
+// Error messages call the template `name`. Throws UserError "<name>:<line>: chat template: ..." if the
+// template is invalid or has an unsupported construct.
 Block parse(std::string_view source, const std::string& name);
 
 // Runs the program and returns its output. `variables`: a dict. `now`: the time that strftime_now formats, as

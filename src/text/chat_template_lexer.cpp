@@ -133,7 +133,8 @@ class Lexer {
     refuse(name_, begin, "a comment is not closed");
   }
 
-  // Reads {% raw %}...{% endraw %}. The first tag has been read up to its mark.
+  // Reads {% raw %}...{% endraw %}. The first `{%` and the mark after it have been read. Returns false, and
+  // reads nothing, if the tag is another one.
   bool take_raw() {
     const size_t begin = position_;
     const int begin_line = line_;

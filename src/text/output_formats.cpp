@@ -123,7 +123,7 @@ OrderedJson typed(const std::string& text, const OrderedJson& schema, bool other
 }
 
 // Returns the text between the next `begin` at or after `position` and the `end` after it. Moves `position`
-// behind this `end`. Returns nullopt if there is no such text.
+// behind this `end`. Returns nullopt if no `begin` comes. Throws jinja::Error if `end` is missing.
 std::optional<std::string_view> next_between(std::string_view text, size_t& position, std::string_view begin,
                                              std::string_view end) {
   const size_t from = text.find(begin, position);

@@ -137,7 +137,7 @@ class PreTokenizer::Cutting {
   }
 
   // Replaces each piece by the result of `map`. If `prepend` asks for it, `prefix` is put in front of a piece
-  // that does not begin with it. `map` must work on each character separately.
+  // that does not already begin with `prefix`. `map` must work on each character separately.
   template <class Map>
   void rewrite(std::string_view prefix, Prepend prepend, const Map& map) {
     std::string rewritten;

@@ -26,7 +26,8 @@ class PreTokenizer {
   // `where` names the file in error messages. Throws UserError that names what is not supported.
   static PreTokenizer from_json(const Json& description, const std::string& where);
 
-  // True if words are plain bytes, whose mapped characters the vocabulary has. False if words are UTF-8 text.
+  // True if words are plain bytes, which the vocabulary spells with mapped characters. False if words are
+  // UTF-8.
   bool byte_level() const { return byte_level_; }
 
   // Calls `word` for each word of `text`, in order. The view passed to `word` is valid only during that call.

@@ -28,8 +28,8 @@ class TokenDecoder {
   // `where` names the file in error messages. Throws UserError that names what is not supported.
   static TokenDecoder from_json(const Json& description, const std::string& where);
 
-  // Applies the first steps that act on each token alone, and returns the result, which Run takes. So these
-  // steps run once per vocabulary entry.
+  // Applies the leading steps, as far as each acts on every token alone, and returns the result, which Run
+  // takes. So these steps run once per vocabulary entry.
   std::string prepare(std::string_view spelling) const;
 
   // The bytes of a prepared token as decoded inside a text, with its leading space. They may be an incomplete

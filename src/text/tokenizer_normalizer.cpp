@@ -62,8 +62,8 @@ std::string Normalizer::normalize(std::string_view text, TextStart& start) const
   return result;
 }
 
-// In the result, start.bytes still covers the first character's bytes, and characters that NFC composed with
-// their end.
+// start.bytes of the result covers what NFC makes of the first start.bytes bytes of `text`, including later
+// characters that NFC composed with the last of them.
 std::string Normalizer::nfc(std::string text, TextStart& start) {
   std::string result = unicode::nfc(text);
   if (start.bytes > 0) {

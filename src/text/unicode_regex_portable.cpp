@@ -61,8 +61,8 @@ class PatternChecker {
   }
 
   // Reads a literal. Refuses a code point that has another category in the two libraries: in a text to
-  // search, a stand-in replaces it. Under (?i:...), a literal must be ASCII, and two literals must not be the
-  // case folding of one character (ß, ﬁ, ﬆ).
+  // search, a stand-in replaces it. Under (?i:...), a literal must be ASCII, and two adjacent literals must
+  // not be the case folding of one character (ß, ﬁ, ﬆ).
   void literal(char32_t c) {
     check_range(c, c);
     if (ignore_case_depth_ == 0) return;
@@ -201,8 +201,8 @@ class PatternChecker {
     take();
   }
 
-  // Reads {n}, {n,} and {n,m}. Refuses a '+' or '?' after it, which differs in meaning between the two
-  // libraries.
+  // Reads {n}, {n,} and {n,m}. Refuses a '+' or '?' after the closing brace, which differs in meaning between
+  // the two libraries.
   void interval() {
     const size_t begin = position_;
     take();
