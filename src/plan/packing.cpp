@@ -168,8 +168,8 @@ void sort_deepest_first(BranchTree& branches) {
     std::ranges::stable_sort(branches.children(n), std::greater(), [&](int32_t c) { return deepest[c]; });
 }
 
-// First-fit decreasing by sequence length, like AReaL's packing (areal-tree-training-docs.txt, "Tree Building
-// Process").
+// The parts of pack_first_fit_decreasing() below: first-fit decreasing by sequence length, like AReaL's
+// packing (areal-tree-training-docs.txt, "Tree Building Process").
 
 // Longest common prefix of any two positions of a sorted list, computed from adjacent ones: a sparse table of
 // minima over powers of two.
@@ -239,9 +239,9 @@ SortedSequences sort_sequences(const PrefixTree& tree) {
   for (const int64_t s : sorted.sequence) {
     const int32_t token = tree.sequence_end[s];
     sorted.length.push_back(tree.depth[token] + 1);
-    // Walks from the end of the later sequence towards the root, chain by chain, to the first token that is
-    // not numbered after the end of the earlier sequence. In pre-order, that token's subtree contains both
-    // ends.
+    // Walks from the end of the later sequence towards the root, one chain (PrefixTree::chain_begin) at a
+    // time, to the first token that is not numbered after the end of the earlier sequence. In pre-order, that
+    // token's subtree contains both ends.
     int32_t up = token;
     while (up > previous) up = tree.chain_begin[up] > previous ? tree.parent[tree.chain_begin[up]] : previous;
     sorted.lcp.push_back(up < 0 ? 0 : tree.depth[up] + 1);

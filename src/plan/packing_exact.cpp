@@ -94,9 +94,9 @@ class ExactProgram {
   }
 
  private:
-  // Limit on bin comparisons per state of max_states_. Every tree met in practice that stays within
-  // max_states_ stays within this limit. It also limits the time for other trees and the recursion depth of
-  // join_all, because building a state of k bins costs k² / 2 comparisons.
+  // The program may make kWorkPerState * max_states_ bin comparisons in total. Every tree met in practice
+  // that stays within max_states_ stays within this limit. For other trees, the limit bounds the time and the
+  // recursion depth of join_all(), because building a state of k bins costs k² / 2 comparisons.
   static constexpr int64_t kWorkPerState = 200'000;
 
   bool join_children(int32_t n) {

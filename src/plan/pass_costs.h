@@ -56,12 +56,13 @@ class PassCosts {
   // copies to and from host memory that does not overlap with computation. 0 for kActivations.
   virtual double recompute_seconds(const PassShape& pass, RecomputePolicy keep) const = 0;
 
-  // Bytes, in addition to weights and gradients. The peak of a pass that records a graph is tokens *
-  // kept_bytes(keep) + temporary_bytes(pass, keep). For kKeysValues and kAttention, the second forward
-  // records the graph, and its pass counts as kActivations. The bytes of the stack, of boundary hidden states
-  // and of loss rows are added to the peak.
+  // Bytes, in addition to weights and gradients. A pass that records a graph needs at its peak tokens *
+  // kept_bytes(keep) + temporary_bytes(pass, keep), plus the bytes of the stack, of boundary hidden states
+  // and of loss rows. For kKeysValues and kAttention, the second forward records the graph, and its pass
+  // counts as kActivations.
   virtual int64_t stack_row_bytes() const = 0;  // keys, values and their gradients of one token, all layers
-  // Of one token, all layers. Bytes in host memory count only if the device is the host.
+  // Bytes of the activations that the policy keeps of one token, all layers. Bytes in host memory count only
+  // if the device is the host.
   virtual int64_t kept_bytes(RecomputePolicy keep) const = 0;
   virtual int64_t boundary_bytes()
       const = 0;  // one final hidden state that another block reads, and its gradient

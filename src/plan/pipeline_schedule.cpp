@@ -38,8 +38,8 @@ std::vector<ScheduleSlot> schedule_slots(std::span<const ExecutionStep> steps, c
   };
   std::vector<Forward> forwards;
   std::vector<int64_t> backwards;
-  // By stack: how many backwards must be done until the backward of the stack's last interior block so far is
-  // done, and that of its last leaf block so far.
+  // One element per stack. interior_done: the number of backwards, in plan order, up to and with that of the
+  // last interior block seen so far on the stack. leaf_done: the same for the last leaf block.
   std::vector<int64_t> interior_done(static_cast<size_t>(most)), leaf_done(static_cast<size_t>(most));
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto step = static_cast<int64_t>(i);

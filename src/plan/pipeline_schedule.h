@@ -35,7 +35,8 @@ struct ExecutionStep {
 };
 std::vector<ExecutionStep> execution_steps(const Plan& plan);
 
-// The most leaf blocks that may be in flight on a stage (0: the first), and its number of stacks.
+// Returns the most leaf blocks that may be in flight on the stage (0: the first stage). The stage has as many
+// prefix KV stacks.
 int64_t passes_under_way(const Pipeline& pipeline, int64_t stage);
 
 struct ScheduleSlot {

@@ -143,11 +143,12 @@ PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences
 //   blocks  The general form. Leaf blocks are forests, filled from branches along the whole stack. Interior
 //           blocks hold as many activations as the memory allows. A short common path is computed again in
 //           several trees if a pass of its own costs more.
-//   auto    The least predicted time of blocks, packed and dense within the memory. dense is left out if the
-//           flat batch has more than 16 times the tree's tokens. Without a cost model: blocks.
-// With a cost model, the pass size has the least predicted time. Among plans within kAsFast of the fastest,
-// the one with the least predicted peak memory is taken. Under memory_bytes, passes may recompute their
-// layers (RecomputePolicy) if that is fastest or nothing else fits.
+//   auto    The plan of blocks, packed or dense that has the least predicted time within the memory. dense is
+//           left out if the flat batch has more than 16 times the tree's tokens. If there is no cost model:
+//           blocks.
+// With a cost model, the pass size is chosen for the least predicted time. Among plans within kAsFast of the
+// fastest, the one with the least predicted peak memory is taken. Under memory_bytes, passes may recompute
+// their layers (RecomputePolicy) if that is fastest or nothing else fits.
 // Throws UserError if
 //   - the strategy or the packer is unknown,
 //   - max_tokens_per_pass is below 1,

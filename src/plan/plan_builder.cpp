@@ -99,13 +99,13 @@ Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const
       end = std::min(view_.subtree_end(t), range.end);
       block.num_stack_pairs += int64_t{end - t} * view_.depth(t);
     }
-    // A leaf block is needed if a token of the block is trained; an interior block, if a token of the subtree
-    // of its first token is trained.
+    // A leaf block must run (`needed`) if a token of the block is trained. An interior block must run if a
+    // token of the subtree of its first token is trained.
     const int32_t end = interior ? view_.subtree_end(range.begin) : range.end;
     block.needed |= view_.num_trained({range.begin, end}) > 0;
   }
   if (interior) {
-    // Counts the tokens with a trained child in another block. That block reads the final hidden state.
+    // Counts the tokens with a trained child in another block, which reads the token's final hidden state.
     const auto [begin, end] = ranges.front();
     for (int32_t t = begin; t < end; ++t) {
       bool leaves = false;

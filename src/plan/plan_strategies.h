@@ -52,9 +52,10 @@ Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
 // Splits the batch into parts that are planned as separate trees (engine.md 2). Each part computes the path
 // above it again. This pays if the path is so short that its own pass costs more. Together the parts contain
-// all sequences. A part with a path fits one pass of `max_tokens_per_pass`, or has one entry in `nodes`.
-// Returns an empty list if computing a path again never pays. max_tokens_held: if path and pass together have
-// at most this many tokens, the activations of both are held, and the path needs no recomputation.
+// all sequences. A part with a path fits one pass of `max_tokens_per_pass`, or its TreePart::nodes has one
+// element. Returns an empty list if computing a path again never pays. max_tokens_held: if path and pass
+// together have at most this many tokens, the activations of both are held, and the path needs no
+// recomputation.
 std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
                                         int64_t max_tokens_per_pass, int64_t max_tokens_held);
 

@@ -62,8 +62,9 @@ void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOff
 // unusable.
 bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room,
                    const RecomputeRules& rules) {
-  // Indexed by block + 1; entry 0 stands above all root blocks. `reserved`: the least bytes that the chain
-  // down to the block holds. `held`: bytes held in addition while the block's descendants run.
+  // Indexed by block + 1; entry 0 stands above all root blocks. `reserved`: the least bytes that the blocks
+  // from the root to this block, included, hold. `held`: the most bytes that a child of the block and the
+  // child's descendants hold in addition.
   std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
   std::vector<bool> is_by_layer(blocks.size(), false);
   bool all_fit = true;

@@ -39,8 +39,8 @@ struct ConversationView {
     bool is_model = false;
   };
   std::vector<Run> runs;
-  // The earlier conversation of the group that has the longest token prefix in common with this one; "" if
-  // there is none.
+  // The name of the group's earlier conversation that has the longest token prefix in common with this one;
+  // "" if there is none.
   std::string forks_from;
   int64_t common_tokens = 0;
   int64_t fork_turn = -1;  // the first turn that differs from forks_from; -1: before the first turn

@@ -21,7 +21,7 @@ namespace bough {
 class TensorboardMetrics final : public MetricsSink {
  public:
   struct Options {
-    // If set, the run was resumed: the first training step that this process writes. TensorBoard then
+    // The first training step that this process writes, set only if the run was resumed. TensorBoard then
     // ignores, from this step on, the records of older files in the folder.
     std::optional<int64_t> resumed_at;
     // Returns seconds since 1970. If no function is set, the system's clock is used.

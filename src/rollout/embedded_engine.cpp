@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // meaning of `kv_memory: auto` on a CPU
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // maximum size of the logits computed at once
-// A sample's key of random numbers: the request's id (or `sequence`), then the sample's index in 20 bits.
+// A sample's key of random numbers: the request's id (or GenerationRequest::sequence, if set), then the
+// sample's index in 20 bits.
 constexpr int kSampleBits = 20;
 
 int64_t auto_kv_bytes(at::Device device, double share) {
@@ -207,9 +208,9 @@ PassWork EmbeddedEngine::work_of(const Pass& pass) const {
 }
 
 // `started`: samples without a token. If their prompt was computed in an earlier engine step, their first
-// token is sampled here, from the stored prompt logits. Those samples may then be destroyed with their
-// request. Returns the other samples: their prompt ended in this pass, and sample_from_pass() samples their
-// first token.
+// token is sampled here, from the stored prompt logits. If this token ends the last sample of a request, the
+// request is destroyed with its samples. Returns the other samples: their prompt ended in this pass, and
+// sample_from_pass() samples their first token.
 std::vector<ActiveSample*> EmbeddedEngine::sample_from_prompts(const std::vector<ActiveSample*>& started) {
   std::vector<ActiveSample*> waiting;
   for (size_t i = 0; i < started.size();) {

@@ -53,7 +53,8 @@ inline constexpr double kDeviceShareBesideTraining = 0.45, kDeviceShareAlone = 0
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
-  // Returns the bytes of a token (Tokenizer::id_to_bytes). May be empty if no request has stop strings.
+  // Returns the bytes of a token (Tokenizer::id_to_bytes). The function need not be set if no request has
+  // stop strings.
   std::function<std::string(int32_t)> token_bytes;
   int32_t version = 0;  // of the current weights
   AttentionPath attention = AttentionPath::kFastest;
@@ -66,9 +67,9 @@ struct EmbeddedEngineOptions {
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 
 // Loads a model for generation from a Hugging Face directory. RolloutSettings::batch_invariant says whether
-// the model is batch-invariant: a token's output bits do not depend on the other tokens of the pass. nullopt:
-// it is if dtype is fp32 and the CPU supports it, at a cost of some 5% of the speed. Throws UserError if
-// batch invariance is asked for and not possible.
+// the model is batch-invariant: a token's output bits do not depend on the other tokens of the pass. If the
+// setting is nullopt, an fp32 model on a CPU that supports it is batch-invariant, at a cost of some 5% of the
+// speed. Throws UserError if batch invariance is asked for and not possible.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device, const ModelRanks& ranks = {});
@@ -76,8 +77,9 @@ std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory
 // The limits that requests to an engine with this model are checked against.
 ModelLimits model_limits(const ModelConfig& config);
 
-// Quantizes a model that is only used for generation, if RolloutSettings::quantization says so. Frees the
-// original matrices, so an engine over the model needs no copy. Returns the bytes of the layers' matrices.
+// If RolloutSettings::quantization is int8, quantizes the model in place and frees the original matrices. So
+// an engine over the model needs no copy. The model must only be used for generation. Returns the bytes of
+// the layers' matrices, as they are then and unquantized.
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model);
 
 class EmbeddedEngine : public Engine {

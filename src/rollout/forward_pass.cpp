@@ -20,9 +20,10 @@ int64_t rounded_decode_size(int64_t num_tokens) {
   return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }
 
-// An item is a run of pages that the same sequences read, or a part of it. The prefix tree of n sequences has
-// fewer than 2 n runs; `cuts` bounds the parts of long runs. An unused item costs one CUDA thread block that
-// ends at once. The limits suit samples of common prompts of thousands of tokens.
+// An item is a run of pages that the same sequences read, or a part of a long run. Each decode token belongs
+// to another sequence, and the prefix tree of n sequences has fewer than 2 n runs. `cuts` bounds the
+// additional items from cutting long runs. An unused item costs one CUDA thread block that ends at once. The
+// limits suit samples of common prompts of thousands of tokens.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
   const int64_t cuts = 1024 / num_groups;
   return {.max_large = has_large ? num_tokens + cuts : 0,
@@ -70,7 +71,8 @@ SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, Attent
       all_(segments, shape, nullptr, path),
       chooser_(segments, is_sampled, storage.sparse(), shape.num_kv_heads),
       complete_(completed_pages(segments)) {
-  // Within a page the tokens are listed in slot order, because a page's tokens belong to one sequence.
+  // Within a page the tokens must be in slot order (TokenSlot). This loop lists them so, because a page's
+  // tokens belong to one sequence.
   int64_t token = 0;
   for (const PagedSegment& segment : segments)
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token)
@@ -103,7 +105,8 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
     summarise();
     return o_TNH;
   }
-  // A later token of this pass may choose a page that this pass completes.
+  // Keys and summaries are stored before pages are chosen, because a later token of this pass may choose a
+  // page that this pass completes.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
   // If single keys are selected (`by_keys`), this attention is only to the query's own page, the smallest

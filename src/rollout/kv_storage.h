@@ -42,8 +42,8 @@ class KvStorage {
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
   // Stores the numbers of the pages that the queries of a pass chose in a layer.
   void keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen);
-  // Returns the pages that the first `num_tokens` tokens of the sequence with the page table `pages` chose.
-  // Only sampled tokens whose context has more pages than their budget have chosen.
+  // Returns the pages that the first `num_tokens` tokens of the sequence with the page table `pages` chose. A
+  // token has choices only if it was sampled and its context has more pages than its budget.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
                            const std::function<bool(int64_t)>& is_sampled) const;
 

@@ -60,14 +60,15 @@ class PagePool {
   // one. Else evicts a cached page if more than a quarter of num_pages() are cached or no new page is left.
   // Else takes a new page.
   bool append_page(PageTable& table);
-  // Makes `table` (empty) hold the longest published prefix of `path`, at most `max_tokens` tokens. Returns
-  // the number of tokens in these pages.
+  // Fills `table`, which must be empty, with the pages of the longest published prefix of `path` of at most
+  // `max_tokens` tokens, and holds them. Returns the number of tokens in these pages.
   int64_t match(const TokenPath& path, int64_t max_tokens, PageTable& table);
   // Returns the number of tokens that match() would cover.
   int64_t match_length(const TokenPath& path, int64_t max_tokens) const;
-  // Makes `to` (empty) hold the published pages of `from` too.
+  // Fills `to`, which must be empty, with the published pages of `from`, and holds them.
   void share(const PageTable& from, PageTable& to);
-  // Publishes the full pages among the first `num_tokens` tokens, whose keys and values are computed.
+  // Publishes the full pages among the first `num_tokens` tokens of `table`. Their keys and values must be
+  // computed.
   void publish(const TokenPath& path, int64_t num_tokens, PageTable& table);
   // Releases all pages of the table and empties it.
   void release(PageTable& table);

@@ -120,7 +120,8 @@ class PublishedWeights final : public WeightChannel {
   void end();      // finishes the current publication; the other ranks' receive() returns
   void give_up();  // aborts the current publication: publish() throws IoError
 
-  // Publications that have arrived since the last call. Seconds count from the start of publish().
+  // Sums over the publications that have arrived since the last call. Seconds count from the start of
+  // publish() to the arrival.
   struct Report {
     int64_t publications = 0;
     double bytes = 0, seconds = 0;

@@ -48,8 +48,9 @@ bool changes(const SamplingTask& request) {
   return penalises(request) || !request.excluded.empty();
 }
 
-// Samples for S requests, at most kSampledTogether. Their logits are copied to [S, V] if a request has
-// penalties or excluded tokens (it "changes" logits), truncation ("cuts") or top_logprobs.
+// Samples for S requests, at most kSampledTogether if logits are copied. The logits of all S requests are
+// copied to [S, V] if any of them has penalties or excluded tokens (it "changes" logits), truncation ("cuts")
+// or top_logprobs.
 class DeviceSampler {
  public:
   DeviceSampler(const at::Tensor& logits_RV, std::span<const SamplingTask> requests)
@@ -224,8 +225,8 @@ class DeviceSampler {
 
 }  // namespace
 
-// Requests without penalties, exclusion, truncation and top_logprobs run separately. Their logits are not
-// copied.
+// Requests with none of penalties, exclusion, truncation and top_logprobs are sampled together, apart from
+// the other requests. Their logits are not copied.
 void sample_on_device(const at::Tensor& logits_RV, std::span<const SamplingTask> requests,
                       std::span<SampledToken> out) {
   std::vector<size_t> plain, others;

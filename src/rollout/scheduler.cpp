@@ -384,7 +384,7 @@ std::vector<RunningRequest> Scheduler::running_requests() const {
     // Samples start in order, so the samples that have not started come last.
     for (int64_t i = 0; i < request->request.sampling.n_samples - request->num_not_started; ++i) {
       const ActiveSample& sample = request->samples[static_cast<size_t>(i)];
-      // the sample has pages, and gets its first token in the next pass
+      // This sample has pages, and gets its first token in the next pass. It is not saved.
       if (sample.result.token_ids.empty()) break;
       saved.samples.push_back({sample.result, sample.state == ActiveSample::State::kDone});
     }

@@ -104,7 +104,8 @@ class Scheduler {
   void finish(ActiveSample& sample, FinishReason reason);
   // Removes a request whose samples are all done, and returns its result.
   GenerationResult take(ActiveRequest& request);
-  // Ends a request's unfinished samples. Returns false if there is no such request.
+  // Ends a request's unfinished samples as cancelled, so take() may follow. Returns false if there is no such
+  // request.
   bool cancel(uint64_t id);
   // Preempts every sample because the weights changed: no computed keys and values are valid any more.
   void preempt_all();
@@ -114,8 +115,8 @@ class Scheduler {
   void unpark();
 
   bool idle() const { return requests_.empty(); }
-  // Whether a sample that the last weight update interrupted has no new token yet, or a prompt is not
-  // complete again. Samples and prompts that have lost their pages again since do not count.
+  // Whether the last weight update interrupted a sample that has no new token yet, or a prompt that is not
+  // complete again. Samples and prompts that have since lost their pages again do not count.
   bool must_work() const;
   std::vector<RunningRequest> running_requests() const;
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }

@@ -54,7 +54,7 @@ struct AsynchronousRun {
     auto options = engine_options(257, 24);
     options.settings.max_head_offpolicyness = eta;
     options.settings.max_concurrent_rollouts = 16;
-    // Slower than the trainer on any machine, so that new weights arrive while samples run.
+    // Makes the engine slower than the trainer on any machine, so that new weights arrive while samples run.
     options.on_pass = [](const PassWork&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
     engine = std::make_unique<EmbeddedEngine>(*generating, options);
     workers = std::make_unique<RunWorkers>(
@@ -195,7 +195,7 @@ TEST(Asynchronous, EvaluationUsesTheWeightsOfItsStepAndLosesNoSample) {
 }
 
 // The first run stops in the middle of samples. The resumed run samples the rest under its own weights. The
-// first tokens keep their versions, and each token's log-probability is that of its version.
+// tokens of the first run keep their versions, and each token's log-probability is that of its version.
 TEST(Asynchronous, PartialRolloutsContinueAfterACheckpointAndAreTrainedOnOnce) {
   AsynchronousRun first(/*eta=*/3);
   first.trainer.pause = std::chrono::milliseconds(0);
