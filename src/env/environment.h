@@ -148,7 +148,8 @@ struct EpisodeReply {
 class ReplyQueue {
  public:
   void post(EpisodeReply reply);
-  // Returns all replies so far, oldest first. If there are none, waits up to `at_most` for the first one.
+  // Removes and returns all posted replies, oldest first. If there are none, waits up to `at_most` for the
+  // first one. Returns an empty list if none comes.
   std::vector<EpisodeReply> take(std::chrono::microseconds at_most);
 
  private:
@@ -170,8 +171,8 @@ class Environment {
   // reply may then get none.
   virtual void end(uint64_t episode) = 0;
 
-  // The most episodes that one caller may have begun and not ended. With more, a caller that waits for the
-  // replies of all its episodes could wait forever.
+  // The most episodes that one caller (a run, or its evaluation) may have begun and not ended. With more, a
+  // caller that waits for the replies of all its episodes could wait forever.
   virtual int64_t max_open() const { return std::numeric_limits<int64_t>::max(); }
 
   // Throws UserError if the environment could never handle this data set.

@@ -92,7 +92,8 @@ class HttpEpisodes final : public EpisodeChannel {
   bool is_open_ = false, is_reset_ = false;
 };
 
-// Names of conversations are unique to this run: one endpoint may serve several runs.
+// Draws the prefix of the names of this run's conversations. The names then differ from those of other runs
+// at the same endpoint.
 std::string draw_name() {
   std::random_device random;
   char text[17];

@@ -1,7 +1,8 @@
 // An environment behind an HTTP endpoint, which has the state of all conversations. Each call is a POST of
 // the request as JSON on a connection of its own. The answer is the reply as JSON (environment_protocol.h). A
 // request has `episode`, a text that is unique to the conversation among all runs. `close` is also a request;
-// its answer is ignored. A run, or its evaluation, has at most `workers` conversations open at the same time.
+// its answer is ignored. A run has at most `workers` conversations open at the same time, and so has its
+// evaluation, in addition.
 //
 // Retries, `retries` times each:
 // - Opening a conversation: after 5xx, 429, 408, and a connection that is refused or breaks. Every attempt

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostPages = 100;  // pages of tools/list: stops if a server's cursors form a cycle
 
-// A tool's answer in the form that the model is shown.
+// Converts the result of tools/call to the text that the model is shown.
 std::string text_of(const OrderedJson& result) {
   std::string out;
   const auto content = result.find("content");
@@ -205,8 +205,8 @@ class McpChannel final : public EpisodeChannel {
     return is_alive;
   }
 
-  // The channels of a server of `run` all poll its descriptor. The first that advances reads the lines of
-  // all; has_come() tells another channel that its answers have arrived.
+  // With `server: run`, all channels poll the descriptor of the one server. The first channel that advances
+  // reads the lines for all channels. has_come() tells the other channels that their answers have arrived.
   int descriptor() const override { return server_->descriptor(); }
   bool wants_to_send() const override { return server_->wants_to_send(); }
   bool has_come() const override {

@@ -11,9 +11,9 @@
 //
 // The setting `server` starts one server per conversation (`conversation`), one per worker, reused for its
 // next conversation (`worker`), or one for all (`run`). If a call takes too long, the server is killed, with
-// one exception: a server of `run` that has sent something since the call began only gets a cancellation.
-// Requests that the server sends are refused, except ping. Its notifications are ignored. Answers have at
-// most kMaxReplyBytes.
+// one exception: a server for all conversations that has sent something since the call began only gets a
+// cancellation. Requests that the server sends are refused, except ping. Its notifications are ignored. A
+// server that sends a line of more than kMaxReplyBytes is not used any more.
 #pragma once
 
 #include <memory>

@@ -8,7 +8,8 @@
 namespace bough {
 namespace {
 
-// A server without a library. Its arguments say how it differs from a correct server.
+// An MCP server in plain Python, without the package `mcp`. Its arguments name its deviations from the
+// protocol.
 constexpr const char* kServer = R"PY(
 import json, os, signal, subprocess, sys, threading, time
 
@@ -255,8 +256,8 @@ TEST_F(McpEnvironmentTest, ASharedServerOutlivesASlowCall) {
   EXPECT_EQ(answer(*environment, calls("count")), "1");
 }
 
-// The package `mcp` of PyPI, in the interpreter that BOUGH_MCP_PYTHON names. The tests' own environment does
-// not have it.
+// Tests a server that uses PyPI's package `mcp`. BOUGH_MCP_PYTHON names an interpreter that has this package,
+// because the interpreter of the other tests does not.
 TEST_F(McpEnvironmentTest, AServerOfTheOfficialPackage) {
   const char* const python = std::getenv("BOUGH_MCP_PYTHON");
   if (!python) GTEST_SKIP() << "BOUGH_MCP_PYTHON names no interpreter with mcp";

@@ -16,7 +16,7 @@ namespace {
 using State = Worker::State;
 
 constexpr int64_t kMostStarting = 8;  // starting processes compete for the cores with generation and training
-// At the end, endpoints are told for at most this time that their conversations are over.
+// When the pool is destroyed, it takes at most this time to tell endpoints that their conversations are over.
 constexpr double kClosingSeconds = 1;
 
 EpisodeChannel& channel_of(Worker& worker) {

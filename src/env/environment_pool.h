@@ -37,8 +37,8 @@ class EpisodeChannel : public WorkerChannel {
   enum class AfterClose { kFree, kClosing, kGone };
 
   virtual void begin(const EpisodeCall& call) = 0;
-  // Ends the conversation; no call may be running. Returns when the channel can take another conversation:
-  // now (kFree), after advance() has returned kReady (kClosing), or never (kGone).
+  // Ends the conversation. The caller must first give up a running call. The result says when the channel can
+  // take another conversation: now (kFree), after advance() has returned kReady (kClosing), or never (kGone).
   virtual AfterClose close() = 0;
   // Abandons a call that takes too long or whose conversation was ended. Returns false if the channel cannot
   // be used any more.

@@ -162,7 +162,8 @@ TEST_F(ProcessEnvironmentTest, AFailureEndsOnlyItsConversation) {
   expect_none_with((folder_ / "env.py").string());
 }
 
-// Only faults after which the process is killed: a process that is used again keeps its child processes.
+// Tests only faults after which the process is killed. After other faults, the process is used again and
+// keeps its child processes.
 TEST_F(ProcessEnvironmentTest, ProcessesOfABrokenEnvironmentAreKilled) {
   settings_.timeout_seconds = 4;
   const auto environment = make_environment(settings_);

@@ -10,7 +10,8 @@ namespace bough {
 
 namespace {
 
-// Reads messages, which may be given as a list or as plain texts.
+// `value` is null, a text, or a list. Elements of the list are messages, or texts that answer the turn's
+// calls.
 OrderedJson read_messages(const OrderedJson& value, size_t num_calls) {
   OrderedJson out = OrderedJson::array();
   if (value.is_null()) return out;

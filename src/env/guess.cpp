@@ -104,7 +104,8 @@ std::vector<Json> make_guess_problems(int64_t n, Split split, uint64_t seed, con
 }
 
 std::vector<Json> make_guess_traces(int64_t n, Split split, uint64_t seed, const GuessSettings& settings) {
-  // Uses random numbers that the games do not use, so the games are the same for every share of slips.
+  // The slips (GuessSettings::slips) use random numbers that the games do not use. So the games do not depend
+  // on the setting `slips`.
   constexpr uint64_t kOwn = uint64_t{1} << 61;
   const CounterRandom random(seed, Purpose::environment);
   std::vector<Json> traces;

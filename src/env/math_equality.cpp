@@ -135,7 +135,8 @@ class Comparer {
     return e.kind == Kind::kRelation && e.text.find_first_not_of('=') == std::string::npos;
   }
 
-  // Converts bounds of one variable, such as 1 < x <= 2, to an interval. Sets `name` to the variable.
+  // Converts bounds of one variable, such as 1 < x <= 2, to an interval. Sets `name` to the variable. nullopt
+  // if `e` is not of this form.
   static std::optional<Expression> as_interval(const Expression& e, std::string& name) {
     if (e.kind != Kind::kRelation) return std::nullopt;
     const auto variable = [&](const Expression& side) {

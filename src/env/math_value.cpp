@@ -367,8 +367,8 @@ namespace {
 
 // ---- Real values.
 
-// The value of e if each variable has its random value number `point`. i counts as a variable. NaN if there
-// is no real value or it is not accurate enough.
+// The value of e at random point number `point`, which gives each variable (also i) a value. NaN if there is
+// no real value or it is not accurate enough.
 DoubleDouble real_value(const Expression& e, int point) {
   const auto child = [&](size_t i) { return real_value(e.children[i], point); };
   const DoubleDouble none = logarithm(-1);
@@ -460,9 +460,10 @@ DoubleDouble real_value(const Expression& e, int point) {
   return none;
 }
 
-// The length of an expression, in digits: the digits of its numbers, plus twice their power of ten. A power
-// multiplies the length of its base by the value of its exponent. A function of kSaturating adds the value of
-// its argument, because it can come close to a simpler expression (tanh 50 is nearly 1).
+// The length of an expression, in digits: the digits of its numbers, plus twice the absolute values of their
+// powers of ten, plus 1 per symbol. A power multiplies the length of its base by the value of its exponent. A
+// function of kSaturating adds the value of its argument, because it can come close to a simpler expression
+// (tanh 50 is nearly 1).
 double height(const Expression& e) {
   if (e.kind == Kind::kNumber) {
     const auto digits = digits_of(e.text);

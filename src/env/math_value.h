@@ -19,7 +19,7 @@ namespace bough {
 
 class PrimeField {
  public:
-  // `seed` determines the prime, which has 61 bits, and the values of all names.
+  // `seed` determines the prime, which has 61 bits, and the values of all variables, pi and e.
   explicit PrimeField(uint64_t seed);
 
   // Sets `unknowns` to true if a root or a function was treated as an unknown. Another `salt` gives the

@@ -97,7 +97,8 @@ TEST_F(ProcessReward, AFunctionGetsOnlyWhatItNames) {
 
 TEST_F(ProcessReward, ResultsKeepTheOrderAndWorkersRunTogether) {
   settings_.workers = 4;
-  // Later calls end first, and every worker is used: the first four calls wait for each other.
+  // Each of the first four calls waits until all four have begun, so every worker is used. The four calls
+  // then end in reverse order.
   const auto reward = load(
       "import os, time\n"
       "def score(completion, **_):\n"
@@ -532,7 +533,8 @@ TEST_F(ProcessReward, ACommandThatCannotRunEndsTheRunAtItsStart) {
   EXPECT_EQ(score(*ready, {"a"})[0].reward, 1);
 }
 
-// Every kind of missing answer costs only its own sample, and leaves a worker for the next call.
+// Each kind of faulty or missing answer fails only the sample of its call. The next calls still find a
+// worker.
 TEST_F(ProcessReward, AnErrorOfTheCommandFailsOnlyItsSample) {
   settings_.timeout_seconds = 3;
   const auto reward = command(

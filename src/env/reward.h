@@ -54,7 +54,8 @@ struct RewardResult {
 // The result of a failed reward.
 RewardResult failed_reward(std::optional<double> failure_reward, std::string message);
 
-// Copies a result to a sample: `rewards`, `valid`, `reward` if valid, and `reward_failure` if it failed.
+// Sets these fields of a sample: `rewards` and `valid`; `reward` if the result is valid; `reward_failure` if
+// the reward failed.
 void set_reward(Trajectory& sample, RewardResult result);
 
 struct RewardSettings {

@@ -32,8 +32,8 @@ class RewardChannel : public WorkerChannel {
  public:
   // Begins a call. The last call must have been answered.
   virtual void begin(int64_t id, const RewardRequest& request) = 0;
-  // Sends and receives without blocking. Returns the reply if it is complete. The channel cannot be used any
-  // more after `refused`, `malformed` and `lost`.
+  // Sends and receives without blocking. Returns the reply if it is complete. After a reply of the kind
+  // refused, malformed or lost, the channel cannot be used any more.
   virtual std::optional<WorkerReply> advance() = 0;
 };
 

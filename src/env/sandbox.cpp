@@ -93,9 +93,9 @@ Descriptor memory_file(std::string_view content) {
   return file;
 }
 
-// An unused user id, a different one for each of up to 1,024 concurrent sandboxes of a process. In a
-// container that maps few users it is one of the last mapped ids, and fewer ids differ. nullopt: this process
-// is not root, or the container maps only root.
+// Returns an unused user id. Up to 1,024 concurrent sandboxes of a process get different ids. In a container
+// that maps few users, the id is one of the last mapped ones, and sandboxes may share an id. nullopt: this
+// process is not root, or the container maps only root.
 std::optional<uid_t> spare_user() {
   if (geteuid() != 0) return std::nullopt;
   static std::atomic<uint32_t> next{0};
@@ -475,8 +475,9 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   }
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 
-  // While the first process is stopped, it reaps no child, so that its children's process ids stay valid
-  // while they are killed. If the sandbox's first process is killed, the whole namespace ends.
+  // The process `pid`, which Bough started, is stopped first. It then reaps no child, so that the process ids
+  // of its children stay valid while they are killed. When the first process of the sandbox is killed, its
+  // whole namespace ends.
   if (!ended(pid)) {
     kill(pid, SIGSTOP);
     wait_until(milliseconds(200), [&] {
@@ -508,7 +509,8 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   if (!killed) {
     result.end = SandboxResult::End::kExited;
     if (reaped) result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    // The sandbox's first process holds the pipe until all other processes of the sandbox have ended.
+    // The sandbox's first process holds the pipe until all other processes of the sandbox have ended. The
+    // output until then is read, for at most kReapLimit.
     const auto gone = Clock::now() + (sandboxed_ ? kReapLimit : milliseconds(0));
     while (out_open && static_cast<int64_t>(result.output.size()) <= settings_.output.count) {
       pollfd more{out.read.value, POLLIN, 0};

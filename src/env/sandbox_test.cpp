@@ -325,7 +325,7 @@ TEST(SandboxLimits, Memory) {
   settings.memory = Bytes{256 << 20};
   EXPECT_NE(python("x = bytearray(300 << 20)", settings).errors.find("MemoryError"), std::string::npos);
   EXPECT_TRUE(python("x = bytearray(100 << 20)", settings).ok());
-  // Many processes that each stay below the limit of one process.
+  // Each process stays below the limit of one process, but their sum exceeds the limit of the sandbox.
   const SandboxResult many = python(
       "import os, time\nfor i in range(8):\n  if os.fork() == 0:\n    x = bytearray(b'x') * (100 << 20); "
       "time.sleep(100)\n"

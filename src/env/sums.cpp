@@ -39,7 +39,7 @@ constexpr std::array<Wording, 6> kWordings = {{
      " {name} gives {b}.", " What is the total?"},
 }};
 
-// Short, because every byte of a question is a token of a byte-level model.
+// Names and objects are short, because every byte of a question is a token of a byte-level model.
 constexpr std::array<std::string_view, 16> kNames = {"Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe",
                                                      "Ben", "Ida", "Kim", "Ned", "Joy", "Ray", "Una", "Gus"};
 constexpr std::array<std::string_view, 16> kObjects = {"figs", "pens",  "eggs",  "keys", "cups", "nuts",
@@ -94,7 +94,8 @@ class Draws {
   uint64_t position_;
 };
 
-// nullopt if no next operation is allowed (the number is too small to subtract from) or a factor is 1.
+// Draws a random chain of operations. nullopt if no operation is allowed at some step (the number is too
+// small to subtract from) or a factor is 1.
 std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
   Chain chain;
   const int64_t num_steps = draws.between(settings.min_steps, settings.max_steps);

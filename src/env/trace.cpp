@@ -13,7 +13,7 @@ namespace bough {
 namespace {
 
 constexpr int64_t kBase = 10;  // a register holds a digit
-// Characters that are neither digits nor names of registers, and that appear nowhere else in a text.
+// Labels of the steps. They are neither digits nor names of registers, and appear nowhere else in a text.
 constexpr std::string_view kLabels = "ABCDEFGHIJKLMNOPQRSTUVWXYZqrstuvwxyz!$%&()*,./:;<>?@[]^_{|}~";
 static_assert(kLabels.size() == kTraceLabels);
 constexpr uint64_t kMaxAttempts = 20'000;

@@ -51,7 +51,7 @@ struct TraceSettings {
 
 // Returns the first n problems of a split, each {"question", "answer"} with a different question. A longer
 // list begins with the shorter one. The program alone decides the split (sums_split), so splits are disjoint
-// for any seeds. The programs are the same for every share of slips. Throws UserError if the settings do not
+// for any seeds. The programs do not depend on the setting `slips`. Throws UserError if the settings do not
 // allow n different programs.
 std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, const TraceSettings& settings);
 

@@ -17,8 +17,9 @@ namespace bough {
 namespace {
 constexpr size_t kHeader = Arena::kAlignment;  // before each block; it keeps the alignment
 constexpr size_t kSmallest = 64 << 10;         // malloc serves smaller blocks
-// malloc maps each block of at least this many bytes separately, and unmaps the block when it is freed. With
-// a fixed limit glibc does not raise it, so large freed blocks outside the arena go back to the system.
+// malloc maps each block of at least this many bytes separately, and unmaps the block when it is freed.
+// Setting the threshold keeps glibc from raising it, so large freed blocks outside the arena go back to the
+// system.
 constexpr int kMapped = 1 << 20;
 
 struct Header {

@@ -48,7 +48,7 @@ __device__ inline void copy_async(SharedAddress to, const void* from, bool valid
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
 }
 
-// Waits for this thread's copies. A barrier after it makes them visible to the block.
+// Waits for this thread's copies. After the wait, a barrier makes the copies visible to the block.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }

@@ -15,9 +15,9 @@ struct DeviceKernels {
   };
 
   Attention attention = Attention::kTiles;
-  // Whether matrix products run in our CPU kernels (kernels/matrix_product), which pack factors into scratch
-  // memory: with kBf16Tiles the bf16 products, else those in the accumulator type. libtorch computes the
-  // rest.
+  // Whether our CPU kernels (kernels/matrix_product), which pack factors into scratch memory, compute matrix
+  // products: with kBf16Tiles the bf16 products, with other attention kernels the products in the accumulator
+  // type. libtorch computes all other products.
   bool packs_factors = false;
   int64_t threads = 1;  // threads of a kernel, each with its own partial sums; 1 on a GPU
 

@@ -46,8 +46,8 @@ static inline void store(BFloat16Bits* p, float value) {  // round to nearest ev
   p->bits = static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
 }
 
-// Returns weight + offset. Without an offset nothing is added, because an addition would make the compiler
-// reorder the factors.
+// Returns weight + offset. If kOffset is false, nothing is added, because an addition would make the compiler
+// reorder the factors of the caller's product.
 template <bool kOffset, class A, class T>
 static inline A factor_of(const T* weight, A offset) {
   if constexpr (kOffset) return load(weight) + offset;

@@ -1,6 +1,6 @@
 // Our ops are registered in torch's dispatcher under `bough::`. Python finds them as torch.ops.bough.*, and
 // the CUDA library adds its kernels when it is opened. The reference in tensor ops is registered for every
-// device. A CPU or CUDA kernel takes precedence over it.
+// device. A CPU or CUDA kernel takes precedence over the reference.
 //
 // An implementation maps a tensor's dtype to an element type with dispatch_float_types.
 #pragma once

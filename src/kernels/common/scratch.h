@@ -70,8 +70,8 @@ class PartialSums {
       }
     });
   }
-  // Adds the sums [begin, begin + count) of all parts to out[count]. Call it once for each element, because
-  // it overwrites the first part's sums.
+  // out[i] += the sum of sums[begin + i] of all parts, for i in [0, count). Call it only once for each
+  // element of the sums, because it overwrites the first part's sums.
   void add_to(A* out, int64_t begin, int64_t count) const {
     for (int64_t part = 1; part < num_parts_; ++part)
       for (int64_t i = begin; i < begin + count; ++i) sums_.get()[i] += sums_.get()[part * width_ + i];

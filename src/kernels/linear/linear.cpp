@@ -17,7 +17,7 @@ at::Tensor slice_columns(const at::Tensor& x_RO, const Parameter::AdapterSlice& 
   return x_RO.narrow(1, slice.begin, slice.end - slice.begin);
 }
 
-// Returns u of all slices next to each other: [R, slices · rank].
+// Returns u = scale · x · Aᵀ (linear.h) of all slices of the adapter, side by side: [R, slices · rank].
 at::Tensor adapter_inner(const at::Tensor& x_RK, const Parameter& weight, bool batch_invariant) {
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
   auto u = product(x_RK, weight.adapter[0].value.t(), std::nullopt, std::nullopt);
@@ -41,7 +41,8 @@ void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Paramete
 
 // The backward of a weight's adapter. add_to_input_() adds to the gradient of the layer's input.
 // add_gradients_() takes the input itself and adds to the gradients of A and B. These are two calls, because
-// some layers recompute their input only after its gradient. Does nothing if the weight has no adapter.
+// some layers recompute their input only after the gradient of the input. Both do nothing if the weight has
+// no adapter.
 class AdapterBackward {
  public:
   AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO)

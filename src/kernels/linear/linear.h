@@ -1,6 +1,6 @@
 // A linear layer, a linear layer of a normalized input, and the feed-forward sublayer. Each is one autograd
-// function that keeps few tensors. Its backward recomputes every value that a pass over memory it makes
-// anyway can produce.
+// function that keeps few tensors. Its backward loops over some tensors anyway, and in the same loops
+// recomputes values that it did not keep.
 #pragma once
 
 #include <optional>
@@ -51,8 +51,8 @@ void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bi
 
 struct NormLinearOutput {
   at::Tensor y_RO;
-  // The input x. A residual connection should read it here, so that this function's backward adds its
-  // gradient.
+  // The input x. A residual connection should read x from this member. Then the backward of norm_linear adds
+  // the gradient of the connection to d_x.
   at::Tensor residual_RD;
 };
 
@@ -69,9 +69,9 @@ NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, cons
 // Kept for backward are x, rstd and the products gate and up: D + 2F elements per token. Autograd over the
 // single ops would keep 2D + 3F. Backward recomputes the norm's output h and the activation a = act(gate,
 // up):
-//   d_a = d_y · down              then one pass: a and d_gate_up, in place of d_a and gate, up
+//   d_a = d_y · down              then one loop: a overwrites d_a, and d_gate_up overwrites gate and up
 //   down.main_grad += d_yᵀ · a
-//   d_h = d_gate_up · gate_up     then one pass: d_x = d_y + norm's backward, h in place of d_h
+//   d_h = d_gate_up · gate_up     then one loop: d_x = d_y + norm's backward of d_h, and h overwrites d_h
 //   gate_up.main_grad += d_gate_upᵀ · h,  norm.main_grad as in rms_norm.h
 // Backward overwrites the tensors it kept, so it can run only once. Autograd throws at a second backward.
 

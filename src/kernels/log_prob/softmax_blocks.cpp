@@ -38,7 +38,8 @@ BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<
   }
 }
 
-// Computes for one block: the sum of the weights (kSum), also the dot (kDot), or only the weights (kWeights).
+// Computes for one block the sum of the weights (kSum), this sum and the sum of weight · log weight (kDot),
+// or only the weights themselves (kWeights).
 enum class Use { kSum, kDot, kWeights };
 template <Use kUse, class T>
 BOUGH_INLINE void block_sum(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,

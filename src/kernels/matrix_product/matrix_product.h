@@ -41,9 +41,10 @@ void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const a
 // Whether our kernels, not libtorch's, compute products of this type on this CPU.
 bool products_are_ours(at::ScalarType type);
 
-// Our CPU kernels, for tests and benchmarks. has_tiles() is true for fp32 and bf16 if the CPU can run the
-// kernels. Every sum adds in ascending order of k (bf16: of the 32 k of a tile at a time), whichever factor
-// is packed or transposed. batch_invariant_product relies on this.
+// Tests and benchmarks call our CPU kernels directly, also if products_are_ours() is false. has_tiles() is
+// true for fp32 and bf16 if the CPU can run the kernels. Every sum adds in ascending order of k (bf16: of the
+// 32 k of a tile at a time), whichever factor is packed or transposed. batch_invariant_product relies on
+// this.
 bool has_tiles(at::ScalarType type);
 at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                 const std::optional<at::Tensor>& bias_O = std::nullopt,

@@ -15,7 +15,7 @@ inline __mmask32 first(int64_t count) {
 }
 
 // Loads 16 matrix rows of 32 bf16 elements: r[i] = source[i * stride .. + 31]. Each dword of r[i] has two
-// neighbouring elements. Rows from `rows` on are zeros.
+// neighbouring elements. Rows from `rows` on, and columns outside the mask `columns`, are zeros.
 inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride, int64_t rows,
                       __mmask32 columns) {
   for (int64_t i = 0; i < kTileRows; ++i)
@@ -166,8 +166,8 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
     }
 }
 
-// Stores low, then high, to c[0..31], masked by `columns`, after adding the residual (or nullptr) and
-// rounding.
+// Adds residual[0..31], unless it is nullptr, to low (elements 0 to 15) and high (16 to 31), rounds the sums
+// and stores them to c[0..31]. `columns` masks both reads and writes.
 inline void store_row(BFloat16Bits* c, __m512 low, __m512 high, __mmask32 columns,
                       const BFloat16Bits* residual) {
   if (residual) {

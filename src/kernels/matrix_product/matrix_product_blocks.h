@@ -109,8 +109,8 @@ inline float widen(BFloat16Bits value) {
   return wide;
 }
 
-// Computes rows [row_begin, row_end) of c. packed_a: these rows of A as packed blocks; nullptr: read in
-// place.
+// Computes rows [row_begin, row_end) of c. packed_a: the same rows of A as packed blocks; nullptr if A is
+// read in place.
 template <class Tiles>
 class Worker {
  public:
@@ -195,8 +195,9 @@ class Worker {
     return Space::elements(p.k, panels);
   }
 
-  // Adds one part of the depth of one block of c to `sums`. The last part writes c. `sums` is nullptr if the
-  // part is the whole depth. Prefetches `written` for writing and `read` for reading.
+  // Adds one part of the depth of one block of c to `sums`, and after the last part stores `sums` to c. If
+  // fp32 sums can be kept in c itself, adds to c instead. `sums` is nullptr if the part is the whole depth.
+  // Prefetches `written` for writing and `read` for reading.
   void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Part& part,
              float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
