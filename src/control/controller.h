@@ -130,7 +130,8 @@ struct ControllerState {
   std::optional<MetricValues> unwritten_metrics;  // of `step`, if its evaluation is missing
 };
 Json to_json(const ControllerState& state, const ProblemOrder& problems);
-// Throws UserError if the state is damaged, or of other problems or another seed (ProblemOrder::restore).
+// Throws UserError if the state is damaged, or was saved with other problems or another seed
+// (ProblemOrder::restore).
 ControllerState controller_state_from_json(const Json& json, ProblemOrder& problems);
 
 // Executes the controller's commands. Each call returns at once, and its result is an event.
@@ -141,8 +142,8 @@ class Workers {
   virtual void begin(uint64_t id,
                      std::vector<PartialRollout> partial) = 0;  // ─▶ GroupGenerated, or GroupFailed
   virtual void take_weights() = 0;                              // the last published ones ─▶ WeightsTaken
-  // Evaluates the weights that the engine holds, with training samples parked. Cancelled at the deadline. ─▶
-  // EvaluationDone
+  // Evaluates the weights that the engine holds. Training samples are parked meanwhile (Engine::park). At the
+  // deadline, or by cancel_evaluation(), the evaluation ends without metrics. ─▶ EvaluationDone, also then
   virtual void evaluate(Clock::Time deadline) = 0;
   virtual void cancel_evaluation() = 0;
   virtual void save_running() = 0;  // ─▶ RunningSaved
@@ -152,8 +153,8 @@ class Workers {
   virtual void publish(int64_t version) = 0;  // on the caller's thread; the trainer must be idle
   virtual void train(TrainOrder order) = 0;   // ─▶ TrainingDone
   virtual void take_snapshot() = 0;           // ─▶ SnapshotTaken
-  // Writer command. copied: writes the last snapshot; else the model, which does not change while it is
-  // written.
+  // Writer command. copied: writes the last snapshot. Otherwise writes the model itself, and the controller
+  // starts no training until CheckpointWritten.
   virtual void write_checkpoint(ControllerState state, bool copied) = 0;  // ─▶ CheckpointWritten
 
   // State that the controller reads.
@@ -161,7 +162,8 @@ class Workers {
   virtual double engine_idle_seconds() const = 0;
   virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a task
   virtual std::string busy_with() const = 0;      // "busy: engine (generate, 12 s), ..."
-  // Says what external groups wait for (external_rollouts.h). If it is not empty, the run is not stalled.
+  // Says what external groups wait for (external_rollouts.h). While the text is not empty, the run does not
+  // count as stalled.
   virtual std::string waits_for_external() const { return ""; }
   virtual MetricValues external_metrics() const { return {}; }  // counts since the process began
 };
@@ -181,14 +183,14 @@ struct ControllerOptions {
   int64_t group_size = 1;           // samples of a group
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   int64_t weight_sync_steps = 1;
-  // Running samples continue under new weights. False: they finish on the old weights, and no group starts
-  // until then.
+  // True: running samples continue under new weights. False: they first finish on the old weights, and no
+  // group starts until the engine has the new ones.
   bool interruptible = true;
   int64_t min_group = 2;                   // samples with a reward; a group with fewer is dropped
   int64_t max_consecutive_failures = 256;  // of rewards, or of the filter: so many in a row end the run
   double evaluation_seconds = 3600;        // a longer evaluation is cancelled
   double stall_seconds = 0;                // the run ends if nothing happens for so long; 0: never
-  // Whether the weights are evaluated after this step. Step 0: before the first. Empty: never.
+  // Whether the weights are evaluated after this step. Step 0: before the first. No function: never.
   std::function<bool(int64_t step, bool is_last)> evaluation_due;
   std::function<bool(int64_t step)> checkpoint_due;  // after the last step there is always a checkpoint
   // Maximum number of batches of groups that are generated for one training step, groups that filters refuse

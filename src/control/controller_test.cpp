@@ -145,8 +145,8 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     num_short += static_cast<int64_t>(batches.size()) > 0 &&
                  static_cast<int64_t>(batches.back().size()) < options.controller.batch_groups;
     num_dropped += dropped;
-    // Every begun group was trained on or dropped (groups begun after the last checkpoint again in the
-    // resumed run). No position in the order of problems was skipped.
+    // Every begun group was trained on or dropped. The resumed run begins the groups again that were begun
+    // after the last checkpoint. No position in the order of problems was skipped.
     const auto partial = static_cast<int64_t>(state->next_position);
     const auto num_trained = static_cast<int64_t>(trained.size());
     EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), partial);
@@ -173,7 +173,8 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
   set_log_level(LogLevel::kInfo);
 }
 
-// Returns Kolmogorov's distance of two samples. Below its 0.1% bound they count as from one distribution.
+// Returns Kolmogorov's distance of two lists of numbers. The distance of n and m numbers from one
+// distribution exceeds 1.95 sqrt((n + m) / (n m)) with a probability of 0.1%.
 double ks_distance(std::vector<int64_t> a, std::vector<int64_t> b) {
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());
@@ -202,7 +203,7 @@ TEST(Controller, TrainedLengthsAreSampledLengths) {
     for (int64_t id = 0; id < run.num_begun(); ++id)
       for (int64_t i = 0; i < options.controller.group_size; ++i)
         sampled.push_back(options.lengths.draw(random, static_cast<uint64_t>(id), i));
-    // If the run goes to its end, no group is left out: the numbers are exactly equal.
+    // If the run goes to its end, every group is trained on: trained and sampled lengths are exactly equal.
     std::vector<int64_t> trained = result.trained_lengths;
     ASSERT_EQ(trained.size(), sampled.size());
     std::sort(trained.begin(), trained.end());
@@ -343,7 +344,8 @@ TEST(Controller, MinGroupCountsTrajectoriesNotRows) {
   EXPECT_EQ(run.controller.dropped_by_reason(), (std::map<std::string, int64_t>{{"too few rewards", 1}}));
 }
 
-// A synchronous step replaces refused groups in rounds, whatever the order of rewards.
+// A synchronous step starts replacements for refused groups only when all groups started before are scored,
+// in whatever order the rewards come.
 TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
   ManualRun run({.batch_groups = 3, .total_steps = 2, .max_generated_batches = 3});
   run.controller.start();

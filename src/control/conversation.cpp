@@ -142,7 +142,7 @@ void ConversationRun::observe(EpisodeReply reply) {
     for (OrderedJson& message : observation.messages)
       if (const auto content = message.find("content"); content != message.end() && content->is_string())
         *content = cut(content->get<std::string>());
-    // Tool messages answer the calls in order. A missing id or name is that of the call.
+    // Tool messages answer the calls in order. A message without id or name gets those of its call.
     size_t next = 0;
     for (OrderedJson& message : observation.messages) {
       if (message.value("role", "") != "tool" || next == action_.calls.size()) continue;

@@ -44,8 +44,8 @@ namespace bough {
 class ConversationFormat {
  public:
   // Throws UserError if the settings name no parser, if the template variables are no JSON object, or if
-  // there is no usable chat template. `max_length`: of the model, in tokens. `scored_elsewhere`: if the
-  // environment gives a conversation no reward, the reward function scores it; else its reward is 0.
+  // there is no usable chat template. `max_length`: the model's maximum length in tokens. `scored_elsewhere`:
+  // if the environment gives a conversation no reward, the reward function scores it; else its reward is 0.
   ConversationFormat(const ChatCodec& codec, const EnvironmentSettings& settings, int64_t max_length,
                      bool scored_elsewhere = false);
 
@@ -83,10 +83,10 @@ class ConversationRun {
   // Takes the turn that the engine sampled.
   void sampled(const GeneratedSample& sample, double temperature);
 
-  // The action that the environment must answer, if the conversation waits for the environment.
+  // The action that the environment must answer. Valid only while the conversation waits for the environment.
   const Action& action() const { return action_; }
-  // The tokens that the engine must continue, and the most tokens it may add, if the conversation waits for
-  // the engine.
+  // prompt(): the tokens that the engine must continue. max_new_tokens(): the most tokens that it may add.
+  // Valid only while the conversation waits for the engine.
   const std::vector<int32_t>& prompt() const { return rows_.back().ids; }
   int64_t turn() const { return turn_; }  // number of the next turn; at the end, of all turns
   int64_t max_new_tokens() const;
@@ -162,8 +162,8 @@ MetricValues conversation_metrics(std::span<const Trajectory* const> rows);
 // conversation.
 std::string describe_conversation(const Trajectory& row);
 
-// The conversations of a training step's rollouts for report.html: the first `most` groups, and where the
-// conversations of a group fork.
+// Returns, for report.html, the conversations of the first `most` groups, and where the conversations of a
+// group fork. `rollouts`: those of training step `step`.
 std::vector<ConversationGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step,
                                                    size_t most);
 

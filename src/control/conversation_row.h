@@ -8,7 +8,7 @@
 // A turn counts as shown if the template writes the same reasoning, content and calls. White space and the
 // order of a call's keys do not matter. After the template has shown a turn once, the turn is settled: its
 // text is the one that the template wrote. If a turn ended with a stop string or a limit, its end cannot be
-// found in a longer text. So no longer text continues from it.
+// found in a longer text. So a longer text never continues from the tokens of such a turn.
 #pragma once
 
 #include <cstdint>
@@ -63,10 +63,11 @@ struct ConversationRow {
   // `stop`: the strings that end a turn. The caller fills in the segment's parts.
   Segment& append_turn(const ChatCodec& codec, const GeneratedSample& sample, int64_t turn, OutputBegin begun,
                        const std::vector<std::string>& stop);
-  // Drops the last segment if it is input and not the only segment: no turn answers it, and it trains
-  // nothing.
+  // Called when the conversation has ended. Drops the last segment if it is input and not the only segment,
+  // because no turn follows this input and it trains nothing.
   void drop_unanswered();
-  // Returns the first segments with mask 0, because another row has trained them.
+  // Returns a new row of this row's first `num_segments` segments. All its masks are 0, because this row
+  // trains the tokens.
   ConversationRow prefix(size_t num_segments) const;
   bool trains() const;
 
@@ -80,7 +81,8 @@ struct ConversationRow {
   Shown shown_by(std::string_view text, const Parse& parse) const;
 
   // Found by settle(): the number of turns that the template writes with other characters than were sampled,
-  // and the turns whose text would be other tokens, with the position of the first difference in the row.
+  // and the turns whose written text would be encoded to other tokens than were sampled, each with the
+  // position of the first different token in the row.
   struct Differences {
     struct RetokenizedToken {
       int64_t turn = 0, row = 0, position = 0;
@@ -88,7 +90,7 @@ struct ConversationRow {
     int64_t shown_otherwise = 0;
     std::vector<RetokenizedToken> retokenized;
   };
-  // Settles the turns that shown_by() found. `row`: the index of this row.
+  // Settles the turns that shown_by() found, and adds their differences to `found`. `row`: this row's index.
   void settle(const Shown& shown, const ChatCodec& codec, int64_t row, Differences& found);
 
   // Sets tokens, masks, log-probabilities, versions, texts and the first turn. The caller sets the rest.

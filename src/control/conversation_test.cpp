@@ -163,7 +163,7 @@ constexpr Case kCases[] = {
     {"like Phi", kLikePhi, "<|end|>", Drops::kNever, true, "phi4_mini_json", ""}};
 
 // A turn's calls as a model writes them in this format. Kinds: as the template shows them; with other white
-// space; of an unknown tool; unreadable. Unreadable calls are only for formats with a mark at both ends.
+// space; of an unknown tool; unreadable. Unreadable calls are only for formats that mark both ends of a call.
 enum class Kind { kShown, kSpaced, kUnknown, kBroken };
 std::string calls_text(const Case& it, const std::vector<Kind>& kinds) {
   const std::string parser = it.parser;
@@ -230,8 +230,8 @@ GeneratedSample sample_of(const TestCodec& codec, const std::string& text, const
 constexpr const char* kThinksAndCalls =
     "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
 
-// A record of what was added, kept beside the conversation: each row's tokens, and which of them were sampled
-// in it.
+// The test's own record of a conversation: the tokens of each row, and which of them were sampled in that row
+// (mask 1).
 struct Ledger {
   std::vector<std::vector<int32_t>> rows;
   std::vector<std::vector<uint8_t>> masks;

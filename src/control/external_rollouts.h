@@ -29,8 +29,8 @@ class ExternalRollouts {
   virtual ~ExternalRollouts() = default;
   // Called once, before all other functions.
   virtual void start(ExternalRolloutSink sink) = 0;
-  // An agent may start the group. Callable from any thread. The group's problem lives until the group is
-  // scored.
+  // Makes the group available: from now on an agent may start it. Callable from any thread. The caller must
+  // keep the group's problem alive until the group is scored.
   virtual void offer(GroupTask task) = 0;
   // Called on the engine's thread, which does not use the engine during the call. Accepts the requests that
   // have come, and runs one pass of the engine. Returns false if there was nothing to do.

@@ -25,7 +25,7 @@ std::string completion_text(const TextCodec& codec, const GeneratedSample& sampl
 
 namespace {
 
-// A baseline request (a task's most likely response) has the task's id with this bit. Engines accept ids
+// A baseline request (a task's greedily sampled response) has the task's id with this bit. Engines accept ids
 // below 2^44.
 constexpr uint64_t kBaselineId = uint64_t{1} << 43;
 

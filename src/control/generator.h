@@ -50,8 +50,8 @@ class TextCodec {
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };
 
-// Returns the text of a generated sample without its stop token. If a stop string ended it, the text ends
-// before that string.
+// Returns the text of a generated sample without its stop token. If the sample ended with a stop string, the
+// text ends before that string.
 std::string completion_text(const TextCodec& codec, const GeneratedSample& sample,
                             const std::vector<std::string>& stop_strings);
 
@@ -62,9 +62,10 @@ struct FinishedGroup {
   std::vector<Trajectory> samples;
 };
 
-// Returns the rewards of the samples of all groups with problems, in order, by one call of the reward
-// function. A conversation keeps the reward that its environment gave. If the environment gave none, the
-// reward function scores its last turn. The rows of one conversation have the same reward.
+// Returns one result per row of the groups that have a problem, in order, by one call of the reward function.
+// Groups without a problem get no results. A conversation keeps the reward that its environment gave. If the
+// environment gave none, the reward function scores its last turn. The rows of one conversation have the same
+// reward.
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward);
 
 // A group to generate.
@@ -83,8 +84,8 @@ struct GeneratorOptions {
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   bool all_logprobs = false;  // with the columns raw_logprobs and truncated_logprobs (rollouts.h)
   bool in_rounds = false;     // takes conversations' answers in rounds (head of this file)
-  // Also generates the most likely response of each task, as the last one of the group
-  // (Trajectory::baseline).
+  // Also generates one greedily sampled response of each task, in addition to its samples, as the last one of
+  // the group (Trajectory::baseline).
   bool with_baseline = false;
 };
 

@@ -6,7 +6,7 @@
 //   of a device) · sample_seconds. Prompts and interrupted samples are computed at prefill_tokens_per_s per
 //   device, and the device decodes nothing in that time.
 // - Trainer: step_seconds + tokens / train_tokens_per_s of the device with the most tokens. A group's prompt
-//   counts once on each device that has some of the group (plan/load_balance.h).
+//   counts once on each device that has samples of the group (plan/load_balance.h).
 // - Rewards: a reward takes a uniformly distributed time between two bounds, on one of reward_workers
 //   workers.
 //
@@ -39,8 +39,9 @@ struct SimulatedRates {
   double evaluation_seconds = 0, checkpoint_seconds = 0, snapshot_seconds = 0;
 };
 
-// Lengths of responses in tokens: log-normal with this mean and this deviation of the logarithm, at most
-// `longest`. If `seen` is not empty, lengths are sampled from `seen`, the lengths of an earlier run.
+// Lengths of responses in tokens: log-normal, capped at `longest`. `mean` is the mean length before the cap,
+// `sigma` the standard deviation of the length's logarithm. If `seen`, the lengths of an earlier run, is not
+// empty, lengths are sampled from `seen` instead.
 struct LengthDistribution {
   double mean = 256, sigma = 0.8;
   int64_t longest = 1 << 20;
@@ -173,8 +174,8 @@ class RunSimulator final : public Workers {
 
 // ---- Splits of a cluster.
 
-// Returns the rates of a split into devices that generate and devices that train. In turns: both counts are
-// all devices. nullopt if the split is not possible.
+// Returns the rates of a split into devices that generate and devices that train. If all devices do both in
+// turns, each count is the number of all devices. nullopt if the split is not possible.
 using RatesOfSplit =
     std::function<std::optional<SimulatedRates>(int64_t rollout_devices, int64_t train_devices)>;
 
@@ -183,8 +184,8 @@ struct SplitResult {
   SimulationResult result;
 };
 // Simulates splits of `devices` for each eta, in order. If eta is 0, all devices do both in turns. Else the
-// number of devices that generate is each multiple of `stride`. Without rates_of, the options' rates are
-// those of one device.
+// number of devices that generate is each multiple of `stride`. Without rates_of, every split has the
+// options' rates, with only the numbers of devices replaced.
 std::vector<SplitResult> simulate_splits(const SimulationOptions& options, int64_t devices,
                                          const std::vector<int64_t>& max_staleness,
                                          const RatesOfSplit& rates_of = {}, int64_t stride = 1);

@@ -150,7 +150,7 @@ class RunWorkers final : public Workers {
   // Without threads: runs one task of one queue. Returns false if there was none.
   bool run_some();
   void join();  // ends the threads; no further calls are allowed
-  // Runs `work` on the engine's or the trainer's thread, between two tasks.
+  // Queues `work` for the engine's or the trainer's thread, which runs it between two tasks.
   void on_engine(std::function<void()> work) { engine_.post("settings", std::move(work)); }
   void on_trainer(std::function<void()> work) { trainer_.post("settings", std::move(work)); }
 

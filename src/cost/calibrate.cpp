@@ -103,7 +103,7 @@ class AttentionFit {
   Side side_;
 };
 
-// Seconds of a whole pass minus the seconds that all other rates predict, per element of a token.
+// Seconds of a whole pass minus the seconds that all other rates predict, divided by elements_per_token().
 CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side side) {
   CostCurve curve;
   for (size_t i = 0; i < cells.sizes.size(); ++i) {
@@ -121,7 +121,8 @@ CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side s
 }
 
 // The part of a layer's matrix product time that does not grow with its matrices, in seconds. Computed from
-// two widths at the same number of tokens. At least the time of the products in the tiny models.
+// two widths at the same number of tokens. The result is at least the time of the products in the tiny
+// models.
 double linear_constant(const CalibrationCells& cells, Side side) {
   const double tiny = side(cells.tiny_linear);
   const auto& sizes = cells.linear.sizes;

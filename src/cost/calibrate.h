@@ -35,7 +35,9 @@ const char* dtype_name(at::ScalarType dtype);
 // The kernels that the device uses for dtype. On a CPU they depend on libtorch's current number of threads.
 DeviceKernels kernels_of(c10::Device device, at::ScalarType dtype);
 
-// Runs at least `min_rounds` rounds, then until `seconds` have passed or `max_rounds` are done.
+// A round gives every cell one turn (CalibrationCells::measure). Rounds are run until `seconds` have passed
+// since measure() began, but at least `min_rounds` and at most `max_rounds`. The warm-up round takes time but
+// is not counted.
 struct CalibrationEffort {
   double seconds = 6;
   int min_rounds = 3;

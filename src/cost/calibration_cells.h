@@ -58,8 +58,9 @@ class CalibrationCells {
   CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 
-  // Runs all cells in rounds. Returns the number of rounds, without the warm-up round. Throws Interrupted if
-  // effort.stop() returns true.
+  // Runs rounds, as many as `effort` says. In each round every cell has one turn, of one or more runs.
+  // Returns the number of rounds, without the warm-up round. Throws Interrupted if effort.stop() returns
+  // true.
   int measure(const CalibrationEffort& effort);
 
   // The slowdown by other programs: seconds of all runs / their seconds if each run took its cell's median.

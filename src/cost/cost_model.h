@@ -44,8 +44,8 @@ class CostModel final : public PassCosts {
 
  private:
   DecoderBytes bytes() const { return {shape_, device_.kernels}; }
-  // Seconds of the layers in a forward or a backward pass. left_out: seconds to subtract for operations that
-  // the pass skips.
+  // Seconds of the layers in a forward or a backward pass. left_out: the seconds of operations that the pass
+  // skips, which are subtracted.
   double layers_seconds(const PassShape& pass, bool backward, double left_out = 0) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
   double head_seconds(const CostCurve& curve, int64_t rows) const;

@@ -15,8 +15,8 @@
 //   dense layers   the first layers attend to the whole context, whatever the budget
 //   summaries      a layer with page selection reads and scores one summary per page of 16 tokens
 //   common pages   a page of a group's prompt that several samples read is read once. Samples that select a
-//                  fraction f of their contexts are assumed to select independently: n of them read
-//                  1 - (1 - f)^n of the prompt. Dense samples read all of it
+//                  fraction f of their contexts are assumed to select independently: n such samples read the
+//                  fraction 1 - (1 - f)^n of the prompt. Dense samples read the whole prompt
 //   prompts        computed once per group
 #pragma once
 
@@ -30,8 +30,8 @@
 namespace bough {
 
 struct SparseAttention {
-  // Maps the context length from which on a budget applies to the number of keys that a sampled token attends
-  // to. Has the key 0, unless it is empty. Empty: dense.
+  // Key: the context length from which on an entry applies. Value: the number of keys that a sampled token
+  // attends to at such lengths. The first key is 0. An empty map means dense attention.
   std::map<int64_t, int64_t> budgets;
   int64_t dense_layers = 2;         // number of first layers without page selection
   int64_t vectors_per_summary = 1;  // per page: 1 for mean, 2 for minmax

@@ -22,8 +22,8 @@ double vector_bytes(const CostModel& costs) {
   return static_cast<double>(shape.num_kv_heads * shape.head_dim * shape.element_bytes);
 }
 
-// With one sample per group, attended keys and read bytes equal the appendix's formula. The sum over passes
-// differs from its integral by half a key per pass.
+// With one sample per group, attended keys and read bytes equal the appendix's formula. The cost model sums
+// over passes and the appendix integrates, so they differ by half a key per pass.
 TEST(RolloutCost, SingleSamplesFollowAppendixB) {
   const CostModel costs = model();
   const double layers = static_cast<double>(costs.shape().num_layers);

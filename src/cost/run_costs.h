@@ -58,7 +58,8 @@ ModelShape model_shape(const Model& model);
 // measurement.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 
-// Returns the costs on rank 0's device on every rank of `ranks`, which make plans together. Collective call.
+// Collective call. Returns the same costs on every rank: those of rank 0's device. So all ranks make the same
+// plans.
 CostModel shared_costs(const Model& model, Communicator& ranks);
 
 // Costs from the run's calibration.json in `folder`. If the file does not exist, this function writes it: a

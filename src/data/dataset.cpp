@@ -11,7 +11,7 @@ namespace bough {
 
 namespace {
 
-// One record: a line of the file, checked, but without its prompt layout.
+// One record: a line of the file, checked. The prompt layout is applied later (lay_out).
 struct Record {
   enum class Kind { messages, prompt, question };
   Kind kind = Kind::question;

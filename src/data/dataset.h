@@ -74,7 +74,7 @@ struct DatasetSettings {
   }
 };
 
-// Reads the problems of a file. A record that equals one of the worked examples is left out. Throws UserError
+// Reads the problems of a file. A record with the question of a worked example is left out. Throws UserError
 // if the file is malformed or if no problem is left.
 Dataset read_dataset(const DatasetSettings& settings);
 

@@ -56,8 +56,8 @@ struct Trajectory {
   std::vector<double> turn_rewards;       // by turn
   bool valid = true;    // false: the reward failed. Left out of group mean, deviation and loss
   bool trained = true;  // false: a filter removed this Trajectory from the loss
-  // True for the most likely response of the group of samples. Its reward is the baseline of the group. It is
-  // left out of group mean, filter and loss.
+  // True for the greedily sampled response of a group, generated in addition to its samples. The reward of
+  // this response is the group's baseline. The response is left out of group mean, filter and loss.
   bool baseline = false;
 
   // Texts for people to read.

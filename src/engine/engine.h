@@ -84,8 +84,8 @@ struct GenerationRequest {
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;  // at least one token
   // 1 for each prompt token that the policy sampled, in earlier turns. May be shorter than the prompt or
-  // empty: the missing entries are 0. Under sparse attention, sampled tokens are computed again with sparse
-  // attention.
+  // empty: the missing entries are 0. With sparse attention, these tokens attend to their selected pages when
+  // the prompt is computed. The other prompt tokens attend to everything.
   std::vector<uint8_t> sampled;
   SamplingParameters sampling;
   uint64_t seed = 0;
@@ -206,7 +206,8 @@ class Engine {
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual bool paused() const = 0;
-  // Sets all requests in flight aside. Calls do not nest. The engine must be idle at unpark().
+  // Sets all requests in flight aside. park() must not be called again before unpark(). At unpark() the
+  // engine must be idle.
   virtual void park() = 0;
   virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;

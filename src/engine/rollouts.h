@@ -14,8 +14,8 @@ namespace bough {
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
 // Makes trajectories of all samples, in order, with two more columns for the responses: raw_logprobs, and
-// truncated_logprobs (GeneratedSample::sampling_logprobs). These columns, for analysis of the sampling and
-// not for training, double the size.
+// truncated_logprobs (GeneratedSample::sampling_logprobs). These columns are for analysis of the sampling and
+// not for training. They double the size of a rollout file.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 
 }  // namespace bough

@@ -165,8 +165,8 @@ std::vector<Json> make_calculator_traces(int64_t n, Split split, uint64_t seed,
   const CounterRandom random(seed, Purpose::environment);
   std::vector<Json> traces;
   uint64_t draw = 0;
-  // Makes a slip: the error of a number that is wrong on purpose, or 0. Slips use random numbers that the
-  // problems do not use, so the problems are the same for every share of slips.
+  // Returns a slip: the amount by which a number is wrong on purpose, or 0. Slips use random numbers that the
+  // problems do not use, so the problems do not depend on settings.slips.
   const auto slip = [&]() -> int64_t {
     constexpr uint64_t kOwn = uint64_t{1} << 61;
     if (random.uniform(kOwn, draw++) >= settings.slips) return 0;

@@ -47,8 +47,9 @@ struct CalculatorSettings {
 std::vector<Json> make_calculator_problems(int64_t n, Split split, uint64_t seed,
                                            const CalculatorSettings& settings);
 
-// Demonstrations for `bough sft`: one object per turn of the assistant. `messages` ends with this turn, which
-// is trained. Tool calls are part of the content, in the format of the hermes parser.
+// Demonstrations of the first n problems for `bough sft`: one object per turn of the assistant. `messages`
+// ends with this turn, which is trained. Tool calls are part of the content, in the format of the hermes
+// parser.
 std::vector<Json> make_calculator_traces(int64_t n, Split split, uint64_t seed,
                                          const CalculatorSettings& settings);
 

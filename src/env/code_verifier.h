@@ -90,8 +90,8 @@ CodeTests read_code_tests(const Problem& problem);
 // Returns the program in a completion.
 std::string extract_program(std::string_view completion, const std::string& language);
 
-// Whether `printed` is the expected output. With `tolerance`, numbers may differ by this much, absolute or
-// relative.
+// Whether `printed` is the expected output. With `tolerance`, two numbers a and b count as equal if they
+// differ by at most tolerance * max(1, |a|, |b|).
 bool same_output(std::string_view printed, std::string_view expected, std::optional<double> tolerance);
 
 // Throws UserError if no sandbox can be made and programs may not run without one, or if the sandbox has no

@@ -41,7 +41,7 @@ DoubleDouble series(DoubleDouble a, int first, int step, bool alternate) {
   return sum;
 }
 
-// a - n * pi / 2, where n is the integer that makes this nearest to 0. Sets `quadrant` to n modulo 4.
+// a - n * pi / 2, with the integer n that makes the result nearest to 0. Sets `quadrant` to n modulo 4.
 DoubleDouble reduced(DoubleDouble a, int& quadrant) {
   const double multiple = std::nearbyint(a.high / (kPi.high / 2));
   if (!(std::abs(multiple) < 1e6)) return {kNaN, kNaN};  // too few digits would remain

@@ -1,4 +1,5 @@
-// Real numbers of 106 bits, each the unevaluated sum of two doubles, and functions of mathematical answers.
+// Real numbers of 106 bits, each the unevaluated sum of two doubles, and the functions that occur in
+// mathematical answers.
 // - The relative errors of + - * / sqrt are a few 2^-104.
 // - The relative errors of the other functions are below 1e-29 for arguments up to a thousand.
 // - If a value is undefined, both parts are NaN.
