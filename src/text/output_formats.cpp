@@ -265,7 +265,7 @@ Calls read_mistral(std::string_view body, const OrderedJson& tools) {
   return {{call_name(head), arguments_of(read_json_text(body.substr(begin))), std::string(id), "", ""}};
 }
 
-// InternLM writes the kind of thought in front of the object.
+// InternLM writes a token such as `<|plugin|>` in front of the JSON object.
 Calls read_internlm(std::string_view body, const OrderedJson& tools) {
   const size_t begin = body.find('{');
   return read_objects(begin == std::string_view::npos ? body : body.substr(begin), tools);

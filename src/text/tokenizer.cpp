@@ -166,8 +166,8 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
         tokens[token.id].exists)
       throw UserError(str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content),
                           " belongs to another token"));
-    // When decoding, `tokenizers` recognises a special token by its content, but outputs the normalized
-    // content.
+    // `tokenizers` outputs the normalized content (`pattern`) when it decodes, and looks that text up in the
+    // set of special contents. A special token whose normalized content differs therefore counts as plain.
     set_token(token.id, pattern, special.contains(pattern));
   }
 }
