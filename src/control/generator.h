@@ -6,13 +6,13 @@
 //
 // With an environment a sample is a conversation (conversation.h). Each of its turns is a request of its own:
 //
-//   next_task() ─▶ Environment::begin ─▶ inbox ─▶ Engine::submit ─▶ Engine::step ─┬▶ out by step(), all ended
-//                                          ▲                                      │
-//                                          └────────── Environment::step ◀────────┘
+//   next_task() ─▶ Environment::begin ─▶ replies ─▶ Engine::submit ─▶ Engine::step ─┬▶ out by step(), all ended
+//                                          ▲                                        │
+//                                          └─────────── Environment::step ◀─────────┘
 //
-// The inbox is the environment's reply queue. Only the environment runs on other threads than the caller's.
-// step() blocks for one pass of the engine. If no sample can be generated, step() waits for the first answer
-// of an environment, at most a few milliseconds.
+// "replies" is the reply queue of the environment (ReplyQueue). Only the environment runs on other threads
+// than the caller's. step() blocks for one pass of the engine. If no sample can be generated, step() waits for
+// the first answer of an environment, at most a few milliseconds.
 //
 // In rounds (GeneratorOptions::in_rounds), answers are taken only when the engine has nothing left to
 // generate and all answers have come, in the order of tasks and samples. So which samples the engine computes

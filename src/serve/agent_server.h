@@ -19,18 +19,18 @@ class AgentServer final : public ExternalRollouts {
 
   void start(ExternalRolloutSink sink) override {
     server_.on_commands(sink.wake);
-    server_.desk().start(std::move(sink));
+    server_.agent_sessions().start(std::move(sink));
   }
-  void offer(GroupTask task) override { server_.desk().offer(std::move(task)); }
+  void offer(GroupTask task) override { server_.agent_sessions().offer(std::move(task)); }
   bool pass() override { return server_.pass(); }
   int64_t samples_in_flight() const override { return server_.num_running(); }
   void close() override {
-    server_.desk().close();
+    server_.agent_sessions().close();
     server_.close();
   }
-  std::string waits_for() const override { return desk().waits_for(); }
+  std::string waits_for() const override { return agent_sessions().waits_for(); }
   MetricValues metrics() const override {
-    const AgentSessions::Counts counts = desk().counts();
+    const AgentSessions::Counts counts = agent_sessions().counts();
     return {{"agents/sessions_open", static_cast<double>(counts.sessions_open)},
             {"agents/groups_open", static_cast<double>(counts.leased)},
             {"agents/sessions_started", static_cast<double>(counts.started)},
@@ -42,7 +42,7 @@ class AgentServer final : public ExternalRollouts {
   }
 
  private:
-  const AgentSessions& desk() const { return server_.desk(); }
+  const AgentSessions& agent_sessions() const { return server_.agent_sessions(); }
   Server server_;
 };
 

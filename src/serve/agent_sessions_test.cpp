@@ -32,17 +32,18 @@ GenerationResult say(const std::string& text, bool stops = true) {
   return result;
 }
 
-struct Desk {
-  explicit Desk(AgentSessionsOptions options = {.group_size = 2, .min_group = 2, .lease_seconds = 100})
-      : format(chat, {}, 4096), desk(format, options) {
-    desk.start({.finished = [this](FinishedGroup group) { finished.push_back(std::move(group)); },
-                .failed = [this](uint64_t id, const std::string& reason) { failed.emplace_back(id, reason); },
-                .wake = [] {}});
+struct Sessions {
+  explicit Sessions(AgentSessionsOptions options = {.group_size = 2, .min_group = 2, .lease_seconds = 100})
+      : format(chat, {}, 4096), agent_sessions(format, options) {
+    agent_sessions.start(
+        {.finished = [this](FinishedGroup group) { finished.push_back(std::move(group)); },
+         .failed = [this](uint64_t id, const std::string& reason) { failed.emplace_back(id, reason); },
+         .wake = [] {}});
   }
-  void offer(uint64_t id) { desk.offer({.id = id, .name = str("p", id), .problem = &problem}); }
+  void offer(uint64_t id) { agent_sessions.offer({.id = id, .name = str("p", id), .problem = &problem}); }
   AgentSessions::Started start(const std::string& task = "", const std::string& key = "",
                                const std::string& once = "") {
-    return desk.start_session(task, key, once, clock.now());
+    return agent_sessions.start_session(task, key, once, clock.now());
   }
   int status_of(const std::function<void()>& call) const {
     try {
@@ -66,7 +67,7 @@ struct Desk {
   Problem problem{.id = "p", .prompt = "Q", .messages = {}, .answer = "A"};
   std::vector<FinishedGroup> finished;
   std::vector<std::pair<uint64_t, std::string>> failed;
-  AgentSessions desk;
+  AgentSessions agent_sessions;
 };
 
 OrderedJson user(const std::string& text) {
@@ -74,7 +75,7 @@ OrderedJson user(const std::string& text) {
 }
 
 TEST(AgentSessions, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEnded) {
-  Desk run;
+  Sessions run;
   EXPECT_EQ(run.status_of([&] { run.start(); }), 429) << "nothing is offered";
   run.offer(4);
   const auto first = run.start(), second = run.start();
@@ -88,12 +89,12 @@ TEST(AgentSessions, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEn
     EXPECT_FALSE(each.session->set_reward("a2", 1, {}));
     EXPECT_TRUE(each.session->set_reward(std::nullopt, 3, {{"form", 1}}));
     EXPECT_TRUE(each.session->set_reward("a1", 2, {{"form", 0.5}}));
-    run.desk.check_integrity();
-    run.desk.end_session(each.key);
-    EXPECT_EQ(run.status_of([&] { run.desk.end_session(each.key); }), 410);
-    EXPECT_EQ(run.status_of([&] { run.desk.find(each.key); }), 410);
+    run.agent_sessions.check_integrity();
+    run.agent_sessions.end_session(each.key);
+    EXPECT_EQ(run.status_of([&] { run.agent_sessions.end_session(each.key); }), 410);
+    EXPECT_EQ(run.status_of([&] { run.agent_sessions.find(each.key); }), 410);
   }
-  run.desk.check_integrity();
+  run.agent_sessions.check_integrity();
   ASSERT_EQ(run.finished.size(), 1u);
   EXPECT_EQ(run.finished[0].id, 4u);
   ASSERT_EQ(run.finished[0].samples.size(), 2u);
@@ -107,11 +108,11 @@ TEST(AgentSessions, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEn
   EXPECT_EQ(row.answer, "A");
   EXPECT_TRUE(is_conversation(row));
   EXPECT_EQ(last_turn(row), "yo");
-  EXPECT_EQ(run.desk.counts().refused, 2);
+  EXPECT_EQ(run.agent_sessions.counts().refused, 2);
 }
 
 TEST(AgentSessions, ATaskOfTheAgentsIsAGroupOfItsOwn) {
-  Desk run;
+  Sessions run;
   for (const uint64_t id : {1, 2, 3}) run.offer(id);
   const auto mine = run.start("mine"), other = run.start("other"), any = run.start();
   EXPECT_EQ(run.start("mine").session->group(), mine.session->group());
@@ -124,13 +125,13 @@ TEST(AgentSessions, ATaskOfTheAgentsIsAGroupOfItsOwn) {
 }
 
 TEST(AgentSessions, AtItsDeadlineAGroupClosesWithWhatItHasOrIsDropped) {
-  Desk run({.group_size = 4, .min_group = 2, .lease_seconds = 10});
+  Sessions run({.group_size = 4, .min_group = 2, .lease_seconds = 10});
   run.offer(1);
   run.offer(2);
   const auto end = [&](const AgentSessions::Started& started, bool has_reward = true) {
     run.talk(*started.session, user("hi"), "yo", "a");
     if (has_reward) started.session->set_reward(std::nullopt, 1, {});
-    run.desk.end_session(started.key);
+    run.agent_sessions.end_session(started.key);
   };
   for (int i = 0; i < 2; ++i) end(run.start("full"));
   const auto late = run.start("full");
@@ -138,34 +139,34 @@ TEST(AgentSessions, AtItsDeadlineAGroupClosesWithWhatItHasOrIsDropped) {
   end(run.start("poor"));
   end(run.start("poor"), false);
   run.clock.advance(std::chrono::seconds(9));
-  EXPECT_FALSE(run.desk.expire(run.clock.now()));
-  EXPECT_TRUE(run.desk.is_open(*late.session));
+  EXPECT_FALSE(run.agent_sessions.expire(run.clock.now()));
+  EXPECT_TRUE(run.agent_sessions.is_open(*late.session));
   run.clock.advance(std::chrono::seconds(1));
-  EXPECT_TRUE(run.desk.expire(run.clock.now()));
-  run.desk.check_integrity();
-  EXPECT_FALSE(run.desk.is_open(*late.session));
-  EXPECT_EQ(run.status_of([&] { run.desk.find(late.key); }), 410);
+  EXPECT_TRUE(run.agent_sessions.expire(run.clock.now()));
+  run.agent_sessions.check_integrity();
+  EXPECT_FALSE(run.agent_sessions.is_open(*late.session));
+  EXPECT_EQ(run.status_of([&] { run.agent_sessions.find(late.key); }), 410);
   ASSERT_EQ(run.finished.size(), 1u);
   ASSERT_EQ(run.finished[0].samples.size(), 3u);
   EXPECT_FALSE(run.finished[0].samples[2].valid);
   EXPECT_EQ(run.finished[0].samples[2].reward_failure, "lease expired");
   EXPECT_EQ(run.failed, (std::vector<std::pair<uint64_t, std::string>>{{2, "lease expired"}}));
-  EXPECT_EQ(run.desk.counts().without_reward, 1);
+  EXPECT_EQ(run.agent_sessions.counts().without_reward, 1);
 }
 
 TEST(AgentSessions, AKeyMayGoOnAndAStartSentAgainIsTheSameSession) {
-  Desk run;
+  Sessions run;
   run.offer(1);
   const auto first = run.start("", "", "once");
   EXPECT_EQ(run.start("", "", "once").key, first.key);
   const auto second = run.start("", first.key);
   EXPECT_EQ(second.key, first.key);
   EXPECT_NE(second.session, first.session);
-  EXPECT_EQ(run.desk.find(first.key), second.session);
-  EXPECT_FALSE(run.desk.is_open(*first.session)) << "what the key named before has ended";
+  EXPECT_EQ(run.agent_sessions.find(first.key), second.session);
+  EXPECT_FALSE(run.agent_sessions.is_open(*first.session)) << "what the key named before has ended";
   EXPECT_EQ(run.status_of([&] { run.start("", "sk-sess-guess"); }), 400);
   EXPECT_EQ(run.status_of([&] { run.start("", "me"); }), 400);
-  run.desk.close();
+  run.agent_sessions.close();
   EXPECT_EQ(run.status_of([&] { run.start(); }), 410);
   EXPECT_TRUE(run.finished.empty() && run.failed.empty());
 }
@@ -180,7 +181,7 @@ int64_t num_trained(const Trajectory& row) {
 }
 
 TEST(AgentSession, ARowGrowsByTheTokensThatWereSampled) {
-  Desk run;
+  Sessions run;
   AgentSession session(run.format, "s", 0, "0");
   OrderedJson messages = user("hi");
   run.talk(session, messages, " yo ", "a1");  // the client may have trimmed the text
@@ -200,7 +201,7 @@ TEST(AgentSession, ARowGrowsByTheTokensThatWereSampled) {
 }
 
 TEST(AgentSession, HistoriesThatDifferForkAndTrainEachTokenOnce) {
-  Desk run;
+  Sessions run;
   AgentSession session(run.format, "s", 0, "0");
   OrderedJson messages = user("hi");
   run.talk(session, messages, "one", "a1");
@@ -225,7 +226,7 @@ TEST(AgentSession, HistoriesThatDifferForkAndTrainEachTokenOnce) {
 }
 
 TEST(AgentSession, RequestsAtOnceThatGoOnFromOnePlaceAreTwoRows) {
-  Desk run;
+  Sessions run;
   AgentSession session(run.format, "s", 0, "0");
   OrderedJson messages = user("hi");
   run.talk(session, messages, "one", "a1");
@@ -265,7 +266,7 @@ TEST(AgentSession, AForcedBeginningIsNotTrainedAndTheRowGrowsFromIt) {
 }
 
 TEST(AgentSession, APromptOfTokenIdsContinuesTheRowThatItBeginsWith) {
-  Desk run;
+  Sessions run;
   AgentSession session(run.format, "s", 0, "0");
   session.take(*session.ask({65, 66}), say("x"), {}, {}, "a1");
   const auto longer = session.ask({65, 66, 'x', kStop, 67});
@@ -279,7 +280,7 @@ TEST(AgentSession, APromptOfTokenIdsContinuesTheRowThatItBeginsWith) {
 }
 
 TEST(AgentSession, ARequestSentAgainIsTheSameInteraction) {
-  Desk run;
+  Sessions run;
   AgentSession session(run.format, "s", 0, "0");
   const RequestIdentity sent{.fingerprint = 5}, again{.fingerprint = 5, .is_retry = true},
       other{.fingerprint = 6, .is_retry = true}, keyed{.fingerprint = 5, .idempotency_key = "k"};
@@ -302,7 +303,7 @@ TEST(AgentSession, ARequestSentAgainIsTheSameInteraction) {
 // recorded, and the test decides when they are done.
 class SessionWorkers final : public Workers {
  public:
-  explicit SessionWorkers(Desk& run) : run_(run) {}
+  explicit SessionWorkers(Sessions& run) : run_(run) {}
   void begin(uint64_t id, std::vector<PartialRollout>) override {
     EXPECT_TRUE(begun.insert(id).second);
     run_.offer(id);
@@ -320,7 +321,7 @@ class SessionWorkers final : public Workers {
   double engine_idle_seconds() const override { return 0; }
   Clock::Time last_progress() const override { return {}; }
   std::string busy_with() const override { return ""; }
-  std::string waits_for_external() const override { return run_.desk.waits_for(); }
+  std::string waits_for_external() const override { return run_.agent_sessions.waits_for(); }
 
   std::set<uint64_t> begun;
   std::vector<GroupPointer> scoring;
@@ -329,12 +330,12 @@ class SessionWorkers final : public Workers {
   bool wants_weights = false, wants_running = false, writes = false;
 
  private:
-  Desk& run_;
+  Sessions& run_;
 };
 
 TEST(AgentSessions, ARunThatWaitsForAgentsHasNotStalled) {
   set_log_level(LogLevel::kSilent);
-  Desk run({.group_size = 1, .min_group = 1, .lease_seconds = 1000});
+  Sessions run({.group_size = 1, .min_group = 1, .lease_seconds = 1000});
   SessionWorkers workers(run);
   Controller controller(workers, run.clock, {.total_steps = 1, .stall_seconds = 50}, {});
   controller.start();
@@ -346,7 +347,7 @@ TEST(AgentSessions, ARunThatWaitsForAgentsHasNotStalled) {
   EXPECT_EQ(controller.activity(), "rollout 0/1, waiting for agents: 1 group begun, 0/1 sessions ended");
   run.talk(*started.session, user("hi"), "yo", "a");
   started.session->set_reward(std::nullopt, 1, {});
-  run.desk.end_session(started.key);
+  run.agent_sessions.end_session(started.key);
   controller.on(GroupGenerated{std::make_shared<const FinishedGroup>(run.finished.at(0))});
   run.clock.advance(std::chrono::seconds(60));
   EXPECT_THROW(controller.on(TimePassed{}), StallError) << "the reward is not the agents' to give";
@@ -363,7 +364,7 @@ TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
       return static_cast<int64_t>(random.below(static_cast<uint64_t>(n), schedule, what++));
     };
     const int64_t group_size = 1 + below(3), batch = 1 + below(3), eta = below(3), steps = 1 + below(4);
-    Desk run({.group_size = group_size, .min_group = 1 + below(group_size), .lease_seconds = 20});
+    Sessions run({.group_size = group_size, .min_group = 1 + below(group_size), .lease_seconds = 20});
     SessionWorkers workers(run);
     Controller controller(workers, run.clock,
                           {.batch_groups = batch,
@@ -382,13 +383,13 @@ TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
         controller.on(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
       for (const auto& [id, reason] : std::exchange(run.failed, {})) controller.on(GroupFailed{id, reason});
       controller.check_integrity();
-      run.desk.check_integrity();
+      run.agent_sessions.check_integrity();
       const Controller::Counts counts = controller.counts();
-      const AgentSessions::Counts desk = run.desk.counts();
-      EXPECT_EQ(counts.running, desk.waiting + desk.leased);
+      const AgentSessions::Counts agent_sessions = run.agent_sessions.counts();
+      EXPECT_EQ(counts.running, agent_sessions.waiting + agent_sessions.leased);
       EXPECT_EQ(static_cast<int64_t>(workers.begun.size()), counts.sampled);
       const int64_t live = counts.buffered + counts.awaiting + counts.running + counts.training + num_trained;
-      EXPECT_LE(live, std::min(version + eta + 1, steps) * batch) << "more than the gate admits";
+      EXPECT_LE(live, std::min(version + eta + 1, steps) * batch) << "more than the staleness limiter admits";
     };
     const auto work = [&] {  // one event of the run's own threads
       if (workers.wants_weights && below(2) == 0) {
@@ -424,7 +425,7 @@ TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
       const bool is_friendly = i > 400;  // in the end clients let the run finish
       switch (is_friendly ? below(3) + 2 : below(8)) {
         case 0: run.clock.advance(std::chrono::seconds(below(8))); break;
-        case 1: run.desk.expire(run.clock.now()); break;
+        case 1: run.agent_sessions.expire(run.clock.now()); break;
         case 2: work(); break;
         case 3:
           quietly([&] {
@@ -441,27 +442,27 @@ TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
           quietly([&] {
             const int64_t among = is_friendly ? std::min<int64_t>(8, std::ssize(keys)) : std::ssize(keys);
             const std::string key = keys[keys.size() - 1 - static_cast<size_t>(below(among))];
-            const SessionPointer session = run.desk.find(key);
+            const SessionPointer session = run.agent_sessions.find(key);
             if (is_friendly || below(3) > 0) run.talk(*session, user("hi"), "yo", "a");
             if (is_friendly || below(3) > 0) session->set_reward(std::nullopt, 1, {});
-            if (is_friendly || below(2) == 0) run.desk.end_session(key);
+            if (is_friendly || below(2) == 0) run.agent_sessions.end_session(key);
           });
           break;
-        case 6: quietly([&] { run.desk.end_session(str("sk-sess-", below(5))); }); break;
-        case 7: quietly([&] { run.desk.find("nobody's"); }); break;
+        case 6: quietly([&] { run.agent_sessions.end_session(str("sk-sess-", below(5))); }); break;
+        case 7: quietly([&] { run.agent_sessions.find("nobody's"); }); break;
       }
       if (is_friendly && i % 50 == 0) {
         run.clock.advance(std::chrono::seconds(25));
-        run.desk.expire(run.clock.now());
+        run.agent_sessions.expire(run.clock.now());
       }
       check();
     }
     EXPECT_TRUE(controller.is_finished()) << controller.activity();
     EXPECT_EQ(static_cast<int64_t>(trained.size()), steps * batch);
-    const AgentSessions::Counts desk = run.desk.counts();
-    num_expired += desk.expired;
-    num_refused += desk.refused;
-    for (const auto& [reason, count] : desk.failed) {
+    const AgentSessions::Counts agent_sessions = run.agent_sessions.counts();
+    num_expired += agent_sessions.expired;
+    num_refused += agent_sessions.refused;
+    for (const auto& [reason, count] : agent_sessions.failed) {
       num_failed += count;
       EXPECT_EQ(controller.dropped_by_reason().at(reason), count);
     }

@@ -149,7 +149,9 @@ class ServedCodec final : public ChatCodec {
 // Sessions of trained agents.
 struct Agents {
   Agents(const ServedModel& model, const AgentSessionsOptions& options)
-      : codec(model), format(codec, environment_of(model), model.max_length), desk(format, options) {}
+      : codec(model),
+        format(codec, environment_of(model), model.max_length),
+        agent_sessions(format, options) {}
   static EnvironmentSettings environment_of(const ServedModel& model) {
     EnvironmentSettings settings;
     settings.tool_call_parser = model.settings.tool_call_parser;
@@ -158,7 +160,7 @@ struct Agents {
   }
   const ServedCodec codec;
   const ConversationFormat format;
-  AgentSessions desk;
+  AgentSessions agent_sessions;
 };
 
 struct Server::State {
@@ -248,7 +250,7 @@ Server::State::State(Engine& engine, ServedModel served, std::string key,
   constexpr double kLookAtLeases = 0.05;
   if (!agents) return;
   http.every(kLookAtLeases, [this] {
-    if (agents->desk.expire(std::chrono::steady_clock::now())) end_jobs();
+    if (agents->agent_sessions.expire(std::chrono::steady_clock::now())) end_jobs();
   });
 }
 
@@ -275,7 +277,7 @@ SessionPointer Server::State::check_access(const HttpRequest& request) const {
                      "without a key this server answers only programs on its own machine (headers Host and "
                      "Origin); start it with a key: BOUGH_API_KEY or api_key_file");
   }
-  if (agents && AgentSessions::is_session_key(given)) return agents->desk.find(given);
+  if (agents && AgentSessions::is_session_key(given)) return agents->agent_sessions.find(given);
   if (!api_key.empty() && !same_key(given, api_key))
     throw ApiError(401, "the key is missing or wrong: send Authorization: Bearer KEY", "", "invalid_api_key");
   return nullptr;
@@ -338,7 +340,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
   Fields fields(body);
   std::string key = request.header("authorization");
   key = key.size() > 7 ? key.substr(7) : request.header("x-api-key");
-  AgentSessions& desk = agents->desk;
+  AgentSessions& agent_sessions = agents->agent_sessions;
   if (request.path == "/rl/start_session") {
     if (!api_key.empty() && !same_key(key, api_key))
       throw ApiError(401, "a session's key cannot start a session: send the server's key", "",
@@ -346,7 +348,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
     const std::string task_id = fields.text("task_id").value_or("");
     const std::string old_key = fields.text("api_key").value_or("");
     fields.done();
-    const AgentSessions::Started started = desk.start_session(
+    const AgentSessions::Started started = agent_sessions.start_session(
         task_id, old_key, request.header("idempotency-key"), std::chrono::steady_clock::now());
     OrderedJson answer = {{"session_id", started.session->id()},
                           {"api_key", started.key},
@@ -358,7 +360,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
     end_jobs();  // jobs of the session that had the key before
     return;
   }
-  const SessionPointer session = desk.find(key);
+  const SessionPointer session = agent_sessions.find(key);
   Json answer = {{"message", "success"}};
   if (request.path == "/rl/set_reward") {
     const auto interaction = fields.text("interaction_id");
@@ -379,7 +381,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
   } else {
     fields.done();
     answer["interaction_count"] = session->num_interactions();
-    desk.end_session(key);
+    agent_sessions.end_session(key);
     end_jobs();
   }
   exchange.respond({.body = dump_line(answer)});
@@ -389,7 +391,7 @@ void Server::State::handle_agent(const HttpRequest& request, HttpExchange& excha
 void Server::State::end_jobs() {
   const std::vector<JobPointer> all(agent_jobs.begin(), agent_jobs.end());
   for (const JobPointer& job : all)
-    if (!job->is_over && !agents->desk.is_open(*job->session))
+    if (!job->is_over && !agents->agent_sessions.is_open(*job->session))
       fail(*job, ApiError(410, kOver, "", "session_ended"));
 }
 
@@ -475,7 +477,7 @@ void Server::State::prepare(const Api& api, HttpRequest request,
       job->read = std::move(*read);
       if (error) return fail(*job, *error);
       if (is_stopping) return fail(*job, ApiError(503, kStopping));
-      if (job->session && !agents->desk.is_open(*job->session))
+      if (job->session && !agents->agent_sessions.is_open(*job->session))
         return fail(*job, ApiError(410, kOver, "", "session_ended"));
       submit(job);
     });
@@ -739,7 +741,7 @@ std::string Server::State::metrics() const {
   add("engine_seconds_total", "counter", "Seconds inside passes.", engine.seconds);
   add("weights_version", "gauge", "Version of the weights.", loop.version());
   if (agents) {
-    const AgentSessions::Counts agent = agents->desk.counts();
+    const AgentSessions::Counts agent = agents->agent_sessions.counts();
     add("groups_free", "gauge", "Groups that agents may start.", agent.waiting);
     add("groups_begun", "gauge", "Groups that agents have started and not ended.", agent.leased);
     add("sessions_open", "gauge", "Sessions started and not ended.", agent.sessions_open);
@@ -784,9 +786,9 @@ void Server::on_commands(std::function<void()> wake) {
   state_->loop.on_commands(std::move(wake));
 }
 
-AgentSessions& Server::desk() const {
+AgentSessions& Server::agent_sessions() const {
   BOUGH_CHECK(state_->agents, "this server has no agent sessions");
-  return state_->agents->desk;
+  return state_->agents->agent_sessions;
 }
 
 int64_t Server::num_untrained() const {

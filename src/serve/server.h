@@ -47,8 +47,8 @@ class Server {
   // For callers that drive the engine themselves, instead of run(). See EngineLoop.
   bool pass();
   int64_t num_running() const;                   // requests in the engine; engine's thread only
-  void on_commands(std::function<void()> wake);  // call it before the desk's start()
-  AgentSessions& desk() const;                   // InternalError if the server has no agents
+  void on_commands(std::function<void()> wake);  // call it before the agent sessions's start()
+  AgentSessions& agent_sessions() const;         // InternalError if the server has no agents
   // Accepts no more connections, and answers requests in flight with an error.
   void close();
   int64_t num_untrained() const;  // requests without a session, in a server with agents
