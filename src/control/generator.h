@@ -6,7 +6,7 @@
 //
 // With an environment a sample is a conversation (conversation.h). Each of its turns is a request of its own:
 //
-//   next_task() ─▶ Environment::begin ─▶ replies ─▶ Engine::submit ─▶ Engine::step ─┬▶ out by step(), all ended
+//   next_task() ─▶ Environment::begin ─▶ replies ─▶ Engine::submit ─▶ Engine::step ─┬▶ out, if all ended
 //                                          ▲                                        │
 //                                          └─────────── Environment::step ◀─────────┘
 //
