@@ -11,8 +11,8 @@
 //                                          └─────────── Environment::step ◀─────────┘
 //
 // "replies" is the reply queue of the environment (ReplyQueue). Only the environment runs on other threads
-// than the caller's. step() blocks for one pass of the engine. If no sample can be generated, step() waits for
-// the first answer of an environment, at most a few milliseconds.
+// than the caller's. step() blocks for one pass of the engine. If no sample can be generated, step() waits
+// for the first answer of an environment, at most a few milliseconds.
 //
 // In rounds (GeneratorOptions::in_rounds), answers are taken only when the engine has nothing left to
 // generate and all answers have come, in the order of tasks and samples. So which samples the engine computes
