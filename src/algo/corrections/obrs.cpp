@@ -40,7 +40,7 @@ at::Tensor sampled(const at::Tensor& probabilities_R, int64_t version) {
   return uniforms_R.lt(probabilities_R).to(probabilities_R.scalar_type());
 }
 
-Corrected apply(const CorrectionRows& rows) {
+Corrected accept_by_budget(const CorrectionRows& rows) {
   const double lambda = rows.settings.obrs_lambda;
   const at::Tensor w_R = rows.log_w_R.exp();
   if (w_R.numel() == 0) return {w_R, {}};
@@ -75,7 +75,7 @@ CorrectionKind obrs_correction(const LossSettings& settings) {
   if (bounds.upper < settings.obrs_lambda)
     throw UserError(str("setting correction_upper: got ", bounds.upper, ", expected at least obrs_lambda, ",
                         settings.obrs_lambda, ", the least weight of a token that correction obrs keeps"));
-  return {.coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = apply};
+  return {.coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = accept_by_budget};
 }
 
 }  // namespace bough

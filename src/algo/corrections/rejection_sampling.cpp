@@ -29,7 +29,7 @@ at::Tensor aggregate(const std::string& how, const Sequences& sequences, const a
   return sequences.to_rows(x_S);
 }
 
-Corrected apply(const CorrectionRows& rows) {
+Corrected reject_or_clamp(const CorrectionRows& rows) {
   const RejectionSampling& settings = rows.settings.rejection_sampling;
   const bool by_ratio = settings.metric == "ratio", by_sequence = settings.level == "sequence";
   at::Tensor metric_R = token_metric(settings.metric, rows.log_w_R);
@@ -53,7 +53,7 @@ Corrected apply(const CorrectionRows& rows) {
 CorrectionKind rejection_sampling_correction(const LossSettings& settings) {
   return {.coupling = settings.rejection_sampling.level == "sequence" ? CouplingScope::kSequence
                                                                       : CouplingScope::kNothing,
-          .apply = apply};
+          .apply = reject_or_clamp};
 }
 
 }  // namespace bough
