@@ -143,7 +143,7 @@ def test_failed_connections_of_ranks_name_the_cause(bough, step):
         said = bough(*step, env={**variables, "MASTER_PORT": port})
         assert said.returncode == 2 and "a port that is free there" in said.stderr, said.stderr
         said = bough(*step, env=variables)
-        assert said.returncode == 2 and "MASTER_PORT: is missing" in said.stderr, said.stderr
+        assert said.returncode == 2 and "MASTER_PORT: not set" in said.stderr, said.stderr
 
 
 def test_ranks_start_where_there_is_no_mpirun(bough, step):
