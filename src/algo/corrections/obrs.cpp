@@ -75,7 +75,8 @@ CorrectionKind obrs_correction(const LossSettings& settings) {
   if (bounds.upper < settings.obrs_lambda)
     throw UserError(str("setting correction_upper: got ", bounds.upper, ", expected at least obrs_lambda, ",
                         settings.obrs_lambda, ", the least weight of a token that correction obrs keeps"));
-  return {.coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = accept_by_budget};
+  return {
+      .coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = accept_by_budget};
 }
 
 }  // namespace bough
