@@ -253,7 +253,8 @@ TEST_F(ServerEngineTest, AServerThatDiesCostsARetryAndGetsTheWeightsWhenItIsBack
   FakeServer other;
   auto dying = std::make_unique<FakeServer>();
   const uint16_t port = dying->port();
-  other.pause_microseconds = dying->pause_microseconds = 1000;
+  // Slow enough that streams are still open when the server dies, also under a sanitizer.
+  other.pause_microseconds = dying->pause_microseconds = 10000;
   ServerEngine engine(options({dying->url(), other.url()}));
   update(engine, 3);
   for (uint64_t id = 0; id < 6; ++id) engine.submit(request(id, 4, 50, static_cast<int32_t>(100 * id)));

@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -39,9 +39,9 @@ inline std::vector<pid_t> processes_with(const std::string& text) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const auto pid = static_cast<pid_t>(std::strtol(entry.path().filename().c_str(), nullptr, 10));
     if (pid <= 0 || pid == getpid()) continue;
-    std::ifstream file(entry.path() / "cmdline");
-    const std::string arguments{std::istreambuf_iterator<char>(file), {}};
-    if (arguments.find(text) != std::string::npos && is_running(pid)) found.push_back(pid);
+    std::ostringstream arguments;  // operator<< does not throw if the process ends before it is read
+    arguments << std::ifstream(entry.path() / "cmdline").rdbuf();
+    if (arguments.str().find(text) != std::string::npos && is_running(pid)) found.push_back(pid);
   }
   return found;
 }
