@@ -27,7 +27,7 @@ TEST(LossSettings, LossReportsTheInputsThatItNeeds) {
   EXPECT_TRUE(make_loss(settings)->needs_entropy());
 }
 
-LossSettings settings_of(const std::function<void(LossSettings&)>& change) {
+LossSettings loss_settings(const std::function<void(LossSettings&)>& change) {
   LossSettings settings;
   change(settings);
   return settings;
@@ -44,7 +44,7 @@ std::string error_of(const LossSettings& settings) {
 
 TEST(LossSettings, BadSettingsAreNamed) {
   const auto message = [](const std::function<void(LossSettings&)>& change) {
-    return error_of(settings_of(change));
+    return error_of(loss_settings(change));
   };
   EXPECT_NE(message([](LossSettings& s) { s.loss = "pppo"; }).find("did you mean 'ppo'"), std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, pg, gspo"),

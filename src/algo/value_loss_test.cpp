@@ -14,7 +14,7 @@ at::Tensor column(std::initializer_list<double> values) {
   return at::tensor(at::ArrayRef<double>(values.begin(), values.size()), at::kDouble);
 }
 
-std::vector<double> list(const at::Tensor& x) {
+std::vector<double> value_list(const at::Tensor& x) {
   return {x.const_data_ptr<double>(), x.const_data_ptr<double>() + x.numel()};
 }
 
@@ -40,7 +40,7 @@ TEST(ValueLoss, TakesTheLargerTermOfTheTwo) {
   EXPECT_NEAR(loss_of(got), expected, 1e-12);
   EXPECT_NEAR(got.output.metrics.at("critic/loss").value(), expected, 1e-12);
   EXPECT_EQ(got.output.metrics.at("critic/clip_fraction").value(), 0.25);
-  const std::vector<double> d = list(got.d_values_R);
+  const std::vector<double> d = value_list(got.d_values_R);
   EXPECT_NEAR(d[0], 0.1 * -1.8, 1e-12);
   EXPECT_EQ(d[1], 0);
   EXPECT_NEAR(d[2], 0.3, 1e-12);
@@ -50,7 +50,7 @@ TEST(ValueLoss, TakesTheLargerTermOfTheTwo) {
 
 TEST(ValueLoss, GradientIsTheCentralDifference) {
   for (const std::optional<double> eps_clip : {std::optional<double>(0.5), std::optional<double>()}) {
-    const auto analytic = list(value_loss(rows(), eps_clip).d_values_R);
+    const auto analytic = value_list(value_loss(rows(), eps_clip).d_values_R);
     for (int64_t i = 0; i < 4; ++i) {
       const auto at_step = [&](double h) {
         ValueRows moved = rows();
@@ -74,7 +74,7 @@ TEST(ValueLoss, IsTheSumOverRowsAndZeroWithoutRows) {
   EXPECT_EQ(loss_of(value_loss({none, none, none, none}, 0.5)), 0);
   ValueRows wild = rows();
   wild.values_R[1] = NAN;
-  EXPECT_TRUE(std::isnan(list(value_loss(wild, 0.5).d_values_R)[1])) << "the optimizer must see it";
+  EXPECT_TRUE(std::isnan(value_list(value_loss(wild, 0.5).d_values_R)[1])) << "the optimizer must see it";
   wild.returns_R = column({1});
   EXPECT_THROW(value_loss(wild, 0.5), InternalError);
 }

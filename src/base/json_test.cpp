@@ -10,7 +10,7 @@
 namespace bough {
 namespace {
 
-std::string error_of(std::string_view text, int64_t first_line = 1) {
+std::string json_error(std::string_view text, int64_t first_line = 1) {
   try {
     parse_json(text, "f.json", first_line);
   } catch (const UserError& error) {
@@ -26,11 +26,11 @@ TEST(Json, ReadsWhatNlohmannReads) {
 }
 
 TEST(Json, ErrorsSayWhere) {
-  EXPECT_EQ(error_of("{\"a\": 1,\n \"b\": }").substr(0, 29), "f.json:2:7: not valid JSON: s");
-  EXPECT_EQ(error_of("[1, x]", 17).substr(0, 10), "f.json:17:");
-  EXPECT_EQ(error_of("{\"a\": 1, \"a\": 2}", 5),
+  EXPECT_EQ(json_error("{\"a\": 1,\n \"b\": }").substr(0, 29), "f.json:2:7: not valid JSON: s");
+  EXPECT_EQ(json_error("[1, x]", 17).substr(0, 10), "f.json:17:");
+  EXPECT_EQ(json_error("{\"a\": 1, \"a\": 2}", 5),
             "f.json:5: not valid JSON: key 'a' is given twice in one object");
-  EXPECT_EQ(error_of(""), "f.json:1: the text is empty, expected a JSON value");
+  EXPECT_EQ(json_error(""), "f.json:1: the text is empty, expected a JSON value");
 }
 
 TEST(Json, RefusesWhatIsNotJson) {
@@ -38,11 +38,11 @@ TEST(Json, RefusesWhatIsNotJson) {
   for (const std::string& text :
        {std::string("NaN"), std::string("[1e999]"), std::string("{\"a\":1} x"), std::string("\"\xff\""),
         std::string("[1,]"), std::string("{\"a\""), deep, std::string("\0", 1)})
-    EXPECT_NE(error_of(text), "no error") << text.substr(0, 20);
-  EXPECT_NE(error_of(std::string(kMaxJsonDepth, '[') + std::string(kMaxJsonDepth, ']')).find("no error"),
+    EXPECT_NE(json_error(text), "no error") << text.substr(0, 20);
+  EXPECT_NE(json_error(std::string(kMaxJsonDepth, '[') + std::string(kMaxJsonDepth, ']')).find("no error"),
             std::string::npos);
   // The message quotes only a little of the input.
-  EXPECT_LT(error_of("\"" + std::string(100'000, 'a') + "\n").size(), 400u);
+  EXPECT_LT(json_error("\"" + std::string(100'000, 'a') + "\n").size(), 400u);
 }
 
 TEST(Json, LinesCountFromOneAndSkipBlankOnes) {

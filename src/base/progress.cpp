@@ -9,7 +9,7 @@
 
 namespace bough {
 namespace {
-using Clock = std::chrono::steady_clock;
+using WallClock = std::chrono::steady_clock;
 // Ten updates of a bar per second look smooth and cost little. A piped log gets one line every ten seconds.
 constexpr auto kBarInterval = std::chrono::milliseconds(100);
 constexpr auto kLineInterval = std::chrono::seconds(10);
@@ -26,7 +26,7 @@ Progress::Progress(std::string what, int64_t total, std::string unit, ProgressSt
       total_(total),
       unit_(std::move(unit)),
       style_(resolve(style)),
-      start_(Clock::now()),
+      start_(WallClock::now()),
       last_shown_(start_) {}
 
 Progress::~Progress() {
@@ -48,9 +48,9 @@ void Progress::finish() {
 
 void Progress::show_if_due(bool force) {
   if (style_ == ProgressStyle::kSilent) return;
-  const auto now = Clock::now();
+  const auto now = WallClock::now();
   const bool bar = style_ == ProgressStyle::kBar;
-  if (!force && (finished_ || now - last_shown_ < (bar ? Clock::duration(kBarInterval) : kLineInterval)))
+  if (!force && (finished_ || now - last_shown_ < (bar ? WallClock::duration(kBarInterval) : kLineInterval)))
     return;
   last_shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();

@@ -95,6 +95,10 @@ std::string Constraint::describe() const {
 
 namespace internal {
 
+std::string join_key(const std::string& prefix, const std::string& key) {
+  return prefix.empty() ? key : prefix + "." + key;
+}
+
 SettingField& SettingCollector::add(const char* key, const char* help, Constraint constraint) {
   for (const SettingField& field : out_) BOUGH_CHECK(field.key != key, "two settings named ", key);
   SettingField& field = out_.emplace_back();
@@ -217,10 +221,6 @@ std::string value_text(const Json& value) {
   return value.dump();
 }
 
-std::string join_key(const std::string& prefix, const std::string& key) {
-  return prefix.empty() ? key : prefix + "." + key;
-}
-
 void append_yaml(const SettingField& group, int indent, std::string& out) {
   for (const SettingField& field : group.fields) {
     out.append(static_cast<size_t>(indent), ' ');
@@ -237,7 +237,7 @@ void append_yaml(const SettingField& group, int indent, std::string& out) {
 using Leaves = std::vector<std::pair<std::string, const SettingField*>>;
 void append_leaves(const SettingField& group, const std::string& prefix, Leaves& out) {
   for (const SettingField& field : group.fields) {
-    const std::string key = join_key(prefix, field.key);
+    const std::string key = internal::join_key(prefix, field.key);
     if (field.is_group()) append_leaves(field, key, out);
     else out.emplace_back(key, &field);
   }

@@ -121,6 +121,9 @@ using SettingAliases = std::vector<std::pair<std::string, std::string>>;
 
 namespace internal {
 
+// "prefix.key", or "key" if the prefix is empty.
+std::string join_key(const std::string& prefix, const std::string& key);
+
 template <class T>
 struct SettingType;  // undefined in general: a field of any other type than the following is no setting
 template <>

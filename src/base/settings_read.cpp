@@ -19,10 +19,6 @@ struct Given {
   std::string key;    // as it was spelled at that place
 };
 
-std::string join_key(const std::string& prefix, const std::string& key) {
-  return prefix.empty() ? key : prefix + "." + key;
-}
-
 const char* kind_name(SettingKind kind) {
   switch (kind) {
     case SettingKind::kBool: return "true or false";

@@ -25,11 +25,11 @@ namespace bough {
 
 namespace {
 
-struct Options : StepOptions {
+struct BenchStepOptions : StepOptions {
   std::vector<std::string> modes = {strategy_names().begin(), strategy_names().end()};
 };
 
-struct Bound {
+struct StepBound {
   double rate = 0;     // FLOP/s
   double seconds = 0;  // of one training step on the tree
   double dense_seconds = 0;
@@ -79,7 +79,7 @@ std::vector<std::pair<std::string, double>> op_shares(StepTimer& timer, at::Devi
   return shares;
 }
 
-Json line_json(const Line& line, const TreeStatistics& tree, const Bound& bound) {
+Json line_json(const Line& line, const TreeStatistics& tree, const StepBound& bound) {
   if (!line.timer) return {{"error", line.error}};
   const StepTimer& step = *line.timer;
   const double seconds = step.median_seconds();
@@ -96,7 +96,7 @@ Json line_json(const Line& line, const TreeStatistics& tree, const Bound& bound)
           {"predicted_peak_bytes", step.simulation().peak_bytes}};
 }
 
-std::string line_text(const Line& line, const TreeStatistics& tree, const Bound& bound,
+std::string line_text(const Line& line, const TreeStatistics& tree, const StepBound& bound,
                       double dense_seconds) {
   if (!line.timer) return line.error;
   const StepTimer& step = *line.timer;
@@ -114,7 +114,7 @@ std::string line_text(const Line& line, const TreeStatistics& tree, const Bound&
                     format_bytes(static_cast<double>(step.simulation().peak_bytes)));
 }
 
-void run_bench_step(const Options& options) {
+void run_bench_step(const BenchStepOptions& options) {
   for (const auto& mode : options.modes) check_strategy("--modes", mode);
   const StepInput input = load_step(options, step_settings(options, ""));
   if (input.settings.tree.strategy() != "auto")
@@ -134,7 +134,7 @@ void run_bench_step(const Options& options) {
     }
     lines.push_back(std::move(line));
   }
-  Bound bound;
+  StepBound bound;
   for (int64_t i = 0; i < options.repeat; ++i) {  // in turns, so that a busy minute affects all
     bound.rate = std::max(
         bound.rate, matrix_product_rate(input.costs.shape(), input.model->dtype(), input.model->device()));
@@ -243,7 +243,7 @@ void add_bench_command(CommandLine& line) {
   });
   add_bench_rollout_command(line, bench);
   add_bench_serve_command(line, bench);
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchStepOptions>();
   options->repeat = 3;
   Command command =
       line.add(bench, "step", "Times the gradient of a rollout file by every strategy, beside a lower bound",

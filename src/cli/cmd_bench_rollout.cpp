@@ -35,7 +35,7 @@ namespace bough {
 
 namespace {
 
-struct Options {
+struct BenchRolloutOptions {
   std::string model;
   int64_t prompts = 16, prompt_tokens = 32, repeat = 3, seed = 1;
   SamplingParameters generation;
@@ -46,7 +46,7 @@ struct Options {
   bool interrupt = false, json = false;
 };
 
-void check_options(Options& options) {
+void check_options(BenchRolloutOptions& options) {
   check_at_least("--prompts", options.prompts, 1);
   check_at_least("--prompt-tokens", options.prompt_tokens, 1);
   check_generation(options.generation);
@@ -81,7 +81,7 @@ struct Run {
   std::vector<GenerationResult> results;
 };
 
-std::vector<GenerationRequest> make_requests(const Model& model, const Options& options) {
+std::vector<GenerationRequest> make_requests(const Model& model, const BenchRolloutOptions& options) {
   const CounterRandom random(static_cast<uint64_t>(options.seed), Purpose::sample);
   const auto vocabulary = static_cast<uint64_t>(model.config().vocab_size);
   std::vector<GenerationRequest> requests;
@@ -98,7 +98,7 @@ std::vector<GenerationRequest> make_requests(const Model& model, const Options& 
   return requests;
 }
 
-Run run_once(const Model& model, const Options& options) {
+Run run_once(const Model& model, const BenchRolloutOptions& options) {
   Run run;
   const auto engine = make_engine(model, options.model, std::nullopt, options.engine, kDeviceShareAlone,
                                   [&](const PassWork& work) { run.passes.push_back(work); });
@@ -139,7 +139,8 @@ struct Interruption {
   int64_t recomputed_tokens = 0;  // tokens whose keys and values had to be computed again
 };
 
-Interruption run_interrupted(const Model& model, const Options& options, const Run& uninterrupted) {
+Interruption run_interrupted(const Model& model, const BenchRolloutOptions& options,
+                             const Run& uninterrupted) {
   PassWork last;
   const auto engine = make_engine(model, options.model, std::nullopt, options.engine, kDeviceShareAlone,
                                   [&](const PassWork& work) { last = work; });
@@ -163,15 +164,15 @@ Interruption run_interrupted(const Model& model, const Options& options, const R
   return interruption;
 }
 
-struct Bound {
+struct RolloutBound {
   double seconds = 0;
   double decode_seconds = 0;  // the part of passes that only decode
   double memory_seconds = 0;  // the part of passes whose memory time is the larger one
 };
 
-Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const ModelBytes& bytes,
-               const Rates& rates) {
-  Bound bound;
+RolloutBound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const ModelBytes& bytes,
+                      const Rates& rates) {
+  RolloutBound bound;
   for (const PassWork& pass : passes) {
     const double reading = static_cast<double>(bytes.weights + pass.kv_tokens * bytes.kv_token) / rates.bytes;
     const double computing = (static_cast<double>(pass.tokens) * shape.linear_flops_per_token() +
@@ -186,7 +187,7 @@ Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, con
   return bound;
 }
 
-void run_bench_rollout(Options options) {
+void run_bench_rollout(BenchRolloutOptions options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_rollout_model(options.model, options.engine, setup.dtype, setup.device);
@@ -213,7 +214,7 @@ void run_bench_rollout(Options options) {
   for (const Run& run : runs) all_seconds.push_back(run.seconds);
   const double seconds = median(all_seconds);
   const Run& run = runs.front();  // all runs compute the same
-  const Bound bound = bound_of(run.passes, shape, bytes, rates);
+  const RolloutBound bound = bound_of(run.passes, shape, bytes, rates);
   const auto new_tokens = static_cast<double>(run.statistics.new_tokens);
   int64_t decoding = 0, decode_passes = 0;
   for (const PassWork& pass : run.passes) {
@@ -301,7 +302,7 @@ void run_bench_rollout(Options options) {
 }  // namespace
 
 void add_bench_rollout_command(CommandLine& line, Command& bench) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchRolloutOptions>();
   SamplingParameters& generation = options->generation;
   generation.n_samples = 8;
   generation.max_new_tokens = 64;

@@ -36,7 +36,7 @@ namespace bough {
 
 namespace {
 
-struct Options {
+struct BenchServeOptions {
   std::string model;
   int64_t requests = 64, prompt_tokens = 32, max_new_tokens = 64, repeat = 3, seed = 1;
   EngineOptions engine;
@@ -47,7 +47,7 @@ struct Options {
 using Prompts = std::vector<std::vector<int32_t>>;
 
 // Each run has other prompts, because cached prompts would cost nothing.
-Prompts draw_prompts(const Options& options, int64_t vocabulary, int64_t run) {
+Prompts draw_prompts(const BenchServeOptions& options, int64_t vocabulary, int64_t run) {
   const CounterRandom random(static_cast<uint64_t>(options.seed + 1000 * run), Purpose::sample);
   Prompts prompts(static_cast<size_t>(options.requests));
   for (size_t i = 0; i < prompts.size(); ++i)
@@ -60,12 +60,12 @@ Prompts draw_prompts(const Options& options, int64_t vocabulary, int64_t run) {
 struct Measured {
   double seconds = 0;
   std::vector<double> first_token;  // seconds since all requests were sent, in order of arrival
-  double tokens_per_second(const Options& options) const {
+  double tokens_per_second(const BenchServeOptions& options) const {
     return static_cast<double>(options.requests * options.max_new_tokens) / seconds;
   }
 };
 
-Measured run_engine(Engine& engine, const Options& options, const Prompts& prompts) {
+Measured generate_directly(Engine& engine, const BenchServeOptions& options, const Prompts& prompts) {
   Measured out;
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -113,7 +113,7 @@ Client connect_to(int port) {
   return client;
 }
 
-Measured run_clients(int port, const Options& options, const Prompts& prompts, bool streams) {
+Measured run_clients(int port, const BenchServeOptions& options, const Prompts& prompts, bool streams) {
   std::vector<Client> clients;
   for (const auto& prompt : prompts) {
     Client& client = clients.emplace_back(connect_to(port));
@@ -171,8 +171,8 @@ Measured run_clients(int port, const Options& options, const Prompts& prompts, b
   return out;
 }
 
-Measured run_server(Engine& engine, const ServedModel& model, const Options& options, const Prompts& prompts,
-                    bool streams) {
+Measured run_server(Engine& engine, const ServedModel& model, const BenchServeOptions& options,
+                    const Prompts& prompts, bool streams) {
   Server server(engine, model, "");
   const std::string url = server.url();
   std::atomic<bool> is_done = false;
@@ -192,7 +192,7 @@ Measured run_server(Engine& engine, const ServedModel& model, const Options& opt
   return out;
 }
 
-void run_bench_serve(Options& options) {
+void run_bench_serve(BenchServeOptions& options) {
   for (const auto& [name, value] : {std::pair{"--requests", options.requests},
                                     {"--prompt-tokens", options.prompt_tokens},
                                     {"--max-new-tokens", options.max_new_tokens},
@@ -215,7 +215,7 @@ void run_bench_serve(Options& options) {
     const auto prompts = [&](int64_t part) {
       return draw_prompts(options, served.vocab_size, 3 * run + part);
     };
-    const Measured by_engine = run_engine(*engine, options, prompts(0));
+    const Measured by_engine = generate_directly(*engine, options, prompts(0));
     const Measured whole = run_server(*engine, served, options, prompts(1), /*streams=*/false);
     const Measured streamed = run_server(*engine, served, options, prompts(2), /*streams=*/true);
     if (run == 0) continue;  // the first run also warms up caches
@@ -259,7 +259,7 @@ void run_bench_serve(Options& options) {
 }  // namespace
 
 void add_bench_serve_command(CommandLine& line, Command& bench) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchServeOptions>();
   Command command = line.add(bench, "serve", "Times the HTTP server, beside its engine alone",
                              [options] { run_bench_serve(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ImportOptions {
   std::string file;
   std::string directory;
   std::string dtype;
@@ -83,7 +83,7 @@ fs::path checked_target(const fs::path& directory, bool force) {
 // Runs the script, whose docstring lists its messages, and fills a folder beside the target.
 class ImportScript {
  public:
-  ImportScript(const Options& options, const fs::path& folder)
+  ImportScript(const ImportOptions& options, const fs::path& folder)
       : file_(options.file),
         folder_(folder),
         python_(find_python("")),
@@ -152,7 +152,7 @@ struct TemporaryFolder {
   }
 };
 
-void run_import(const Options& options) {
+void run_import(const ImportOptions& options) {
   if (!options.dtype.empty() && parse_dtype(options.dtype) == at::kDouble)
     throw UserError("--dtype: got fp64; expected fp32 or bf16");
   const fs::path target = checked_target(options.directory, options.force);
@@ -185,7 +185,7 @@ void run_import(const Options& options) {
 }  // namespace
 
 void add_import_command(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ImportOptions>();
   Command command = line.add(
       "import", "Converts a GGUF file to a Hugging Face model directory with tokenizer and chat template",
       [options] { run_import(*options); });

@@ -12,7 +12,7 @@ namespace bough {
 
 namespace {
 
-struct Options {
+struct MergeOptions {
   std::string model, adapter, out;
   std::string dtype;
   bool json = false;
@@ -28,7 +28,7 @@ std::string stored_dtype(const ModelConfig& config) {
 }
 
 // The merged weights are computed in fp32 (fp64 if they are stored in fp64) and rounded once when stored.
-void run_merge(const Options& options) {
+void run_merge(const MergeOptions& options) {
   const std::string dtype =
       options.dtype.empty() ? stored_dtype(load_model_config(options.model)) : options.dtype;
   const at::ScalarType stored = parse_dtype(dtype);
@@ -49,7 +49,7 @@ void run_merge(const Options& options) {
 }  // namespace
 
 void add_merge_command(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<MergeOptions>();
   Command command =
       line.add("merge", "Merges a model and a LoRA adapter, Bough's or PEFT's, into one model directory",
                [options] { run_merge(*options); });

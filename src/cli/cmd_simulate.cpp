@@ -185,7 +185,7 @@ Assumed assume(const SimulateOptions& options) {
   return assumed;
 }
 
-std::string percent(double share) {
+std::string rounded_percent(double share) {
   return format_significant(100 * share, 2) + "%";
 }
 
@@ -211,12 +211,13 @@ std::string table_of(const std::vector<SplitResult>& splits, double synchronous)
     const SimulationResult& result = split.result;
     const std::string over =
         synchronous > 0 ? format_significant(result.tokens_per_second() / synchronous, 3) + "x" : "";
-    std::snprintf(
-        line, sizeof line, "%-9lld %-9lld %4lld %10s %9s %8s %8s %10s %8lld\n",
-        static_cast<long long>(split.rollout_devices), static_cast<long long>(split.train_devices),
-        static_cast<long long>(split.max_staleness), format_count(result.tokens_per_second()).c_str(),
-        over.c_str(), percent(result.trainer_idle).c_str(), percent(result.engine_idle).c_str(),
-        format_significant(result.staleness_mean, 3).c_str(), static_cast<long long>(result.staleness_max));
+    std::snprintf(line, sizeof line, "%-9lld %-9lld %4lld %10s %9s %8s %8s %10s %8lld\n",
+                  static_cast<long long>(split.rollout_devices), static_cast<long long>(split.train_devices),
+                  static_cast<long long>(split.max_staleness),
+                  format_count(result.tokens_per_second()).c_str(), over.c_str(),
+                  rounded_percent(result.trainer_idle).c_str(), rounded_percent(result.engine_idle).c_str(),
+                  format_significant(result.staleness_mean, 3).c_str(),
+                  static_cast<long long>(result.staleness_max));
     out << line;
   }
   return out.str();
@@ -320,8 +321,8 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
                   .c_str()
             : "",
         row.best ? str(std::llround(100 * per_device(row) / per_device(*first)), "%").c_str() : "",
-        row.best ? percent(row.best->result.trainer_idle).c_str() : "",
-        row.best ? percent(row.best->result.engine_idle).c_str() : "");
+        row.best ? rounded_percent(row.best->result.trainer_idle).c_str() : "",
+        row.best ? rounded_percent(row.best->result.engine_idle).c_str() : "");
     out << line;
   }
   print_text(out.str());

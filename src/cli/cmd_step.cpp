@@ -19,7 +19,7 @@ namespace bough {
 
 namespace {
 
-struct Options : StepOptions {
+struct StepCommandOptions : StepOptions {
   std::string grads;
   std::string mode = "auto";
   RanksOptions ranks;
@@ -31,8 +31,8 @@ double norm_of(const NamedTensors& gradients) {
   return std::sqrt(sum);
 }
 
-void print_report(const Options& options, const StepTimer& step, const StepInput& input, double gradient_norm,
-                  int64_t num_ranks) {
+void print_report(const StepCommandOptions& options, const StepTimer& step, const StepInput& input,
+                  double gradient_norm, int64_t num_ranks) {
   const auto [least, most] = std::minmax_element(step.seconds().begin(), step.seconds().end());
   const Simulation& simulation = step.simulation();
   const TreeStatistics& tree = input.statistics;
@@ -91,7 +91,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
             at::get_num_threads(), " threads", num_ranks > 1 ? "; passes and memory are rank 0's" : "")}});
 }
 
-void run_step(const Options& options) {
+void run_step(const StepCommandOptions& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   RanksOptions of_ranks = options.ranks;
@@ -119,7 +119,7 @@ void run_step(const Options& options) {
 }  // namespace
 
 void add_step_command(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<StepCommandOptions>();
   Command command = line.add("step", "Computes and times the gradient of one training step on a rollout file",
                              [options] { run_step(*options); });
   add_step_options(command, *options);

@@ -30,15 +30,15 @@ struct TrainOptions {
   bool json = false;
 };
 
-std::string percent(double fraction) {
+std::string accuracy_percent(double fraction) {
   char buffer[32];
   std::snprintf(buffer, sizeof buffer, "%.1f%%", 100 * fraction);
   return buffer;
 }
 
 std::string describe(const Accuracy& accuracy) {
-  return str(percent(accuracy.avg_at_k), "  (95%: ", percent(accuracy.low), " to ", percent(accuracy.high),
-             ", step ", accuracy.step, ")");
+  return str(accuracy_percent(accuracy.avg_at_k), "  (95%: ", accuracy_percent(accuracy.low), " to ",
+             accuracy_percent(accuracy.high), ", step ", accuracy.step, ")");
 }
 
 void print_summary(const RunSummary& summary) {

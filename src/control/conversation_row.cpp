@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/error.h"
 
 namespace bough {
 
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
-}
 
 // Whether the parts of two texts of a turn are equal, except for white space around them and JSON formatting.
 bool same_parts(const OutputParts& a, const OutputParts& b) {

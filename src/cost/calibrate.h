@@ -21,6 +21,7 @@
 // describe the speed of the remaining cores.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <functional>

@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "data/rollout_file.h"
 
@@ -89,7 +90,6 @@ class LineParser {
 
   // ---- text ----
   static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
-  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
   void skip_space() {
     while (at_ != end_ && is_space(*at_)) ++at_;
   }

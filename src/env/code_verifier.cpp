@@ -12,6 +12,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "env/code_test_scripts.h"
 #include "env/reward.h"
@@ -20,26 +21,16 @@ namespace bough {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using WallClock = std::chrono::steady_clock;
 
 constexpr size_t kMaxProgram = 1 << 20;
-
-bool is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f';
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  return text;
-}
 
 // Returns the lines without the empty ones at the end.
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
-    lines.push_back(trimmed(text.substr(0, end)));
+    lines.push_back(trimmed(text.substr(0, end), kSpaces));
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   while (!lines.empty() && lines.back().empty()) lines.pop_back();
@@ -252,7 +243,7 @@ class CodeReward : public RewardFunction {
 
     Tally tally;
     tally.total = tests.size();
-    const auto deadline = Clock::now() + std::chrono::duration<double>(options_.total_timeout_seconds);
+    const auto deadline = WallClock::now() + std::chrono::duration<double>(options_.total_timeout_seconds);
     const bool all = options_.score == "all";
     for (size_t i = 0; i < tests.runs.size() && !(all && !tally.message.empty()); ++i)
       run_once(program, tests.runs[i], i, deadline, tally);
@@ -270,7 +261,7 @@ class CodeReward : public RewardFunction {
   }
 
   double seconds_until(auto deadline) const {
-    const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+    const double left = std::chrono::duration<double>(deadline - WallClock::now()).count();
     return std::min(options_.timeout_seconds, left);
   }
 
@@ -293,7 +284,7 @@ class CodeReward : public RewardFunction {
   }
 
   void run_functions(const std::string& program, const CodeTests& tests, auto deadline, Tally& tally) const {
-    const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+    const double left = std::chrono::duration<double>(deadline - WallClock::now()).count();
     if (left <= 0) {
       if (tally.message.empty())
         tally.message = "total_timeout_seconds was over before the tests that call functions";
@@ -421,12 +412,12 @@ std::string extract_program(std::string_view text, const std::string& language) 
   };
   while (line_begin < text.size()) {
     const size_t line_end = std::min(text.find('\n', line_begin), text.size());
-    const std::string_view line = trimmed(text.substr(line_begin, line_end - line_begin));
+    const std::string_view line = trimmed(text.substr(line_begin, line_end - line_begin), kSpaces);
     if (line.starts_with("```")) {
       if (open != kNone) {
         take(line_begin);
       } else {
-        std::string name(trimmed(line.substr(3)));
+        std::string name(trimmed(line.substr(3), kSpaces));
         std::transform(name.begin(), name.end(), name.begin(),
                        [](unsigned char c) { return std::tolower(c); });
         named = !name.empty();

@@ -13,7 +13,8 @@ namespace bough {
 
 namespace {
 
-constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is away for a moment
+constexpr std::chrono::milliseconds kEnvironmentRetryPause{
+    500};  // a server that restarts is away for a moment
 
 class HttpEpisodes final : public EpisodeChannel {
  public:
@@ -111,7 +112,7 @@ std::unique_ptr<Environment> make_http_environment(const EnvironmentSettings& se
   const auto open = [url, address, name = draw_name(), number = int64_t{0}]() mutable {
     return std::make_unique<HttpEpisodes>(url, address, str(name, "-", number++));
   };
-  return make_environment_pool({.name = settings.url, .retry_pause = kRetryPause}, settings, open);
+  return make_environment_pool({.name = settings.url, .retry_pause = kEnvironmentRetryPause}, settings, open);
 }
 
 }  // namespace bough

@@ -19,7 +19,7 @@ constexpr int64_t kMostStarting = 8;  // starting processes compete for the core
 // When the pool is destroyed, it takes at most this time to tell endpoints that their conversations are over.
 constexpr double kClosingSeconds = 1;
 
-EpisodeChannel& channel_of(Worker& worker) {
+EpisodeChannel& episode_channel(Worker& worker) {
   return static_cast<EpisodeChannel&>(*worker.channel);  // made by Open
 }
 
@@ -126,8 +126,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     Worker* const worker = std::exchange(running.worker, nullptr);
     if (!worker) return;
     worker->job.reset();
-    if (worker->state == State::kBusy && !channel_of(*worker).give_up()) return pool_.remove(*worker);
-    switch (channel_of(*worker).close()) {
+    if (worker->state == State::kBusy && !episode_channel(*worker).give_up()) return pool_.remove(*worker);
+    switch (episode_channel(*worker).close()) {
       case EpisodeChannel::AfterClose::kFree:
         if (is_surplus()) return pool_.remove(*worker);
         worker->state = State::kIdle;
@@ -153,14 +153,14 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
 
   void make_call(Worker& worker, Running& running) {
     ++running.num_attempts;
-    channel_of(worker).begin(running.call);
+    episode_channel(worker).begin(running.call);
     worker.state = State::kBusy;
     worker.deadline = pool_.after(settings_.timeout_seconds);
     pool_.advance(worker);
   }
 
   bool handle_reply(Worker& worker) override {
-    const std::optional<ChannelReply> reply = channel_of(worker).advance();
+    const std::optional<ChannelReply> reply = episode_channel(worker).advance();
     if (reply) handle(worker, *reply);
     return reply.has_value();
   }
@@ -191,7 +191,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
     if (worker.state == State::kPausing) return make_call(worker, episodes_.at(*worker.job));
     const std::string why = str("no answer within ", settings_.timeout_seconds,
                                 " s (environment.timeout_seconds); raise it if tools may take longer");
-    if (worker.state == State::kClosing || !channel_of(worker).give_up())
+    if (worker.state == State::kClosing || !episode_channel(worker).give_up())
       return lose(worker, EpisodeFailure::kTimeout, why);
     worker.state = State::kHeld;
     post(*worker.job, episodes_.at(*worker.job), EpisodeFailure::kTimeout, why);

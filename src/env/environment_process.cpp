@@ -13,7 +13,7 @@ namespace {
 
 // If a command's first process still runs after this time, the command counts as usable, as in
 // process_reward.cpp.
-constexpr std::chrono::milliseconds kSettling{200};
+constexpr std::chrono::milliseconds kEnvironmentSettling{200};
 
 ChannelReply broken_protocol(std::string why) {
   return {.kind = ChannelReply::kBroken, .failure = EpisodeFailure::kProtocol, .message = std::move(why)};
@@ -91,7 +91,7 @@ std::unique_ptr<Environment> make_process_environment(const EnvironmentSettings&
                  found.file,
                  found.name};
   } else {
-    options = {.name = settings.command, .settling = kSettling, .time = time};
+    options = {.name = settings.command, .settling = kEnvironmentSettling, .time = time};
     arguments = {"/bin/sh", "-c", settings.command};
   }
   return make_environment_pool(options, settings, [arguments, in_namespace = can_make_pid_namespaces()] {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/ascii.h"
+
 namespace bough {
 
 namespace {
@@ -10,12 +12,6 @@ namespace {
 constexpr size_t kMaxQuotientDigits = 1000;  // comparing quotients takes an O(n^2) product: milliseconds
 constexpr size_t kMaxExponentDigits = 18;    // surely fits int64_t, with room to add the number of digits
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-bool is_letter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
 bool digit_at(std::string_view text, size_t i) {
   return i < text.size() && is_digit(text[i]);
 }

@@ -9,9 +9,7 @@ namespace bough {
 
 namespace {
 
-using Kind = WorkerReply::Kind;
-
-constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is away for a moment
+constexpr std::chrono::milliseconds kRewardRetryPause{500};  // a server that restarts is away for a moment
 
 class HttpChannel : public RewardChannel {
  public:
@@ -27,14 +25,15 @@ class HttpChannel : public RewardChannel {
     switch (answer->kind) {
       case HttpAnswer::kMalformed: return WorkerReply{.message = answer->message};
       case HttpAnswer::kNotConnected:
-      case HttpAnswer::kLost: return WorkerReply{.kind = Kind::lost, .message = answer->message};
+      case HttpAnswer::kLost: return WorkerReply{.kind = WorkerReply::Kind::lost, .message = answer->message};
       case HttpAnswer::kAnswered: break;
     }
     if (!answer->is_success())
-      return WorkerReply{
-          .kind = Kind::failure, .message = answer->message, .transient = answer->is_transient()};
+      return WorkerReply{.kind = WorkerReply::Kind::failure,
+                         .message = answer->message,
+                         .transient = answer->is_transient()};
     WorkerReply reply = parse_reply(answer->body, /*needs_id=*/false);
-    if (reply.kind != Kind::ready && reply.kind != Kind::refused) return reply;
+    if (reply.kind != WorkerReply::Kind::ready && reply.kind != WorkerReply::Kind::refused) return reply;
     return WorkerReply{.message = str("it answered ", quoted(answer->body), ", which is not a valid reply")};
   }
 
@@ -49,7 +48,7 @@ std::unique_ptr<RewardPool> make_http_reward(const std::string& url, const Rewar
   const HttpAddress address = wait_for_endpoint("reward " + url, parsed, settings.startup_timeout_seconds,
                                                 "reward_service.startup_timeout_seconds");
   return std::make_unique<RewardPool>(
-      WorkerPoolOptions{.name = url, .retry_pause = kRetryPause}, settings,
+      WorkerPoolOptions{.name = url, .retry_pause = kRewardRetryPause}, settings,
       [parsed, address] { return std::make_unique<HttpChannel>(parsed, address); });
 }
 

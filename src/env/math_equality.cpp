@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "base/random.h"
 #include "env/exact_number.h"
@@ -233,13 +234,6 @@ class Comparer {
 };
 
 // ---- Texts.
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
-}
 
 // Removes spaces (except between digits), dollars, braces, and LaTeX commands for sizes and fonts, and
 // converts to lower case.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/ascii.h"
 #include "env/math_tokens.h"
 
 namespace bough {
@@ -10,10 +11,6 @@ namespace bough {
 namespace {
 
 using Kind = Expression::Kind;
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
 
 class Parser {
  public:

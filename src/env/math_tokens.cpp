@@ -3,16 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/ascii.h"
+
 namespace bough {
 
 namespace {
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-bool is_letter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
 
 constexpr std::pair<std::string_view, char> kCommandMarks[] = {
     {"cdot", '*'},     {"times", '*'},      {"ast", '*'},    {"div", '/'},      {"pm", 'P'},
@@ -62,13 +57,6 @@ constexpr std::pair<std::string_view, std::string_view> kUtf8[] = {{"\xE2\x88\x9
 template <class List>
 bool contains(const List& list, std::string_view word) {
   return std::find(std::begin(list), std::end(list), word) != std::end(list);
-}
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
 class Lexer {

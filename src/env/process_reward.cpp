@@ -20,7 +20,7 @@ namespace {
 
 // A command's first processes must still run after this time. A shell that does not find the program ends
 // within a few milliseconds.
-constexpr std::chrono::milliseconds kSettling{200};
+constexpr std::chrono::milliseconds kRewardSettling{200};
 
 bool is_identifier(std::string_view name) {
   const auto is_word = [](unsigned char c) { return std::isalnum(c) || c == '_' || c >= 0x80; };
@@ -131,7 +131,7 @@ std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
 std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,
                                                 const RewardSettings& settings, PoolTime time) {
   return make_process_reward(
-      {.name = command, .announces_ready = ready_line, .settling = kSettling, .time = time}, settings,
+      {.name = command, .announces_ready = ready_line, .settling = kRewardSettling, .time = time}, settings,
       {"/bin/sh", "-c", command});
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 using State = Worker::State;
 
-RewardChannel& channel_of(Worker& worker) {
+RewardChannel& reward_channel(Worker& worker) {
   return static_cast<RewardChannel&>(*worker.channel);  // made by RewardPool::Open
 }
 
@@ -90,7 +90,7 @@ void RewardPool::begin_call(Worker& worker, Call call) {
   worker.state = State::kBusy;
   worker.deadline = pool_.after(settings_.timeout_seconds);
   calls_[*worker.job] = call;
-  channel_of(worker).begin(static_cast<int64_t>(*worker.job), call.batch->requests[call.index]);
+  reward_channel(worker).begin(static_cast<int64_t>(*worker.job), call.batch->requests[call.index]);
   pool_.advance(worker);
 }
 
@@ -111,7 +111,7 @@ Clock::Time RewardPool::next_due() const {
 
 bool RewardPool::handle_reply(Worker& worker) {
   using Kind = WorkerReply::Kind;
-  const auto reply = channel_of(worker).advance();
+  const auto reply = reward_channel(worker).advance();
   if (!reply) return false;
   const auto job = static_cast<int64_t>(worker.job.value_or(0));
   const bool is_answer = worker.state == State::kBusy && reply->id.value_or(job) == job;

@@ -33,7 +33,7 @@ namespace bough {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using WallClock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr size_t kErrorsKept = 4096;
@@ -226,9 +226,9 @@ bool ended(pid_t pid) {  // does not reap, so that the process id stays taken
 }
 
 bool wait_until(milliseconds limit, const auto& condition) {
-  const auto deadline = Clock::now() + limit;
+  const auto deadline = WallClock::now() + limit;
   while (!condition()) {
-    if (Clock::now() >= deadline) return false;
+    if (WallClock::now() >= deadline) return false;
     std::this_thread::sleep_for(milliseconds(1));
   }
   return true;
@@ -425,9 +425,9 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
                   {RLIMIT_AS, static_cast<rlim_t>(settings_.address_space.count)}};
   child.error_pipe = exec_error.write.value;
 
-  const auto begin = Clock::now();
+  const auto begin = WallClock::now();
   const auto deadline =
-      begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(program.seconds));
+      begin + std::chrono::duration_cast<WallClock::duration>(std::chrono::duration<double>(program.seconds));
   const pid_t pid = fork();
   if (pid < 0) no_descriptor("process");
   if (pid == 0) launch(child);
@@ -459,7 +459,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
     if (polled[0].revents != 0) out_open = read_some(out.read.value, result.output);
     if (polled[1].revents != 0) errors_open = read_some(errors.read.value, result.errors);
     keep_last(result.errors, kErrorsKept);
-    const auto now = Clock::now();
+    const auto now = WallClock::now();
     killed = true;
     if (static_cast<int64_t>(result.output.size()) > settings_.output.count)
       result.end = SandboxResult::End::kOutput;
@@ -468,12 +468,12 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
     else killed = false;
     if (!killed && now >= next_watch) {
       killed = !watch();
-      next_watch = Clock::now() + kWatch;
+      next_watch = WallClock::now() + kWatch;
     }
     // Does not wait until the pipes close: a process that was left behind may keep them open for ever.
     if (!killed && ended(pid)) break;
   }
-  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  result.seconds = std::chrono::duration<double>(WallClock::now() - begin).count();
 
   // The process `pid`, which Bough started, is stopped first. It then reaps no child, so that the process ids
   // of its children stay valid while they are killed. When the first process of the sandbox is killed, its
@@ -511,10 +511,10 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
     if (reaped) result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     // The sandbox's first process holds the pipe until all other processes of the sandbox have ended. The
     // output until then is read, for at most kReapLimit.
-    const auto gone = Clock::now() + (sandboxed_ ? kReapLimit : milliseconds(0));
+    const auto gone = WallClock::now() + (sandboxed_ ? kReapLimit : milliseconds(0));
     while (out_open && static_cast<int64_t>(result.output.size()) <= settings_.output.count) {
       pollfd more{out.read.value, POLLIN, 0};
-      const auto left = std::chrono::duration_cast<milliseconds>(gone - Clock::now()).count();
+      const auto left = std::chrono::duration_cast<milliseconds>(gone - WallClock::now()).count();
       if (poll(&more, 1, static_cast<int>(std::max<int64_t>(0, left))) <= 0) break;
       out_open = read_some(out.read.value, result.output);
     }

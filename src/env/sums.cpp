@@ -48,17 +48,17 @@ constexpr std::array<std::string_view, 16> kObjects = {"figs", "pens",  "eggs", 
 
 // If the settings allow n problems, each is found within a few attempts. If they do not, the search must not
 // loop for ever.
-constexpr uint64_t kMaxAttempts = 20'000;
-constexpr uint64_t kDrawsPerAttempt = 64;  // a chain of 8 steps needs 3 + 2 * 8 + 1
+constexpr uint64_t kMaxSumAttempts = 20'000;
+constexpr uint64_t kSumDrawsPerAttempt = 64;  // a chain of 8 steps needs 3 + 2 * 8 + 1
 
-struct Step {
+struct SumStep {
   char operation;  // '+', '-', '*'
   int64_t operand;
 };
 
-struct Chain {
+struct SumChain {
   int64_t first;
-  std::vector<Step> steps;
+  std::vector<SumStep> steps;
 };
 
 void replace(std::string& text, std::string_view hole, std::string_view value) {
@@ -67,7 +67,7 @@ void replace(std::string& text, std::string_view hole, std::string_view value) {
   }
 }
 
-int64_t apply(int64_t value, const Step& step) {
+int64_t apply(int64_t value, const SumStep& step) {
   return step.operation == '+'   ? value + step.operand
          : step.operation == '-' ? value - step.operand
                                  : value * step.operand;
@@ -77,7 +77,7 @@ int64_t apply(int64_t value, const Step& step) {
 class Draws {
  public:
   Draws(const CounterRandom& random, uint64_t sequence, uint64_t attempt)
-      : random_(random), sequence_(sequence), position_(attempt * kDrawsPerAttempt) {}
+      : random_(random), sequence_(sequence), position_(attempt * kSumDrawsPerAttempt) {}
 
   int64_t between(int64_t low, int64_t high) {
     return low +
@@ -96,8 +96,8 @@ class Draws {
 
 // Draws a random chain of operations. nullopt if no operation is allowed at some step (the number is too
 // small to subtract from) or a factor is 1.
-std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
-  Chain chain;
+std::optional<SumChain> draw_chain(Draws& draws, const SumsSettings& settings) {
+  SumChain chain;
   const int64_t num_steps = draws.between(settings.min_steps, settings.max_steps);
   int64_t value = chain.first = draws.between(settings.min_operand, settings.max_operand);
   for (int64_t i = 0; i < num_steps; ++i) {
@@ -108,7 +108,7 @@ std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
       if (operation == "multiply" && i == 0) allowed.push_back('*');
     }
     if (allowed.empty()) return std::nullopt;
-    Step step{draws.one_of(allowed), 0};
+    SumStep step{draws.one_of(allowed), 0};
     const int64_t highest =
         step.operation == '-' ? std::min(value, settings.max_operand) : settings.max_operand;
     step.operand = draws.between(settings.min_operand, highest);
@@ -120,7 +120,7 @@ std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
   return chain;
 }
 
-std::string tell(const Wording& wording, const Chain& chain, std::string_view name,
+std::string tell(const Wording& wording, const SumChain& chain, std::string_view name,
                  std::string_view objects) {
   const bool product = chain.steps[0].operation == '*';
   std::string text(product ? wording.start_multiply : wording.start);
@@ -141,11 +141,11 @@ std::string tell(const Wording& wording, const Chain& chain, std::string_view na
 
 // The worked solution. `slip`, an error made on purpose, is added to the last result, or subtracted if the
 // result would be negative.
-std::string work_out(const Chain& chain, int64_t slip) {
+std::string work_out(const SumChain& chain, int64_t slip) {
   std::string text;
   int64_t value = chain.first;
   for (size_t i = 0; i < chain.steps.size(); ++i) {
-    const Step& step = chain.steps[i];
+    const SumStep& step = chain.steps[i];
     int64_t result = apply(value, step);
     if (i + 1 == chain.steps.size()) result += result + slip < 0 ? -slip : slip;
     text += str(value, step.operation, step.operand, "=", result, " ");
@@ -154,12 +154,12 @@ std::string work_out(const Chain& chain, int64_t slip) {
   return text + str("#### ", value);
 }
 
-std::string skeleton_of(size_t wording, Chain chain) {
+std::string skeleton_of(size_t wording, SumChain chain) {
   if (chain.steps[0].operation != '-' && chain.steps[0].operand < chain.first) {
     std::swap(chain.first, chain.steps[0].operand);
   }
   std::string text = str(wording, ":", chain.first);
-  for (const Step& step : chain.steps) text += str(step.operation, step.operand);
+  for (const SumStep& step : chain.steps) text += str(step.operation, step.operand);
   return text;
 }
 
@@ -221,7 +221,7 @@ std::vector<SumsProblem> make_sums(int64_t n, Split split, uint64_t seed, const 
     const uint64_t sequence = (static_cast<uint64_t>(split) << 48) + static_cast<uint64_t>(i);
     const int64_t slip = draw_slip(random, sequence, settings.slips);
     for (uint64_t attempt = 0; problems.size() == static_cast<size_t>(i); ++attempt) {
-      if (attempt == kMaxAttempts) {
+      if (attempt == kMaxSumAttempts) {
         throw UserError(str("sums: only ", i, " of ", n, " different problems found with max_operand ",
                             settings.max_operand, " and max_steps ", settings.max_steps,
                             "; ask for fewer, or raise max_operand or max_steps"));

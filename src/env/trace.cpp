@@ -16,11 +16,11 @@ constexpr int64_t kBase = 10;  // a register holds a digit
 // Labels of the steps. They are neither digits nor names of registers, and appear nowhere else in a text.
 constexpr std::string_view kLabels = "ABCDEFGHIJKLMNOPQRSTUVWXYZqrstuvwxyz!$%&()*,./:;<>?@[]^_{|}~";
 static_assert(kLabels.size() == kTraceLabels);
-constexpr uint64_t kMaxAttempts = 20'000;
-constexpr uint64_t kDrawsPerAttempt = uint64_t{1} << 20;  // enough: 4 per step, 1 per register
-constexpr uint64_t kOwn = uint64_t{1} << 60;              // sequences of the slips' random numbers
+constexpr uint64_t kMaxTraceAttempts = 20'000;
+constexpr uint64_t kTraceDrawsPerAttempt = uint64_t{1} << 20;  // enough: 4 per step, 1 per register
+constexpr uint64_t kOwn = uint64_t{1} << 60;                   // sequences of the slips' random numbers
 
-struct Step {
+struct TraceStep {
   int64_t target;
   char operation;   // '+', '-', or 'r': adds the register `operand`
   int64_t operand;  // a digit of 1 to 9, or another register
@@ -29,7 +29,7 @@ struct Step {
 struct Program {
   size_t first = 0;  // the first step's label
   std::vector<int64_t> start;
-  std::vector<Step> steps;
+  std::vector<TraceStep> steps;
 };
 
 char name_of(int64_t index) {
@@ -43,13 +43,13 @@ std::string text_of(const std::vector<int64_t>& registers) {
 }
 
 // For example "Bc+b".
-std::string text_of(const Step& step, size_t label) {
+std::string text_of(const TraceStep& step, size_t label) {
   if (step.operation == 'r') return str(kLabels[label], name_of(step.target), '+', name_of(step.operand));
   return str(kLabels[label], name_of(step.target), step.operation, step.operand);
 }
 
 // The amount that the step adds or subtracts.
-int64_t amount_of(const Step& step, const std::vector<int64_t>& registers) {
+int64_t amount_of(const TraceStep& step, const std::vector<int64_t>& registers) {
   return step.operation == 'r' ? registers[static_cast<size_t>(step.operand)] : step.operand;
 }
 
@@ -63,7 +63,7 @@ Program draw_program(const CounterRandom& random, uint64_t sequence, uint64_t po
   program.first += static_cast<size_t>(below(settings.max_first));
   for (int64_t i = 0; i < settings.registers; ++i) program.start.push_back(below(kBase));
   for (int64_t i = 0; i < num_steps; ++i) {
-    Step step{below(settings.registers), '+', 0};
+    TraceStep step{below(settings.registers), '+', 0};
     if (random.uniform(sequence, position++) < settings.mixing) {
       step.operation = 'r';  // another register: adding a register to itself could not be undone
       step.operand = (step.target + 1 + below(settings.registers - 1)) % settings.registers;
@@ -87,7 +87,7 @@ std::string work_out(const Program& program, double slips, const CounterRandom& 
   std::vector<int64_t> registers = program.start;
   std::string text;
   for (size_t i = 0; i < program.steps.size(); ++i) {
-    const Step& step = program.steps[i];
+    const TraceStep& step = program.steps[i];
     const int64_t before = registers[static_cast<size_t>(step.target)], by = amount_of(step, registers);
     const bool subtracts = step.operation == '-';
     int64_t result = (before + (subtracts ? kBase - by : by)) % kBase;
@@ -121,11 +121,11 @@ std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, con
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t sequence = (static_cast<uint64_t>(split) << 48) + static_cast<uint64_t>(i);
     for (uint64_t attempt = 0; std::ssize(problems) == i; ++attempt) {
-      if (attempt == kMaxAttempts)
+      if (attempt == kMaxTraceAttempts)
         throw UserError(str("trace: only ", i, " of ", n, " different programs found with registers ",
                             settings.registers, " and max_steps ", settings.max_steps,
                             "; ask for fewer, or raise one of them"));
-      const Program program = draw_program(random, sequence, attempt * kDrawsPerAttempt, settings);
+      const Program program = draw_program(random, sequence, attempt * kTraceDrawsPerAttempt, settings);
       std::string question = question_of(program);
       if (sums_split(question) != split || !seen.insert(question).second) continue;
       problems.push_back({{"question", std::move(question)},

@@ -14,13 +14,13 @@ double score(std::string_view completion, std::string_view gold, const VerifierS
   return verifier.verify(completion, verifier.gold(gold, "test")).score;
 }
 
-struct Case {
+struct VerifierCase {
   const char* completion;
   const char* gold;
   double score;
 };
 
-class VerifierCases : public testing::TestWithParam<Case> {};
+class VerifierCases : public testing::TestWithParam<VerifierCase> {};
 
 TEST_P(VerifierCases, Scores) {
   const auto [completion, gold, expected] = GetParam();
@@ -29,38 +29,45 @@ TEST_P(VerifierCases, Scores) {
 
 INSTANTIATE_TEST_SUITE_P(
     Places, VerifierCases,
-    testing::Values(Case{"7+5=12 #### 12", "7+5=12 #### 12", 1}, Case{"7+5=13\n#### 13", "#### 12", 0},
-                    Case{"#### 12\nI mean\n#### 13", "13", 1}, Case{"#### 12 eggs", "12", 1},
-                    Case{"####12", "12", 1}, Case{"#### 7+5=12", "12", 1}, Case{"#### \n12", "12", 0},
-                    Case{"12 ####", "12", 0}, Case{"so \\boxed{12} it is, 99", "12", 1},
-                    Case{"\\boxed{x = 12}", "12", 1}, Case{"\\boxed{12\\text{ cm}}", "12", 1},
-                    Case{"\\boxed{{1{,}200}}", "1200", 1}, Case{"\\boxed{-\\frac{1}{2}}", "-0.5", 1},
-                    Case{"\\boxed{\\$12}", "12", 1}, Case{"\\boxed{12", "12", 1},
-                    Case{"\\boxed{}12", "12", 0}, Case{"The answer is 12. There were 3 cats.", "12", 1},
-                    Case{"THE ANSWER IS $12.50!", "12.5", 1}, Case{"**Answer:** 12", "12", 1},
-                    Case{"Answer:\n12", "12", 1}, Case{"the answer is 3\nno, the answer is 4", "4", 1},
-                    Case{"The answer is 5.\n#### 6", "6", 1}, Case{"He has 7, then 12", "12", 1},
-                    Case{"12 cats and 3 dogs", "12", 0}, Case{"", "12", 0}, Case{"none", "12", 0}));
+    testing::Values(
+        VerifierCase{"7+5=12 #### 12", "7+5=12 #### 12", 1}, VerifierCase{"7+5=13\n#### 13", "#### 12", 0},
+        VerifierCase{"#### 12\nI mean\n#### 13", "13", 1}, VerifierCase{"#### 12 eggs", "12", 1},
+        VerifierCase{"####12", "12", 1}, VerifierCase{"#### 7+5=12", "12", 1},
+        VerifierCase{"#### \n12", "12", 0}, VerifierCase{"12 ####", "12", 0},
+        VerifierCase{"so \\boxed{12} it is, 99", "12", 1}, VerifierCase{"\\boxed{x = 12}", "12", 1},
+        VerifierCase{"\\boxed{12\\text{ cm}}", "12", 1}, VerifierCase{"\\boxed{{1{,}200}}", "1200", 1},
+        VerifierCase{"\\boxed{-\\frac{1}{2}}", "-0.5", 1}, VerifierCase{"\\boxed{\\$12}", "12", 1},
+        VerifierCase{"\\boxed{12", "12", 1}, VerifierCase{"\\boxed{}12", "12", 0},
+        VerifierCase{"The answer is 12. There were 3 cats.", "12", 1},
+        VerifierCase{"THE ANSWER IS $12.50!", "12.5", 1}, VerifierCase{"**Answer:** 12", "12", 1},
+        VerifierCase{"Answer:\n12", "12", 1}, VerifierCase{"the answer is 3\nno, the answer is 4", "4", 1},
+        VerifierCase{"The answer is 5.\n#### 6", "6", 1}, VerifierCase{"He has 7, then 12", "12", 1},
+        VerifierCase{"12 cats and 3 dogs", "12", 0}, VerifierCase{"", "12", 0},
+        VerifierCase{"none", "12", 0}));
 
 INSTANTIATE_TEST_SUITE_P(
     Numbers, VerifierCases,
     testing::Values(
-        Case{"1,000", "1000", 1}, Case{"1000.0", "1,000", 1}, Case{"1,234,567", "1234567", 1},
-        Case{"1e3", "1000", 1}, Case{"1.5E+3", "1500", 1}, Case{"15e-1", "1.5", 1}, Case{"1,20", "120", 0},
-        Case{"1,20", "20", 1}, Case{"1,0000", "10000", 0}, Case{"#### 1,0000", "1000", 0},
-        Case{"$12", "12", 1}, Case{"-$12", "-12", 1}, Case{"$-12", "-12", 1}, Case{"€12", "12", 1},
-        Case{"12.", "12", 1}, Case{"12.50", "12.5", 1}, Case{"012", "12", 1}, Case{".5", "0.5", 1},
-        Case{"-12", "12", 0},
-        Case{"\xE2\x88\x92"
-             "12",
-             "-12", 1},
-        Case{"+12", "12", 1}, Case{"-0", "0", 1}, Case{"0.000", "0", 1}, Case{"7-5", "5", 1},
-        Case{"7-5", "-5", 0}, Case{"7 - -5", "-5", 1}, Case{"f(x)-5", "5", 1}, Case{"50%", "50", 1},
-        Case{"50%", "0.5", 0}, Case{"1/2", "0.5", 1}, Case{"2/4", "1/2", 1}, Case{"-1/3", "-2/6", 1},
-        Case{"1/3", "0.333", 0}, Case{"10/2", "5", 1}, Case{"1/0", "1", 0}, Case{"3/4/5", "5", 1},
-        Case{"0.1", "0.1000000000000000055511151231257827", 0},
-        Case{"9007199254740993", "9007199254740992", 0}, Case{"1e400", "1e400", 1}, Case{"1e400", "1e401", 0},
-        Case{"2e", "2", 1}, Case{"2em", "2", 1}, Case{"125/1e3", "1/8", 1}, Case{"1e5/1e2", "1000", 1}));
+        VerifierCase{"1,000", "1000", 1}, VerifierCase{"1000.0", "1,000", 1},
+        VerifierCase{"1,234,567", "1234567", 1}, VerifierCase{"1e3", "1000", 1},
+        VerifierCase{"1.5E+3", "1500", 1}, VerifierCase{"15e-1", "1.5", 1}, VerifierCase{"1,20", "120", 0},
+        VerifierCase{"1,20", "20", 1}, VerifierCase{"1,0000", "10000", 0},
+        VerifierCase{"#### 1,0000", "1000", 0}, VerifierCase{"$12", "12", 1}, VerifierCase{"-$12", "-12", 1},
+        VerifierCase{"$-12", "-12", 1}, VerifierCase{"€12", "12", 1}, VerifierCase{"12.", "12", 1},
+        VerifierCase{"12.50", "12.5", 1}, VerifierCase{"012", "12", 1}, VerifierCase{".5", "0.5", 1},
+        VerifierCase{"-12", "12", 0},
+        VerifierCase{"\xE2\x88\x92"
+                     "12",
+                     "-12", 1},
+        VerifierCase{"+12", "12", 1}, VerifierCase{"-0", "0", 1}, VerifierCase{"0.000", "0", 1},
+        VerifierCase{"7-5", "5", 1}, VerifierCase{"7-5", "-5", 0}, VerifierCase{"7 - -5", "-5", 1},
+        VerifierCase{"f(x)-5", "5", 1}, VerifierCase{"50%", "50", 1}, VerifierCase{"50%", "0.5", 0},
+        VerifierCase{"1/2", "0.5", 1}, VerifierCase{"2/4", "1/2", 1}, VerifierCase{"-1/3", "-2/6", 1},
+        VerifierCase{"1/3", "0.333", 0}, VerifierCase{"10/2", "5", 1}, VerifierCase{"1/0", "1", 0},
+        VerifierCase{"3/4/5", "5", 1}, VerifierCase{"0.1", "0.1000000000000000055511151231257827", 0},
+        VerifierCase{"9007199254740993", "9007199254740992", 0}, VerifierCase{"1e400", "1e400", 1},
+        VerifierCase{"1e400", "1e401", 0}, VerifierCase{"2e", "2", 1}, VerifierCase{"2em", "2", 1},
+        VerifierCase{"125/1e3", "1/8", 1}, VerifierCase{"1e5/1e2", "1000", 1}));
 
 TEST(Verifier, MarkerCanBeRequired) {
   VerifierSettings settings;

@@ -10,7 +10,7 @@ namespace bough {
 namespace {
 
 constexpr double kMaxTheta = 1e30, kMaxFactor = 1e9;
-constexpr int64_t kMaxPositions = int64_t{1} << 31;
+constexpr int64_t kMaxRopePositions = int64_t{1} << 31;
 
 struct KnownType {
   const char* name;
@@ -84,7 +84,7 @@ Rope read_rope(const ConfigKeys& keys, const RopeContext& context) {
   rope.original_positions =
       context.original_positions
           ? context.original_positions
-          : keys.integer_or("original_max_position_embeddings", kMaxPositions, context.max_positions);
+          : keys.integer_or("original_max_position_embeddings", kMaxRopePositions, context.max_positions);
   const double ratio =
       static_cast<double>(context.max_positions) / static_cast<double>(rope.original_positions);
   const bool has_ratio = rope.type == RopeType::kYarn || rope.type == RopeType::kLongrope;

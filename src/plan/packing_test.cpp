@@ -45,7 +45,7 @@ Sequences random_small_tree(std::mt19937_64& random, int num_nodes, int64_t max_
   return sequences;
 }
 
-int64_t longest(const Sequences& sequences) {
+int64_t longest_sequence(const Sequences& sequences) {
   size_t result = 0;
   for (const auto& s : sequences) result = std::max(result, s.size());
   return static_cast<int64_t>(result);
@@ -130,7 +130,8 @@ TEST(Packing, EveryMethodIsValidOnRandomBatches) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     const auto sequences = random_sequences(seed, 300, seed % 3 ? 50 : 2);
     const auto tree = build_prefix_tree(as_spans(sequences));
-    const int64_t capacity = std::max<int64_t>(1, longest(sequences)) + static_cast<int64_t>(seed * 7 % 100);
+    const int64_t capacity =
+        std::max<int64_t>(1, longest_sequence(sequences)) + static_cast<int64_t>(seed * 7 % 100);
     for (const auto& [name, packer] : kPackers)
       expect_valid(packer(tree, capacity), sequences, capacity, str(name, " seed ", seed),
                    std::string_view(name) == "single path");
@@ -139,8 +140,8 @@ TEST(Packing, EveryMethodIsValidOnRandomBatches) {
   }
 }
 
-// Random trees of up to 8 nodes, half of them bushy. Capacities lie between the longest path and one of three
-// limits: the whole tree, 1.5 times the longest path, or just over the longest path.
+// Random trees of up to 8 nodes, half of them bushy. Capacities lie between the longest_sequence path and one of three
+// limits: the whole tree, 1.5 times the longest_sequence path, or just over the longest_sequence path.
 TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
   std::mt19937_64 random(1);
   double sum[std::size(kPackers)] = {}, worst[std::size(kPackers)] = {};
@@ -149,7 +150,7 @@ TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
     const int num_nodes = t % 4 ? 8 : 1 + static_cast<int>(random() % 8);
     const auto sequences = random_small_tree(random, num_nodes, 1 + t % 40, /*bushy=*/t % 2);
     const auto tree = build_prefix_tree(as_spans(sequences));
-    const int64_t longest_path = longest(sequences);
+    const int64_t longest_path = longest_sequence(sequences);
     const int64_t slack = t % 3 == 0   ? tree.num_tokens() - longest_path
                           : t % 3 == 1 ? longest_path / 2
                                        : longest_path / 8;
@@ -184,7 +185,7 @@ TEST(Packing, NoTwoBinsOfPackFitTogether) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     const auto sequences = random_sequences(seed, 600);
     const auto tree = build_prefix_tree(as_spans(sequences));
-    const int64_t capacity = longest(sequences) + static_cast<int64_t>(seed);
+    const int64_t capacity = longest_sequence(sequences) + static_cast<int64_t>(seed);
     if (capacity == 0) continue;
     const auto packing = pack(tree, capacity);
     for (size_t a = 0; a < packing.bins.size(); ++a)
@@ -251,7 +252,7 @@ const Sequences kTwoPrompts = {
     {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
 using Bins = std::vector<std::vector<int64_t>>;
 
-// The longest sequence goes first, into the first bin with room. Sequence 0 opens a bin of 7 tokens. Sequence
+// The longest_sequence sequence goes first, into the first bin with room. Sequence 0 opens a bin of 7 tokens. Sequence
 // 1 has no common prefix with sequence 0 and makes it 14. Sequences 2 and 3 add two tokens each, which makes
 // 18. Sequence 4 finds no room.
 TEST(Packers, FirstFitDecreasingMixesPrompts) {
@@ -294,7 +295,7 @@ TEST(Packers, EachIsItsFunctionAndExactIsTheOptimum) {
   for (int t = 0; t < 300; ++t) {
     const auto sequences = random_small_tree(random, 8, 1 + t % 40, /*bushy=*/t % 2);
     const auto tree = build_prefix_tree(as_spans(sequences));
-    const int64_t capacity = longest(sequences) + static_cast<int64_t>(random() % 40);
+    const int64_t capacity = longest_sequence(sequences) + static_cast<int64_t>(random() % 40);
     const std::pair<std::string_view, Packing> packings[] = {
         {"auto", pack(tree, capacity)},
         {"heuristic", pack_depth_first(tree, capacity)},

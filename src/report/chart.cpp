@@ -15,15 +15,10 @@ namespace bough {
 namespace {
 
 // In SVG user units; the page scales the drawing to its width. The margins hold the labels.
-constexpr double kWidth = 560, kHeight = 250, kLeft = 58, kRight = 14, kTop = 12, kBottom = 36;
+constexpr double kChartWidth = 560, kChartHeight = 250, kChartLeft = 58, kChartRight = 14, kChartTop = 12,
+                 kChartBottom = 36;
 constexpr size_t kMostPoints = 600;   // more than one point per SVG unit is not visible
 constexpr size_t kSmoothedFrom = 30;  // with fewer points the running mean is not drawn
-
-std::string number(double value) {
-  std::array<char, 32> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.1f", value);
-  return buffer.data();
-}
 
 struct Scale {
   double low, high, from, to;
@@ -35,7 +30,7 @@ using Points = std::vector<std::pair<double, double>>;
 std::string path_of(const Points& points, const Scale& x, const Scale& y) {
   std::string out;
   for (const auto& [step, value] : points)
-    out += str(out.empty() ? "M" : "L", number(x(step)), " ", number(y(value)));
+    out += str(out.empty() ? "M" : "L", svg_number(x(step)), " ", svg_number(y(value)));
   return out;
 }
 
@@ -65,7 +60,7 @@ Scale value_scale(const Chart& chart) {
   }
   const double margin = (high - low) * 0.06;
   if (!chart.from_zero || low != 0) low -= margin;
-  return {low, high + margin, kHeight - kBottom, kTop};
+  return {low, high + margin, kChartHeight - kChartBottom, kChartTop};
 }
 
 Scale step_scale(const Chart& chart) {
@@ -73,7 +68,7 @@ Scale step_scale(const Chart& chart) {
   for (const ChartSeries& series : chart.series)
     for (const auto& [step, value] : series.points) low = std::min(low, step), high = std::max(high, step);
   if (low == high) low -= 1, high += 1;
-  return {low, high, kLeft, kWidth - kRight};
+  return {low, high, kChartLeft, kChartWidth - kChartRight};
 }
 
 std::string tick_label(double value, double step) {
@@ -86,16 +81,19 @@ std::string axes(const Scale& x, const Scale& y) {
   std::string out = "<g class=\"axes\">";
   const auto values = axis_ticks(y.low, y.high, 5);
   for (const double value : values)
-    out += str("<path class=\"grid\" d=\"M", number(kLeft), " ", number(y(value)), "H",
-               number(kWidth - kRight), "\"/><text class=\"y\" x=\"", number(kLeft - 8), "\" y=\"",
-               number(y(value) + 4), "\">", tick_label(value, y.high - y.low), "</text>");
+    out +=
+        str("<path class=\"grid\" d=\"M", svg_number(kChartLeft), " ", svg_number(y(value)), "H",
+            svg_number(kChartWidth - kChartRight), "\"/><text class=\"y\" x=\"", svg_number(kChartLeft - 8),
+            "\" y=\"", svg_number(y(value) + 4), "\">", tick_label(value, y.high - y.low), "</text>");
   for (const double step : axis_ticks(x.low, x.high, 6))
     if (step == std::floor(step))  // step numbers are integers; a tick at 2.5 is not
-      out += str("<text class=\"x\" x=\"", number(x(step)), "\" y=\"", number(kHeight - kBottom + 17), "\">",
-                 tick_label(step, x.high - x.low), "</text>");
-  out += str("<path class=\"base\" d=\"M", number(kLeft), " ", number(kHeight - kBottom), "H",
-             number(kWidth - kRight), "\"/><text class=\"x\" x=\"", number((kLeft + kWidth - kRight) / 2),
-             "\" y=\"", number(kHeight - 4), "\">step</text></g>");
+      out += str("<text class=\"x\" x=\"", svg_number(x(step)), "\" y=\"",
+                 svg_number(kChartHeight - kChartBottom + 17), "\">", tick_label(step, x.high - x.low),
+                 "</text>");
+  out += str("<path class=\"base\" d=\"M", svg_number(kChartLeft), " ",
+             svg_number(kChartHeight - kChartBottom), "H", svg_number(kChartWidth - kChartRight),
+             "\"/><text class=\"x\" x=\"", svg_number((kChartLeft + kChartWidth - kChartRight) / 2),
+             "\" y=\"", svg_number(kChartHeight - 4), "\">step</text></g>");
   return out;
 }
 
@@ -164,14 +162,14 @@ std::string chart_figure(const Chart& chart) {
     if (smoothed)
       means += str("<path class=\"line c", i, "\" d=\"", path_of(running_mean(sampled[i]), x, y), "\"/>");
     if (sampled[i].size() == 1)
-      lines += str("<circle class=\"dot c", i, "\" cx=\"", number(x(sampled[i][0].first)), "\" cy=\"",
-                   number(y(sampled[i][0].second)), "\" r=\"4\"/>");
+      lines += str("<circle class=\"dot c", i, "\" cx=\"", svg_number(x(sampled[i][0].first)), "\" cy=\"",
+                   svg_number(y(sampled[i][0].second)), "\" r=\"4\"/>");
   }
   const std::string title = html_escape(chart.title);
   return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, sampled, x, y), "\"><figcaption>",
              title, chart.unit.empty() ? "" : str(" <small>", html_escape(chart.unit), "</small>"),
-             "<span class=\"legend\">", legend, "</span></figcaption><svg viewBox=\"0 0 ", kWidth, " ",
-             kHeight, "\" role=\"img\" aria-label=\"", title, " over steps\">", axes(x, y), lines, means,
+             "<span class=\"legend\">", legend, "</span></figcaption><svg viewBox=\"0 0 ", kChartWidth, " ",
+             kChartHeight, "\" role=\"img\" aria-label=\"", title, " over steps\">", axes(x, y), lines, means,
              "<g class=\"hover\"></g></svg></figure>\n");
 }
 

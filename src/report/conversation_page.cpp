@@ -10,10 +10,10 @@ namespace bough {
 
 namespace {
 
-constexpr size_t kMostConversations = 8;  // per group
-constexpr size_t kMostMessages = 64;      // per conversation: the first ones and the last ones
-constexpr size_t kMostTextBytes = 4000;   // per message
-constexpr size_t kMostBytes = 3'000'000;  // for the section
+constexpr size_t kMostConversations = 8;    // per group
+constexpr size_t kMostMessages = 64;        // per conversation: the first ones and the last ones
+constexpr size_t kMostMessageBytes = 4000;  // per message
+constexpr size_t kMostBytes = 3'000'000;    // for the section
 
 std::string plural(int64_t count, const char* what) {
   return str(format_thousands(count), " ", what, count == 1 ? "" : "s");
@@ -41,14 +41,14 @@ std::string bar(const ConversationView& view) {
   return out + "</span>";
 }
 
-std::string number(double value) {
+std::string three_digits(double value) {
   return format_significant(value, 3);
 }
 
 std::string head(const ConversationView& view) {
   std::string out = str("<summary><b>", html_escape(view.name), "</b> ");
   if (view.reward)
-    out += str("<span class=\"", *view.reward > 0 ? "good" : "bad", "\">reward ", number(*view.reward),
+    out += str("<span class=\"", *view.reward > 0 ? "good" : "bad", "\">reward ", three_digits(*view.reward),
                "</span> ");
   out += str(html_escape(view.reason), ", ", plural(view.turns, "turn"), ", ", plural(view.tokens, "token"));
   double engine = 0, environment = 0;
@@ -57,11 +57,12 @@ std::string head(const ConversationView& view) {
     environment += message.environment_seconds;
   }
   if (engine + environment > 0)
-    out += str(", ", number(engine), " s engine, ", number(environment), " s environment");
+    out += str(", ", three_digits(engine), " s engine, ", three_digits(environment), " s environment");
   if (view.invalid_calls > 0)
     out += str(", <span class=\"bad\">", plural(view.invalid_calls, "invalid call"), "</span>");
   if (view.rows > 1) out += str(", ", view.rows, " rows");
-  for (const auto& [name, value] : view.rewards) out += str(", ", html_escape(name), " ", number(value));
+  for (const auto& [name, value] : view.rewards)
+    out += str(", ", html_escape(name), " ", three_digits(value));
   int64_t total = 0;
   for (const ConversationView::Run& run : view.runs) total += run.tokens;
   if (!view.forks_from.empty()) {
@@ -82,10 +83,10 @@ std::string body_of(const MessageView& message) {
   if (is_model) {
     out += str(" <small>turn ", *message.turn);
     if (message.tokens > 0) out += ", " + plural(message.tokens, "token");
-    if (message.engine_seconds > 0) out += str(", ", number(message.engine_seconds), " s");
+    if (message.engine_seconds > 0) out += str(", ", three_digits(message.engine_seconds), " s");
     if (message.environment_seconds > 0)
-      out += str("; answered after ", number(message.environment_seconds), " s");
-    if (message.reward != 0) out += str("; reward ", number(message.reward));
+      out += str("; answered after ", three_digits(message.environment_seconds), " s");
+    if (message.reward != 0) out += str("; reward ", three_digits(message.reward));
     out += "</small>";
     if (message.retokenized)
       out +=
@@ -94,7 +95,7 @@ std::string body_of(const MessageView& message) {
   out += "</div>";
   const auto text = [&](const char* kind, const std::string& value) {
     if (!value.empty())
-      out += str("<pre class=\"", kind, "\">", html_escape(cut_text(value, kMostTextBytes)), "</pre>");
+      out += str("<pre class=\"", kind, "\">", html_escape(cut_text(value, kMostMessageBytes)), "</pre>");
   };
   text("thinks", message.reasoning);
   text(message.content.starts_with("error: ") && !is_model ? "says bad" : "says", message.content);
@@ -114,7 +115,7 @@ std::string conversation_html(const ConversationView& view) {
   }
   if (!view.failure.empty())
     out += str("<div class=\"message\"><pre class=\"bad\">",
-               html_escape(cut_text(view.failure, kMostTextBytes)), "</pre></div>\n");
+               html_escape(cut_text(view.failure, kMostMessageBytes)), "</pre></div>\n");
   return out + "</details>\n";
 }
 

@@ -1,5 +1,8 @@
 #include "report/html_text.h"
 
+#include <array>
+#include <cstdio>
+
 #include "base/json.h"
 
 namespace bough {
@@ -34,6 +37,12 @@ std::string cut_text(std::string_view text, size_t max_bytes) {
   size_t end = max_bytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   return std::string(text.substr(0, end)) + "…";
+}
+
+std::string svg_number(double value, int decimals) {
+  std::array<char, 32> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.*f", decimals, value);
+  return buffer.data();
 }
 
 }  // namespace bough

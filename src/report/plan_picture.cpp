@@ -18,7 +18,7 @@ namespace {
 
 using RecomputePolicy = PlanPictureBlock::RecomputePolicy;
 
-constexpr double kWidth = 1280, kMargin = 24, kLeft = 78, kPlotHeight = 560;  // pixels
+constexpr double kPlanWidth = 1280, kMargin = 24, kPlanLeft = 78, kPlotHeight = 560;  // pixels
 constexpr double kBetween = 1;  // the white line between two outlines
 
 // Any two of these colours can be distinguished: they were chosen to maximize the least distance of a pair
@@ -49,7 +49,7 @@ const KeepText& text_of(RecomputePolicy keep) {
   return kKeepTexts[static_cast<size_t>(keep)];
 }
 
-std::string number(double value) {
+std::string short_number(double value) {
   std::array<char, 32> buffer;
   std::snprintf(buffer.data(), buffer.size(), "%.1f", value);
   std::string text = buffer.data();
@@ -83,8 +83,8 @@ std::vector<std::string> wrapped(const std::string& text, int columns) {
 }
 
 std::string text_element(double x, double y, const char* kind, std::string_view text) {
-  return str("<text x=\"", number(x), "\" y=\"", number(y), "\" class=\"", kind, "\">", html_escape(text),
-             "</text>");
+  return str("<text x=\"", short_number(x), "\" y=\"", short_number(y), "\" class=\"", kind, "\">",
+             html_escape(text), "</text>");
 }
 
 // ---- Outlines ----
@@ -96,23 +96,24 @@ std::string outline(const std::vector<PlanBox>& strips) {
   const double whole = strips.back().right - strips.front().left;
   const double right_gap = whole > 4 * kBetween ? kBetween : whole / 6;
   const auto bottom = [](const PlanBox& strip) {
-    return number(strip.height() > 3 * kBetween ? strip.bottom - kBetween
-                                                : std::max(strip.bottom, strip.top + 0.4));
+    return short_number(strip.height() > 3 * kBetween ? strip.bottom - kBetween
+                                                      : std::max(strip.bottom, strip.top + 0.4));
   };
-  std::string path = str("M", number(strips.front().left), " ", number(strips.front().top)),
-              at = number(strips.front().top);
+  std::string path = str("M", short_number(strips.front().left), " ", short_number(strips.front().top)),
+              at = short_number(strips.front().top);
   std::string back;
   for (size_t i = 0; i < strips.size();) {
     size_t last = i;
-    while (last + 1 < strips.size() && number(strips[last + 1].top) == number(strips[i].top)) ++last;
-    if (const auto top = number(strips[i].top); top != at) path += "V" + (at = top);
-    path += "H" + number(strips[last].right - (last + 1 == strips.size() ? right_gap : 0));
+    while (last + 1 < strips.size() && short_number(strips[last + 1].top) == short_number(strips[i].top))
+      ++last;
+    if (const auto top = short_number(strips[i].top); top != at) path += "V" + (at = top);
+    path += "H" + short_number(strips[last].right - (last + 1 == strips.size() ? right_gap : 0));
     i = last + 1;
   }
   at = "";
   for (size_t i = strips.size(); i-- > 0;) {
     if (const auto low = bottom(strips[i]); low != at) path += "V" + (at = low);
-    if (i == 0 || bottom(strips[i - 1]) != at) path += "H" + number(strips[i].left);
+    if (i == 0 || bottom(strips[i - 1]) != at) path += "H" + short_number(strips[i].left);
   }
   return path + "Z";
 }
@@ -164,8 +165,8 @@ std::string label_text(const Label& label, const PlanBox& box, bool interior) {
   const double bold = kPerBold * display_width(label.number);
   const auto light = [&](const std::string& text) { return kPerLight * display_width(text); };
   const auto element = [&](double dy, const std::string& attributes, const std::string& content) {
-    return str("<text x=\"", number(x), "\" y=\"", number(y + dy), "\" class=\"", interior ? "w" : "d", "\"",
-               attributes, ">", content, "</text>");
+    return str("<text x=\"", short_number(x), "\" y=\"", short_number(y + dy), "\" class=\"",
+               interior ? "w" : "d", "\"", attributes, ">", content, "</text>");
   };
   const auto bold_part = "<tspan class=\"b\">" + label.number + "</tspan>";
   const std::array<std::string, 2> tokens = {label.tokens, label.short_tokens};
@@ -178,7 +179,7 @@ std::string label_text(const Label& label, const PlanBox& box, bool interior) {
   if (box.width() < box.height()) {
     const bool slim = box.width() < kLine - 1;
     const double scale = slim ? kSmall : 1;
-    const auto turned = str(" transform=\"translate(", number(x), " ", number(y), ") rotate(-90)",
+    const auto turned = str(" transform=\"translate(", short_number(x), " ", short_number(y), ") rotate(-90)",
                             slim ? str(" scale(", kSmall, ")") : "", "\"");
     const auto turned_element = [&](const std::string& content) {
       return str("<text y=\"4\" class=\"", interior ? "w" : "d", "\"", turned, ">", content, "</text>");
@@ -266,13 +267,14 @@ constexpr const char* kStyle =
 
 // ---- Around the trees ----
 
-std::string depth_axis(int64_t depth, double top) {
-  std::string out = text_element(kLeft - 10, top - 8, "y", "depth");
+std::string plan_depth_axis(int64_t depth, double top) {
+  std::string out = text_element(kPlanLeft - 10, top - 8, "y", "depth");
   for (const double tick : axis_ticks(0, static_cast<double>(depth), 8)) {
     if (tick != std::floor(tick)) continue;  // positions are integers; a tick at 2.5 is not
     const double y = top + kPlotHeight * tick / static_cast<double>(depth);
-    out += str("<path class=\"axis\" d=\"M", number(kLeft - 6), " ", number(y), "H", number(kWidth - kMargin),
-               "\"/>", text_element(kLeft - 10, y + 4, "y", format_thousands(static_cast<int64_t>(tick))));
+    out += str("<path class=\"axis\" d=\"M", short_number(kPlanLeft - 6), " ", short_number(y), "H",
+               short_number(kPlanWidth - kMargin), "\"/>",
+               text_element(kPlanLeft - 10, y + 4, "y", format_thousands(static_cast<int64_t>(tick))));
   }
   return out;
 }
@@ -285,7 +287,7 @@ std::string tree_names(const PlanLayout& layout, double top) {
     const PlanBox& box = layout.trees[t];
     const auto name = str("tree ", format_thousands(static_cast<int64_t>(t) + 1));
     if (box.width() >= 6.3 * static_cast<double>(name.size()) + 4)
-      out += text_element(kLeft + (box.left + box.right) / 2, top - 8, "m", name);
+      out += text_element(kPlanLeft + (box.left + box.right) / 2, top - 8, "m", name);
   }
   return out;
 }
@@ -312,9 +314,9 @@ std::string legend(const PlanLayout& layout, double& y) {
   for (const auto& entry : entries) {
     const double width =
         15 * static_cast<double>(entry.classes.size()) + 5 + 6.6 * static_cast<double>(entry.text.size());
-    if (x > kMargin && x + width > kWidth - kMargin) x = kMargin, y += 20;
+    if (x > kMargin && x + width > kPlanWidth - kMargin) x = kMargin, y += 20;
     for (const auto& name : entry.classes) {
-      out += str("<rect class=\"", name, "\" x=\"", number(x), "\" y=\"", number(y - 11),
+      out += str("<rect class=\"", name, "\" x=\"", short_number(x), "\" y=\"", short_number(y - 11),
                  "\" width=\"14\" height=\"14\"/>");
       x += 15;
     }
@@ -352,7 +354,7 @@ std::string caption(const PlanPicture& plan, const PlanLayout& layout) {
 }  // namespace
 
 std::string plan_svg(const PlanPicture& plan) {
-  const PlanLayout layout = lay_out(plan, kWidth - kLeft - kMargin, kPlotHeight);
+  const PlanLayout layout = lay_out(plan, kPlanWidth - kPlanLeft - kMargin, kPlotHeight);
   const Paint colours = paint();
   double y = kMargin;
   std::string head;
@@ -366,7 +368,7 @@ std::string plan_svg(const PlanPicture& plan) {
       "Width: sequences. Height: depth in tokens, roots at the top. Colour: a block, one pass of the model. "
       "Bold: its number in forward order. Then: its tokens here, of all its tokens.");
   const double top = y + 40;
-  if (layout.depth > 0) head += depth_axis(layout.depth, top) + tree_names(layout, top);
+  if (layout.depth > 0) head += plan_depth_axis(layout.depth, top) + tree_names(layout, top);
 
   std::string shapes, labels;
   for (const auto& shape : layout.shapes) {
@@ -382,12 +384,12 @@ std::string plan_svg(const PlanPicture& plan) {
     tail += text_element(kMargin, bottom + 14 + 17 * static_cast<double>(i), "g", last_lines[i]);
   const double height = bottom + 17 * static_cast<double>(last_lines.size()) + kMargin;
   return str("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"",
-             number(kWidth), "\" height=\"", number(height), "\" viewBox=\"0 0 ", number(kWidth), " ",
-             number(height), "\" role=\"img\" aria-label=\"", html_escape(plan.headline), "\">\n<style>",
-             kStyle, colours.style, "</style>\n<defs>", colours.patterns,
-             "</defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", head,
-             "\n<g transform=\"translate(", number(kLeft), " ", number(top), ")\"><g class=\"s\">\n", shapes,
-             "</g>\n", labels, "</g>\n", tail, "</svg>\n");
+             short_number(kPlanWidth), "\" height=\"", short_number(height), "\" viewBox=\"0 0 ",
+             short_number(kPlanWidth), " ", short_number(height), "\" role=\"img\" aria-label=\"",
+             html_escape(plan.headline), "\">\n<style>", kStyle, colours.style, "</style>\n<defs>",
+             colours.patterns, "</defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", head,
+             "\n<g transform=\"translate(", short_number(kPlanLeft), " ", short_number(top),
+             ")\"><g class=\"s\">\n", shapes, "</g>\n", labels, "</g>\n", tail, "</svg>\n");
 }
 
 }  // namespace bough

@@ -14,7 +14,7 @@ namespace {
 
 using RecomputePolicy = PlanPictureBlock::RecomputePolicy;
 
-size_t count(const std::string& text, const std::string& part) {
+size_t count_in_picture(const std::string& text, const std::string& part) {
   size_t n = 0;
   for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
   return n;
@@ -22,7 +22,7 @@ size_t count(const std::string& text, const std::string& part) {
 
 // Checks that opened elements are closed in the right order. Returns the first wrong tag; "" if all are
 // right.
-std::string unbalanced(const std::string& svg) {
+std::string unbalanced_svg(const std::string& svg) {
   static const std::regex tag("<(/?)([a-z]+)([^<>]*)>");
   std::vector<std::string> open;
   for (std::sregex_iterator it(svg.begin(), svg.end(), tag), end; it != end; ++it) {
@@ -191,13 +191,13 @@ TEST(PlanPicture, AGroupOfSamplesIsLabelledAndExplained) {
                                    std::pair(RecomputePolicy::kLayerInputs, "keeps layer inputs: "),
                                    std::pair(RecomputePolicy::kActivations, "keeps activations: ")}) {
     const std::string svg = plan_svg(group(10, 2, keep));
-    EXPECT_EQ(unbalanced(svg), "");
-    EXPECT_EQ(count(svg, "<title>"), 11u);  // the prompt and each sample
-    EXPECT_EQ(count(svg, ">6</tspan>"), 2u);
+    EXPECT_EQ(unbalanced_svg(svg), "");
+    EXPECT_EQ(count_in_picture(svg, "<title>"), 11u);  // the prompt and each sample
+    EXPECT_EQ(count_in_picture(svg, ">6</tspan>"), 2u);
     EXPECT_NE(svg.find("block 1, interior, 500 tokens\nforward in pass 1, backward in pass 7"),
               std::string::npos);
     EXPECT_NE(svg.find(">900 of 1,720</text>"), std::string::npos);
-    EXPECT_EQ(count(svg, text), 1u);
+    EXPECT_EQ(count_in_picture(svg, text), 1u);
     EXPECT_NE(svg.find("10 sequences in 1 tree, 6 blocks."), std::string::npos);
     EXPECT_EQ(svg.find("Thinned"), std::string::npos);
     EXPECT_EQ(svg.find("never run"), std::string::npos);
@@ -206,7 +206,7 @@ TEST(PlanPicture, AGroupOfSamplesIsLabelledAndExplained) {
 
 TEST(PlanPicture, SaysWhatIsThinnedAndMerged) {
   const std::string svg = plan_svg(group(1000, 1));
-  EXPECT_EQ(unbalanced(svg), "");
+  EXPECT_EQ(unbalanced_svg(svg), "");
   EXPECT_NE(svg.find("Thinned: 392 evenly spread sequences are drawn, one in 2.55."), std::string::npos);
   EXPECT_NE(svg.find("Merged: 1,000 blocks"), std::string::npos);
 }
@@ -228,7 +228,7 @@ TEST(PlanPicture, StaysSmall) {
        {random_plan(1, 1, 50'000, 20), random_plan(2, 3'000, 20, 20), random_plan(3, 40, 1'000, 300)}) {
     const std::string svg = plan_svg(plan);
     EXPECT_LT(svg.size(), 2'000'000u);
-    EXPECT_EQ(unbalanced(svg).size(), 0u);
+    EXPECT_EQ(unbalanced_svg(svg).size(), 0u);
   }
 }
 
@@ -238,12 +238,12 @@ TEST(PlanPicture, LoadsNothingAndEscapesItsHeadline) {
   plan.blocks.push_back({.num_tokens = 7});
   plan.trees.push_back({{{-1, 0, 7, 0, 1, 4}}});
   const std::string svg = plan_svg(plan);
-  EXPECT_EQ(unbalanced(svg), "");
+  EXPECT_EQ(unbalanced_svg(svg), "");
   EXPECT_EQ(svg.find("<script"), std::string::npos);
-  EXPECT_EQ(count(svg, "http"), 1u);  // the namespace URI
+  EXPECT_EQ(count_in_picture(svg, "http"), 1u);  // the namespace URI
   EXPECT_EQ(svg.find("href"), std::string::npos);
   EXPECT_NE(svg.find("4 blocks and 1 that never run."), std::string::npos);
-  EXPECT_EQ(unbalanced(plan_svg({.headline = "nothing"})), "");
+  EXPECT_EQ(unbalanced_svg(plan_svg({.headline = "nothing"})), "");
 }
 
 TEST(PlanPicture, RefusesInvalidTrees) {

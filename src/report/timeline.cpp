@@ -34,14 +34,8 @@ std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path) {
 
 namespace {
 
-constexpr double kWidth = 1180, kLabel = 74, kLane = 26, kTop = 6, kBottom = 28;
+constexpr double kTimelineWidth = 1180, kLabel = 74, kLane = 26, kTimelineTop = 6, kTimelineBottom = 28;
 constexpr size_t kMostSpans = 1500;
-
-std::string number(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.1f", value);
-  return buffer;
-}
 
 // The thing that a lane waits for while it is idle; "" if no text is known for the lane.
 std::string idle_name(const std::string& lane) {
@@ -79,7 +73,7 @@ std::string legend(const std::map<std::string, int>& colours) {
 }
 
 std::string share(double part, double whole) {
-  return number(100 * part / std::max(1e-9, whole)) + "%";
+  return svg_number(100 * part / std::max(1e-9, whole)) + "%";
 }
 
 // The smallest round interval of at least `seconds` for clock times. Below one second, a power of ten.
@@ -112,27 +106,28 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
     begin = std::ranges::min(shown, {}, &TimelineSpan::begin).begin;
   }
   for (TimelineSpan& span : shown) span.begin = std::max(span.begin, begin);
-  const double scale = (kWidth - kLabel) / std::max(1e-9, end - begin);
-  const double height = kTop + kLane * static_cast<double>(lanes.size()) + kBottom;
-  std::string svg = str("<svg viewBox=\"0 0 ", kWidth, " ", height, "\" role=\"img\">");
+  const double scale = (kTimelineWidth - kLabel) / std::max(1e-9, end - begin);
+  const double height = kTimelineTop + kLane * static_cast<double>(lanes.size()) + kTimelineBottom;
+  std::string svg = str("<svg viewBox=\"0 0 ", kTimelineWidth, " ", height, "\" role=\"img\">");
   for (size_t lane = 0; lane < lanes.size(); ++lane) {
-    const double y = kTop + kLane * static_cast<double>(lane);
-    svg += str("<text x=\"0\" y=\"", number(y + 16), "\">", lanes[lane], "</text><rect class=\"lane\" x=\"",
-               kLabel, "\" y=\"", number(y + 2), "\" width=\"", kWidth - kLabel, "\" height=\"", kLane - 6,
-               "\"/>");
+    const double y = kTimelineTop + kLane * static_cast<double>(lane);
+    svg += str("<text x=\"0\" y=\"", svg_number(y + 16), "\">", lanes[lane],
+               "</text><rect class=\"lane\" x=\"", kLabel, "\" y=\"", svg_number(y + 2), "\" width=\"",
+               kTimelineWidth - kLabel, "\" height=\"", kLane - 6, "\"/>");
     for (const TimelineSpan& span : shown) {
       if (span.lane != lanes[lane]) continue;
-      svg +=
-          str("<rect class=\"dot c", colours.at(span.what), "\" style=\"stroke:none\" x=\"",
-              number(kLabel + (span.begin - begin) * scale), "\" y=\"", number(y + 2), "\" width=\"",
-              number(std::max(0.3, (span.end - span.begin) * scale)), "\" height=\"", kLane - 6, "\"><title>",
-              html_escape(span.what), " ", format_duration(span.end - span.begin), "</title></rect>");
+      svg += str("<rect class=\"dot c", colours.at(span.what), "\" style=\"stroke:none\" x=\"",
+                 svg_number(kLabel + (span.begin - begin) * scale), "\" y=\"", svg_number(y + 2),
+                 "\" width=\"", svg_number(std::max(0.3, (span.end - span.begin) * scale)), "\" height=\"",
+                 kLane - 6, "\"><title>", html_escape(span.what), " ", format_duration(span.end - span.begin),
+                 "</title></rect>");
     }
   }
   const double step = round_step((end - begin) / 8);
   for (double at = std::ceil(begin / step) * step; at <= end; at += step)
-    svg += str("<text class=\"x\" x=\"", number(std::min(kWidth - 24, kLabel + (at - begin) * scale)),
-               "\" y=\"", number(height - 6), "\">", at == 0 ? "0" : format_duration(at), "</text>");
+    svg += str("<text class=\"x\" x=\"",
+               svg_number(std::min(kTimelineWidth - 24, kLabel + (at - begin) * scale)), "\" y=\"",
+               svg_number(height - 6), "\">", at == 0 ? "0" : format_duration(at), "</text>");
   svg += "</svg>";
 
   std::string rows;

@@ -12,16 +12,10 @@
 namespace bough {
 namespace {
 
-constexpr double kWidth = 1100, kHeight = 380, kLeft = 58, kTop = 6;  // SVG user units
-constexpr double kGap = 1.5;                                          // between siblings that are wide enough
+constexpr double kTreeWidth = 1100, kTreeHeight = 380, kTreeLeft = 58, kTreeTop = 6;  // SVG user units
+constexpr double kGap = 1.5;  // between siblings that are wide enough
 constexpr double kNarrowest = 0.02;
 constexpr size_t kMostNodes = 20'000;  // about 2 MB of HTML
-
-std::string number(double value, int decimals = 2) {
-  std::array<char, 32> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", decimals, value);
-  return buffer.data();
-}
 
 struct Placed {
   size_t node;
@@ -61,8 +55,8 @@ std::vector<Placed> place(const TreePicture& tree, int64_t& num_sequences, int64
 }
 
 std::string rectangle(const char* kind, double x, double y, double width, double height) {
-  return str("<rect class=\"", kind, "\" x=\"", number(x), "\" y=\"", number(y), "\" width=\"", number(width),
-             "\" height=\"", number(height), "\"/>");
+  return str("<rect class=\"", kind, "\" x=\"", svg_number(x, 2), "\" y=\"", svg_number(y, 2), "\" width=\"",
+             svg_number(width, 2), "\" height=\"", svg_number(height, 2), "\"/>");
 }
 
 // Draws a rectangle for the whole node, and on top of it one for each range of trained positions.
@@ -81,18 +75,19 @@ std::string node_group(const TreePictureNode& node, double first, double per_seq
     marks += rectangle(shared ? "shared trained" : "single trained", x, y(begin), width, y(end) - y(begin));
   }
   return str("<g data-n=\"", node.begin, ",", node.end, ",", node.num_sequences, ",", num_trained, ",",
-             number(x, 5), ",", number(whole, 5), "\">",
+             svg_number(x, 5), ",", svg_number(whole, 5), "\">",
              rectangle(shared ? "shared" : "single", x, y(node.begin), width, y(node.end) - y(node.begin)),
              marks, "</g>");
 }
 
-std::string depth_axis(int64_t depth, double per_token) {
+std::string tree_depth_axis(int64_t depth, double per_token) {
   std::string out = "<g class=\"axes\">";
   for (const double tick : axis_ticks(0, static_cast<double>(depth), 6)) {
     if (tick != static_cast<double>(static_cast<int64_t>(tick))) continue;
-    const double y = kTop + tick * per_token;
-    out += str("<path class=\"grid\" d=\"M", number(kLeft - 5), " ", number(y), "H", number(kWidth),
-               "\"/><text class=\"y\" x=\"", number(kLeft - 9), "\" y=\"", number(y + 4), "\">",
+    const double y = kTreeTop + tick * per_token;
+    out += str("<path class=\"grid\" d=\"M", svg_number(kTreeLeft - 5, 2), " ", svg_number(y, 2), "H",
+               svg_number(kTreeWidth, 2), "\"/><text class=\"y\" x=\"", svg_number(kTreeLeft - 9, 2),
+               "\" y=\"", svg_number(y + 4, 2), "\">",
                tick >= 10'000 ? format_count(tick) : format_significant(tick, 5), "</text>");
   }
   return out + "</g>";
@@ -112,8 +107,8 @@ std::string tree_figure(const TreePicture& tree) {
   std::vector<Placed> placed = place(tree, num_sequences, depth);
   for (const TreePictureNode& node : tree.nodes) unique_tokens += node.end - node.begin;
 
-  const double per_sequence = (kWidth - kLeft) / static_cast<double>(num_sequences);
-  const double per_token = (kHeight - 2 * kTop) / static_cast<double>(depth);
+  const double per_sequence = (kTreeWidth - kTreeLeft) / static_cast<double>(num_sequences);
+  const double per_token = (kTreeHeight - 2 * kTreeTop) / static_cast<double>(depth);
   const auto sequences = [&](const Placed& p) { return tree.nodes[p.node].num_sequences; };
   std::stable_sort(placed.begin(), placed.end(),
                    [&](const Placed& a, const Placed& b) { return sequences(a) > sequences(b); });
@@ -139,11 +134,12 @@ std::string tree_figure(const TreePicture& tree) {
              legend(),
              "<button type=\"button\" class=\"whole\" hidden>show the whole tree</button></figcaption><svg "
              "viewBox=\"0 0 ",
-             kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"Prefix tree of ", html_escape(tree.title),
-             ": width is sequences, height is depth in tokens\">", depth_axis(depth, per_token), "<svg x=\"",
-             kLeft, "\" y=\"", kTop, "\" width=\"", kWidth - kLeft, "\" height=\"", kHeight - 2 * kTop,
-             "\" preserveAspectRatio=\"none\" viewBox=\"0 0 ", kWidth - kLeft, " ", kHeight - 2 * kTop,
-             "\" class=\"nodes\">", nodes,
+             kTreeWidth, " ", kTreeHeight, "\" role=\"img\" aria-label=\"Prefix tree of ",
+             html_escape(tree.title), ": width is sequences, height is depth in tokens\">",
+             tree_depth_axis(depth, per_token), "<svg x=\"", kTreeLeft, "\" y=\"", kTreeTop, "\" width=\"",
+             kTreeWidth - kTreeLeft, "\" height=\"", kTreeHeight - 2 * kTreeTop,
+             "\" preserveAspectRatio=\"none\" viewBox=\"0 0 ", kTreeWidth - kTreeLeft, " ",
+             kTreeHeight - 2 * kTreeTop, "\" class=\"nodes\">", nodes,
              "</svg></svg><p class=\"hint\">Height: depth in tokens. Width: sequences. Point at a "
              "node to read it, click to zoom into its subtree.</p></figure>\n");
 }

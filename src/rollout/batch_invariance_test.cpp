@@ -18,7 +18,7 @@ std::vector<std::pair<int32_t, double>> sampled(const std::vector<GenerationResu
 
 TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 5);
+    const auto model = small_rollout_model(dtype, 5);
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
     const auto generate = [&](EmbeddedEngineOptions options, std::vector<GenerationRequest> requests) {
@@ -61,7 +61,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
 }
 
 TEST(EmbeddedEngine, BatchInvarianceIsRefusedIfUnsupported) {
-  const auto model = small_model(at::kDouble, 5);
+  const auto model = small_rollout_model(at::kDouble, 5);
   const auto message = message_of<UserError>([&] { model->set_batch_invariant(true); });
   EXPECT_NE(message.find("batch_invariant: it needs the dtype fp32 or bf16"), std::string::npos) << message;
   EXPECT_NO_THROW(model->set_batch_invariant(false));

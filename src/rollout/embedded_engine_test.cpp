@@ -57,7 +57,7 @@ std::vector<int32_t> all_tokens(const std::vector<GenerationResult>& results) {
 
 TEST(EmbeddedEngine, LogProbabilitiesEqualAFullForward) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    const auto model = small_model(dtype, 3);
+    const auto model = small_rollout_model(dtype, 3);
     for (const double temperature : {0.7, 1.0, 1.3}) {
       for (const auto path : {AttentionPath::kFastest, AttentionPath::kReference}) {
         auto options = engine_options(7, 24);
@@ -73,7 +73,7 @@ TEST(EmbeddedEngine, LogProbabilitiesEqualAFullForward) {
 }
 
 TEST(EmbeddedEngine, GreedyIsTheArgmaxOfAFullForward) {
-  const auto model = small_model(at::kDouble, 4);
+  const auto model = small_rollout_model(at::kDouble, 4);
   EmbeddedEngine engine(*model, engine_options());
   auto requests = mixed_requests(0.0);
   for (const GenerationResult& result : engine.generate(requests)) {
@@ -90,7 +90,7 @@ TEST(EmbeddedEngine, GreedyIsTheArgmaxOfAFullForward) {
 }
 
 TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
-  const auto model = small_model(at::kDouble, 5);
+  const auto model = small_rollout_model(at::kDouble, 5);
   EmbeddedEngine reference_engine(*model, engine_options());
   const auto reference = all_tokens(reference_engine.generate(mixed_requests()));
   ASSERT_GT(reference.size(), 300u);
@@ -123,7 +123,7 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
 }
 
 TEST(EmbeddedEngine, SeedsAndSamplesDiffer) {
-  const auto model = small_model(at::kFloat, 5);
+  const auto model = small_rollout_model(at::kFloat, 5);
   EmbeddedEngine engine(*model, engine_options());
   auto requests = mixed_requests();
   const auto first = all_tokens(engine.generate(requests));
@@ -265,15 +265,15 @@ TEST(EmbeddedEngine, RequestsThatCannotBeServedAreRefused) {
 }
 
 TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
-  const auto old_model = small_model(at::kDouble, 8), new_model = small_model(at::kDouble, 9);
-  auto model = small_model(at::kDouble, 8);
+  const auto old_model = small_rollout_model(at::kDouble, 8), new_model = small_rollout_model(at::kDouble, 9);
+  auto model = small_rollout_model(at::kDouble, 8);
   EmbeddedEngine engine(*model, engine_options(8, 30));
   engine.submit(request_of(1, random_tokens(2, 37, 97), 3, 24));
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(engine.step().empty());
   const auto from = new_model->parameters(), to = model->parameters();
   for (size_t i = 0; i < to.size(); ++i) to[i]->value.copy_(from[i]->value);
   const int64_t computed = engine.statistics().prefill_tokens;
-  const auto another = small_model(at::kDouble, 77);
+  const auto another = small_rollout_model(at::kDouble, 77);
   EXPECT_THROW(engine.update_weights({5, another.get()}), InternalError) << "it shares one model's weights";
   engine.update_weights({5, model.get()});
   EXPECT_NO_THROW(engine.check_integrity());
@@ -303,7 +303,7 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
 // A run that is stopped after any number of passes and continued in another engine gives the same tokens.
 // fp64, so that rounding changes no sampled token.
 TEST(EmbeddedEngine, RunningSamplesContinueInAnotherEngine) {
-  const auto model = small_model(at::kDouble, 6);
+  const auto model = small_rollout_model(at::kDouble, 6);
   EmbeddedEngine uninterrupted(*model, engine_options(8, 24));
   const auto expected = uninterrupted.generate(mixed_requests());
   int64_t num_partial = 0, num_ended = 0;
@@ -346,7 +346,7 @@ TEST(EmbeddedEngine, RunningSamplesContinueInAnotherEngine) {
 
 // The weights change at every pass. Each sample gets a new token between two updates.
 TEST(EmbeddedEngine, AnInterruptedSampleGetsATokenBeforeTheNextInterruption) {
-  const auto model = small_model(at::kFloat, 6);
+  const auto model = small_rollout_model(at::kFloat, 6);
   EmbeddedEngine engine(*model, engine_options(4, 8));  // 8 tokens a pass: recomputing takes several passes
   for (uint64_t id = 0; id < 3; ++id) engine.submit(request_of(id, random_tokens(id, 40, 97), 2, 20));
   int32_t version = 0;
@@ -386,7 +386,7 @@ TEST(EmbeddedEngine, CancelReturnsTheTokensSoFar) {
 }
 
 TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreSampled) {
-  const auto model = small_model(at::kFloat, 3);
+  const auto model = small_rollout_model(at::kFloat, 3);
   EmbeddedEngine engine(*model, engine_options());
   std::map<std::pair<uint64_t, int64_t>, std::vector<StreamedToken>> streamed;
   auto requests = mixed_requests();
@@ -478,7 +478,7 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
 }
 
 TEST(EmbeddedEngine, Bf16ServesAndItsLogProbabilitiesAreClose) {
-  const auto model = small_model(at::kBFloat16, 3);
+  const auto model = small_rollout_model(at::kBFloat16, 3);
   EmbeddedEngine engine(*model, engine_options());
   for (const GenerationResult& result : engine.generate(mixed_requests())) {
     // Logits of order 10 are spaced by 2^-5 in bf16. The engine and the full forward round at different

@@ -45,7 +45,7 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const ModelConfig& config : {small_config(), wide_heads()}) {
-      const auto model = small_model(dtype, 5, config, device());
+      const auto model = small_rollout_model(dtype, 5, config, device());
       KvStorage pages(config, dtype, device(), 300), reference_pages(config, dtype, device(), 300);
       ForwardPass pass(*model, pages, AttentionPath::kFastest, 24);
       ForwardPass reference(*model, reference_pages, AttentionPath::kReference, 24);
@@ -92,7 +92,7 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
 // leave.
 TEST_P(ForwardPassOn, GeneratedLogProbabilitiesEqualAFullForward) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 6, wide_heads(), device());
+    const auto model = small_rollout_model(dtype, 6, wide_heads(), device());
     EmbeddedEngine engine(*model, engine_options(9, 24));
     std::vector<GenerationRequest> requests;
     for (uint64_t id = 0; id < 5; ++id)

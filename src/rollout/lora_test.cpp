@@ -47,7 +47,7 @@ void expect_engine_follows(EmbeddedEngine& engine, const Model& now, const Model
 
 TEST(LoraGeneration, AnAdapterWithZeroBEqualsTheBaseBitForBit) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    const auto base = small_model(dtype, 3);
+    const auto base = small_rollout_model(dtype, 3);
     const auto model = base->share();
     const auto tokens = random_tokens(5, 40, 97);
     add_adapter(*model, lora_settings(), 1);
@@ -60,7 +60,7 @@ TEST(LoraGeneration, AnAdapterWithZeroBEqualsTheBaseBitForBit) {
 }
 
 TEST(LoraGeneration, AnEngineUsesTheAdapterOfItsSharedModel) {
-  const auto model = small_model(at::kFloat, 3);
+  const auto model = small_rollout_model(at::kFloat, 3);
   add_adapter(*model, lora_settings(), 1);
   const auto base = without_adapter(*model);
   EmbeddedEngine engine(*model, engine_options(7, 24));
@@ -74,7 +74,7 @@ TEST(LoraGeneration, AnEngineUsesTheAdapterOfItsSharedModel) {
 TEST(LoraGeneration, PublishedAdaptersReachAnEngineWithItsOwnModel) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const bool is_quantized : {false, true}) {
-      const auto model = small_model(dtype, 3);
+      const auto model = small_rollout_model(dtype, 3);
       add_adapter(*model, lora_settings(), 1);
       const auto generating = copy_of(*model);
       auto options = engine_options(7, 24);
@@ -99,7 +99,7 @@ TEST(LoraGeneration, PublishedAdaptersReachAnEngineWithItsOwnModel) {
 }
 
 TEST(LoraGeneration, TwoAdaptersShareOneBase) {
-  const auto base = small_model(at::kDouble, 3);
+  const auto base = small_rollout_model(at::kDouble, 3);
   const auto one = base->share(), two = base->share();
   add_adapter(*one, lora_settings(), 1);
   add_adapter(*two, lora_settings(), 2);
@@ -113,7 +113,7 @@ TEST(LoraGeneration, TwoAdaptersShareOneBase) {
 TEST(LoraGeneration, RequestsNameTheirAdapter) {
   const std::filesystem::path folder =
       std::filesystem::path(::testing::TempDir()) / str("bough_adapters_", getpid());
-  const auto base = small_model(at::kFloat, 3);
+  const auto base = small_rollout_model(at::kFloat, 3);
   const auto one = base->share(), two = base->share();
   std::map<std::string, std::filesystem::path> adapters;
   for (Model* model : {one.get(), two.get()}) {

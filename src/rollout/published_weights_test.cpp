@@ -82,7 +82,8 @@ struct Pair {
 TEST(PublishedWeights, EqualTheTrainersBitForBitInSeveralBuckets) {
   for (const auto& [apart, in_place] :
        {std::pair(true, false), {true, true}, {false, false}, {false, true}}) {
-    Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/true, apart, in_place);
+    Pair pair([] { return small_rollout_model(at::kFloat, 5, wide_config()); }, /*waits=*/true, apart,
+              in_place);
     ASSERT_GT(bytes_of(*pair.trained), kBucketBytes);
     const void* const address = pair.generating->embedding().value.const_data_ptr();
     for (int32_t version = 1; version <= 4; ++version) {
@@ -112,7 +113,7 @@ TEST(PublishedWeights, EqualTheTrainersBitForBitInSeveralBuckets) {
 TEST(PublishedWeights, OnlyTrainedAdaptersAreSent) {
   Pair pair(
       [] {
-        auto model = small_model(at::kFloat, 5);
+        auto model = small_rollout_model(at::kFloat, 5);
         add_adapter(*model, {.rank = 4}, /*seed=*/1);
         return model;
       },
@@ -130,7 +131,7 @@ TEST(PublishedWeights, OnlyTrainedAdaptersAreSent) {
 // The trainer changes its weights right after publish(), and publishes faster than versions are taken.
 TEST(PublishedWeights, KeepTheirVersionWhileTheTrainerContinues) {
   for (const bool apart : {true, false}) {
-    Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/false, apart);
+    Pair pair([] { return small_rollout_model(at::kFloat, 5, wide_config()); }, /*waits=*/false, apart);
     std::map<int32_t, uint64_t> sums;
     const auto sum = [](const Model& model) { return checksum_of(model.embedding().value); };
     int32_t version = 0, taken = -1;
@@ -159,7 +160,7 @@ TEST(PublishedWeights, APublicationThatNobodyTakesEndsWithTheRun) {
   std::thread other([&] { nobody = std::make_unique<PublicationRanks>(std::move(groups[1])); });
   ranks = std::make_unique<PublicationRanks>(std::move(groups[0]));
   other.join();
-  const auto model = small_model(at::kFloat, 5);
+  const auto model = small_rollout_model(at::kFloat, 5);
   const auto begin = std::chrono::steady_clock::now();
   std::exception_ptr error;
   std::thread trainer;

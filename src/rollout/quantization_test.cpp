@@ -26,7 +26,7 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<GenerationResult>&
 // slightly.
 TEST_P(Quantization, LogProbabilitiesEqualTheQuantizedModels) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    const auto model = small_model(dtype, 3, small_config(), device());
+    const auto model = small_rollout_model(dtype, 3, small_config(), device());
     EmbeddedEngine engine(*model, int8_options(7, 24));
     double worst = 0, from_model = 0;
     for (const GenerationResult& result : engine.generate(mixed_requests())) {
@@ -44,7 +44,7 @@ TEST_P(Quantization, LogProbabilitiesEqualTheQuantizedModels) {
 // Greedy tokens are the source model's own, except if two logits are closer than the rounding of weights
 // moves them.
 TEST_P(Quantization, GreedyIsTheArgmaxUnlessTwoLogitsAreClose) {
-  const auto model = small_model(at::kFloat, 4, small_config(), device());
+  const auto model = small_rollout_model(at::kFloat, 4, small_config(), device());
   EmbeddedEngine engine(*model, int8_options());
   int64_t tokens_seen = 0, same = 0;
   for (const GenerationResult& result : engine.generate(mixed_requests(0.0)))
@@ -64,7 +64,7 @@ TEST_P(Quantization, GreedyIsTheArgmaxUnlessTwoLogitsAreClose) {
 }
 
 TEST_P(Quantization, NewWeightsAreQuantizedAgain) {
-  const auto model = small_model(at::kFloat, 5, small_config(), device());
+  const auto model = small_rollout_model(at::kFloat, 5, small_config(), device());
   EmbeddedEngine engine(*model, int8_options());
   auto requests = mixed_requests();
   for (GenerationRequest& request : requests) engine.submit(request);
@@ -101,8 +101,8 @@ TEST_P(Quantization, NewWeightsAreQuantizedAgain) {
 }
 
 TEST_P(Quantization, AModelQuantizedInPlaceGeneratesTheSame) {
-  const auto model = small_model(at::kFloat, 6, small_config(), device()),
-             in_place = small_model(at::kFloat, 6, small_config(), device());
+  const auto model = small_rollout_model(at::kFloat, 6, small_config(), device()),
+             in_place = small_rollout_model(at::kFloat, 6, small_config(), device());
   EmbeddedEngine copying(*model, int8_options());
   const auto expected = tokens_of(copying.generate(mixed_requests()));
   const MatrixBytes bytes = apply_quantization(int8_options().settings, *in_place);
@@ -115,7 +115,7 @@ TEST_P(Quantization, AModelQuantizedInPlaceGeneratesTheSame) {
 // A quantized model is batch-invariant too: each token's sums have an order that no other token changes.
 TEST(QuantizationBatchInvariant, TokensDoNotDependOnTheirNeighbours) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 7);
+    const auto model = small_rollout_model(dtype, 7);
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
     const auto log_probs = [&](int64_t max_running, int64_t chunk) {

@@ -62,9 +62,9 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
 
 // Makes a model with random weights. Its matrices are ten times larger than at initialisation, so that
 // distributions are far from uniform.
-inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
-                                          const ModelConfig& config = small_config(),
-                                          at::Device device = at::kCPU) {
+inline std::unique_ptr<Model> small_rollout_model(at::ScalarType dtype, uint64_t seed,
+                                                  const ModelConfig& config = small_config(),
+                                                  at::Device device = at::kCPU) {
   auto model = make_model(config, dtype);
   initialise(*model, seed);
   for (Parameter* parameter : model->parameters()) {

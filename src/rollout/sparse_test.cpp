@@ -150,7 +150,7 @@ std::vector<std::pair<int32_t, double>> tokens_of(const std::map<uint64_t, Gener
 }
 
 TEST(SparseEngine, SampledTokensAttendToTheirChosenPages) {
-  const auto model = small_model(at::kDouble, 5, deep_config());
+  const auto model = small_rollout_model(at::kDouble, 5, deep_config());
   for (const std::string summary : {"mean", "minmax", "exact"}) {
     const EmbeddedEngineOptions options = sparse_options("16x5", 64, 512, summary);
     EmbeddedEngine engine(*model, options);
@@ -170,8 +170,8 @@ TEST(SparseEngine, SampledTokensAttendToTheirChosenPages) {
 // differ, so a few log-probabilities may differ too.
 TEST(SparseEngine, OnCudaSampledTokensAttendToTheirChosenPages) {
   if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
-  const auto model = small_model(at::kDouble, 5, deep_config());
-  const auto on_cuda = small_model(at::kFloat, 5, deep_config(), at::kCUDA);
+  const auto model = small_rollout_model(at::kDouble, 5, deep_config());
+  const auto on_cuda = small_rollout_model(at::kFloat, 5, deep_config(), at::kCUDA);
   for (const std::string summary : {"mean", "minmax"}) {
     EmbeddedEngineOptions options = sparse_options("16x5", 8, 40, summary);
     options.settings.sparse.replay = true;
@@ -193,7 +193,7 @@ TEST(SparseEngine, OnCudaSampledTokensAttendToTheirChosenPages) {
 
 TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 5, deep_config());
+    const auto model = small_rollout_model(dtype, 5, deep_config());
     EmbeddedEngine dense(*model, engine_options()), sparse(*model, sparse_options("256"));
     EXPECT_EQ(tokens_of(run(sparse, long_requests())), tokens_of(run(dense, long_requests()))) << dtype;
     EXPECT_EQ(sparse.statistics().pages_read, sparse.statistics().pages_in_context);
@@ -202,7 +202,7 @@ TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
 
 TEST(SparseEngine, RecomputationChangesNoSampledToken) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 5, deep_config());
+    const auto model = small_rollout_model(dtype, 5, deep_config());
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
     EmbeddedEngine roomy(*model, sparse_options("16x5"));
@@ -223,7 +223,7 @@ TEST(SparseEngine, RecomputationChangesNoSampledToken) {
 }
 
 TEST(SparseEngine, ALaterTurnReusesThePagesOfSampledTokens) {
-  const auto model = small_model(at::kDouble, 5, deep_config());
+  const auto model = small_rollout_model(at::kDouble, 5, deep_config());
   const EmbeddedEngineOptions options = sparse_options("16x5");
   GenerationRequest first = request_of(1, random_tokens(3, 70, 97), 1, 90);
   first.sampling.ignore_eos = true;
@@ -306,7 +306,7 @@ TEST(SparseEngine, ABudgetGrowsWithTheContext) {
   const auto given = parse_settings<SparseSettings>("budget: 512", "test", {"budget=[16x4, 900:16x8]"});
   EXPECT_EQ(given.budget_pages(), (Pages{{0, 4}, {900, 8}}));
 
-  const auto model = small_model(at::kDouble, 5, deep_config());
+  const auto model = small_rollout_model(at::kDouble, 5, deep_config());
   EmbeddedEngineOptions options = sparse_options("16x5");
   options.settings.sparse = growing;
   EmbeddedEngine engine(*model, options);

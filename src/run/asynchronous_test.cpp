@@ -115,7 +115,7 @@ struct AsynchronousRun {
   SteadyClock clock;
   EventQueue events;
   Timeline timeline{clock.now()};
-  std::unique_ptr<Model> model = small_model(at::kFloat, 4, small_config(260));
+  std::unique_ptr<Model> model = small_rollout_model(at::kFloat, 4, small_config(260));
   std::unique_ptr<Model> generating = copy_of(*model);
   WanderingTrainer trainer{*model};
   CopiedWeights weights{*model, *generating, false};

@@ -35,7 +35,7 @@ std::vector<Trajectory> sample(const Model& model, double temperature) {
 
 TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 6);
+    const auto model = small_rollout_model(dtype, 6);
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
     for (const double temperature : {1.0, 0.7}) {

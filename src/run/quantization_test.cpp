@@ -14,7 +14,7 @@ namespace {
 // The metrics of one training step on samples of an engine with this quantization. Each call begins with the
 // same weights.
 MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantization) {
-  const auto model = small_model(dtype, 6);
+  const auto model = small_rollout_model(dtype, 6);
   auto options = engine_options(16, 64);
   options.settings.quantization = quantization;
   EmbeddedEngine engine(*model, options);

@@ -25,7 +25,7 @@ std::unique_ptr<EmbeddedEngine> engine_over(const Model& model) {
 }
 
 struct RankOfEngine {
-  std::unique_ptr<Model> model = small_model(at::kDouble, 3);
+  std::unique_ptr<Model> model = small_rollout_model(at::kDouble, 3);
   std::unique_ptr<Engine> engine = engine_over(*model);
   SharedWeights weights{model.get()};
 };
@@ -165,7 +165,8 @@ class EngineProcessOfTests : public ::testing::Environment {
   void SetUp() override {
     if (!std::getenv(kProcess)) return;
     run_engine_process([](const Json& job, const ServeEngine& serve) {
-      const auto model = small_model(at::kDouble, /*seed=*/99);  // the weights that arrive are different
+      const auto model =
+          small_rollout_model(at::kDouble, /*seed=*/99);  // the weights that arrive are different
       FailingEngine engine(*model, job);
       serve(engine, *model, job.at("in_place").get<bool>(), Changing::kTrained);
     });
@@ -188,7 +189,7 @@ void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine
   // Two engines are on another host than rank 0. A single engine is on rank 0's host.
   const auto host = [&](int64_t rank) { return str("host ", rank > 0 && num_engines == 2); };
   const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / str("bough_engines_", getpid());
+      std::filesystem::path(::testing::TempDir()) / str("bough_engines_", getpid());
   std::filesystem::create_directories(folder);
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   std::exception_ptr error;
@@ -216,7 +217,7 @@ void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine
       receiving.join();
     });
   {
-    const auto trained = small_model(at::kDouble, 3);
+    const auto trained = small_rollout_model(at::kDouble, 3);
     PublicationRanks publication_ranks(std::move(publication[0]), host(0));
     PublishedWeights published(*trained, publication_ranks, /*waits=*/true);
     RanksEngine engine(nullptr, trained->config(), *ranks[0]);

@@ -64,7 +64,7 @@ ModelConfig deep_config() {
 }
 
 void expect_log_probs_of_generation(at::ScalarType dtype, const std::string& summary) {
-  const auto model = small_model(dtype, 5, deep_config());
+  const auto model = small_rollout_model(dtype, 5, deep_config());
   if (dtype == at::kFloat && !model->why_not_batch_invariant()) model->set_batch_invariant(true);
   const std::vector<Trajectory> samples = sparse_samples(*model, summary);
   SparsePolicy policy = kPolicy;
@@ -95,7 +95,7 @@ TEST(SparsePolicy, TrainingHasTheLogProbabilitiesOfGeneration) {
 }
 
 TEST(SparsePolicy, EveryPlanHasTheSameGradient) {
-  const auto model = small_model(at::kDouble, 5, deep_config());
+  const auto model = small_rollout_model(at::kDouble, 5, deep_config());
   std::vector<Trajectory> samples = sparse_samples(*model);
   for (size_t i = 0; i < samples.size(); ++i) samples[i].advantage = {static_cast<float>(i % 3) - 1.1f};
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
@@ -127,7 +127,7 @@ TEST(SparsePolicy, EveryPlanHasTheSameGradient) {
 
 // The derivative along a direction, by finite differences.
 TEST(SparsePolicy, TheGradientIsTheDerivativeIfTheChoiceStays) {
-  const auto model = small_model(at::kDouble, 6, deep_config());
+  const auto model = small_rollout_model(at::kDouble, 6, deep_config());
   std::vector<Trajectory> samples = sparse_samples(*model);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
   mark_sampled(batch, pointers(samples));
@@ -213,7 +213,7 @@ ExecutionResult executed(Model& model, const std::vector<Trajectory>& samples) {
 }
 
 TEST(SparseReplay, TrainingAttendsToThePagesThatGenerationKept) {
-  const auto model = small_model(at::kFloat, 5, deep_config());
+  const auto model = small_rollout_model(at::kFloat, 5, deep_config());
   std::vector<Trajectory> samples = kept_samples(*model);
   const TrainBatch batch = make_batch(samples, {}, at::kDouble);
   const at::Tensor is_current = batch.fields.versions_R.eq(1);
@@ -246,7 +246,7 @@ TEST(SparseReplay, TrainingAttendsToThePagesThatGenerationKept) {
 void expect_replay_at(int64_t length) {
   ModelConfig config = deep_config();
   config.max_position_embeddings = length + 200;
-  const auto model = small_model(at::kFloat, 5, config);
+  const auto model = small_rollout_model(at::kFloat, 5, config);
   // Rounding errors grow with the attention scores, so the weights are halved. A trained model's scores are
   // no larger than the scores of the halved weights.
   for (Parameter* parameter : model->parameters())
@@ -337,7 +337,7 @@ at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples)
 // the adapters. The model without adapters gets no gradient and does not change.
 TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
   for (const std::string kl : {"k2", "k3"}) {
-    const auto trained_model = small_model(at::kDouble, 5, deep_config());
+    const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
     const std::vector<Trajectory> samples = scored_samples(*trained_model);
     const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
     const double weight = 0.3;
@@ -403,7 +403,7 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
 }
 
 TEST(SparsePolicyTrainer, ReducesTheKl) {
-  const auto trained_model = small_model(at::kDouble, 5, deep_config());
+  const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
   std::vector<Trajectory> samples = scored_samples(*trained_model);
   for (Trajectory& sample : samples) sample.advantage = {0};
   const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
@@ -420,14 +420,14 @@ TEST(SparsePolicyTrainer, ReducesTheKl) {
 // A separate draft model in place of the adapters: all of it is trained towards the policy, which does not
 // change. A run resumed from a snapshot continues bit for bit.
 TEST(SparsePolicyTrainer, ADraftPolicyReducesItsKlAndResumes) {
-  const auto strong = small_model(at::kDouble, 5, deep_config());
+  const auto strong = small_rollout_model(at::kDouble, 5, deep_config());
   for (Parameter* parameter : strong->parameters()) parameter->value.mul_(1.5);
   std::vector<Trajectory> samples = scored_samples(*strong);
   for (Trajectory& sample : samples) sample.advantage = {0};
   const at::Tensor dense_R = dense_log_probs(*strong, samples);
   const SparseTrainingSettings settings{.mode = "draft", .draft_path = "draft", .kl_loss_coef = 1};
   const auto make = [&] {
-    return SparsePolicyTrainer(small_model(at::kDouble, 9), settings, sparse_policy_actor(), {}, 60);
+    return SparsePolicyTrainer(small_rollout_model(at::kDouble, 9), settings, sparse_policy_actor(), {}, 60);
   };
   SparsePolicyTrainer sparse_trainer = make();
   EXPECT_EQ(sparse_trainer.actor().optimizer.lr, sparse_policy_actor().optimizer.lr);
@@ -438,7 +438,7 @@ TEST(SparsePolicyTrainer, ADraftPolicyReducesItsKlAndResumes) {
   double last = first;
   for (int i = 0; i < 15; ++i) last = step(sparse_trainer);
   EXPECT_LT(last, 0.7 * first);
-  const auto directory = std::filesystem::path(testing::TempDir()) / str("bough_draft_", getpid());
+  const auto directory = std::filesystem::path(::testing::TempDir()) / str("bough_draft_", getpid());
   sparse_trainer.snapshot(/*copies=*/true).save(directory, "");
   SparsePolicyTrainer resumed = make();
   resumed.load(directory);
@@ -449,7 +449,7 @@ TEST(SparsePolicyTrainer, ADraftPolicyReducesItsKlAndResumes) {
 }
 
 TEST(SparsePolicyTrainer, WithABudgetAboveEveryContextTheTwoPoliciesAreEqual) {
-  const auto trained_model = small_model(at::kDouble, 5, deep_config());
+  const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
   std::vector<Trajectory> samples = scored_samples(*trained_model);
   samples.resize(samples.size() - 2);  // without those that no engine sampled
   const at::Tensor dense_R = dense_log_probs(*trained_model, samples);

@@ -84,7 +84,8 @@ class AgentServerTest : public ::testing::Test {
   std::string failed_ GUARDED_BY(mutex_);
 };
 
-const Json kChat = {{"messages", {{{"role", "user"}, {"content", "Q"}}}}, {"temperature", 0}, {"seed", 4}};
+const Json kQuestion = {
+    {"messages", {{{"role", "user"}, {"content", "Q"}}}}, {"temperature", 0}, {"seed", 4}};
 
 TEST_F(AgentServerTest, AnEpisodeBecomesRows) {
   start({.group_size = 1});
@@ -97,9 +98,9 @@ TEST_F(AgentServerTest, AnEpisodeBecomesRows) {
   EXPECT_EQ(started.body["problem"]["prompt"], "Q");
   const std::string key = started.body["api_key"];
   EXPECT_EQ(ask("/rl/set_reward", {{"reward", 1}}, key).status, 400) << "there is no answer yet";
-  const Answer first = ask("/v1/chat/completions", kChat, key);
+  const Answer first = ask("/v1/chat/completions", kQuestion, key);
   ASSERT_EQ(first.status, 200) << first.body.dump();
-  Json more = kChat;
+  Json more = kQuestion;
   more["messages"].push_back(first.body["choices"][0]["message"]);
   more["messages"].push_back({{"role", "user"}, {"content", "R"}});
   more["return_token_ids"] = true;
@@ -124,8 +125,8 @@ TEST_F(AgentServerTest, AnEpisodeBecomesRows) {
   all.insert(all.end(), sampled.begin(), sampled.end());
   EXPECT_EQ(row.input_ids, all) << "what is trained is what was asked and answered";
   for (const char* path : {"/rl/end_session", "/rl/set_reward", "/v1/chat/completions"})
-    EXPECT_EQ(ask(path, kChat, key).status, 410) << path;
-  EXPECT_EQ(ask("/v1/messages", kChat, "sk-sess-of-another-run").status, 410);
+    EXPECT_EQ(ask(path, kQuestion, key).status, 410) << path;
+  EXPECT_EQ(ask("/v1/messages", kQuestion, "sk-sess-of-another-run").status, 410);
 }
 
 TEST_F(AgentServerTest, AllApisRecordAndSamplingIsTheRuns) {
@@ -136,9 +137,9 @@ TEST_F(AgentServerTest, AllApisRecordAndSamplingIsTheRuns) {
     body.update(more);
     return body;
   };
-  EXPECT_EQ(ask("/v1/messages", with(kChat, {{"model", "x"}, {"max_tokens", 9}}), key).status, 404)
+  EXPECT_EQ(ask("/v1/messages", with(kQuestion, {{"model", "x"}, {"max_tokens", 9}}), key).status, 404)
       << "no such name";
-  Json message = with(kChat, {{"model", "bytes"}, {"max_tokens", 9}});
+  Json message = with(kQuestion, {{"model", "bytes"}, {"max_tokens", 9}});
   message.erase("seed");
   const Answer anthropic = ask("/v1/messages", message, key);
   ASSERT_EQ(anthropic.status, 200) << anthropic.body.dump();
@@ -147,10 +148,10 @@ TEST_F(AgentServerTest, AllApisRecordAndSamplingIsTheRuns) {
   const Answer completion = ask("/v1/completions", {{"prompt", "Q"}}, key);
   ASSERT_EQ(completion.status, 200) << completion.body.dump();
   EXPECT_EQ(ask("/v1/completions", {{"prompt", {"Q", "R"}}}, key).status, 400);
-  EXPECT_EQ(ask("/v1/chat/completions", with(kChat, {{"n", 2}}), key).status, 400);
+  EXPECT_EQ(ask("/v1/chat/completions", with(kQuestion, {{"n", 2}}), key).status, 400);
   for (const Answer& each : {anthropic, response, completion})
     EXPECT_EQ(ask("/rl/set_reward", {{"reward", 1}, {"interaction_id", each.body["id"]}}, key).status, 200);
-  EXPECT_EQ(ask("/v1/chat/completions", kChat).status, 200) << "without a session: nobody who is trained";
+  EXPECT_EQ(ask("/v1/chat/completions", kQuestion).status, 200) << "without a session: nobody who is trained";
   ask("/rl/end_session", Json::object(), key);
   ASSERT_EQ(num_finished(), 1u);
   EXPECT_EQ(finished_[0].samples.size(), 3u);
@@ -163,23 +164,23 @@ TEST_F(AgentServerTest, ARetryIsTheSameInteractionAndADisconnectCancels) {
   start({.group_size = 1});
   offer(1);
   const std::string key = session();
-  const Answer first = ask("/v1/chat/completions", kChat, key, "X-Stainless-Retry-Count: 0\r\n");
-  const Answer again = ask("/v1/chat/completions", kChat, key, "X-Stainless-Retry-Count: 1\r\n");
+  const Answer first = ask("/v1/chat/completions", kQuestion, key, "X-Stainless-Retry-Count: 0\r\n");
+  const Answer again = ask("/v1/chat/completions", kQuestion, key, "X-Stainless-Retry-Count: 1\r\n");
   EXPECT_EQ(engine_.submitted, 1) << "it is answered again, not generated";
   EXPECT_EQ(again.body["choices"], first.body["choices"]);
   EXPECT_NE(again.body["id"], first.body["id"]);
-  Json streamed = kChat;
+  Json streamed = kQuestion;
   streamed["stream"] = true;
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(ask("/v1/chat/completions", streamed, key, "Idempotency-Key: k\r\n").status, 200);
   EXPECT_EQ(engine_.submitted, 2);
-  ask("/v1/chat/completions", kChat, key);
+  ask("/v1/chat/completions", kQuestion, key);
   EXPECT_EQ(engine_.submitted, 3) << "an equal request is a sample of its own";
 
   // A request that is being answered is abandoned when its retry arrives.
   engine_.is_open = false;
   RawClient gone(port_);
-  Json other = kChat;
+  Json other = kQuestion;
   other["messages"][0]["content"] = "R";
   const std::string text = dump_line(other);
   gone.send(str("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ", key,
@@ -212,7 +213,7 @@ TEST_F(AgentServerTest, AtItsDeadlineASessionIsToldAndItsRequestsEnd) {
   offer(1);
   const std::string key = session();
   engine_.is_open = false;
-  const Answer cut = ask("/v1/chat/completions", kChat, key);
+  const Answer cut = ask("/v1/chat/completions", kQuestion, key);
   EXPECT_EQ(cut.status, 410) << cut.body.dump();
   EXPECT_EQ(cut.body["error"]["code"], "session_ended");
   EXPECT_TRUE(eventually([&] { return engine_.cancelled == 1 && failed() == "lease expired"; }));
@@ -224,9 +225,9 @@ TEST_F(AgentServerTest, AKeyProtectsEverythingOutsideSessions) {
   start({.group_size = 1}, "secret");
   offer(1);
   EXPECT_EQ(ask("/rl/start_session", {{"task_id", "t"}}).status, 401);
-  EXPECT_EQ(ask("/v1/chat/completions", kChat, "guess").status, 401);
+  EXPECT_EQ(ask("/v1/chat/completions", kQuestion, "guess").status, 401);
   const std::string key = session("secret");
-  EXPECT_EQ(ask("/v1/chat/completions", kChat, key).status, 200);
+  EXPECT_EQ(ask("/v1/chat/completions", kQuestion, key).status, 200);
   EXPECT_EQ(ask("/rl/start_session", {{"task_id", "t"}}, key).status, 401) << "a session's key starts none";
 }
 
@@ -239,7 +240,7 @@ TEST_F(AgentServerTest, WhenTheRunEndsEverybodyIsTold) {
     EXPECT_TRUE(eventually([&] { return engine_.submitted == 1; }));
     server_->close();
   });
-  EXPECT_EQ(ask("/v1/chat/completions", kChat, key).status, 503);
+  EXPECT_EQ(ask("/v1/chat/completions", kQuestion, key).status, 503);
   closes.join();
   engine_.is_open = true;
   EXPECT_EQ(num_finished(), 0u);

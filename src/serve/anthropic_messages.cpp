@@ -185,7 +185,7 @@ OrderedJson read_messages(Fields& fields) {
   return messages;
 }
 
-OrderedJson function_of(Fields& tool) {
+OrderedJson anthropic_function(Fields& tool) {
   if (tool.text("type").value_or("custom") != "custom")
     tool.wrong("type", "custom: tools that run at Anthropic are not supported");
   OrderedJson function({{"name", tool.required_text("name")}});
@@ -202,7 +202,7 @@ ServedRequest read_conversation(Fields& fields, const ServedModel& model, const 
   request.sampling.n_samples = 1;
   Conversation conversation;
   conversation.messages = read_messages(fields);
-  conversation.tools = read_tools(fields, function_of);
+  conversation.tools = read_tools(fields, anthropic_function);
   conversation.add_generation_prompt = true;
   ToolChoice choice;
   if (const OrderedJson* given = fields.object("tool_choice")) {

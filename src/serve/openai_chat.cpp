@@ -178,7 +178,7 @@ void check_tools(const OrderedJson* tools) {
   }
 }
 
-void refuse_unsupported(Fields& fields) {
+void refuse_unsupported_chat(Fields& fields) {
   constexpr const char* kUnconstrained = "answers are not constrained";
   if (const OrderedJson* format = fields.object("response_format"))
     Fields(*format, "response_format").only("type", "text", kUnconstrained);
@@ -233,7 +233,7 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   request.sampling.n_samples = fields.integer("n", 1, 100000).value_or(request.sampling.n_samples);
   const auto max_tokens = fields.integer("max_tokens", 1, 1000000000);
   const auto max_completion_tokens = fields.integer("max_completion_tokens", 1, 1000000000);
-  refuse_unsupported(fields);
+  refuse_unsupported_chat(fields);
   fields.done();
   set_conversation(std::move(conversation), choice, model, request);
   check_request(model, request, max_completion_tokens ? max_completion_tokens : max_tokens);

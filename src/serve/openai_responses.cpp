@@ -250,7 +250,7 @@ class ItemReader {
 };
 
 // From {"type": "function", "name": ...} to the chat API's {"type": "function", "function": {...}}.
-OrderedJson function_of(Fields& tool) {
+OrderedJson responses_function(Fields& tool) {
   if (tool.required_text("type") != "function") tool.wrong("type", "function: other tools are not supported");
   OrderedJson function({{"name", tool.required_text("name")}});
   if (const auto description = tool.text("description")) function["description"] = *description;
@@ -258,7 +258,7 @@ OrderedJson function_of(Fields& tool) {
   return function;
 }
 
-void refuse_unsupported(Fields& fields) {
+void refuse_unsupported_responses(Fields& fields) {
   for (const char* name : {"previous_response_id", "conversation", "prompt", "max_tool_calls"})
     fields.only(name, nullptr, "nothing is stored here: send the whole conversation as input");
   fields.only("background", false, "answers are not stored");
@@ -288,7 +288,7 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   if (instructions) items.messages.push_back({{"role", "system"}, {"content", *instructions}});
   Conversation conversation;
   conversation.messages = items.read(*input);
-  conversation.tools = read_tools(fields, function_of);
+  conversation.tools = read_tools(fields, responses_function);
   conversation.add_generation_prompt = true;
   const ToolChoice choice = read_tool_choice(fields);
   if (const OrderedJson* reasoning = fields.object("reasoning"))
@@ -306,7 +306,7 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   read_sampling(fields, model, request);
   const auto max_tokens = fields.integer("max_output_tokens", 1, 1000000000);
   const OrderedJson* metadata = fields.object("metadata");
-  refuse_unsupported(fields);
+  refuse_unsupported_responses(fields);
   fields.done();
   set_conversation(std::move(conversation), choice, model, request);
   check_request(model, request, max_tokens);

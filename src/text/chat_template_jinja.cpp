@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMostSteps = 10'000'000;
 constexpr size_t kBytesOfAStep = 32;              // output text of this many bytes counts as one step
 constexpr size_t kLongestText = size_t{1} << 26;  // bytes
-constexpr int kDeepest = 1500;                    // limit on recursion; a level needs less than 1 kB of stack
+constexpr int kDeepestRecursion = 1500;           // limit on recursion; a level needs less than 1 kB of stack
 
 }  // namespace
 
@@ -54,7 +54,7 @@ class Machine::Scope {
 class Machine::Level {
  public:
   explicit Level(Machine& machine) : machine_(machine) {
-    if (++machine.depth_ > kDeepest) {
+    if (++machine.depth_ > kDeepestRecursion) {
       --machine.depth_;
       fail("it recurses too deeply");
     }

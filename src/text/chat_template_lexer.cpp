@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdint>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "text/chat_template_text.h"
 #include "text/unicode_text.h"
@@ -11,12 +12,6 @@
 namespace bough::jinja {
 namespace {
 
-bool is_space(char c) {
-  return c == ' ' || (c >= '\t' && c <= '\r');
-}
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
 bool begins_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
          static_cast<unsigned char>(c) >= 0x80;

@@ -11,7 +11,7 @@
 namespace bough::jinja {
 namespace {
 
-constexpr int kDeepest = 250;  // levels of nested sequences and dicts; JSON files have at most 200
+constexpr int kDeepestValue = 250;  // levels of nested sequences and dicts; JSON files have at most 200
 constexpr int64_t kHeaviest = int64_t{1} << 24;
 constexpr size_t kBytesOfAWeight = 8;
 
@@ -118,7 +118,7 @@ class Measure {
     if (weight_ > kHeaviest) fail("a value that is too large");
   }
   int depth() const {
-    if (depth_ >= kDeepest) fail("values nested more than ", kDeepest, " levels deep");
+    if (depth_ >= kDeepestValue) fail("values nested more than ", kDeepestValue, " levels deep");
     return depth_ + 1;
   }
   int64_t weight() const { return weight_; }
@@ -284,7 +284,7 @@ Value Value::object(Object* object) {
 }
 
 Value Value::from_json(const OrderedJson& json, int depth) {
-  if (depth > kDeepest) fail("values nested more than ", kDeepest, " levels deep");
+  if (depth > kDeepestValue) fail("values nested more than ", kDeepestValue, " levels deep");
   switch (json.type()) {
     case OrderedJson::value_t::boolean: return boolean(json.get<bool>());
     case OrderedJson::value_t::number_integer: return integer(json.get<int64_t>());

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <optional>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "text/chat_template.h"
 #include "text/output_parser.h"
@@ -14,16 +15,13 @@ namespace {
 using jinja::fail;
 using Calls = std::vector<ToolCall>;
 
-std::string_view trimmed(std::string_view text) {
-  const auto blank = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
-  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
-  return text;
+std::string_view stripped(std::string_view text) {
+  return trimmed(text, kSpaces);
 }
 
 OrderedJson read_json_text(std::string_view text) {
   try {
-    return parse_ordered_json(trimmed(text), "the call");
+    return parse_ordered_json(stripped(text), "the call");
   } catch (const UserError& error) {
     fail(error.what());
   }
@@ -112,7 +110,7 @@ OrderedJson typed(const std::string& text, const OrderedJson& schema, bool other
       schema.is_object() && (schema.contains("type") || schema.contains("anyOf") || schema.contains("oneOf"));
   if (known ? may_be(schema, "string") && !(may_be(schema, "null") && text == "null") : !otherwise_json)
     return text;
-  const std::string word(trimmed(text));
+  const std::string word(stripped(text));
   if (word == "None") return nullptr;
   if (word == "True" || word == "False") return word == "True";
   try {
@@ -141,7 +139,7 @@ std::string without_outer_line_breaks(std::string_view text) {
 }
 
 std::string call_name(std::string_view text) {
-  const std::string name(trimmed(text));
+  const std::string name(stripped(text));
   if (name.empty()) fail("the call has no name");
   if (name.find_first_of("<>{}()[]\"\n ") != std::string::npos)
     fail("the name of the call is wrong: ", quoted(name, 40));
@@ -161,7 +159,7 @@ Calls read_function_tags(std::string_view body, const OrderedJson& tools) {
     while (const auto parameter = next_between(*function, inner, "<parameter=", "</parameter>")) {
       const size_t split = parameter->find('>');
       if (split == std::string_view::npos) fail("'<parameter=' is not closed");
-      const std::string key(trimmed(parameter->substr(0, split)));
+      const std::string key(stripped(parameter->substr(0, split)));
       arguments[key] = typed(without_outer_line_breaks(parameter->substr(split + 1)),
                              schema_of(tools, call.name, key), false);
     }
@@ -175,7 +173,7 @@ Calls read_function_tags(std::string_view body, const OrderedJson& tools) {
 // <invoke name="name"> <parameter name="key">value</parameter> ... </invoke>
 Calls read_invoke_tags(std::string_view body, const OrderedJson& tools) {
   const auto unquoted = [](std::string_view text) {
-    text = trimmed(text);
+    text = stripped(text);
     if (text.size() > 1 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
       text = text.substr(1, text.size() - 2);
     return std::string(text);
@@ -208,7 +206,7 @@ Calls read_glm(std::string_view body, const OrderedJson& tools) {
   OrderedJson arguments = OrderedJson::object();
   size_t position = 0;
   while (const auto given = next_between(body, position, "<arg_key>", "</arg_key>")) {
-    const std::string key(trimmed(*given));
+    const std::string key(stripped(*given));
     const auto value = next_between(body, position, "<arg_value>", "</arg_value>");
     if (!value) fail("the argument ", quoted(key, 40), " has no value");
     arguments[key] = typed(std::string(*value), schema_of(tools, call.name, key), true);
@@ -225,14 +223,14 @@ Calls read_deepseek(std::string_view body, const OrderedJson&) {
   const size_t split = body.find(kDeepSeekSeparator);
   if (split == std::string_view::npos) fail("it has no ", kDeepSeekSeparator);
   std::string_view name = body.substr(0, split);
-  std::string_view arguments = trimmed(body.substr(split + kDeepSeekSeparator.size()));
+  std::string_view arguments = stripped(body.substr(split + kDeepSeekSeparator.size()));
   if (const size_t code = arguments.find("```");
       code != std::string_view::npos && !arguments.starts_with('{')) {
     name = arguments.substr(0, code);
     arguments = arguments.substr(code + 3);
     if (arguments.starts_with("json")) arguments.remove_prefix(4);
-    if (trimmed(arguments).ends_with("```"))
-      arguments = trimmed(arguments).substr(0, trimmed(arguments).size() - 3);
+    if (stripped(arguments).ends_with("```"))
+      arguments = stripped(arguments).substr(0, stripped(arguments).size() - 3);
   }
   return {{call_name(name), arguments_of(read_json_text(arguments)), "", "", ""}};
 }
@@ -242,7 +240,7 @@ Calls read_kimi(std::string_view body, const OrderedJson&) {
   constexpr std::string_view kMarker = "<|tool_call_argument_begin|>";
   const size_t split = body.find(kMarker);
   if (split == std::string_view::npos) fail("it has no ", kMarker);
-  const std::string id(trimmed(body.substr(0, split)));
+  const std::string id(stripped(body.substr(0, split)));
   std::string_view name = id;
   if (const size_t colon = name.rfind(':'); colon != std::string_view::npos) name = name.substr(0, colon);
   if (const size_t dot = name.rfind('.'); dot != std::string_view::npos) name = name.substr(dot + 1);
@@ -251,15 +249,15 @@ Calls read_kimi(std::string_view body, const OrderedJson&) {
 
 // Reads a list of objects, or name{...}, name[ARGS]{...}, name[CALL_ID]id[ARGS]{...}.
 Calls read_mistral(std::string_view body, const OrderedJson& tools) {
-  body = trimmed(body);
+  body = stripped(body);
   if (body.starts_with('[') || body.starts_with('{')) return read_objects(body, tools);
   const size_t begin = body.find('{');
   if (begin == std::string_view::npos) fail("it has no arguments");
   std::string_view head = body.substr(0, begin);
-  if (trimmed(head).ends_with("[ARGS]")) head = trimmed(head).substr(0, trimmed(head).size() - 6);
+  if (stripped(head).ends_with("[ARGS]")) head = stripped(head).substr(0, stripped(head).size() - 6);
   std::string_view id;
   if (const size_t at = head.find("[CALL_ID]"); at != std::string_view::npos) {
-    id = trimmed(head.substr(at + 9));
+    id = stripped(head.substr(at + 9));
     head = head.substr(0, at);
   }
   return {{call_name(head), arguments_of(read_json_text(body.substr(begin))), std::string(id), "", ""}};
@@ -385,7 +383,7 @@ class PythonReader {
 };
 
 Calls read_python(std::string_view body, const OrderedJson&) {
-  return PythonReader(trimmed(body)).run();
+  return PythonReader(stripped(body)).run();
 }
 
 Calls read_nothing(std::string_view, const OrderedJson&) {
@@ -496,7 +494,7 @@ ToolCall harmony_call(const std::string& recipient, std::string_view body) {
   try {
     std::string_view name = recipient;
     if (name.starts_with("functions.")) name.remove_prefix(10);
-    const OrderedJson arguments = trimmed(body).empty() ? OrderedJson::object() : read_json_text(body);
+    const OrderedJson arguments = stripped(body).empty() ? OrderedJson::object() : read_json_text(body);
     return {call_name(name), arguments_of(arguments), "", "", ""};
   } catch (const jinja::Error& error) {
     return {"", "", "", "", error.what};

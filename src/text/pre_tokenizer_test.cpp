@@ -31,7 +31,7 @@ Json sequence(const std::vector<Json>& parts) {
   return {{"type", "Sequence"}, {"pretokenizers", parts}};
 }
 
-std::string message_of(const Json& description) {
+std::string refusal_of(const Json& description) {
   try {
     PreTokenizer::from_json(description, "test");
   } catch (const UserError& error) {
@@ -163,15 +163,15 @@ TEST(PreTokenizer, StepsAfterByteLevelSeeCharacters) {
 }
 
 TEST(PreTokenizer, RefusesByName) {
-  EXPECT_NE(message_of({{"type", "BertPreTokenizer"}}).find("BertPreTokenizer"), std::string::npos);
-  EXPECT_NE(message_of({{"type", "Metaspace"}}).find("replacement"), std::string::npos);
+  EXPECT_NE(refusal_of({{"type", "BertPreTokenizer"}}).find("BertPreTokenizer"), std::string::npos);
+  EXPECT_NE(refusal_of({{"type", "Metaspace"}}).find("replacement"), std::string::npos);
   Json two = metaspace("always");
   two["replacement"] = "ab";
-  EXPECT_NE(message_of(two).find("one character"), std::string::npos);
+  EXPECT_NE(refusal_of(two).find("one character"), std::string::npos);
   two["replacement"] = "▁";
   two["add_prefix_space"] = false;
-  EXPECT_NE(message_of(two).find("\"never\""), std::string::npos) << "`tokenizers` refuses this as well";
-  EXPECT_NE(message_of(metaspace("sometimes")).find("sometimes"), std::string::npos);
+  EXPECT_NE(refusal_of(two).find("\"never\""), std::string::npos) << "`tokenizers` refuses this as well";
+  EXPECT_NE(refusal_of(metaspace("sometimes")).find("sometimes"), std::string::npos);
   EXPECT_THROW(split("Regex", "a", "Sideways", false, ""), UserError);
   EXPECT_THROW(split("Regex", "", "Isolated", false, ""), UserError);
 }

@@ -19,9 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kStrategies[] = {"dense", "path", "blocks", "packed"};
+constexpr const char* kCriticStrategies[] = {"dense", "path", "blocks", "packed"};
 
-const bool one_thread = (at::set_num_threads(1), true);
+const bool one_thread_for_critic = (at::set_num_threads(1), true);
 
 ActorSettings actor_with(const std::string& strategy, int64_t max_tokens = 4096) {
   ActorSettings settings;
@@ -79,7 +79,7 @@ TEST(Critic, ValuesAndGradientsAreThoseOfTheFlatBatchInEveryPlan) {
     const auto model = random_model(seed, at::kDouble);
     std::optional<ValueExecution> flat;
     std::map<std::string, at::Tensor> expected;
-    for (const char* strategy : kStrategies)
+    for (const char* strategy : kCriticStrategies)
       for (const int64_t limit : {int64_t{4096}, 7 + static_cast<int64_t>(seed)}) {
         if (strategy == std::string("packed") && limit < 4096) continue;  // packed plans do not cut sequences
         Critic critic(*model, critic_settings(), actor_with(strategy, limit), 10);

@@ -40,7 +40,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFile = "optimizer.safetensors";
-constexpr const char* kFormat = "bough-adamw-1";
+constexpr const char* kOptimizerFormat = "bough-adamw-1";
 
 int64_t read_count(const SafetensorsFile& file, const std::string& key) {
   const auto found = file.metadata().find(key);
@@ -279,7 +279,7 @@ OptimizerSnapshot Optimizer::snapshot(bool copies) const {
 
 void OptimizerSnapshot::save(const fs::path& directory) const {
   write_safetensors(directory / kFile, tensors, {},
-                    {{"format", kFormat},
+                    {{"format", kOptimizerFormat},
                      {"num_steps", std::to_string(num_steps)},
                      {"num_skipped", std::to_string(num_skipped)}});
 }
@@ -287,10 +287,10 @@ void OptimizerSnapshot::save(const fs::path& directory) const {
 void Optimizer::load(const fs::path& directory) {
   const SafetensorsFile file(directory / kFile);
   const auto format = file.metadata().find("format");
-  if (format == file.metadata().end() || format->second != kFormat)
+  if (format == file.metadata().end() || format->second != kOptimizerFormat)
     throw UserError(str(file.path().string(), ": metadata 'format': got ",
                         format == file.metadata().end() ? "nothing" : quoted(format->second), "; expected ",
-                        kFormat, ": the file was not written by this version of Bough's optimizer"));
+                        kOptimizerFormat, ": the file was not written by this version of Bough's optimizer"));
   const int64_t num_steps = read_count(file, "num_steps");
   const int64_t num_skipped = read_count(file, "num_skipped");
   if (num_skipped > num_steps)

@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 constexpr OptimizerSettings kSettings{.lr = 0.01, .warmup_steps_proportion = 0};
 
 // A run with synthetic gradients. Its state depends only on the step numbers.
-struct TinyRun {
-  explicit TinyRun(at::ScalarType type = at::kBFloat16, uint64_t seed = 0)
+struct SyntheticRun {
+  explicit SyntheticRun(at::ScalarType type = at::kBFloat16, uint64_t seed = 0)
       : model(small_model(type, seed)), optimizer(*model, kSettings, 100) {}
 
   void train_to(int64_t step) {
@@ -54,7 +54,7 @@ struct TinyRun {
     EXPECT_EQ(optimizer.num_steps(), checkpoint->step);
     optimizer.check_integrity();
     train_to(step);
-    TinyRun unbroken(model->dtype());
+    SyntheticRun unbroken(model->dtype());
     unbroken.train_to(step);
     const auto expected = named_weights(*unbroken.model);
     const auto got = named_weights(*model);
@@ -97,11 +97,11 @@ class RunCheckpointTest : public ::testing::Test {
 
 TEST_F(RunCheckpointTest, ResumesBitForBit) {
   for (const auto type : {at::kBFloat16, at::kFloat, at::kDouble}) {
-    TinyRun run(type);
+    SyntheticRun run(type);
     run.train_to(3);
     run.save(run_dir_);
     EXPECT_EQ(read_file(run_dir_ / "latest"), "step_3\n");
-    TinyRun(type, 5).expect_resumes(run_dir_, 6);
+    SyntheticRun(type, 5).expect_resumes(run_dir_, 6);
   }
 }
 
@@ -109,7 +109,7 @@ TEST_F(RunCheckpointTest, TheModelIsADirectoryOfItsOwnWithItsTokenizer) {
   const fs::path source = run_dir_ / "source";
   fs::create_directories(source);
   write_file_atomically(source / "tokenizer.json", "{\"a\": 1}");
-  TinyRun run;
+  SyntheticRun run;
   save_run_checkpoint(run_dir_, 7, *run.model, run.optimizer.snapshot(false), {}, {.source_model = source});
   const auto checkpoint = find_latest_checkpoint(run_dir_);
   ASSERT_TRUE(checkpoint);
@@ -124,7 +124,7 @@ TEST_F(RunCheckpointTest, TheModelIsADirectoryOfItsOwnWithItsTokenizer) {
 
 TEST_F(RunCheckpointTest, KeepsTheLastOnesAndDropsAFutureThatWasLeft) {
   EXPECT_FALSE(find_latest_checkpoint(run_dir_));
-  TinyRun run;
+  SyntheticRun run;
   for (const int64_t step : {2, 9, 10, 11}) {  // 10 sorts before 9 as text
     run.train_to(step);
     run.save(run_dir_);
@@ -140,7 +140,7 @@ TEST_F(RunCheckpointTest, KeepsTheLastOnesAndDropsAFutureThatWasLeft) {
 }
 
 TEST_F(RunCheckpointTest, RemovesTheFilesOfAKilledProcess) {
-  TinyRun run;
+  SyntheticRun run;
   run.train_to(1);
   run.save(run_dir_);
   const fs::path folder = run_dir_ / "checkpoints";
@@ -155,11 +155,11 @@ TEST_F(RunCheckpointTest, RemovesTheFilesOfAKilledProcess) {
   clean_run_checkpoints(run_dir_);
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step_1", "notes.txt"}));
   EXPECT_EQ(names(run_dir_), (std::set<std::string>{"checkpoints", "latest"}));
-  TinyRun().expect_resumes(run_dir_, 3);
+  SyntheticRun().expect_resumes(run_dir_, 3);
 }
 
 TEST_F(RunCheckpointTest, NamesTheDamagedFileAndOtherCheckpoints) {
-  TinyRun run;
+  SyntheticRun run;
   run.train_to(1);
   run.save(run_dir_);
   run.train_to(2);
@@ -192,7 +192,7 @@ TEST_F(RunCheckpointTest, NamesTheDamagedFileAndOtherCheckpoints) {
 
 // A limit on the file size replaces a full disk: a write fails in the middle, as with ENOSPC.
 TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
-  TinyRun run;
+  SyntheticRun run;
   run.train_to(1);
   run.save(run_dir_);
   run.train_to(2);
@@ -215,7 +215,7 @@ TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
     EXPECT_EQ(names(run_dir_), (std::set<std::string>{"checkpoints", "latest"}));
   }
   ::signal(SIGXFSZ, ignored);
-  TinyRun().expect_resumes(run_dir_, 3);
+  SyntheticRun().expect_resumes(run_dir_, 3);
   run.save(run_dir_);
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 2);
 }
@@ -223,7 +223,7 @@ TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
 // The last write of a save, that of `latest`, fails. The new step's folder is complete by then and must be
 // removed.
 TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
-  TinyRun run;
+  SyntheticRun run;
   run.train_to(1);
   run.save(run_dir_);
   fs::remove(run_dir_ / "latest");
@@ -234,7 +234,7 @@ TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
   EXPECT_THROW(run.save(run_dir_), UserError);
   EXPECT_EQ(checkpoints(), std::set<std::string>{"step_1"});
   fs::remove(run_dir_ / "latest");
-  TinyRun().expect_resumes(run_dir_, 3);
+  SyntheticRun().expect_resumes(run_dir_, 3);
 }
 
 // Saves one step after another, without end. Each step is saved twice, as in a run that is interrupted right
@@ -242,7 +242,7 @@ TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
 [[noreturn]] void save_until_killed(const fs::path& run_dir) {
   try {
     clean_run_checkpoints(run_dir);
-    TinyRun run;
+    SyntheticRun run;
     load_run_checkpoint(find_latest_checkpoint(run_dir).value(), *run.model, run.optimizer);
     while (true) {
       run.train_to(run.optimizer.num_steps() + 1);
@@ -259,7 +259,7 @@ TEST_F(RunCheckpointTest, KilledAtAnyMomentACompleteOneIsLatest) {
   std::mt19937_64 random(1);
   const int num_threads = at::get_num_threads();
   at::set_num_threads(1);  // a forked child has no thread pool
-  TinyRun run;
+  SyntheticRun run;
   run.train_to(1);
   const auto start = Clock::now();
   run.save(run_dir_);
@@ -284,7 +284,7 @@ TEST_F(RunCheckpointTest, KilledAtAnyMomentACompleteOneIsLatest) {
     EXPECT_GE(checkpoint->step, latest);
     if (checkpoint->step == latest) longest_life *= 1.1;
     latest = checkpoint->step;
-    TinyRun().expect_resumes(run_dir_, latest + 1);
+    SyntheticRun().expect_resumes(run_dir_, latest + 1);
     EXPECT_EQ(names(run_dir_), (std::set<std::string>{"checkpoints", "latest"}));
     for (const std::string& name : checkpoints()) {
       EXPECT_TRUE(name.starts_with("step_")) << name;

@@ -15,7 +15,7 @@
 namespace bough {
 namespace {
 
-const bool one_thread = (at::set_num_threads(1), true);
+const bool one_thread_for_sparse_gradient = (at::set_num_threads(1), true);
 
 constexpr int64_t kPage = 16;
 
