@@ -20,8 +20,9 @@ build:  ## setup, then build PRESET (release: build/, debug|asan|asan-torch|tsan
 test: build  ## run all tests; the last line counts them
 	@scripts/test --preset $(PRESET) $(ARGS)
 
-ci: build  ## run the checks of .ci/run: tests, layout, lock annotations
-	@scripts/test --gates $(ARGS)
+ci: build  ## run the checks of .ci/run: tests, also those of `asan`, layout, lock annotations
+	@scripts/build asan
+	@scripts/test --gates --sanitized $(ARGS)
 
 test-slow: build  ## run the slow suite: whole training runs, three seeds
 	@scripts/test --preset $(PRESET) --slow $(ARGS)

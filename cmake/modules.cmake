@@ -22,7 +22,10 @@ function(bough_group_files target)
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${BOUGH_GROUP_SIZE})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${BOUGH_GROUP_SIZE}
+    UNITY_BUILD_RELOCATABLE ON)  # so that ccache serves other checkouts
+  # GCC takes the .cpp files of a group for headers, where types from unnamed namespaces would be a fault.
+  target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
 endfunction()
 
 function(bough_add_module_tests module pch)
