@@ -23,9 +23,9 @@
 //   static SettingAliases aliases();  // {{"spelling", "key"}, ...}
 //
 // Every error is a UserError that begins with "file:line: " or "command line: " and names the key, the value
-// and the expected values. For an unknown key the message names the nearest known key, for a repeated key
-// both lines. Numbers must be finite. `null` (or nothing after the colon) empties an optional field. For
-// fields that are not optional it is an error.
+// and the expected values. For an unknown key the message suggests a known one (base/peer_settings.h has
+// other trainers' names), for a repeated key both lines. Numbers must be finite. `null` (or nothing after the
+// colon) empties an optional field. For fields that are not optional it is an error.
 #pragma once
 
 #include <filesystem>
@@ -338,7 +338,7 @@ std::vector<SettingDifference> settings_diff(S left, S right) {
   return internal::differences(describe_settings(left), describe_settings(right));
 }
 
-// Every setting with its value, for the table shown at start.
+// Every setting with its value. The start of a run lists those that differ from their defaults.
 template <class S>
 std::vector<SettingRow> settings_rows(S settings) {
   S defaults;

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/peer_settings.h"
 #include "base/settings.h"
 
 namespace bough::internal {
@@ -173,7 +174,8 @@ class Reader {
     for (const auto& [other, canonical] : aliases_)
       if (key == other) key = canonical;
     SettingField* field = find(key);
-    const bool is_group = field ? field->is_group() : begins_alias(key);
+    const bool is_peer = value.IsMap() && value.size() > 0 && is_peer_group(key);
+    const bool is_group = field ? field->is_group() : begins_alias(key) || is_peer;
     if (!field && !is_group) unknown(group, key, spelled, place);
     if (!is_group) return set(*field, key, spelled, value, place);
     if (is_null(value)) return;  // an empty group, for example if all its keys are commented out
@@ -279,13 +281,51 @@ class Reader {
     return nearest(name, pointers.data(), pointers.data() + pointers.size());
   }
 
-  // Suggests a known key: first the nearest key of the same group, then a key of the same name in another
-  // group, then the nearest full key.
+  // "a.b.c", "b.c", "c"
+  static std::vector<std::string> ends_of(const std::string& key) {
+    std::vector<std::string> out = {key};
+    for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1))
+      out.push_back(key.substr(dot + 1));
+    return out;
+  }
+
+  // Bough's key for the unknown `key` of another trainer. It is `target`, moved into the group of `key` if
+  // that group has such a field: "critic.learning_rate" is critic.optimizer.lr. In settings with fewer groups
+  // it is an end of `target`: "optimizer.lr". "" if there is none.
+  std::string place_target(const std::string& target, std::string key) {
+    while (!key.empty()) {
+      const size_t dot = key.rfind('.');
+      key.resize(dot == std::string::npos ? 0 : dot);
+      for (const std::string& end : ends_of(target))
+        if (const std::string moved = join_key(key, end); find(moved)) return moved;
+    }
+    return "";
+  }
+
+  // The end of the message about an unknown key that another trainer has. "" if none has it.
+  std::string peer_advice(const std::string& key) {
+    std::string name = key;
+    std::replace(name.begin(), name.end(), '-', '_');
+    for (const std::string& end : ends_of(name))
+      for (const PeerSetting& row : peer_settings()) {
+        if (row.name != end) continue;
+        if (row.key.empty()) return str("; ", row.note);
+        const std::string target = place_target(std::string(row.key), key);
+        if (target.empty()) continue;
+        return str("; did you mean ", quoted(target), row.note.empty() ? "" : str(" (", row.note, ")"), "?");
+      }
+    return "";
+  }
+
+  // Suggests a known key: first the key for another trainer's name, then the nearest key of the same group,
+  // then a key of the same name in another group, then the nearest full key.
   [[noreturn]] void unknown(const SettingField* group, const std::string& key, const std::string& spelled,
                             const std::string& place) {
     if (group && group->is_group_list())
       throw UserError(str(place, ": ", quoted(spelled), ": ", quoted(group->key),
                           " is a list; give all of it, as ", group->key, "='[{...}, {...}]'"));
+    const std::string wrong = str(place, ": unknown setting ", quoted(spelled));
+    if (const std::string advice = peer_advice(key); !advice.empty()) throw UserError(wrong + advice);
     const size_t dot = key.rfind('.');
     const std::string prefix = dot == std::string::npos ? "" : key.substr(0, dot);
     const std::string name = dot == std::string::npos ? key : key.substr(dot + 1);
@@ -297,15 +337,18 @@ class Reader {
     if (!suggestion.empty()) {
       suggestion = join_key(prefix, suggestion);
     } else {
-      const auto elsewhere = std::find_if(all.begin(), all.end(), [&](const std::string& other) {
+      const auto has_name = [&](const std::string& other) {
         return other == name || other.ends_with("." + name);
-      });
-      suggestion = elsewhere != all.end() ? *elsewhere : nearest_of(key, all);
+      };
+      const auto elsewhere = std::find_if(all.begin(), all.end(), has_name);
+      // The groups of other trainers say nothing about the group here, so the name must be the only one.
+      const bool is_peer = is_peer_group(key);
+      if (!is_peer && elsewhere == all.end()) suggestion = nearest_of(key, all);
+      else if (!is_peer || std::count_if(all.begin(), all.end(), has_name) == 1) suggestion = *elsewhere;
     }
-    std::string message = str(place, ": unknown setting ", quoted(spelled));
-    if (!suggestion.empty()) message += str("; did you mean ", quoted(suggestion), "?");
-    else if (!siblings.empty()) message += str("; known here: ", some_of(siblings));
-    throw UserError(message);
+    if (!suggestion.empty()) throw UserError(str(wrong, "; did you mean ", quoted(suggestion), "?"));
+    if (!siblings.empty()) throw UserError(str(wrong, "; known here: ", some_of(siblings)));
+    throw UserError(wrong + (is_peer_group(key) ? "; docs/coming_from.md has Bough's settings" : ""));
   }
 
   static std::string some_of(const std::vector<std::string>& names) {

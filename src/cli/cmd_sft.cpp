@@ -5,6 +5,7 @@
 #include "base/signals.h"
 #include "cli/command.h"
 #include "cli/torch_options.h"
+#include "report/display.h"
 #include "run/sft.h"
 
 namespace bough {
@@ -67,6 +68,7 @@ void run_command(const SftCommand& command) {
   torch.dtype = settings.dtype;
   torch.device = settings.device;
   set_up_torch(torch);
+  print_changed_settings(settings_rows(settings), "bough sft --settings");
   make_directories(settings.out);  // before the training, whose result an error here would lose
   const StopFlag stop;
   SftOptions options;

@@ -12,6 +12,7 @@
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
 #include "net/http_client.h"
+#include "report/display.h"
 #include "run/engine_process.h"
 #include "run/run.h"
 #include "run/run_components.h"
@@ -143,7 +144,7 @@ void run_train(const TrainOptions& options) {
     return;
   }
   const StopFlag stop;
-  if (!options.json) print_line(settings_table(settings_rows(settings), terminal_columns()));
+  print_changed_settings(settings_rows(settings), (run_folder_of(settings) / "config.yaml").string());
   run.stop = [&stop] { return stop.requested(); };
   if (settings.serve.port)
     run.external = [&options](const RunSettings& served, Engine& engine) {

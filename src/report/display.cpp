@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -145,16 +146,17 @@ std::string LiveDisplay::line(int64_t step, const MetricValues& values) const {
   return out;
 }
 
-std::string settings_table(const std::vector<SettingRow>& rows, int columns) {
-  int width = 0;
-  for (const SettingRow& row : rows) width = std::max(width, display_width(row.key));
-  std::string out;
-  for (const SettingRow& row : rows) {
-    std::string text = (row.is_default ? "  " : "* ") + row.key;
-    text += std::string(static_cast<size_t>(width - display_width(row.key) + 2), ' ') + row.value;
-    out += fit(text, columns) + "\n";
-  }
+std::string changed_settings(const std::string& title, const std::vector<SettingRow>& rows, int columns) {
+  std::string out = title;
+  for (const SettingRow& row : rows)
+    if (!row.is_default) out += "\n" + fit(str("  ", row.key, ": ", row.value), columns);
   return out;
+}
+
+void print_changed_settings(const std::vector<SettingRow>& rows, const std::string& all) {
+  const int columns = stderr_is_terminal() ? terminal_columns() : std::numeric_limits<int>::max();
+  print_line(
+      changed_settings(str("settings that differ from their defaults (all: ", all, "):"), rows, columns));
 }
 
 }  // namespace bough

@@ -59,8 +59,10 @@ class LiveDisplay final : public MetricsSink {
   std::string activity_;
 };
 
-// Formats every setting as a line "key value". Settings that differ from their defaults are marked with "*".
-// Lines are cut to `columns`.
-std::string settings_table(const std::vector<SettingRow>& rows, int columns);
+// Formats the settings that differ from their defaults as lines "  key: value" below `title`. These lines are
+// cut to `columns`. The last line has no line end.
+std::string changed_settings(const std::string& title, const std::vector<SettingRow>& rows, int columns);
+// Prints changed_settings() to stderr. `all` says what has all settings. Lines are cut on a terminal only.
+void print_changed_settings(const std::vector<SettingRow>& rows, const std::string& all);
 
 }  // namespace bough

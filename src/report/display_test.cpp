@@ -70,12 +70,17 @@ TEST(LiveDisplay, TheTableKeepsTheLastRowsAndFits) {
   for (std::string line; std::getline(narrow, line);) EXPECT_LE(display_width(line), 40) << line;
 }
 
-TEST(SettingsTable, MarksWhatDiffersFromTheDefaults) {
-  EXPECT_EQ(settings_table({{"seed", "1", "", true},
-                            {"actor.lr", "1.0e-05", "", false},
-                            {"path", std::string(50, 'p'), "", false}},
-                           30),
-            "  seed      1\n* actor.lr  1.0e-05\n* path      " + std::string(17, 'p') + "…\n");
+TEST(ChangedSettings, ListsOnlyWhatDiffersFromTheDefaults) {
+  const std::vector<SettingRow> rows = {{"seed", "1", "", true},
+                                        {"actor.optimizer.lr", "1.0e-04", "", false},
+                                        {"reward", "\"a b\"", "", false},
+                                        {"path", std::string(50, 'p'), "", false}};
+  EXPECT_EQ(changed_settings("settings (all: runs/a/b/config.yaml):", rows, 30),
+            "settings (all: runs/a/b/config.yaml):\n"
+            "  actor.optimizer.lr: 1.0e-04\n"
+            "  reward: \"a b\"\n"
+            "  path: " +
+                std::string(21, 'p') + "…");
 }
 
 }  // namespace

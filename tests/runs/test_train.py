@@ -1,5 +1,6 @@
 """Whole runs of `bough train` on a model of a few thousand weights."""
 
+import itertools
 import json
 import random
 import signal
@@ -64,6 +65,48 @@ def test_a_run_leaves_what_the_formats_promise(bough):
     # (numerics.md).
     limit = 0 if is_batch_invariant() else 1e-4
     assert all(record["mismatch/logprob_abs_diff"] <= limit for record in records[1:])
+
+
+def listed_settings(stderr: str, title: str) -> list[str]:
+    lines = stderr.splitlines()
+    after = lines[lines.index(title) + 1 :]
+    return list(itertools.takewhile(lambda line: line.startswith("  "), after))
+
+
+def test_the_start_lists_the_settings_that_differ_from_their_defaults(bough):
+    config = write_experiment(bough)
+    for trial, words in (("plain", []), ("json", ["--json"])):
+        words = [f"trial_name={trial}", "gconfig.stop=[' ']", "seed=1", "total_train_steps=1", *words]
+        result = bough("train", config, *words, ok=True, env=ENVIRONMENT)
+        title = f"settings that differ from their defaults (all: runs/tiny/{trial}/config.yaml):"
+        assert listed_settings(result.stderr, title) == [
+            "  experiment_name: tiny",
+            f"  trial_name: {trial}",
+            "  model.path: base",
+            "  train_dataset.path: train.jsonl",
+            "  train_dataset.batch_size: 3",
+            "  valid_dataset.path: valid.jsonl",
+            "  gconfig.n_samples: 4",
+            "  gconfig.max_new_tokens: 8",
+            '  gconfig.stop: [" "]',
+            "  actor.optimizer.lr: 0.001",
+            "  evaluator.freq_steps: 4",
+            "  saver.freq_steps: 2",
+            "  total_train_steps: 1",
+        ]
+        assert "differ" not in result.stdout
+    long = "examples/" * 20 + "train.jsonl"  # no terminal: nothing is cut
+    (bough.cwd / long).parent.mkdir(parents=True)
+    (bough.cwd / "train.jsonl").rename(bough.cwd / long)
+    words = ["model.path=base", f"train_dataset.path={long}", "out=tuned", "max_steps=1"]
+    result = bough("sft", *words, "--json", ok=True, env=ENVIRONMENT)
+    title = "settings that differ from their defaults (all: bough sft --settings):"
+    assert listed_settings(result.stderr, title) == [
+        "  model.path: base",
+        "  out: tuned",
+        f"  train_dataset.path: {long}",
+        "  max_steps: 1",
+    ]
 
 
 def test_the_saved_rollouts_are_a_rollout_file(bough):
