@@ -8,17 +8,8 @@
 // weights, a dead server or a broken connection end the stream, no token is lost. The sample continues from
 // the prompt and these tokens, on the same or another server.
 //
-// A sample goes to the server that last got the longest prefix of its tokens, because that server has the
-// prefix's keys and values. If that server has far more load than the least loaded server, the sample goes to
-// the least loaded server.
-//
-// Weights are sent as files. update_weights() returns when all of this is done:
-// - It writes a model directory, which the servers must see under the same path.
-// - It interrupts generation. The servers load the weights and drop their keys and values, so each token's
-//   version is known.
-// - Each server samples a few tokens. Their log-probabilities are compared with those of the trainer's model.
-//   A server with other weights, or with log-probabilities of another temperature, is refused.
-// A server that could not be reached gets the weights again before it gets a sample.
+// server_fleet.h says which server gets a sample, and how servers get weights. update_weights() interrupts
+// generation, so each token's version is known.
 //
 // This engine decides token by token where a sample ends, as the embedded engine does: stop tokens, stop
 // strings, lengths. Truncation (top_p, top_k, min_p), penalties and min_new_tokens are refused, because
@@ -32,50 +23,26 @@
 
 #include <chrono>
 #include <deque>
-#include <filesystem>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/server_api.h"
+#include "engine/server_fleet.h"
 #include "engine/stop_strings.h"
 #include "net/http_client.h"
 #include "net/line_splitter.h"
 
 namespace bough {
 
-class ServerSteps;  // defined in server_engine.cpp: consecutive calls to one server
-
-struct ServerEngineOptions {
-  std::string backend;  // name for server_api()
-  ServerSettings settings;
-  std::string api_key;  // empty: none is sent
-  int64_t max_concurrent = 128;
-  ModelLimits limits;
-  std::vector<int32_t> stop_tokens;                 // of the model
-  std::function<std::string(int32_t)> token_bytes;  // as in EmbeddedEngineOptions
-  std::filesystem::path weights_folder;             // for directories v0, v1, ...: one at a time
-  // Writes the model as a directory that servers can load.
-  std::function<void(const std::filesystem::path&, const Model&)> write_weights;
-  // Returns log softmax(logits / temperature) of each token from index `begin` on, by the model. If empty,
-  // servers' log-probabilities are not checked.
-  std::function<std::vector<double>(const Model&, const std::vector<int32_t>& ids, size_t begin,
-                                    double temperature)>
-      score;
-};
-
 class ServerEngine final : public Engine {
  public:
   // Waits for the servers. Throws UserError if there are no addresses or a server is not of the backend.
   // Throws IoError if a server does not answer in time.
   explicit ServerEngine(ServerEngineOptions options);
-  ~ServerEngine() override;
 
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
@@ -90,25 +57,13 @@ class ServerEngine final : public Engine {
   // the weights.
   void update_weights(const WeightUpdate& update) override;
   bool ready_for_weights() const override { return num_must_progress_ == 0; }
-  int32_t version() const override { return version_; }
+  int32_t version() const override { return fleet_.version(); }
   std::vector<RunningRequest> running() const override;
   EngineStatistics statistics() const override { return statistics_; }
 
  private:
   using Time = std::chrono::steady_clock::time_point;
 
-  struct Server {
-    std::string name;  // as in the settings
-    HttpUrl url;
-    HttpAddress address;
-    ServerDescription description;
-    int64_t load = 0;  // sum over its samples of the largest possible length, in tokens
-    bool has_weights = false;
-    Time not_before{};  // earliest next attempt to bring it back
-    double pause_seconds = 0;
-    std::string trouble;                 // why it has no weights
-    std::unique_ptr<ServerSteps> steps;  // calls that bring it back; nullptr: none in progress
-  };
   struct Sample {
     GeneratedSample result;
     bool is_ended = false, must_make_progress = false;  // must_make_progress: interrupted, and no token since
@@ -135,10 +90,7 @@ class ServerEngine final : public Engine {
   };
 
   Sample& at(const SampleKey& place) { return requests_.at(place.request).samples[place.sample]; }
-  std::unique_ptr<HttpCall> call_of(const Server& server) const;
-  void connect(Server& server);
   void begin_waiting();
-  std::optional<size_t> server_for(const std::vector<int32_t>& ids);
   void begin(const SampleKey& place, size_t server);
   void listen(int wait_milliseconds);
   // Reads what the sample's server sent. Returns false if the sample is no longer on a server.
@@ -148,27 +100,18 @@ class ServerEngine final : public Engine {
   void end(const SampleKey& place, FinishReason reason);
   void leave_server(Sample& sample);
   void fail(const SampleKey& place, const std::string& message);
-  void lose(Server& server, const std::string& message);
-  void bring_back();
+  void lose(size_t server, const std::string& message);
   void interrupt();
-  void publish(const Model& model);
-  void compare(Server& server, const Model& model);
-  std::string troubles() const;
 
   const ServerEngineOptions options_;
   const ServerApi& api_;
-  std::vector<Server> servers_;
+  ServerFleet fleet_;
   std::unordered_map<uint64_t, Request> requests_, parked_;
   std::deque<SampleKey> waiting_, parked_waiting_;
   std::vector<SampleKey> running_;
   std::vector<GenerationResult> finished_, parked_finished_;
-  std::unordered_map<uint64_t, size_t> server_of_prefix_;  // key: hash of the first 64, 128, ... tokens
-  std::filesystem::path weights_;                          // the directory that servers have loaded; or empty
-  int32_t version_ = 0;
   bool paused_ = false;
   int64_t num_must_progress_ = 0;
-  uint64_t num_calls_ = 0;
-  std::optional<Time> none_since_;  // since when no server is usable; nullopt: one is
   EngineStatistics statistics_;
 };
 

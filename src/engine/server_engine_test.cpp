@@ -284,6 +284,23 @@ TEST_F(ServerEngineTest, AServerThatDiesCostsARetryAndGetsTheWeightsWhenItIsBack
     }
 }
 
+TEST_F(ServerEngineTest, AServerThatRestartsWhileItIsIdleGetsTheWeightsBeforeASample) {
+  auto server = std::make_unique<FakeServer>();
+  const uint16_t port = server->port();
+  ServerEngine engine(options({server->url()}));
+  update(engine, 3);
+  EXPECT_EQ(engine.generate({request(1, 2, 5)})[0].samples[0].token_ids.back(), 30);
+  const size_t calls = server->targets().size();
+  engine.generate({request(2, 2, 5)});
+  EXPECT_EQ(server->targets().size(), calls + 2) << "a server that did not restart gets samples only";
+  server.reset();
+  FakeServer again(port);
+  again.version = 77;
+  for (const GeneratedSample& sample : engine.generate({request(3, 2, 5)})[0].samples)
+    EXPECT_EQ(sample.token_ids, (std::vector<int32_t>{14, 18, 22, 26, 30}));
+  EXPECT_EQ(again.version, 3);
+}
+
 TEST_F(ServerEngineTest, WhenNoServerIsLeftItSaysWhichAndWhy) {
   auto server = std::make_unique<FakeServer>();
   auto settings = options({server->url()});

@@ -1,22 +1,14 @@
 #include "env/sandbox.h"
 
-#include <fcntl.h>
-#include <grp.h>
-#include <linux/close_range.h>
-#include <linux/keyctl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -25,9 +17,11 @@
 #include <fstream>
 #include <map>
 #include <optional>
-#include <thread>
+#include <sstream>
 
 #include "base/error.h"
+#include "env/launch.h"
+#include "env/process_tree.h"
 
 namespace bough {
 
@@ -47,202 +41,6 @@ constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
 constexpr const char* kLaunch =
     "ulimit -p \"$1\" 2>/dev/null || ulimit -u \"$1\" 2>/dev/null; shift; "
     "echo started >&4; exec 4>&-; exec \"$@\"";
-
-struct Descriptor {
-  int value = -1;
-  Descriptor() = default;
-  explicit Descriptor(int v) : value(v) {}
-  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value, other.value);
-    return *this;
-  }
-  ~Descriptor() { reset(); }
-  void reset() {
-    if (value >= 0) close(value);
-    value = -1;
-  }
-};
-
-[[noreturn]] void no_descriptor(const char* what) {
-  throw IoError(str("sandbox: cannot make a ", what, ": ", std::strerror(errno)));
-}
-
-struct Pipe {
-  Descriptor read, write;
-  Pipe() {
-    std::array<int, 2> ends;
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) no_descriptor("pipe");
-    read.value = ends[0];
-    write.value = ends[1];
-    fcntl(read.value, F_SETFL, O_NONBLOCK);
-  }
-};
-
-// An in-memory file that cannot be changed or extended, positioned at its beginning.
-Descriptor memory_file(std::string_view content) {
-  Descriptor file(memfd_create("input", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (file.value < 0) no_descriptor("file in memory");
-  while (!content.empty()) {
-    const ssize_t n = write(file.value, content.data(), content.size());
-    if (n < 0 && errno != EINTR) no_descriptor("memory");
-    if (n > 0) content.remove_prefix(static_cast<size_t>(n));
-  }
-  lseek(file.value, 0, SEEK_SET);
-  fcntl(file.value, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
-  return file;
-}
-
-// Returns an unused user id. Up to 1,024 concurrent sandboxes of a process get different ids. In a container
-// that maps few users, the id is one of the last mapped ones, and sandboxes may share an id. nullopt: this
-// process is not root, or the container maps only root.
-std::optional<uid_t> spare_user() {
-  if (geteuid() != 0) return std::nullopt;
-  static std::atomic<uint32_t> next{0};
-  const uint32_t slot = next++ % 1024;
-  const uint64_t wanted = 0x60000000u + ((static_cast<uint64_t>(getpid()) & 0xffff) << 10) + slot;
-  std::ifstream map("/proc/self/uid_map");
-  uint64_t inside, outside, count, last = 65533;
-  while (map >> inside >> outside >> count) {
-    if (wanted >= inside && wanted < inside + count) return static_cast<uid_t>(wanted);
-    last = inside + count - 1;
-  }
-  if (last == 0) return std::nullopt;  // only the container's root is mapped
-  return static_cast<uid_t>(last - slot % std::max<uint64_t>(1, last / 4));
-}
-
-// Everything that the child needs between fork and exec, prepared before fork. The child may make only system
-// calls, because another thread may have held a lock at the fork.
-struct Launch {
-  std::vector<std::string> arguments;
-  std::vector<char*> argv;
-  std::vector<char*> environment;
-  std::string home;              // in the environment: "HOME=..."
-  std::vector<int> descriptors;  // these become 0, 1, 2, ...; -1: closed in the child
-  std::optional<uid_t> user;
-  std::string folder = "/";
-  std::vector<std::pair<__rlimit_resource_t, rlim_t>> limits;
-  int error_pipe = -1;
-  pid_t parent = -1;
-};
-
-// The raw system call, because sanitizers intercept _exit, and fail if the parent's threads do not exist.
-[[noreturn]] void end_child(int status) {
-  for (;;) syscall(SYS_exit_group, status);
-}
-
-[[noreturn]] void launch(const Launch& launch) {
-  int failed = 0;
-  const auto check = [&](bool good) {
-    if (!good && failed == 0) failed = errno;
-  };
-  setpgid(0, 0);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  signal(SIGPIPE, SIG_DFL);
-  // Moves the descriptors above the numbers that they will get.
-  constexpr int kAbove = 256;
-  const int num = static_cast<int>(launch.descriptors.size());
-  std::array<int, 64> moved;
-  const int error_pipe = fcntl(launch.error_pipe, F_DUPFD_CLOEXEC, kAbove);
-  for (int i = 0; i < num; ++i)
-    moved[i] = launch.descriptors[i] < 0 ? -1 : fcntl(launch.descriptors[i], F_DUPFD_CLOEXEC, kAbove);
-  for (int i = 0; i < num; ++i) {
-    if (launch.descriptors[i] < 0) close(i);
-    else check(dup2(moved[i], i) == i);  // the copy stays open across exec
-  }
-  check(close_range(static_cast<unsigned>(num), ~0u, CLOSE_RANGE_CLOEXEC) == 0);
-  // Raw system calls: glibc's versions would signal threads that do not exist in the child.
-  if (launch.user) {
-    const uid_t user = *launch.user;
-    check(syscall(SYS_setgroups, 0, nullptr) == 0);
-    check(syscall(SYS_setresgid, user, user, user) == 0);
-    check(syscall(SYS_setresuid, user, user, user) == 0);
-  }
-  // Hides this session's keys; the call may be missing.
-  syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);
-  check(chdir(launch.folder.c_str()) == 0);
-  // After the change of user, which resets the setting.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != launch.parent) end_child(127);
-  for (const auto& [resource, value] : launch.limits) {
-    rlimit limit{};
-    getrlimit(resource, &limit);
-    limit.rlim_cur = limit.rlim_max = std::min(value, limit.rlim_max);
-    check(setrlimit(resource, &limit) == 0);
-  }
-  if (failed == 0) {
-    execve(launch.argv[0], launch.argv.data(), launch.environment.data());
-    failed = errno;
-  }
-  [[maybe_unused]] const ssize_t written = write(error_pipe, &failed, sizeof failed);
-  end_child(127);
-}
-
-// Start time of a process, in clock ticks since boot. Together with the process id it identifies a process
-// uniquely. nullopt: the process has ended, or is a zombie that its parent has not reaped.
-std::optional<uint64_t> start_time(pid_t pid) {
-  std::ifstream file(str("/proc/", pid, "/stat"));
-  std::string line;
-  if (!std::getline(file, line)) return std::nullopt;
-  const size_t name_end = line.rfind(')');  // the name may contain any character
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(line.substr(name_end + 2));
-  std::string skipped, state;
-  fields >> state;
-  if (state == "Z" || state == "X") return std::nullopt;
-  for (int i = 0; i < 18; ++i) fields >> skipped;
-  uint64_t time = 0;
-  if (!(fields >> time)) return std::nullopt;
-  return time;
-}
-
-// `pid` and all its descendants. A process that starts during the search may be missed, but no other process
-// is returned in its place.
-std::vector<pid_t> process_tree(pid_t pid) {
-  std::vector<pid_t> tree{pid};
-  constexpr size_t kMost = 10'000;
-  for (size_t i = 0; i < tree.size() && tree.size() < kMost; ++i) {
-    std::error_code error;
-    for (const auto& task : std::filesystem::directory_iterator(str("/proc/", tree[i], "/task"), error)) {
-      std::ifstream file(task.path() / "children");
-      for (pid_t child; file >> child;) tree.push_back(child);
-    }
-  }
-  return tree;
-}
-
-int64_t resident_bytes(pid_t pid) {
-  std::ifstream file(str("/proc/", pid, "/statm"));
-  int64_t total = 0, resident = 0, shared = 0;
-  file >> total >> resident >> shared;
-  return std::max<int64_t>(0, resident - shared) * sysconf(_SC_PAGESIZE);
-}
-
-bool ended(pid_t pid) {  // does not reap, so that the process id stays taken
-  siginfo_t info{};
-  return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid;
-}
-
-bool wait_until(milliseconds limit, const auto& condition) {
-  const auto deadline = WallClock::now() + limit;
-  while (!condition()) {
-    if (WallClock::now() >= deadline) return false;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return true;
-}
-
-// Kills every process of a user that only this sandbox uses.
-void kill_user(uid_t user) {
-  const pid_t killer = fork();
-  if (killer == 0) {
-    if (syscall(SYS_setresuid, user, user, user) == 0) kill(-1, SIGKILL);
-    end_child(0);
-  }
-  if (killer > 0) waitpid(killer, nullptr, 0);
-}
 
 bool read_some(int descriptor, std::string& into) {
   std::array<char, 1 << 16> buffer;
@@ -475,29 +273,7 @@ SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) 
   }
   result.seconds = std::chrono::duration<double>(WallClock::now() - begin).count();
 
-  // The process `pid`, which Bough started, is stopped first. It then reaps no child, so that the process ids
-  // of its children stay valid while they are killed. When the first process of the sandbox is killed, its
-  // whole namespace ends.
-  if (!ended(pid)) {
-    kill(pid, SIGSTOP);
-    wait_until(milliseconds(200), [&] {
-      siginfo_t info{};
-      return ended(pid) || (waitid(P_PID, static_cast<id_t>(pid), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
-                            info.si_pid == pid);
-    });
-    const std::vector<pid_t> children = process_tree(pid);
-    std::vector<std::pair<pid_t, std::optional<uint64_t>>> times;
-    for (const pid_t each : children) times.emplace_back(each, start_time(each));
-    for (const pid_t each : children)
-      if (each != pid) kill(each, SIGKILL);
-    wait_until(kReapLimit, [&] {
-      return std::all_of(times.begin(), times.end(), [&](const auto& each) {
-        return each.first == pid || !each.second || start_time(each.first) != each.second;
-      });
-    });
-    kill(pid, SIGKILL);
-  }
-  wait_until(kReapLimit, [&] { return ended(pid); });
+  kill_tree(pid, kReapLimit);
   kill(-pid, SIGKILL);  // the process group, while its leader's id is still taken
   if (!sandboxed_ && child.user) kill_user(*child.user);
   if (!sandboxed_ && !child.user) {

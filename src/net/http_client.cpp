@@ -156,6 +156,18 @@ std::string load_api_key(const char* variable, const std::string& setting, const
   return key;
 }
 
+IdleConnection::IdleConnection(const HttpAddress& address)
+    : descriptor_(begin_connection(address).descriptor) {}
+
+IdleConnection::~IdleConnection() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+bool IdleConnection::is_open() const {
+  pollfd watched{descriptor_, POLLIN, 0};  // a closed connection is readable
+  return descriptor_ >= 0 && poll(&watched, 1, 0) == 0;
+}
+
 void HttpCall::begin(const std::string& method, const std::string& target, const std::string& json) {
   outgoing_ = str(method, " ", target, " HTTP/1.1\r\nHost: ", url_.authority,
                   "\r\nAccept: application/json\r\nUser-Agent: bough\r\nConnection: close\r\n");

@@ -58,6 +58,20 @@ struct HttpAnswer {
   bool is_transient() const { return kind == kAnswered && (status >= 500 || status == 429 || status == 408); }
 };
 
+// A connection on which nothing is sent. If the process at its other end ends, the connection is closed, even
+// if another process gets the address.
+class IdleConnection {
+ public:
+  explicit IdleConnection(const HttpAddress& address);  // does not block
+  ~IdleConnection();
+  IdleConnection(const IdleConnection&) = delete;
+  IdleConnection& operator=(const IdleConnection&) = delete;
+  bool is_open() const;  // or is still connecting
+
+ private:
+  const int descriptor_;  // -1: could not be opened
+};
+
 // Makes one call at a time. Does not block.
 class HttpCall {
  public:

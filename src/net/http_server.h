@@ -146,9 +146,8 @@ class HttpServer {
   void close(double seconds = 1);
   const HttpStatistics& statistics() const;
 
-  struct State;  // defined in http_server.cpp
-
  private:
+  struct State;
   std::unique_ptr<State> state_;
 };
 

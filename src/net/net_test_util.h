@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -108,6 +110,10 @@ class Endpoint {
     shutdown(listener_, SHUT_RDWR);
     accepting_.join();
     close(listener_);
+    {
+      const MutexLock lock(mutex_);  // ends connections that wait for a request
+      for (const int descriptor : connections_) shutdown(descriptor, SHUT_RD);
+    }
     for (std::thread& thread : threads_) thread.join();
   }
   uint16_t port() const { return port_; }
@@ -121,8 +127,14 @@ class Endpoint {
     for (;;) {
       const int descriptor = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
       if (descriptor < 0) return;
+      {
+        const MutexLock lock(mutex_);
+        connections_.insert(descriptor);
+      }
       threads_.emplace_back([this, descriptor] {
         serve(descriptor);
+        const MutexLock lock(mutex_);
+        connections_.erase(descriptor);
         close(descriptor);
       });
     }
@@ -150,6 +162,8 @@ class Endpoint {
   int listener_ = -1;
   uint16_t port_ = 0;
   std::atomic<int64_t> num_requests_ = 0;
+  Mutex mutex_;
+  std::set<int> connections_ GUARDED_BY(mutex_);  // open
   std::thread accepting_;
   std::vector<std::thread> threads_;
 };

@@ -78,6 +78,7 @@ MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model) {
 EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options)
     : model_(model),
       options_(std::move(options)),
+      limits_(model_limits(model.config())),
       version_(options_.version),
       quantized_(options_.settings.quantization == "int8" && !is_quantized(model)
                      ? std::optional<QuantizedModel>(std::in_place, model)
@@ -114,7 +115,7 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
 }
 
 void EmbeddedEngine::submit(GenerationRequest request) {
-  check_request(request, model_limits(model_.config()));
+  check_request(request, limits_);
   if (!request.sampling.stop.empty() && !options_.token_bytes) {
     throw UserError(str("request ", request.id,
                         ": stop strings need a tokenizer, and the model directory has no "

@@ -124,6 +124,7 @@ class EmbeddedEngine : public Engine {
 
   const Model& model_;
   EmbeddedEngineOptions options_;
+  const ModelLimits limits_;
   int32_t version_;
   bool paused_ = false;
   std::optional<QuantizedModel> quantized_;
