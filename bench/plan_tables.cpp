@@ -205,7 +205,7 @@ void packers() {
     std::vector<std::string> row = {set->name, count(capacity), count(set->statistics.num_tree_tokens)};
     for (const auto name : bough::packer_names()) {
       if (name == "exact") continue;  // these sets are far too large for the exact packer
-      const auto packing = pack_by(name, set->tree, bough::BranchTree(set->tree), capacity);
+      const auto packing = pack_by(name, bough::BranchTree(set->tree), capacity);
       row.push_back(count(packing.num_tokens) + ", " + count(std::ssize(packing.bins)));
     }
     table.add(row);

@@ -126,7 +126,8 @@ Mismatch mismatch_of(Model& model, const Run& run) {
       if (sampled.size() < kSequences) sampled.push_back(to_rollout(result, sample, ""));
   const TrainBatch batch = make_batch(sampled, {}, at::kDouble);
   Executor executor(model);
-  const auto trainers = executor.forward(make_plan("dense", plan_request(batch, 4096)), batch).log_probs_R;
+  const auto trainers =
+      executor.execute_forward(make_plan("dense", plan_request(batch, 4096)), batch).log_probs_R;
   const auto difference = trainers.to(at::kCPU, at::kDouble) - batch.fields.behaviour_log_probs_R;
   return {difference.abs().mean().item<double>(), difference.max().exp().item<double>()};
 }

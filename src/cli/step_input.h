@@ -44,7 +44,8 @@ struct StepInput {
   // This object and `ranks` must outlive the returned timer. The reference model of a KL term is the model
   // itself, as in the first training step of a run.
   std::unique_ptr<StepTimer> timer(const std::string& mode, const TrainingRanks* ranks = nullptr) const {
-    return std::make_unique<StepTimer>(*model, model.get(), settings, &costs, rollouts, mode, ranks);
+    return std::make_unique<StepTimer>(*model, model.get(), settings, rollouts,
+                                       StepTimer::Options{.strategy = mode, .costs = &costs, .ranks = ranks});
   }
 };
 

@@ -47,16 +47,25 @@ at::Tensor values(at::IntArrayRef sizes, const Kind& kind) {
   return at::empty(sizes, kind.dtype(at::kFloat)).uniform_(-1, 1).to(kind);
 }
 
-ModelConfig shape_of(int64_t width, int64_t layers, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                     int64_t intermediate, int64_t vocab) {
+struct CellShape {
+  int64_t width, layers, heads, kv_heads, head_dim, intermediate, vocab;
+};
+// The models that the cells compute, with the fields in this order.
+constexpr CellShape kLayersOnGpu = {4096, 2, 32, 8, 128, 12288, 32768};
+constexpr CellShape kLayersOnCpu = {640, 2, 8, 4, 96, 1792, 3072};
+constexpr CellShape kHalfOnGpu = {2048, 1, 32, 8, 64, 6144, 64};
+constexpr CellShape kHalfOnCpu = {320, 1, 8, 4, 48, 896, 64};
+constexpr CellShape kTiny = {16, 1, 2, 1, 16, 16, 64};
+
+ModelConfig with_shape(const CellShape& shape) {
   ModelConfig config;
-  config.hidden_size = width;
-  config.num_layers = layers;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_dim = head_dim;
-  config.intermediate_size = intermediate;
-  config.vocab_size = vocab;
+  config.hidden_size = shape.width;
+  config.num_layers = shape.layers;
+  config.num_heads = shape.heads;
+  config.num_kv_heads = shape.kv_heads;
+  config.head_dim = shape.head_dim;
+  config.intermediate_size = shape.intermediate;
+  config.vocab_size = shape.vocab;
   config.max_position_embeddings = 1 << 20;
   config.tie_word_embeddings = true;
   config.qk_norm = true;
@@ -106,14 +115,16 @@ ForwardBackward time_pass(Model& model, const PathBatch& path, const Loss& loss)
   const Kind device = model.device();
   Executor executor(model);
   const Time begin = now(device);
-  executor.forward(path.plan, path.batch);
+  executor.execute_forward(path.plan, path.batch);
   const Time middle = now(device);
-  executor.forward_backward(path.plan, path.batch, loss);
+  executor.execute(path.plan, path.batch, loss);
   return {seconds_between(begin, middle), seconds_between(middle, now(device))};
 }
 
 Cell tiny_pass(const Kind& kind, int layers) {
-  const auto config = shape_of(16, layers, 2, 1, 16, 16, 64);
+  CellShape shape = kTiny;
+  shape.layers = layers;
+  const auto config = with_shape(shape);
   std::shared_ptr<Model> model = filled_model(config, kind);
   auto path = std::make_shared<PathBatch>(2, config.vocab_size, scalar_type(kind));
   return {[model, path, loss = policy_gradient()] { return time_pass(*model, *path, *loss); },
@@ -246,8 +257,7 @@ CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int6
     : kind_(Kind(device).dtype(dtype)), models_(std::make_unique<Models>()) {
   // A GPU is fully used only by products as wide as those of a model with some billion weights.
   const bool on_gpu = !device.is_cpu();
-  const auto config =
-      on_gpu ? shape_of(4096, 2, 32, 8, 128, 12288, 32768) : shape_of(640, 2, 8, 4, 96, 1792, 3072);
+  const auto config = with_shape(on_gpu ? kLayersOnGpu : kLayersOnCpu);
   // More copies need more cache. These numbers gave the best predictions for other shapes (bench/cost_model)
   // on a machine whose last-level cache has 260 MB. Weights and gradients are then 270 MB in fp32, 136 MB in
   // bf16. With more bf16 copies, small passes are predicted too slow.
@@ -278,13 +288,12 @@ CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int6
 
   tiny_shallow = tiny_pass(kind_, kShallow);
   tiny_deep = tiny_pass(kind_, kDeep);
-  std::shared_ptr<Model> tiny = filled_model(shape_of(16, 1, 2, 1, 16, 16, 64), kind_);
+  std::shared_ptr<Model> tiny = filled_model(with_shape(kTiny), kind_);
   auto matrices = layer_matrices(*tiny);
   tiny_linear.run = [tiny, matrices, inputs = linear_inputs(matrices, matrices.size(), 2, kind_)] {
     return time_linear(matrices.data(), matrices.size(), inputs);
   };
-  std::shared_ptr<Model> half = filled_model(
-      on_gpu ? shape_of(2048, 1, 32, 8, 64, 6144, 64) : shape_of(320, 1, 8, 4, 48, 896, 64), kind_);
+  std::shared_ptr<Model> half = filled_model(with_shape(on_gpu ? kHalfOnGpu : kHalfOnCpu), kind_);
   auto half_matrices = layer_matrices(*half);
   for (const auto* matrix : half_matrices)
     half_linear_flops += 2.0 * static_cast<double>(matrix->value.numel());

@@ -76,7 +76,7 @@ class Steps {
     auto plan = make_plan(strategy, request_of(batch, limit));
     for (auto& planned : plan.trees)
       for (auto& block : planned.blocks) block.keep = keep.value_or(block.keep);
-    Executor(*model_).forward_backward(plan, batch, *loss_);
+    Executor(*model_).execute(plan, batch, *loss_);
     const auto measured = static_cast<double>(cpu_peak_bytes() - before);
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
   }
@@ -94,7 +94,7 @@ class Steps {
     const Plan plan = make_plan(strategy, request);
     for (const auto& planned : plan.trees)
       for (const auto& block : planned.blocks) num_by_layer += recomputes_layers(block.keep);
-    Executor(*model_).forward_backward(plan, batch, *loss_);
+    Executor(*model_).execute(plan, batch, *loss_);
     return static_cast<double>(cpu_peak_bytes() - before) / static_cast<double>(*request.memory_bytes);
   }
 
@@ -260,7 +260,7 @@ TEST(PeakMemory, AsPredictedForACriticsPlanExecutions) {
           batch.returns_R = batch.old_values_R + 1;
           const Plan plan = critic.plan(batch);
           reset_cpu_peak_bytes();
-          critic.accumulate(plan, batch);
+          critic.add_gradient(plan, batch);
           const int64_t measured = cpu_peak_bytes() - before;
           EXPECT_LT(forward, measured);
           expect_near(static_cast<double>(simulate(plan, &costs).peak_bytes) / static_cast<double>(measured));

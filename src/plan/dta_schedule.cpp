@@ -31,7 +31,7 @@ struct Leaf {
 
 std::vector<Leaf> order_leaves(const PrefixTree& tree, DtaOrder order) {
   BranchTree branches(tree);
-  branches.sort_lexicographically(tree);
+  branches.sort_lexicographically();
   if (order == DtaOrder::kBackward) sort_children(branches);
   const auto visits = branches.visit();
   std::vector<Leaf> leaves;

@@ -1,5 +1,6 @@
 // The planner's view of the batch: the prefix tree with its branches and with prefix sums over tokens. From
-// the sums follows the cost of any token range in O(1).
+// the sums follows the cost of any token range in O(1). In contrast to PrefixTree and BranchTree, which know
+// sequences only, an IndexedTree knows the PlanRequest and therefore which tokens train.
 //
 // A part of the tree can be planned as a separate tree (TreePart, TreeView). The PrefixTree of a part is only
 // built if the plan is chosen.
@@ -77,7 +78,8 @@ class IndexedTree {
 };
 
 // The tokens that are planned as one tree: the whole tree, some of its roots with their subtrees, or one node
-// with its subtree and the path down to the node. PlanBuilder reads tokens only through a TreeView.
+// with its subtree and the path down to the node. In contrast to IndexedTree, a TreeView owns no tree and may
+// number the tokens of a part from 0. PlanBuilder reads tokens only through a TreeView.
 //
 // Token numbers:
 //   - View of a node with a path: the path is numbered from 0, then the node's subtree.

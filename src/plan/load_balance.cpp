@@ -25,7 +25,7 @@ double path_cost(const BalanceWeights& weights, int64_t from, int64_t to) {
 class Leaves {
  public:
   Leaves(const PrefixTree& tree, const BalanceWeights& weights) : weights_(weights), branches_(tree) {
-    branches_.sort_lexicographically(tree);
+    branches_.sort_lexicographically();
     visits_ = branches_.visit();
     position_.resize(branches_.nodes.size(), -1);
     for (int32_t i = 0; i < size(); ++i) position_[visits_[i].node] = i;

@@ -47,7 +47,7 @@ class TrainedRows {
 };
 
 Packing packing_of(const IndexedTree& whole, int64_t max_tokens_per_pass) {
-  return pack_by(whole.request().packer, whole.tree(), whole.branches(), max_tokens_per_pass);
+  return pack_by(whole.request().packer, whole.branches(), max_tokens_per_pass);
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ void emit_packed(const IndexedTree& whole, const Packing& packing, BlockSink& si
   const bool chooses = layers != LayerRecompute::kNever;
   const int64_t room = chooses ? room_for_passes(whole.request(), whole.num_rows(whole.all()), 0) : 0;
   TrainedRows rows(whole);
-  internal::TreeOfSome trees(whole.tree(), whole.branches());
+  internal::TreeOfSome trees(whole.branches());
   for (size_t b = 0; b < packing.bins.size(); ++b) {
     const auto& bin = packing.bins[b];
     const auto number = static_cast<int32_t>(b);

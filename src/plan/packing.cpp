@@ -53,15 +53,14 @@ Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_
   return packing;
 }
 
-TreeOfSome::TreeOfSome(const PrefixTree& tree, const BranchTree& branches)
-    : tree_(tree),
-      branches_(branches),
+TreeOfSome::TreeOfSome(const BranchTree& branches)
+    : branches_(branches),
       last_tree_(branches.nodes.size(), 0),
       last_inner_(branches.nodes.size(), 0),
       reach_(branches.nodes.size(), 0) {}
 
 int32_t TreeOfSome::node_of(int64_t sequence) const {
-  const int32_t leaf = branches_.sequence_leaf[sequence], token = tree_.sequence_end[sequence];
+  const int32_t leaf = branches_.sequence_leaf[sequence], token = branches_.tree().sequence_end[sequence];
   if (leaf < 0 || token >= branches_.nodes[leaf].begin) return leaf;
   const auto after = std::ranges::upper_bound(branches_.nodes, token, {}, &BranchNode::begin);
   return static_cast<int32_t>(after - branches_.nodes.begin()) - 1;
@@ -250,9 +249,9 @@ SortedSequences sort_sequences(const PrefixTree& tree) {
   return sorted;
 }
 
-Packing pack_single_path_as_trees(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
-  Packing packing = pack_single_path(tree, capacity);
-  internal::TreeOfSome trees(tree, branches);
+Packing pack_single_path_as_trees(const BranchTree& branches, int64_t capacity) {
+  Packing packing = pack_single_path(branches.tree(), capacity);
+  internal::TreeOfSome trees(branches);
   packing.num_tokens = 0;
   for (auto& bin : packing.bins) {
     bin.num_tokens = 0;
@@ -263,9 +262,10 @@ Packing pack_single_path_as_trees(const PrefixTree& tree, const BranchTree& bran
   return packing;
 }
 
-Packing pack_exactly(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
+Packing pack_exactly(const BranchTree& branches, int64_t capacity) {
+  const PrefixTree& tree = branches.tree();
   // If no token is computed twice, no packing is better. Then the exact program need not run.
-  Packing packing = pack(tree, branches, capacity);
+  Packing packing = pack(branches, capacity);
   if (packing.num_tokens == tree.num_tokens()) return packing;
   auto exact = pack_exact(tree, capacity);
   if (!exact)
@@ -279,16 +279,16 @@ Packing pack_exactly(const PrefixTree& tree, const BranchTree& branches, int64_t
 
 struct NamedPacker {
   std::string_view name;
-  Packing (*pack)(const PrefixTree& tree, const BranchTree& branches, int64_t capacity);
+  Packing (*pack)(const BranchTree& branches, int64_t capacity);
 };
 
 constexpr std::array kPackers = {
     NamedPacker{"auto", pack},
-    NamedPacker{"heuristic", [](const PrefixTree& tree, const BranchTree&,
-                                int64_t capacity) { return pack_depth_first(tree, capacity); }},
+    NamedPacker{"heuristic", [](const BranchTree& branches,
+                                int64_t capacity) { return pack_depth_first(branches.tree(), capacity); }},
     NamedPacker{"first_fit_decreasing",
-                [](const PrefixTree& tree, const BranchTree&, int64_t capacity) {
-                  return pack_first_fit_decreasing(tree, capacity);
+                [](const BranchTree& branches, int64_t capacity) {
+                  return pack_first_fit_decreasing(branches.tree(), capacity);
                 }},
     NamedPacker{"single_path", pack_single_path_as_trees},
     NamedPacker{"exact", pack_exactly},
@@ -304,11 +304,11 @@ constexpr auto kPackerNames = [] {
 
 Packing pack(const PrefixTree& tree, int64_t capacity) {
   internal::check_capacity(tree, capacity);
-  return pack(tree, BranchTree(tree), capacity);
+  return pack(BranchTree(tree), capacity);
 }
 
-Packing pack(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
-  internal::check_capacity(tree, capacity);
+Packing pack(const BranchTree& branches, int64_t capacity) {
+  internal::check_capacity(branches.tree(), capacity);
   return internal::to_packing(branches, BestFit(branches, capacity).run(), capacity);
 }
 
@@ -376,10 +376,9 @@ Packing pack_first_fit_decreasing(const PrefixTree& tree, int64_t capacity) {
   return packing;
 }
 
-Packing pack_by(std::string_view packer, const PrefixTree& tree, const BranchTree& branches,
-                int64_t capacity) {
+Packing pack_by(std::string_view packer, const BranchTree& branches, int64_t capacity) {
   check_packer("packer", packer);
-  return std::ranges::find(kPackers, packer, &NamedPacker::name)->pack(tree, branches, capacity);
+  return std::ranges::find(kPackers, packer, &NamedPacker::name)->pack(branches, capacity);
 }
 
 std::span<const std::string_view> packer_names() {

@@ -40,7 +40,7 @@ struct Packing {
 // On random trees of up to 8 nodes, the bins have in the mean 1.0002 times the fewest possible tokens, at
 // worst 1.15 times (packing_test.cpp).
 Packing pack(const PrefixTree& tree, int64_t capacity);
-Packing pack(const PrefixTree& tree, const BranchTree& branches, int64_t capacity);  // branches of `tree`
+Packing pack(const BranchTree& branches, int64_t capacity);
 
 // Tree Training's heuristic (end of section 2.2): a depth-first traversal that visits children with deeper
 // leaves first, so that leaves of similar depth are neighbors. A new bin begins if the next leaf does not
@@ -69,8 +69,7 @@ std::optional<Packing> pack_exact(const PrefixTree& tree, int64_t capacity, int6
 //                         beyond the chosen path are also computed once.
 //   exact                 pack_exact; throws UserError if the batch is too large for it
 // Throws UserError if the name is unknown.
-Packing pack_by(std::string_view packer, const PrefixTree& tree, const BranchTree& branches,
-                int64_t capacity);
+Packing pack_by(std::string_view packer, const BranchTree& branches, int64_t capacity);
 // All names, `auto` first.
 std::span<const std::string_view> packer_names();
 // Throws UserError if there is no packer of this name. The message names the option and the packers.
@@ -96,7 +95,7 @@ Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_
 // building that tree. A subset may contain a sequence that ends above a leaf without containing the leaf.
 class TreeOfSome {
  public:
-  TreeOfSome(const PrefixTree& tree, const BranchTree& branches);
+  explicit TreeOfSome(const BranchTree& branches);
 
   // Calls visit(node, begin, end) for token ranges [begin, end) of the whole tree. Together these ranges are
   // the prefix tree of `sequences`, each token once. O(ranges + sequences · log nodes).
@@ -107,7 +106,6 @@ class TreeOfSome {
  private:
   int32_t node_of(int64_t sequence) const;  // the node in which the sequence ends; -1 if it is empty
 
-  const PrefixTree& tree_;
   const BranchTree& branches_;
   int32_t number_ = 0;               // number of the subset that is visited, from 1
   std::vector<int32_t> last_tree_;   // by node: number of the last subset whose tree has the node
@@ -121,7 +119,7 @@ void TreeOfSome::visit(const std::vector<int64_t>& sequences, const Visit& visit
   ++number_;
   num_nodes_ = num_inner_nodes_ = 0;
   for (const int64_t s : sequences) {
-    int32_t end = tree_.sequence_end[s] + 1;
+    int32_t end = branches_.tree().sequence_end[s] + 1;
     for (int32_t n = node_of(s); n >= 0; n = branches_.nodes[n].parent) {
       const BranchNode& node = branches_.nodes[n];
       const bool is_new = last_tree_[n] != number_;

@@ -140,8 +140,8 @@ TEST(Packing, EveryMethodIsValidOnRandomBatches) {
   }
 }
 
-// Random trees of up to 8 nodes, half of them bushy. Capacities lie between the longest_sequence path and one of three
-// limits: the whole tree, 1.5 times the longest_sequence path, or just over the longest_sequence path.
+// Random trees of up to 8 nodes, half of them bushy. Capacities lie between the longest path and one of three
+// limits: the whole tree, 1.5 times the longest path, or just over the longest path.
 TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
   std::mt19937_64 random(1);
   double sum[std::size(kPackers)] = {}, worst[std::size(kPackers)] = {};
@@ -243,7 +243,7 @@ std::vector<std::vector<int64_t>> sequences_of(const Packing& packing) {
 
 Packing pack_named(std::string_view packer, const Sequences& sequences, int64_t capacity) {
   const auto tree = build_prefix_tree(as_spans(sequences));
-  return pack_by(packer, tree, BranchTree(tree), capacity);
+  return pack_by(packer, BranchTree(tree), capacity);
 }
 
 // Two prompts of 4 tokens. Sequences 0 and 1 have length 7, sequences 2 and 3 length 6. Sequence 4 extends
@@ -252,7 +252,7 @@ const Sequences kTwoPrompts = {
     {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
 using Bins = std::vector<std::vector<int64_t>>;
 
-// The longest_sequence sequence goes first, into the first bin with room. Sequence 0 opens a bin of 7 tokens. Sequence
+// The longest sequence goes first, into the first bin with room. Sequence 0 opens a bin of 7 tokens. Sequence
 // 1 has no common prefix with sequence 0 and makes it 14. Sequences 2 and 3 add two tokens each, which makes
 // 18. Sequence 4 finds no room.
 TEST(Packers, FirstFitDecreasingMixesPrompts) {

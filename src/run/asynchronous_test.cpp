@@ -28,7 +28,7 @@ class WanderingTrainer final : public BatchTrainer {
  public:
   explicit WanderingTrainer(Model& model) : model_(model) { keep(); }
 
-  MetricValues train(const std::vector<Trajectory>& batch) override {
+  MetricValues train_step(const std::vector<Trajectory>& batch) override {
     std::this_thread::sleep_for(pause);
     const at::NoGradGuard no_grad;
     for (Parameter* parameter : model_.parameters())
@@ -93,7 +93,7 @@ struct AsynchronousRun {
     StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
     for (const GroupPointer& group : order.groups)
       record.batch.insert(record.batch.end(), group->samples.begin(), group->samples.end());
-    record.metrics = trainer.train(record.batch);
+    record.metrics = trainer.train_step(record.batch);
     return record;
   }
   std::optional<MetricValues> evaluate() {
@@ -144,7 +144,7 @@ double largest_error(AsynchronousRun& run, const std::vector<Trajectory>& batch,
     if (!log_probs_R.contains(version)) {
       Executor executor(*run.trainer.versions.at(static_cast<size_t>(version)));
       const Plan plan = make_plan("dense", plan_request(flat, 4096));
-      log_probs_R[version] = executor.forward(plan, flat).log_probs_R;
+      log_probs_R[version] = executor.execute_forward(plan, flat).log_probs_R;
     }
     const auto index = static_cast<int64_t>(row);
     const auto said = flat.fields.behaviour_log_probs_R[index].item<double>();

@@ -49,7 +49,7 @@ TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
             at::set_num_threads(threads);
             const Plan plan = make_plan(strategy, plan_request(batch, pass_tokens));
             Executor executor(*model, {.head_chunk_rows = pass_tokens == 100 ? 13 : 0});
-            const auto got = executor.forward(plan, batch).log_probs_R;
+            const auto got = executor.execute_forward(plan, batch).log_probs_R;
             EXPECT_TRUE(at::equal(got, expected))
                 << strategy << ", passes of " << pass_tokens << ", " << threads << " threads, " << dtype
                 << ": " << (got - expected).abs().max().item<double>();

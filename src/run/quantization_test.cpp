@@ -28,7 +28,7 @@ MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantizati
   settings.tree.tree_training_mode = "path";
   const SteadyClock clock;
   Trainer trainer(*model, nullptr, settings, 10, clock);
-  return trainer.train(batch);
+  return trainer.train_step(batch);
 }
 
 TEST(Quantization, MismatchMetricsShowItsCost) {

@@ -581,8 +581,8 @@ std::optional<Comparison> Run::compare() {
     const std::vector<Trajectory> batch =
         read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
     const auto timer = [&](const std::string& strategy) {
-      return StepTimer(*parts_.model, {parts_.reference.get(), parts_.teacher.get()}, settings_.actor,
-                       trainer_.pass_costs(), batch, strategy);
+      return StepTimer(*parts_.model, {parts_.reference.get(), parts_.teacher.get()}, settings_.actor, batch,
+                       {.strategy = strategy, .costs = trainer_.pass_costs()});
     };
     StepTimer with = timer(settings_.actor.tree.strategy()), without = timer("dense");
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {

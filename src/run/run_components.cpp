@@ -155,10 +155,13 @@ std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& sett
                                                          const TrainingRanks& ranks) {
   const SparseTrainingSettings& own = settings.sparse_training;
   if (!own.has_sparse_policy()) return nullptr;
-  const auto seed = static_cast<uint64_t>(settings.seed);
+  const SparsePolicyOptions options{.settings = own,
+                                    .actor = settings.actor,
+                                    .policy = sparse,
+                                    .total_steps = total_steps,
+                                    .ranks = &ranks};
   if (own.distills())
-    return std::make_unique<SparsePolicyTrainer>(model, own, settings.actor, sparse, total_steps, seed,
-                                                 &ranks);
+    return std::make_unique<SparsePolicyTrainer>(model, static_cast<uint64_t>(settings.seed), options);
   auto draft = load(settings, own.draft_path);
   check_same_tokens("sparse_training.draft_path", settings.model.path, model, own.draft_path, *draft);
   if (draft->config().max_length() > model.config().max_length())
@@ -166,8 +169,7 @@ std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& sett
                         draft->config().max_length(), " tokens, but ", settings.model.path,
                         ", which is trained on its samples, takes ", model.config().max_length(),
                         "; expected no more"));
-  return std::make_unique<SparsePolicyTrainer>(std::move(draft), own, settings.actor, sparse, total_steps,
-                                               &ranks);
+  return std::make_unique<SparsePolicyTrainer>(std::move(draft), options);
 }
 
 // The initial model equals the sparse policy of the ranks that train. They publish the weights of this
@@ -321,9 +323,11 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
       generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks)
                      ? nullptr
                      : copy_of(published(), what_changes(settings))),
-      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
-              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), sparse_trainer.get(),
-              &training),
+      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock,
+              {.critic = critic.get(),
+               .sparse = settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(),
+               .sparse_trainer = sparse_trainer.get(),
+               .ranks = &training}),
       weights(make_channel(settings, published(), generating.get())),
       engine(generates(settings, ranks)
                  ? make_run_engine(settings, generating ? *generating : published(), encoder.tokenizer())

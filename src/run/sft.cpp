@@ -111,7 +111,7 @@ double Sft::train(const std::vector<const Trajectory*>& examples) {
   const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
   const Plan plan =
       make_plan(settings_.tree.strategy(), plan_request(batch, settings_.mb_spec, settings_.tree, &costs_));
-  const ExecutionResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
+  const ExecutionResult result = Executor(*model_).execute(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {
     flat_tokens_ += planned.tree->num_flat_tokens();

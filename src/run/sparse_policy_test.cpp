@@ -79,13 +79,13 @@ void expect_log_probs_of_generation(at::ScalarType dtype, const std::string& sum
   const at::Tensor engines = batch.fields.behaviour_log_probs_R.narrow(0, 0, sampled);
   for (const std::string strategy : {"dense", "path", "blocks"}) {
     const auto plan = make_plan(strategy, plan_request(batch, 128));
-    const at::Tensor log_probs = executor.forward(plan, batch).log_probs_R.narrow(0, 0, sampled);
+    const at::Tensor log_probs = executor.execute_forward(plan, batch).log_probs_R.narrow(0, 0, sampled);
     const double error = (log_probs.to(at::kDouble) - engines).abs().max().item<double>();
     EXPECT_LT(error, dtype == at::kDouble ? 1e-6 : 1e-5)
         << strategy << " " << dtype << " " << summary;  // the engine's log-probabilities are floats
   }
   const auto plan = make_plan("blocks", plan_request(dense_batch, 128));
-  const at::Tensor densely = dense.forward(plan, dense_batch).log_probs_R.narrow(0, 0, sampled);
+  const at::Tensor densely = dense.execute_forward(plan, dense_batch).log_probs_R.narrow(0, 0, sampled);
   EXPECT_GT((densely.to(at::kDouble) - engines).abs().max().item<double>(), 1e-4) << "nothing was left out";
 }
 
@@ -109,7 +109,7 @@ TEST(SparsePolicy, EveryPlanHasTheSameGradient) {
     for (Parameter* parameter : model->parameters()) parameter->main_grad = at::Tensor();
     model->allocate_gradients();
     const auto plan = make_plan(strategy, plan_request(batch, strategy == "packed" ? 1024 : 96));
-    executor.forward_backward(plan, batch, *loss);
+    executor.execute(plan, batch, *loss);
     std::vector<at::Tensor> gradients;
     for (Parameter* parameter : model->parameters()) gradients.push_back(parameter->main_grad.clone());
     if (expected.empty()) {
@@ -138,7 +138,7 @@ TEST(SparsePolicy, TheGradientIsTheDerivativeIfTheChoiceStays) {
   const auto loss = make_loss(settings);
   model->allocate_gradients();
   for (Parameter* parameter : model->parameters()) parameter->main_grad.zero_();
-  executor.forward_backward(plan, batch, *loss);
+  executor.execute(plan, batch, *loss);
   at::manual_seed(2);
   std::vector<at::Tensor> direction;
   double slope = 0;
@@ -149,7 +149,7 @@ TEST(SparsePolicy, TheGradientIsTheDerivativeIfTheChoiceStays) {
   const auto loss_at = [&](double distance) {
     size_t i = 0;
     for (Parameter* parameter : model->parameters()) parameter->value.add_(direction[i++], distance);
-    const at::Tensor log_probs = executor.forward(plan, batch).log_probs_R;
+    const at::Tensor log_probs = executor.execute_forward(plan, batch).log_probs_R;
     i = 0;
     for (Parameter* parameter : model->parameters()) parameter->value.sub_(direction[i++], distance);
     return -(log_probs * batch.fields.weights_R).sum().item<double>();
@@ -209,7 +209,7 @@ ExecutionResult executed(Model& model, const std::vector<Trajectory>& samples) {
   LossSettings settings;
   settings.loss = "sft";
   Executor executor(model, {.verify_recompute = true, .sparse = growing_policy()});
-  return executor.forward_backward(make_plan("blocks", plan_request(batch, 80)), batch, *make_loss(settings));
+  return executor.execute(make_plan("blocks", plan_request(batch, 80)), batch, *make_loss(settings));
 }
 
 TEST(SparseReplay, TrainingAttendsToThePagesThatGenerationKept) {
@@ -330,7 +330,7 @@ std::vector<Trajectory> scored_samples(const Model& model) {
 
 at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples) {
   const TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  return Executor(model).forward(make_plan("blocks", plan_request(batch, 96)), batch).log_probs_R;
+  return Executor(model).execute_forward(make_plan("blocks", plan_request(batch, 96)), batch).log_probs_R;
 }
 
 // The training step of the sparse policy: its gradient is the derivative of surrogate and KL with respect to
@@ -345,7 +345,8 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
     settings.lora.rank = 4;
     ActorSettings actor = sparse_policy_actor();
     actor.optimizer.lr = 0.0;
-    SparsePolicyTrainer sparse_trainer(*trained_model, settings, actor, kPolicy, 10, 3);
+    SparsePolicyTrainer sparse_trainer(
+        *trained_model, 3, {.settings = settings, .actor = actor, .policy = kPolicy, .total_steps = 10});
     // A new adapter has B = 0, where the gradient of A is 0. With random values both factors have gradients.
     at::manual_seed(4);
     for (Parameter* parameter : sparse_trainer.model().trained_parameters())
@@ -355,9 +356,9 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
     mark_sampled(batch, pointers(samples));
     const auto plan = make_plan("blocks", plan_request(batch, 96));
     Executor executor(sparse_trainer.model(), {.sparse = kPolicy});
-    const at::Tensor at_R = executor.forward(plan, batch).log_probs_R.clone();
+    const at::Tensor at_R = executor.execute_forward(plan, batch).log_probs_R.clone();
     const auto surrogate = [&] {
-      const at::Tensor log_probs_R = executor.forward(plan, batch).log_probs_R;
+      const at::Tensor log_probs_R = executor.execute_forward(plan, batch).log_probs_R;
       const at::Tensor distance_R = log_probs_R - dense_R;
       const at::Tensor kl_R = kl == "k2" ? distance_R.square() / 2 : (-distance_R).exp() - 1 + distance_R;
       const at::Tensor policy_R = -(log_probs_R - at_R).exp() * batch.fields.advantages_R;
@@ -371,7 +372,7 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
     own.fields.proximal_is_current = true;
     own.fields.reference_log_probs_R = dense_R;
     sparse_trainer.model().zero_gradients();
-    gradient.accumulate(gradient.plan(own, "path"), own);
+    gradient.add_gradient(gradient.plan(own, "path"), own);
     double slope = 0;
     for (Parameter* parameter : sparse_trainer.model().trained_parameters()) {
       direction.push_back(at::randn_like(parameter->value));
@@ -391,7 +392,7 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
     move(distance);
     EXPECT_NEAR((above - below) / (2 * distance), slope, 1e-5 * std::max(1.0, std::abs(slope))) << kl;
 
-    sparse_trainer.train(pointers(samples), dense_R, "blocks");
+    sparse_trainer.update_weights(pointers(samples), dense_R, "blocks");
     size_t i = 0;
     for (Parameter* parameter : trained_model->parameters()) {
       EXPECT_FALSE(parameter->main_grad.defined());
@@ -409,11 +410,13 @@ TEST(SparsePolicyTrainer, ReducesTheKl) {
   const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
   SparseTrainingSettings settings{.mode = "distill", .kl_loss_coef = 1, .lr_ratio = 5};
   settings.lora.rank = 8;
-  SparsePolicyTrainer sparse_trainer(*trained_model, settings, sparse_policy_actor(), kPolicy, 60, 3);
-  const double first = sparse_trainer.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+  SparsePolicyTrainer sparse_trainer(
+      *trained_model, 3,
+      {.settings = settings, .actor = sparse_policy_actor(), .policy = kPolicy, .total_steps = 60});
+  const double first = sparse_trainer.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl");
   double last = first;
   for (int step = 0; step < 15; ++step)
-    last = sparse_trainer.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+    last = sparse_trainer.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl");
   EXPECT_LT(last, 0.7 * first);
 }
 
@@ -427,12 +430,14 @@ TEST(SparsePolicyTrainer, ADraftPolicyReducesItsKlAndResumes) {
   const at::Tensor dense_R = dense_log_probs(*strong, samples);
   const SparseTrainingSettings settings{.mode = "draft", .draft_path = "draft", .kl_loss_coef = 1};
   const auto make = [&] {
-    return SparsePolicyTrainer(small_rollout_model(at::kDouble, 9), settings, sparse_policy_actor(), {}, 60);
+    return SparsePolicyTrainer(
+        small_rollout_model(at::kDouble, 9),
+        {.settings = settings, .actor = sparse_policy_actor(), .policy = SparsePolicy(), .total_steps = 60});
   };
   SparsePolicyTrainer sparse_trainer = make();
   EXPECT_EQ(sparse_trainer.actor().optimizer.lr, sparse_policy_actor().optimizer.lr);
   const auto step = [&](SparsePolicyTrainer& of) {
-    return of.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+    return of.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl");
   };
   const double first = step(sparse_trainer);
   double last = first;
@@ -462,8 +467,10 @@ TEST(SparsePolicyTrainer, WithABudgetAboveEveryContextTheTwoPoliciesAreEqual) {
   SparsePolicy wide = kPolicy;
   wide.budget_pages = 1000;
   SparseTrainingSettings settings{.mode = "distill"};
-  SparsePolicyTrainer sparse_trainer(*trained_model, settings, sparse_policy_actor(), wide, 10, 3);
-  EXPECT_NEAR(sparse_trainer.train(pointers(samples), dense_R, "blocks").at("sparse/kl"), 0, 1e-20);
+  SparsePolicyTrainer sparse_trainer(
+      *trained_model, 3,
+      {.settings = settings, .actor = sparse_policy_actor(), .policy = wide, .total_steps = 10});
+  EXPECT_NEAR(sparse_trainer.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl"), 0, 1e-20);
   const MetricValues metrics =
       acceptance_metrics(pointers(samples), make_batch(samples, {}, at::kDouble), {dense_R});
   EXPECT_NEAR(metrics.at("sparse/acceptance"), 1, 1e-6);

@@ -128,7 +128,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics["rollout/batch_groups"] = static_cast<double>(order.groups.size());
   metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
   trainer.set_version(order.step - 1);
-  metrics.merge(trainer.train(record.batch));
+  metrics.merge(trainer.train_step(record.batch));
   metrics["memory/peak"] = static_cast<double>(peak_process_memory());
   return record;
 }

@@ -18,7 +18,7 @@ using testing::FakeReward;
 
 class FakeTrainer final : public BatchTrainer {
  public:
-  MetricValues train(const std::vector<Trajectory>& batch) override {
+  MetricValues train_step(const std::vector<Trajectory>& batch) override {
     batches.push_back(batch);
     return {{"loss/policy", 0.25}};
   }
@@ -162,7 +162,7 @@ TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
 TEST(TrainBatch, SamplesAreChosenByTheirAcceptance) {
   class AcceptingTrainer final : public BatchTrainer {
    public:
-    MetricValues train(const std::vector<Trajectory>&) override { return {}; }
+    MetricValues train_step(const std::vector<Trajectory>&) override { return {}; }
     void set_acceptance(std::vector<Trajectory>& batch) override {
       for (size_t i = 0; i < batch.size(); ++i)
         batch[i].columns[kAcceptanceColumn].assign(batch[i].input_ids.size(), share(i));

@@ -72,27 +72,24 @@ at::Tensor ContextPass::own_of(const at::Tensor& whole) const {
   return has_tokens() ? own : at::zeros_like(own);
 }
 
-TreeAttentionInput ContextPass::input_of(const Piece& piece, const PrefixKvStack& stack, int64_t layer,
-                                         const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                         double scale) const {
+TreeAttentionInput ContextPass::input_of(const Piece& piece, const LayerInput& in) const {
   const int64_t length = piece.run.end - piece.run.begin, below = stack_rows_ + piece.run.begin;
   const auto own = [&](const at::Tensor& x) { return x.narrow(0, piece.at, length); };
-  return {own(q),
-          own(k),
-          own(v),
-          stack.k(layer, 0, below),
-          stack.v(layer, 0, below),
+  return {own(in.q_TNH),
+          own(in.k_TGH),
+          own(in.v_TGH),
+          in.stack.k(in.layer, 0, below),
+          in.stack.v(in.layer, 0, below),
           piece.ends.end_local,
-          scale,
+          in.scale,
           piece.ends.spans};
 }
 
-TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
-                                         const at::Tensor& k, const at::Tensor& v, double scale,
-                                         bool verify_rows) {
-  const at::Tensor all = gather(at::stack({k, v}, 1));
-  at::Tensor k_rows = stack.k(layer, stack_rows_, num_tokens_),
-             v_rows = stack.v(layer, stack_rows_, num_tokens_);
+TreeAttentionOutput ContextPass::forward(const LayerInput& in, bool verify_rows) {
+  const int64_t layer = in.layer;
+  const at::Tensor all = gather(at::stack({in.k_TGH, in.v_TGH}, 1));
+  at::Tensor k_rows = in.stack.k(layer, stack_rows_, num_tokens_),
+             v_rows = in.stack.v(layer, stack_rows_, num_tokens_);
   // is_again: this is a second forward of a pass with keep_rows(). It is compared with the kept rows, because
   // other passes may have overwritten the rows on the stack.
   const bool is_again = std::ssize(kept_rows_) > layer;
@@ -103,6 +100,7 @@ TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t lay
   k_rows.copy_(all.select(1, 0));
   v_rows.copy_(all.select(1, 1));
   if (keeps_rows_ && !is_again) kept_rows_.push_back(all);
+  const at::Tensor& q = in.q_TNH;
   const auto acc = accumulator_type(q.scalar_type());
   if (!has_tokens()) {  // the stand-in token 0 of own_tokens(): nothing reads its output
     const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));
@@ -110,7 +108,7 @@ TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t lay
   }
   std::vector<at::Tensor> outputs, lses;
   for (const Piece& piece : pieces_) {
-    const TreeAttentionInput input = input_of(piece, stack, layer, q, k, v, scale);
+    const TreeAttentionInput input = input_of(piece, in);
     const TreeAttentionOutput out = piece.segments.empty()
                                         ? tree_attention_forward(input)
                                         : tree_attention_forward_by_segments(input, piece.segments);
@@ -120,21 +118,21 @@ TreeAttentionOutput ContextPass::forward(const PrefixKvStack& stack, int64_t lay
   return {at::cat(outputs), at::cat(lses)};
 }
 
-TreeAttentionGradient ContextPass::backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
-                                            const at::Tensor& k, const at::Tensor& v,
-                                            const TreeAttentionOutput& out, const at::Tensor& d_o,
-                                            double scale, bool same_bits) const {
+TreeAttentionGradient ContextPass::backward(const LayerInput& in, const TreeAttentionOutput& out,
+                                            const at::Tensor& d_o, bool same_bits) const {
+  const PrefixKvStack& stack = in.stack;
+  const int64_t layer = in.layer;
   if (keeps_rows_) {
     const at::Tensor& all = kept_rows_[static_cast<size_t>(layer)];
     stack.k(layer, stack_rows_, num_tokens_).copy_(all.select(1, 0));
     stack.v(layer, stack_rows_, num_tokens_).copy_(all.select(1, 1));
   }
   TreeAttentionGradient own;
-  if (d_o.defined()) own.d_q_TNH = at::zeros_like(q);
+  if (d_o.defined()) own.d_q_TNH = at::zeros_like(in.q_TNH);
   for (const Piece& piece : pieces_) {
     if (!d_o.defined()) break;
     const int64_t length = piece.run.end - piece.run.begin, first = stack_rows_ + piece.run.begin;
-    const TreeAttentionInput input = input_of(piece, stack, layer, q, k, v, scale);
+    const TreeAttentionInput input = input_of(piece, in);
     const TreeAttentionOutput own_out{out.o_TNH.narrow(0, piece.at, length),
                                       out.lse_TN.narrow(0, piece.at, length)};
     const at::Tensor d_o_piece = d_o.narrow(0, piece.at, length);

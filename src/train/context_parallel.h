@@ -50,10 +50,16 @@ class ContextPass {
   // Selects the entries of this rank's tokens, [T_own, ...], from [T, ...].
   at::Tensor own_of(const at::Tensor& whole) const;
 
+  // Queries, keys and values of this rank's tokens in one layer.
+  struct LayerInput {
+    const PrefixKvStack& stack;
+    int64_t layer;
+    const at::Tensor &q_TNH, &k_TGH, &v_TGH;
+    double scale;
+  };
   // Attention of this rank's queries. Writes all ranks' keys and values to the stack, from row stack_rows on.
   // verify_rows: throws InternalError if these keys and values differ from those of the first forward.
-  TreeAttentionOutput forward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
-                              const at::Tensor& k, const at::Tensor& v, double scale, bool verify_rows);
+  TreeAttentionOutput forward(const LayerInput& in, bool verify_rows);
   // Call before the first forward() if other passes may overwrite the pass's stack rows between its forward
   // and backward. forward() then copies the keys and values, and backward() first writes the copy to the
   // stack.
@@ -61,9 +67,8 @@ class ContextPass {
   // Adds this rank's contribution to the key and value gradients on the stack. Returns d_q, d_k and d_v of
   // this rank's tokens; d_k and d_v are sums over the ranks. An undefined d_o means that no rank's queries
   // have a gradient; d_q is then undefined too. same_bits: ExecutorOptions.
-  TreeAttentionGradient backward(const PrefixKvStack& stack, int64_t layer, const at::Tensor& q,
-                                 const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
-                                 const at::Tensor& d_o, double scale, bool same_bits) const;
+  TreeAttentionGradient backward(const LayerInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                 bool same_bits) const;
 
  private:
   struct Piece {
@@ -72,9 +77,7 @@ class ContextPass {
     KeyEnds ends;                        // of the keys up to its last token, for its queries
     std::vector<QuerySegment> segments;  // or empty
   };
-  TreeAttentionInput input_of(const Piece& piece, const PrefixKvStack& stack, int64_t layer,
-                              const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              double scale) const;
+  TreeAttentionInput input_of(const Piece& piece, const LayerInput& in) const;
   bool has_tokens() const { return !pieces_.empty(); }
 
   Communicator& ranks_;

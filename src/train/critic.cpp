@@ -105,9 +105,10 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
             ranks_ ? ranks_->sizes().tensor : 1),
       executor_(backbone, {.context_ranks = ranks_ ? ranks_->context() : nullptr}),
       optimizer_(trained_parameters(), settings.optimizer, total_updates,
-                 ranks_ ? ranks_->data_parallel_group() : nullptr, /*fixed_shards=*/false,
-                 ranks_ ? ranks_->tensor() : nullptr, backbone.ranks().stages,
-                 shares_backbone() ? nullptr : backbone.trained_at_both_ends()),
+                 {.data = ranks_ ? ranks_->data_parallel_group() : nullptr,
+                  .tensor = ranks_ ? ranks_->tensor() : nullptr,
+                  .stages = backbone.ranks().stages,
+                  .tied = shares_backbone() ? nullptr : backbone.trained_at_both_ends()}),
       resident_bytes_(largest_resident_bytes()) {
   actor_ = beside_critic(actor, this);
 }
@@ -130,7 +131,7 @@ Plan Critic::plan(const TrainBatch& batch) const {
 
 at::Tensor Critic::values(const TrainBatch& batch) {
   ValueBlockHead head(head_, batch, {});
-  executor_.execution(plan(batch), batch, head, /*backward=*/false);
+  executor_.execute_head(plan(batch), batch, head, /*backward=*/false);
   return result_of(head).values_R;
 }
 
@@ -147,9 +148,9 @@ ValueBlockHead::Options Critic::with_loss(bool reaches_backbone) const {
   return {true, reaches_backbone, settings_.loss_coef, settings_.eps_clip};
 }
 
-ValueExecution Critic::accumulate(const Plan& plan, const TrainBatch& batch) {
+ValueExecution Critic::add_gradient(const Plan& plan, const TrainBatch& batch) {
   ValueBlockHead head(head_, batch, with_loss(!shares_backbone()));
-  executor_.execution(plan, batch, head, /*backward=*/!shares_backbone());
+  executor_.execute_head(plan, batch, head, /*backward=*/!shares_backbone());
   return result_of(head);
 }
 

@@ -102,7 +102,7 @@ class Critic {
   // Executes the plan and computes the value loss from the batch's old values and returns. Adds gradients to
   // main_grad of the head and, if the critic has its own backbone, of the backbone. A backbone that is the
   // actor's gets no gradient here.
-  ValueExecution accumulate(const Plan& plan, const TrainBatch& batch);
+  ValueExecution add_gradient(const Plan& plan, const TrainBatch& batch);
   // The value head to pass to the policy's plan execution if critic and actor have one backbone. Throws
   // InternalError if the critic has its own backbone.
   ValueBlockHead beside_policy(const TrainBatch& batch);

@@ -87,7 +87,7 @@ TEST(Critic, ValuesAndGradientsAreThoseOfTheFlatBatchInEveryPlan) {
         zero_gradients(critic);
         const at::Tensor values_R = critic.values(r->batch);
         if (!flat) add_targets(r->batch, values_R, seed);
-        const ValueExecution execution = critic.accumulate(critic.plan(r->batch), r->batch);
+        const ValueExecution execution = critic.add_gradient(critic.plan(r->batch), r->batch);
         const std::string what = str(strategy, " seed ", seed, " B ", limit);
         EXPECT_TRUE(at::allclose(execution.values_R, values_R, 0, 1e-10)) << what;
         if (!flat) {
@@ -115,7 +115,7 @@ TEST(Critic, GradientIsTheCentralDifference) {
   add_targets(r->batch, critic.values(r->batch), 3);
   zero_gradients(critic);
   const Plan plan = critic.plan(r->batch);
-  const auto loss = [&] { return critic.accumulate(plan, r->batch).loss; };
+  const auto loss = [&] { return critic.add_gradient(plan, r->batch).loss; };
   loss();
   std::vector<Parameter*> parameters = model->parameters();
   for (Parameter* parameter : critic.head().parameters()) parameters.push_back(parameter);
@@ -161,7 +161,7 @@ TEST(Critic, AValueOfASharedTokenIsComputedOnce) {
     }
     for (const char* strategy : {"path", "blocks"}) {
       CountingHead head;
-      Executor(*model).execution(make_plan(strategy, plan_request(r->batch, 30)), r->batch, head, false);
+      Executor(*model).execute_head(make_plan(strategy, plan_request(r->batch, 30)), r->batch, head, false);
       EXPECT_EQ(head.num_rows, std::count(trained.begin(), trained.end(), true)) << strategy << seed;
       EXPECT_EQ(head.num_loss_rows, r->batch.num_rows());
     }
@@ -183,21 +183,21 @@ TEST(Critic, GradientsOfPolicyAndCriticAddInASharedExecution) {
   const Plan plan = alone.plan(r->batch);
   Executor executor(*model);
   zero_gradients(alone);
-  executor.forward_backward(plan, r->batch, *loss);
-  const ValueExecution by_itself = alone.accumulate(plan, r->batch);
+  executor.execute(plan, r->batch, *loss);
+  const ValueExecution by_itself = alone.add_gradient(plan, r->batch);
   const auto expected = gradients_of(alone);
 
   zero_gradients(shared);
   ValueBlockHead beside = shared.beside_policy(r->batch);
-  executor.forward_backward(plan, r->batch, *loss, &beside);
+  executor.execute(plan, r->batch, *loss, &beside);
   EXPECT_NEAR(beside.finish().loss, by_itself.loss, 1e-12 * by_itself.loss);
   for (const auto& [name, gradient] : gradients_of(shared))
     EXPECT_TRUE(at::allclose(gradient, expected.at(name), 1e-10, 1e-12)) << name;
 
-  // In the critic's warm-up, accumulate() trains the head alone: a forward-only plan execution gives the
+  // In the critic's warm-up, add_gradient() trains the head alone: a forward-only plan execution gives the
   // head's gradient, and the actor's backbone gets none.
   zero_gradients(shared);
-  shared.accumulate(plan, r->batch);
+  shared.add_gradient(plan, r->batch);
   for (const auto& [name, gradient] : gradients_of(shared)) {
     const bool is_head = name.starts_with("score.");
     EXPECT_TRUE(at::allclose(gradient, is_head ? expected.at(name) : at::zeros_like(gradient), 1e-10, 1e-12))
@@ -227,7 +227,7 @@ std::vector<Trajectory> scored_batch(int64_t groups) {
 // One training step as a run makes it.
 MetricValues step(Trainer& trainer, std::vector<Trajectory> batch, const ActorSettings& settings) {
   set_advantages(batch, settings, {}, {}, [&](std::vector<Trajectory>& rows) { trainer.set_values(rows); });
-  return trainer.train(batch);
+  return trainer.train_step(batch);
 }
 
 std::vector<at::Tensor> values_of(const std::vector<Parameter*>& parameters) {
@@ -251,7 +251,8 @@ struct TinyRun {
     CriticSettings of_critic = critic_settings(share_backbone);
     of_critic.warmup_steps = warmup_steps;
     critic = std::make_unique<Critic>(own ? *own : *model, of_critic, settings, 10);
-    trainer = std::make_unique<Trainer>(*model, nullptr, settings, 10, clock, critic.get());
+    trainer = std::make_unique<Trainer>(*model, nullptr, settings, 10, clock,
+                                        TrainerOptions{.critic = critic.get()});
   }
   MetricValues step(int64_t groups = 3) { return bough::step(*trainer, scored_batch(groups), settings); }
   std::vector<at::Tensor> weights() {
@@ -411,7 +412,7 @@ TEST(Trainer, EpochsGoOverTheSameMiniBatchesAgainstThePolicyOfTheStart) {
   const auto train = [&](Model& model, int64_t epochs) {
     settings.ppo_epochs = epochs;
     Trainer trainer(model, nullptr, settings, 10, clock);
-    const MetricValues metrics = trainer.train(batch);
+    const MetricValues metrics = trainer.train_step(batch);
     EXPECT_EQ(trainer.optimizer().num_steps(), 2 * epochs);
     return metrics.at("policy/approx_kl");
   };

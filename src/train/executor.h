@@ -78,17 +78,17 @@ class Executor {
   // Adds the gradient of the loss over the whole batch to the parameters' main_grad. Without a trained token,
   // loss and gradients are 0. The plan must be made for batch.sequences.
   // beside: a second head (head.h) that runs in the gradient pass after the policy's head, or nullptr.
-  // Throws UserError if a sequence exceeds the model's max_exact_length; so do forward() and execution().
-  ExecutionResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
-                                   BlockHead* beside = nullptr);
+  // Throws UserError if a sequence exceeds the model's max_exact_length; so do the other two.
+  ExecutionResult execute(const Plan& plan, const TrainBatch& batch, const Loss& loss,
+                          BlockHead* beside = nullptr);
 
   // Executes the plan without backward. Computes log-probabilities, entropies and, if top_k > 0, the top-k
   // tokens.
-  RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
+  RowValues execute_forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
 
   // Executes the plan with `head` in place of the policy's head. backward: backpropagates the gradient that
   // `head` returns into main_grad. If false, each block is computed once, forward only.
-  void execution(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
+  void execute_head(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
 
  private:
   Model& model_;

@@ -143,7 +143,7 @@ TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
       model->allocate_gradients();
       const auto gradients_with = [&](const Plan& plan) {
         model->zero_gradients();
-        Executor(*model, {.head_chunk_rows = 7}).forward_backward(plan, r->batch, *loss);
+        Executor(*model, {.head_chunk_rows = 7}).execute(plan, r->batch, *loss);
         std::vector<at::Tensor> gradients;
         for (Parameter* parameter : model->trained_parameters())
           gradients.push_back(parameter->main_grad.clone());
@@ -175,7 +175,7 @@ TEST(Executor, IndicesGoToTheDeviceOncePerPass) {
         for (const auto& step : planned.steps) num_passes += planned.blocks[step.block].needed;
       model->allocate_gradients();
       Executor executor(*model, {.head_chunk_rows = 3});
-      EXPECT_EQ(executor.forward_backward(plan, r->batch, *loss).num_uploads, num_passes) << strategy << seed;
+      EXPECT_EQ(executor.execute(plan, r->batch, *loss).num_uploads, num_passes) << strategy << seed;
     }
   }
 }
@@ -226,7 +226,8 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
     const auto flat = FlatReference(*model).run(r->batch, *loss);
     if (r->batch.num_rows() == 0) continue;
     for (const char* strategy : kExecutorStrategies) {
-      const auto values = Executor(*model).forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch);
+      const auto values =
+          Executor(*model).execute_forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch);
       EXPECT_LE((values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10);
       EXPECT_LE((values.entropies_R - flat.entropies_R).abs().max().item<double>(), 1e-10);
     }
@@ -352,7 +353,7 @@ std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t
     if (r->batch.num_rows() == 0) continue;
     if (with_top_k) add_top_k_tokens(*r, seed);
     const at::Tensor now_R =
-        Executor(model).forward(make_plan("dense", plan_request(r->batch, 64)), r->batch).log_probs_R;
+        Executor(model).execute_forward(make_plan("dense", plan_request(r->batch, 64)), r->batch).log_probs_R;
     auto generator = at::detail::createCPUGenerator(seed);
     LossRows& fields = r->batch.fields;
     for (at::Tensor* old_R : {&fields.behaviour_log_probs_R, &fields.proximal_log_probs_R})
@@ -382,7 +383,7 @@ Drift train_both(const LossSettings& settings, const std::vector<std::unique_ptr
     at::Tensor log_probs_R[2];
     for (size_t i = 0; i < 2; ++i) {
       log_probs_R[i] = Executor(*models[i])
-                           .forward_backward(make_plan(plans[i], plan_request(r->batch, 16)), r->batch, *loss)
+                           .execute(make_plan(plans[i], plan_request(r->batch, 16)), r->batch, *loss)
                            .values.log_probs_R.to(at::kDouble);
       optimizers[i].step();
     }
@@ -448,7 +449,7 @@ TEST(Executor, TopKLogProbabilitiesAreTheFlatBatchs) {
     const FlatReference flat(*model);
     for (const char* strategy : kExecutorStrategies) {
       const auto values = Executor(*model, {.head_chunk_rows = 7})
-                              .forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch, 4);
+                              .execute_forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch, 4);
       for (size_t s = 0; s < r->batch.sequences.size(); ++s) {
         const auto& positions = r->batch.trained_positions[s];
         if (positions.empty()) continue;
@@ -480,8 +481,8 @@ TEST(Executor, NoTrainedTokenMeansNoLossAndNoGradient) {
   LossSettings settings;
   settings.loss = "pg";
   auto model = random_model(1, at::kDouble);
-  const auto result = Executor(*model).forward_backward(make_plan("path", plan_request(r.batch, 8)), r.batch,
-                                                        *make_loss(settings));
+  const auto result =
+      Executor(*model).execute(make_plan("path", plan_request(r.batch, 8)), r.batch, *make_loss(settings));
   EXPECT_EQ(result.loss, 0);
   for (Parameter* parameter : model->parameters())
     EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);

@@ -91,8 +91,8 @@ TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajector
   return batch;
 }
 
-TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
-                                 const std::string& strategy) {
+TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
+                                       const std::string& strategy) {
   TrainBatch batch = rows_of(trajectories);
   LossRows& fields = batch.fields;
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
@@ -117,7 +117,7 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   const bool is_policy_loss = settings.loss != "sft";
   if (is_policy_loss && settings.uses_reference())
     fields.reference_log_probs_R =
-        executor_of(*frozen_.reference).forward(plan(batch, strategy), batch).log_probs_R;
+        executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch).log_probs_R;
   const TopKTokens given = loss_->top_k_tokens();
   const bool is_asked =
       asks_for_engine_top_ && given != TopKTokens::kPolicyTop && has_engine_top(trajectories);
@@ -126,15 +126,15 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
   const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0;
   if (keeps_old || in_reward || given == TopKTokens::kPolicyTop) {
-    const RowValues old = executor_.forward(plan(batch, strategy), batch,
-                                            given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0);
+    const RowValues old = executor_.execute_forward(
+        plan(batch, strategy), batch, given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0);
     if (keeps_old) fields.proximal_log_probs_R = old.log_probs_R;
     if (keeps_old) fields.proximal_top_k_RK = old.top_k_log_probs_RK;
     if (in_reward) penalise_kl(batch, old.log_probs_R);
     if (given == TopKTokens::kPolicyTop) batch.top_k_ids_RK = old.top_ids_RK;
   }
   if (loss_->needs_teacher()) {
-    const RowValues teacher = executor_of(*frozen_.teacher).forward(plan(batch, strategy), batch);
+    const RowValues teacher = executor_of(*frozen_.teacher).execute_forward(plan(batch, strategy), batch);
     fields.teacher_log_probs_R = teacher.log_probs_R;
     if (given == TopKTokens::kPolicyTop) fields.teacher_top_k_RK = teacher.top_k_log_probs_RK;
   }
@@ -276,7 +276,7 @@ Plan GradientStep::plan_shards(const PlanRequest& request, const std::string& st
 // Computes the gradients of this rank's shares (kFixedShares, parallel_groups.h) one by one, each from zero.
 // Two partial sums of the same number of shares are added as soon as both exist. So at most log2(number of
 // shares) partial sums are in memory besides the current gradient.
-ExecutionResult GradientStep::accumulate_shards(const Plan& plan, const TrainBatch& batch) {
+ExecutionResult GradientStep::add_gradient_by_shares(const Plan& plan, const TrainBatch& batch) {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
   const PrefixTree tree = build_prefix_tree(batch.sequences);
@@ -297,7 +297,7 @@ ExecutionResult GradientStep::accumulate_shards(const Plan& plan, const TrainBat
   std::vector<ExecutionResult> results;
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, gradient sum
   for (const Plan& share : plans) {
-    results.push_back(executor.forward_backward(share, batch, *loss_));
+    results.push_back(executor.execute(share, batch, *loss_));
     int64_t count = 1;
     for (; !partial.empty() && partial.back().first == count; count *= 2) {
       for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->main_grad.add_(partial.back().second[i]);
@@ -314,22 +314,21 @@ ExecutionResult GradientStep::accumulate_shards(const Plan& plan, const TrainBat
   return sum_shards(std::move(results), data_parallel_group());
 }
 
-ExecutionResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
-  ExecutionResult result = settings_.deterministic ? accumulate_shards(plan, batch)
-                                                   : executor_.forward_backward(plan, batch, *loss_, beside);
+ExecutionResult GradientStep::add_gradient(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
+  ExecutionResult result = settings_.deterministic ? add_gradient_by_shares(plan, batch)
+                                                   : executor_.execute(plan, batch, *loss_, beside);
   if (sums_gradients_) sum_gradients(model_, data_parallel_group());
   synchronize(model_.device());
   return result;
 }
 
-StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-                     const std::vector<Trajectory>& batch, const std::string& strategy,
-                     const TrainingRanks* ranks)
+StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings,
+                     const std::vector<Trajectory>& batch, const Options& options)
     : model_(model),
-      ranks_(ranks),
-      costs_(context_costs({std::shared_ptr<void>(), costs}, ranks ? ranks->sizes().context : 1)),
-      step_(model, frozen, settings, costs_.get(), ranks),
-      asked_strategy_(strategy) {
+      ranks_(options.ranks),
+      costs_(context_costs({std::shared_ptr<void>(), options.costs}, ranks_ ? ranks_->sizes().context : 1)),
+      step_(model, frozen, settings, costs_.get(), ranks_),
+      asked_strategy_(options.strategy) {
   for (const Trajectory& trajectory : batch) batch_.push_back(&trajectory);
   model_.allocate_gradients();
 }
@@ -340,9 +339,9 @@ void StepTimer::run(bool counted) {
   if (ranks_ && ranks_->all()) ranks_->all()->barrier();
   const auto start = std::chrono::steady_clock::now();
   model_.zero_gradients();
-  const TrainBatch batch = step_.prepare(batch_, /*is_one_update=*/true, asked_strategy_);
+  const TrainBatch batch = step_.prepare_batch(batch_, /*is_one_update=*/true, asked_strategy_);
   const Plan plan = step_.plan(batch, asked_strategy_);
-  const ExecutionResult result = step_.accumulate(plan, batch);
+  const ExecutionResult result = step_.add_gradient(plan, batch);
   synchronize(model_.device());
   if (counted) seconds_.push_back(seconds_since(start));
   peak_bytes_ = std::max(peak_bytes_, peak.bytes());

@@ -29,7 +29,7 @@ struct FrozenModels {
 // - use_decoupled_loss and recompute_logprob are false: mu, from the engine;
 // - use_decoupled_loss with prox_logp_method loglinear: interpolated, without a forward plan execution;
 // - one optimizer step per batch: the current policy, detached, at no cost;
-// - otherwise: a forward plan execution in prepare(), before the first optimizer step.
+// - otherwise: a forward plan execution in prepare_batch(), before the first optimizer step.
 // A KL in the reward, and the teacher's loss_mode topk (K most likely tokens of the policy), need this
 // execution in any case.
 //
@@ -50,23 +50,23 @@ class GradientStep {
   // The batch with all fields that the loss needs and that stay fixed during the batch's updates. `strategy`:
   // for the plans of forward executions. Throws UserError if the loss needs versions or engine top-k tokens
   // that the trajectories lack, or if prox_logp_method is reuse_train_logp and the batch has several updates.
-  TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
-                     const std::string& strategy);
+  TrainBatch prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
+                           const std::string& strategy);
   // Plans this rank's shard. If there are costs, on a GPU and without a configured memory bound, the plan
   // fits into 90% of the memory that was free before the first plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
   // Log-probabilities and entropies of the policy with its current weights, one per loss row.
   RowValues values(const TrainBatch& batch, const std::string& strategy) {
-    return executor_.forward(plan(batch, strategy), batch);
+    return executor_.execute_forward(plan(batch, strategy), batch);
   }
-  // From now on, if every trained token of a batch has top-k tokens of the engine, prepare() sets them in the
-  // batch. Plan executions then return their log-probabilities, even if the loss does not read them.
+  // From now on, if every trained token of a batch has top-k tokens of the engine, prepare_batch() sets them
+  // in the batch. Plan executions then return their log-probabilities, even if the loss does not read them.
   void ask_for_engine_top() { asks_for_engine_top_ = true; }
   // Adds the gradient to the parameters' main_grad, which must be 0 before if there are several ranks. Waits
   // for the GPU. `beside`: a second head, which gets only this rank's loss rows, or nullptr.
-  ExecutionResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
+  ExecutionResult add_gradient(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
-  // From now on accumulate() does not sum gradients over ranks. The optimizer sums them.
+  // From now on add_gradient() does not sum gradients over ranks. The optimizer sums them.
   void leave_sums_over_ranks() { sums_gradients_ = false; }
 
   // Call after the last optimizer step of a batch. Updates the adaptive coefficients from `sums`, the metrics
@@ -85,7 +85,7 @@ class GradientStep {
   void use_costs(const PassCosts* costs) { costs_ = costs; }
 
  private:
-  ExecutionResult accumulate_shards(const Plan& plan, const TrainBatch& batch);
+  ExecutionResult add_gradient_by_shares(const Plan& plan, const TrainBatch& batch);
   Plan plan_shards(const PlanRequest& request, const std::string& strategy) const;
   void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
@@ -121,10 +121,14 @@ class GradientStep {
 // gradient.
 class StepTimer {
  public:
+  struct Options {
+    std::string strategy;                  // of the plans
+    const PassCosts* costs = nullptr;      // GradientStep
+    const TrainingRanks* ranks = nullptr;  // GradientStep
+  };
   // All arguments must outlive the timer. Allocates the gradients.
-  StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-            const std::vector<Trajectory>& batch, const std::string& strategy,
-            const TrainingRanks* ranks = nullptr);
+  StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings,
+            const std::vector<Trajectory>& batch, const Options& options);
 
   // Times one gradient computation from the trajectories, planning included. With several ranks, the time
   // ends when this rank has the summed gradient. counted: false for a warm-up run.

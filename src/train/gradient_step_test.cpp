@@ -113,8 +113,8 @@ at::Tensor flat_gradient(Model& model, FrozenModels frozen, const ActorSettings&
   model.allocate_gradients();
   model.zero_gradients();
   GradientStep step(model, frozen, settings, nullptr);
-  const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
-  const ExecutionResult execution = step.accumulate(step.plan(prepared, "path"), prepared);
+  const TrainBatch prepared = step.prepare_batch(pointers_to(batch), true, "path");
+  const ExecutionResult execution = step.add_gradient(step.plan(prepared, "path"), prepared);
   if (result) *result = execution;
   std::vector<at::Tensor> all;
   for (Parameter* parameter : model.parameters())
@@ -154,10 +154,10 @@ TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
   settings.loss.kl_ctl = 0.25;
   settings.loss.kl_ctrl.type = "adaptive";
   GradientStep step(*model, reference.get(), settings, nullptr);
-  const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
+  const TrainBatch prepared = step.prepare_batch(pointers_to(batch), true, "path");
   const TrainBatch plain = make_batch(batch, {}, at::kDouble);
-  const auto own = list(Executor(*model).forward(step.plan(plain, "path"), plain).log_probs_R);
-  const auto other = list(Executor(*reference).forward(step.plan(plain, "path"), plain).log_probs_R);
+  const auto own = list(Executor(*model).execute_forward(step.plan(plain, "path"), plain).log_probs_R);
+  const auto other = list(Executor(*reference).execute_forward(step.plan(plain, "path"), plain).log_probs_R);
   const auto before = list(plain.fields.advantages_R), after = list(prepared.fields.advantages_R);
   double kl = 0;
   for (size_t s = 0; s + 1 < plain.row_offset.size(); ++s) {
@@ -209,7 +209,7 @@ TEST(GradientStep, ObrsNeedsTheEnginesMostLikelyTokens) {
   set_advantages(batch, settings, {});
   settings.loss.correction = "obrs";
   GradientStep step(*model, {}, settings, nullptr);
-  EXPECT_THROW(step.prepare(pointers_to(batch), true, "path"), UserError);
+  EXPECT_THROW(step.prepare_batch(pointers_to(batch), true, "path"), UserError);
   for (Trajectory& row : batch) {
     row.top_ids.resize(row.input_ids.size());
     row.top_logprobs.resize(row.input_ids.size());
@@ -218,12 +218,12 @@ TEST(GradientStep, ObrsNeedsTheEnginesMostLikelyTokens) {
   }
   batch[0].top_ids[3].pop_back();
   batch[0].top_logprobs[3].pop_back();
-  const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
+  const TrainBatch prepared = step.prepare_batch(pointers_to(batch), true, "path");
   EXPECT_EQ(prepared.top_k_ids_RK.sizes(), (std::vector<int64_t>{prepared.num_rows(), 2}));
   EXPECT_EQ(list(prepared.fields.behaviour_top_k_RK[1]), (std::vector<double>{-0.5, -1.5}));
   EXPECT_EQ(list(prepared.fields.behaviour_top_k_RK[0])[1], -std::numeric_limits<double>::infinity());
   batch[1].top_ids[4][1] = 40;
-  EXPECT_THROW(step.prepare(pointers_to(batch), true, "path"), UserError);
+  EXPECT_THROW(step.prepare_batch(pointers_to(batch), true, "path"), UserError);
 }
 
 TEST(SetAdvantages, AreThoseOfTheEstimatorInsideEachGroup) {
@@ -412,14 +412,14 @@ TEST(StepTimer, TakesTheTrainersGradientWhateverTheAggregation) {
   for (const char* how : {"token_mean", "sequence_mean", "constant_length", "group_mean"}) {
     const auto model = small_model(at::kDouble);
     const ActorSettings settings = settings_of(how);
-    StepTimer timer(*model, nullptr, settings, nullptr, batch, "path");
+    StepTimer timer(*model, nullptr, settings, batch, {.strategy = "path"});
     timer.run(/*counted=*/false);
     double squares = 0;
     for (Parameter* parameter : model->parameters())
       squares += parameter->main_grad.square().sum().item<double>();
     model->zero_gradients();
     Trainer trainer(*model, nullptr, settings, 10, clock);
-    const MetricValues metrics = trainer.train(batch);
+    const MetricValues metrics = trainer.train_step(batch);
     EXPECT_NEAR(timer.loss(), metrics.at("loss/policy"), 1e-12) << how;
     EXPECT_NEAR(std::sqrt(squares), metrics.at("optim/grad_norm"), 1e-9) << how;
     losses.push_back(timer.loss());
@@ -432,8 +432,8 @@ TEST(StepTimer, ChangesNoWeightsAndRepeatsItsGradient) {
   set_advantages(batch, {}, {});
   const auto model = small_model(at::kDouble), untouched = small_model(at::kDouble);
   const ActorSettings settings = settings_of("token_mean");
-  StepTimer shared(*model, nullptr, settings, nullptr, batch, "path"),
-      dense(*model, nullptr, settings, nullptr, batch, "dense");
+  StepTimer shared(*model, nullptr, settings, batch, {.strategy = "path"}),
+      dense(*model, nullptr, settings, batch, {.strategy = "dense"});
   shared.run(/*counted=*/false);
   std::vector<at::Tensor> gradients;
   for (Parameter* parameter : model->parameters()) gradients.push_back(parameter->main_grad.clone());
@@ -452,7 +452,7 @@ TEST(StepTimer, ChangesNoWeightsAndRepeatsItsGradient) {
     EXPECT_TRUE(at::equal(parameters[i]->value, others[i]->value)) << i;
   }
   for (Trajectory& trajectory : batch) trajectory.trained = false;
-  StepTimer nothing(*model, nullptr, settings, nullptr, batch, "auto");
+  StepTimer nothing(*model, nullptr, settings, batch, {.strategy = "auto"});
   nothing.run(/*counted=*/true);
   EXPECT_EQ(nothing.loss(), 0);
 }

@@ -121,14 +121,19 @@ void add_rows(HostToDeviceBatch& upload, const BlockRows& rows, RowIndices& indi
   upload.add(rows.loss_rows, &indices.loss_rows);
 }
 
-Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
-           int64_t chunk_rows, int64_t top_k, ExecutionResult* result)
-    : model_(model), batch_(batch), loss_(loss), chunk_rows_(chunk_rows), top_k_(top_k), result_(result) {
+Head::Head(const Model& model, const TrainBatch& batch, const Options& options, ExecutionResult* result)
+    : model_(model),
+      batch_(batch),
+      loss_(options.loss),
+      chunk_rows_(options.chunk_rows),
+      top_k_(options.top_k),
+      result_(result) {
   if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size, model.device().is_cuda());
   const auto here = [&](const at::Tensor& x) { return x.defined() ? x.to(model.device()) : x; };
   if (loss_) fields_ = batch.fields.mapped(here);
   top_k_ids_RK_ = here(batch.top_k_ids_RK);
-  if (seeds) seeds_ = {here(seeds->d_log_probs_R), here(seeds->d_entropies_R), here(seeds->d_top_k_RK)};
+  if (const Seeds* seeds = options.seeds)
+    seeds_ = {here(seeds->d_log_probs_R), here(seeds->d_entropies_R), here(seeds->d_top_k_RK)};
 }
 
 EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,

@@ -98,14 +98,18 @@ class LossSums {
 
 class Head final : public BlockHead {
  public:
-  // Pass `loss` or `seeds`, or neither for a forward-only plan execution.
-  // loss: its coupling scope must lie within a block. If the loss couples loss rows, the block's logits are
-  // computed twice: for the log-probabilities, then for the gradients.
-  // top_k: number of top-k tokens that a forward-only execution stores, or 0.
+  // Set `loss` or `seeds`, or neither for a forward-only plan execution.
+  struct Options {
+    // Its coupling scope must lie within a block. If the loss couples loss rows, the block's logits are
+    // computed twice: for the log-probabilities, then for the gradients. Not owned.
+    const Loss* loss = nullptr;
+    const Seeds* seeds = nullptr;  // read by the constructor only
+    int64_t chunk_rows = 0;        // ExecutorOptions::head_chunk_rows
+    int64_t top_k = 0;             // number of top-k tokens that a forward-only execution stores, or 0
+  };
   // result: must outlive the head. run() stores the outputs of the loss rows, on the model's device. finish()
   // adds the loss and metrics; call it after the last block. Only finish() waits for the GPU.
-  Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
-       int64_t top_k, ExecutionResult* result);
+  Head(const Model& model, const TrainBatch& batch, const Options& options, ExecutionResult* result);
 
   // Returns an undefined tensor in a forward-only plan execution.
   at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;

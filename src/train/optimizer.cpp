@@ -73,6 +73,10 @@ void check_tensor(const SafetensorsFile& file, const std::string& name, at::IntA
                                c10::toString(dtype), " ", sizes, remedy));
 }
 
+Communicator* of_several(Communicator* ranks) {
+  return ranks && ranks->size() > 1 ? ranks : nullptr;
+}
+
 }  // namespace
 
 Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
@@ -86,19 +90,22 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
                      Communicator* ranks, bool fixed_shards)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shards, model.tensor_ranks(),
-                model.ranks().stages, model.trained_at_both_ends()) {}
+    : Optimizer(model.trained_parameters(), settings, total_steps,
+                {.data = ranks,
+                 .tensor = model.tensor_ranks(),
+                 .stages = model.ranks().stages,
+                 .tied = model.trained_at_both_ends(),
+                 .fixed_shards = fixed_shards}) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-                     int64_t total_steps, Communicator* ranks, bool fixed_shards, Communicator* tensor_ranks,
-                     Communicator* stages, const Parameter* tied)
+                     int64_t total_steps, const OptimizerRanks& ranks)
     : settings_(settings),
       schedule_(make_schedule(settings, total_steps)),
-      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
-      tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr),
-      stages_(stages && stages->size() > 1 ? stages : nullptr),
-      tied_(tied),
-      fixed_(fixed_shards) {
+      ranks_(of_several(ranks.data)),
+      tensor_ranks_(of_several(ranks.tensor)),
+      stages_(of_several(ranks.stages)),
+      tied_(ranks.tied),
+      fixed_(ranks.fixed_shards) {
   BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, "got ", ranks_->size(),
               " ranks, expected 1, 2, 4 or 8");
   BOUGH_CHECK(total_steps >= 0, "total_steps: got ", total_steps, ", expected at least 0");

@@ -69,6 +69,18 @@ struct OptimizerSnapshot {
   void save(const std::filesystem::path& directory) const;
 };
 
+// The process groups that take optimizer steps together. Each is nullptr if this rank has no such group. Not
+// owned.
+struct OptimizerRanks {
+  Communicator* data = nullptr;    // the ranks with the same parameters
+  Communicator* tensor = nullptr;  // tensor parallelism (models/tensor_parallel.h)
+  Communicator* stages = nullptr;  // the pipeline stages (models/pipeline_stage.h)
+  // The embedding if it is tied to lm_head and both the first and the last stage hold it, else nullptr.
+  const Parameter* tied = nullptr;
+  // Makes results independent of the size of `data`, bit for bit (parallel_groups.h).
+  bool fixed_shards = false;
+};
+
 class Optimizer {
  public:
   // Allocates the state, and main_grads that are missing. The model must outlive the optimizer. Masters are
@@ -76,16 +88,12 @@ class Optimizer {
   // total_steps: optimizer steps of the whole run, >= 0.
   // ranks: the ranks with the same parameters, which call step() together; nullptr if there is one. Not
   // owned.
-  // fixed_shards: makes results independent of the number of ranks, bit for bit (parallel_groups.h).
+  // fixed_shards: OptimizerRanks.
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shards = false);
   // The same for a list of parameters, which must outlive the optimizer.
-  // tensor_ranks: the tensor-parallel process group (models/tensor_parallel.h), nullptr if there is none.
-  // stages: the pipeline stages (models/pipeline_stage.h), nullptr if there are none.
-  // tied: the embedding if it is tied to lm_head and both the first and the last stage hold it, else nullptr.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr, bool fixed_shards = false, Communicator* tensor_ranks = nullptr,
-            Communicator* stages = nullptr, const Parameter* tied = nullptr);
+            const OptimizerRanks& ranks);
 
   struct Report {
     double grad_norm;  // global, before clipping; infinite or NaN if the step was skipped

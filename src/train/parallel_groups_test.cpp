@@ -50,7 +50,7 @@ std::vector<RankResult> on_ranks(int64_t num_ranks, uint64_t seed, const RandomB
       const char* const strategy = (seed + static_cast<uint64_t>(rank)) % 2 == 0 ? "blocks" : "path";
       const Plan plan = plan_shard(strategy, plan_request(r.batch, 32), rank, num_ranks);
       result.num_tokens = num_planned_tokens(plan);
-      result.execution = Executor(*result.model, {.ranks = &group}).forward_backward(plan, r.batch, loss);
+      result.execution = Executor(*result.model, {.ranks = &group}).execute(plan, r.batch, loss);
       sum_gradients(*result.model, &group);
     });
   for (std::thread& thread : threads) thread.join();
@@ -119,7 +119,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientForEveryKindOfParallelism) {
                                                          .verify_recompute = seed / kinds.size() % 2 == 0,
                                                          .ranks = groups.loss_group(),
                                                          .context_ranks = groups.context()})
-                                            .forward_backward(plan, r->batch, *loss);
+                                            .execute(plan, r->batch, *loss);
       sum_gradients(model, groups.data_parallel_group());
       const NamedTensors gradients = named_gradients(model);
       // In a pipeline, the first stage collects the gradients of all layers, so only it compares.
@@ -291,7 +291,7 @@ TEST(Ranks, FixedSharesHaveTheSameBitsWhateverTheirNumber) {
           GradientStep step(*models[rank], {}, settings, nullptr, &all);
           step.leave_sums_over_ranks();
           for (int i = 0; i < 3; ++i) {
-            losses[rank] = step.accumulate(step.plan(r->batch, "blocks"), r->batch).loss;
+            losses[rank] = step.add_gradient(step.plan(r->batch, "blocks"), r->batch).loss;
             optimizer.step();
           }
         });

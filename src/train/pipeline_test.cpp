@@ -18,7 +18,7 @@
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/ranks_test_util.h"
-#include "train/trainer.h"
+#include "train/step_metrics.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
@@ -68,7 +68,7 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
     const auto folder = std::filesystem::temp_directory_path() / str("pipeline_test_", getpid());
     const auto steps = [&](Model& model, Optimizer& optimizer, const TrainingRanks* groups, int64_t from,
                            int64_t to) {
-      return take_steps(model, optimizer, groups, r->batch, *loss, from, to);
+      return take_steps(model, optimizer, groups, r->batch, *loss, to - from);
     };
     const auto one = random_model(config, 4, at::kDouble);
     const auto start = random_model(config, 4, at::kDouble);
@@ -124,7 +124,7 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
     fill_trained(*one);
     one->allocate_gradients();
     const Plan plan = plan_shard("blocks", plan_request(r->batch, 24), 0, 1);
-    Executor(*one).forward_backward(plan, r->batch, *loss);
+    Executor(*one).execute(plan, r->batch, *loss);
     std::map<std::string, at::Tensor> expected;
     for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
     const OptimizerSettings settings{.lr = 0.01, .gradient_clipping = 0.5};
@@ -132,7 +132,7 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
     add_adapter(*stepped, lora, seed);
     fill_trained(*stepped);
     Optimizer of_one(*stepped, settings, 2);
-    const double norm = take_steps(*stepped, of_one, nullptr, r->batch, *loss, 0, 2);
+    const double norm = take_steps(*stepped, of_one, nullptr, r->batch, *loss, 2);
     const ParallelSizes kinds[] = {{.pipeline = 3}, {.tensor = 2, .pipeline = 2}, {.data = 2, .pipeline = 2}};
     const ParallelSizes sizes = kinds[seed / 8 % 3];
     const auto copy = random_model(config, seed, at::kDouble);
@@ -146,7 +146,7 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
       fill_trained(model);
       model.allocate_gradients();
       const Plan own = plan_shard("blocks", plan_request(r->batch, 24), groups.replica(), sizes.data);
-      Executor(model, {.ranks = groups.loss_group()}).forward_backward(own, r->batch, *loss);
+      Executor(model, {.ranks = groups.loss_group()}).execute(own, r->batch, *loss);
       sum_gradients(model, groups.data_parallel_group());
       const NamedTensors gradients = named_gradients(model);
       Model* const gathered = groups.is_rank_zero() ? copy.get() : nullptr;
@@ -159,7 +159,7 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
       }
       model.zero_gradients();
       Optimizer shared(model, settings, 2, groups.data_parallel_group());
-      EXPECT_NEAR(take_steps(model, shared, &groups, r->batch, *loss, 0, 2), norm, 1e-9 * norm) << seed;
+      EXPECT_NEAR(take_steps(model, shared, &groups, r->batch, *loss, 2), norm, 1e-9 * norm) << seed;
       const OptimizerSnapshot snapshot = shared.snapshot(/*copies=*/true);
       if (groups.replica() == 0) gather_weights(model, gathered);
       if (!gathered) return;
@@ -178,18 +178,19 @@ TEST(Pipeline, ForwardValuesAreTheUnshardedModels) {
     if (r->batch.num_rows() == 0) continue;
     const auto whole = random_model(deep_config(seed), seed, at::kDouble);
     const Plan plan = plan_shard(seed % 2 == 0 ? "blocks" : "path", plan_request(r->batch, 24), 0, 1);
-    const RowValues one = Executor(*whole).forward(plan, r->batch, 9);
-    on_rank_groups(
-        {.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole, [&](TrainingRanks& groups, Model& model) {
-          const RowValues values = Executor(model, {.ranks = groups.loss_group()}).forward(plan, r->batch, 9);
-          const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
-            return (a - b).abs().max().item<double>() <= 1e-12;
-          };
-          EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
-          EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
-          EXPECT_TRUE(is_close(values.top_k_log_probs_RK, one.top_k_log_probs_RK)) << seed;
-          EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
-        });
+    const RowValues one = Executor(*whole).execute_forward(plan, r->batch, 9);
+    on_rank_groups({.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole,
+                   [&](TrainingRanks& groups, Model& model) {
+                     const RowValues values =
+                         Executor(model, {.ranks = groups.loss_group()}).execute_forward(plan, r->batch, 9);
+                     const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
+                       return (a - b).abs().max().item<double>() <= 1e-12;
+                     };
+                     EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
+                     EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
+                     EXPECT_TRUE(is_close(values.top_k_log_probs_RK, one.top_k_log_probs_RK)) << seed;
+                     EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
+                   });
   }
 }
 
@@ -215,7 +216,7 @@ TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
   settings.mb_spec.max_tokens_per_mb = 120;
   const TestCosts costs;
   on_rank_groups({.pipeline = 3}, *whole, [&](TrainingRanks& groups, Model& model) {
-    StepTimer timer(model, {}, settings, &costs, rows, "dense", &groups);
+    StepTimer timer(model, {}, settings, rows, {.strategy = "dense", .costs = &costs, .ranks = &groups});
     timer.run(/*counted=*/true);
     const double seconds = timer.simulation().seconds;
     GradientStep step(model, {}, settings, &costs, &groups);
@@ -242,7 +243,7 @@ TEST(Pipeline, SendsThePredictedBytes) {
     model.allocate_gradients();
     Communicator &on = *groups.model().stages, &back = *groups.model().stages_back;
     const double before = on.bytes_sent(), before_back = back.bytes_sent();
-    Executor(model).forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    Executor(model).execute(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     const double pass = 4.0 * 40 * static_cast<double>(config.hidden_size);
     EXPECT_EQ(on.bytes_sent() - before, model.stage().is_last() ? 0 : pass);
     EXPECT_EQ(back.bytes_sent() - before_back, model.stage().is_first() ? 0 : pass);

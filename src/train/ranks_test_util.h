@@ -56,15 +56,15 @@ inline ModelConfig staged_config(uint64_t seed, int64_t num_stages) {
   return config;
 }
 
-// Takes optimizer steps [from, to) on one batch and returns the last gradient norm. groups: the ranks that
+// Takes `count` optimizer steps on one batch and returns the last gradient norm. groups: the ranks that
 // train together, or nullptr if this process trains alone.
 inline double take_steps(Model& model, Optimizer& optimizer, const TrainingRanks* groups,
-                         const TrainBatch& batch, const Loss& loss, int64_t from, int64_t to) {
+                         const TrainBatch& batch, const Loss& loss, int64_t count) {
   double norm = 0;
-  for (int64_t step = from; step < to; ++step) {
+  for (int64_t step = 0; step < count; ++step) {
     const Plan plan = plan_shard("blocks", plan_request(batch, 24), groups ? groups->replica() : 0,
                                  groups ? groups->num_replicas() : 1);
-    Executor(model, {.ranks = groups ? groups->loss_group() : nullptr}).forward_backward(plan, batch, loss);
+    Executor(model, {.ranks = groups ? groups->loss_group() : nullptr}).execute(plan, batch, loss);
     norm = optimizer.step().grad_norm;
   }
   optimizer.check_integrity();

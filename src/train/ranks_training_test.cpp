@@ -89,13 +89,13 @@ CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, Ran
     ValueBlockHead beside = critic.beside_policy(batch);
     Executor(model, {.ranks = groups ? groups->loss_group() : nullptr,
                      .context_ranks = groups ? groups->context() : nullptr})
-        .forward_backward(critic.plan(batch), batch, *loss, &beside);
+        .execute(critic.plan(batch), batch, *loss, &beside);
     step.execution = critic.result_of(beside);
     sum_gradients(model, groups ? groups->data_parallel_group() : nullptr);
     for (const auto& [name, gradient] : named_gradients(model))
       step.backbone_gradients[name] = gradient.clone();
   } else {
-    step.execution = critic.accumulate(critic.plan(batch), batch);
+    step.execution = critic.add_gradient(critic.plan(batch), batch);
   }
   critic.optimizer().step();
   critic.optimizer().check_integrity();
@@ -175,13 +175,13 @@ SparsePolicyStep step_of_sparse_policy(bool is_draft, Model& trained_model, uint
   const SparsePolicy policy =
       is_draft ? SparsePolicy() : SparsePolicy{.budget_pages = 4, .summary = PageSummary::kMean};
   const ActorSettings actor = settings_of(seed);
+  const SparsePolicyOptions options{
+      .settings = settings, .actor = actor, .policy = policy, .total_steps = 10, .ranks = groups};
   std::unique_ptr<SparsePolicyTrainer> sparse_trainer;
   if (is_draft) {
-    sparse_trainer = std::make_unique<SparsePolicyTrainer>(random_model(seed + 1, at::kDouble), settings,
-                                                           actor, policy, 10, groups);
+    sparse_trainer = std::make_unique<SparsePolicyTrainer>(random_model(seed + 1, at::kDouble), options);
   } else {
-    sparse_trainer =
-        std::make_unique<SparsePolicyTrainer>(trained_model, settings, actor, policy, 10, seed, groups);
+    sparse_trainer = std::make_unique<SparsePolicyTrainer>(trained_model, seed, options);
     for (Parameter* parameter :
          sparse_trainer->model().trained_parameters())  // with B = 0, A has no gradient
       parameter->value.copy_(noise(parameter->value.numel(), seed).view(parameter->value.sizes()) * 0.1);
@@ -190,7 +190,8 @@ SparsePolicyStep step_of_sparse_policy(bool is_draft, Model& trained_model, uint
   for (const Trajectory& row : rows) pointers.push_back(&row);
   const int64_t num_rows = make_batch(rows, {}, at::kDouble).num_rows();
   SparsePolicyStep step;
-  step.metrics = sparse_trainer->train(pointers, -4 + 0.3 * noise(num_rows, seed), actor.tree.strategy());
+  step.metrics =
+      sparse_trainer->update_weights(pointers, -4 + 0.3 * noise(num_rows, seed), actor.tree.strategy());
   step.moments = moments_of(sparse_trainer->snapshot(/*copies=*/true).optimizer);
   return step;
 }

@@ -208,7 +208,7 @@ inline void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, c
   model.zero_gradients();
   Executor executor(model,
                     {.head_chunk_rows = 7, .verify_recompute = verify_recompute, .least_run = least_run});
-  const auto result = executor.forward_backward(plan, r.batch, loss);
+  const auto result = executor.execute(plan, r.batch, loss);
   ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
   if (r.batch.num_rows() > 0) {
     ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10) << what;

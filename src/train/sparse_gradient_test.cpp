@@ -115,7 +115,7 @@ void expect_gradient_of_masked(Model& model, const SparsePolicy& policy, const R
     Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true, .sparse = policy});
     const auto plan = with_random_keeps(
         make_plan(strategy, plan_request(r.batch, strategy == "packed" ? 1024 : 90)), r.batch.num_rows());
-    const ExecutionResult result = executor.forward_backward(plan, r.batch, *loss);
+    const ExecutionResult result = executor.execute(plan, r.batch, *loss);
     ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
     ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)
         << what << " " << strategy;
@@ -173,7 +173,9 @@ TEST(SparseGradient, AdaptersEqualMaskedSequencesAndThePolicyHasNoGradient) {
     SparseTrainingSettings settings{
         .mode = "distill", .kl_loss_coef = 0.2, .kl_loss_type = seed % 2 == 0 ? "k2" : "k3"};
     settings.lora.rank = 3;
-    SparsePolicyTrainer sparse_trainer(*trained_model, settings, ActorSettings(), policy, 10, seed);
+    SparsePolicyTrainer sparse_trainer(
+        *trained_model, seed,
+        {.settings = settings, .actor = ActorSettings(), .policy = policy, .total_steps = 10});
     Model& sparse_model = sparse_trainer.model();
     auto generator = at::detail::createCPUGenerator(seed);
     for (Parameter* parameter : sparse_model.trained_parameters())  // with B = 0, A would have no gradient
@@ -197,7 +199,7 @@ TEST(SparseGradient, AdaptersEqualMaskedSequencesAndThePolicyHasNoGradient) {
     num_choices += mask.num_choices();
     for (const std::string strategy : {"path", "blocks"}) {
       sparse_model.zero_gradients();
-      const ExecutionResult result = step.accumulate(make_plan(strategy, plan_request(batch, 90)), batch);
+      const ExecutionResult result = step.add_gradient(make_plan(strategy, plan_request(batch, 90)), batch);
       ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << "seed " << seed;
       ASSERT_LE(gradient_error(sparse_model.trained_parameters(), flat), 1e-10)
           << "seed " << seed << " " << strategy;

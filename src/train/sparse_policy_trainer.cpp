@@ -51,45 +51,41 @@ std::unique_ptr<Model> adapted(const Model& trained_model, const LoraSettings& l
 }  // namespace
 
 SparsePolicyTrainer::SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model> model,
-                                         const SparseTrainingSettings& settings, const ActorSettings& actor,
-                                         const SparsePolicy& policy, int64_t total_steps,
-                                         const TrainingRanks* ranks)
-    : actor_(sparse_policy_settings(is_adapter, settings, actor)),
+                                         const SparsePolicyOptions& options)
+    : actor_(sparse_policy_settings(is_adapter, options.settings, options.actor)),
       is_adapter_(is_adapter),
       model_(std::move(model)) {
+  const TrainingRanks* ranks = options.ranks;
   BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data,
               "the sparse policy supports data parallelism only");
   model_->allocate_gradients();
   // GradientStep requires a reference model for the KL term. The caller passes the reference
   // log-probabilities, so the model in FrozenModels is never executed.
-  gradient_ =
-      std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks, policy);
+  gradient_ = std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks,
+                                             options.policy);
   gradient_->leave_sums_over_ranks();
   optimizer_ =
-      std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps,
+      std::make_unique<Optimizer>(*model_, actor_.optimizer, options.total_steps,
                                   ranks ? ranks->data_parallel_group() : nullptr, actor_.deterministic);
 }
 
-SparsePolicyTrainer::SparsePolicyTrainer(Model& trained_model, const SparseTrainingSettings& settings,
-                                         const ActorSettings& actor, const SparsePolicy& policy,
-                                         int64_t total_steps, uint64_t seed, const TrainingRanks* ranks)
-    : SparsePolicyTrainer(true, adapted(trained_model, settings.lora, seed), settings, actor, policy,
-                          total_steps, ranks) {}
+SparsePolicyTrainer::SparsePolicyTrainer(Model& trained_model, uint64_t seed,
+                                         const SparsePolicyOptions& options)
+    : SparsePolicyTrainer(true, adapted(trained_model, options.settings.lora, seed), options) {}
 
-SparsePolicyTrainer::SparsePolicyTrainer(std::unique_ptr<Model> draft, const SparseTrainingSettings& settings,
-                                         const ActorSettings& actor, const SparsePolicy& policy,
-                                         int64_t total_steps, const TrainingRanks* ranks)
-    : SparsePolicyTrainer(false, std::move(draft), settings, actor, policy, total_steps, ranks) {}
+SparsePolicyTrainer::SparsePolicyTrainer(std::unique_ptr<Model> draft, const SparsePolicyOptions& options)
+    : SparsePolicyTrainer(false, std::move(draft), options) {}
 
-MetricValues SparsePolicyTrainer::train(const std::vector<const Trajectory*>& rows,
-                                        const at::Tensor& dense_log_probs_R, const std::string& strategy) {
+MetricValues SparsePolicyTrainer::update_weights(const std::vector<const Trajectory*>& rows,
+                                                 const at::Tensor& dense_log_probs_R,
+                                                 const std::string& strategy) {
   TrainBatch batch = gradient_->rows_of(rows);
   BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "got dense log-probabilities of ",
               dense_log_probs_R.numel(), " tokens for a batch of ", batch.num_rows());
   MetricValues metrics;
   batch.fields.proximal_is_current = true;
   batch.fields.reference_log_probs_R = dense_log_probs_R;
-  const ExecutionResult result = gradient_->accumulate(gradient_->plan(batch, strategy), batch);
+  const ExecutionResult result = gradient_->add_gradient(gradient_->plan(batch, strategy), batch);
   const Optimizer::Report report = optimizer_->step();
   metrics["sparse/loss"] = result.loss;
   metrics["sparse/grad_norm"] = report.grad_norm;

@@ -43,20 +43,25 @@ struct SparsePolicySnapshot {
   void save(const std::filesystem::path& checkpoint, const std::string& base) const;
 };
 
+// Arguments of the SparsePolicyTrainer's constructors, which copy them.
+struct SparsePolicyOptions {
+  const SparseTrainingSettings& settings;
+  const ActorSettings& actor;  // the run's: clip, aggregation, plans and optimizer
+  const SparsePolicy& policy;  // page selection
+  int64_t total_steps;         // calls of update_weights() planned for the whole run
+  // nullptr if this process trains alone. Not owned. All ranks must be data parallel; otherwise the
+  // constructors throw InternalError. update_weights() and snapshot() are then collective calls.
+  const TrainingRanks* ranks = nullptr;
+};
+
 class SparsePolicyTrainer {
  public:
   // trained_model: theta. Must outlive this object, which uses its weights without a copy.
-  // actor: the run's settings. The clip, aggregation, plans and optimizer are taken from them.
-  // ranks: nullptr if this process trains alone. Not owned. Throws InternalError unless all ranks are data
-  // parallel. train() and snapshot() are collective calls.
-  SparsePolicyTrainer(Model& trained_model, const SparseTrainingSettings& settings,
-                      const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
-                      uint64_t seed, const TrainingRanks* ranks = nullptr);
+  // seed: of the adapters' initial weights.
+  SparsePolicyTrainer(Model& trained_model, uint64_t seed, const SparsePolicyOptions& options);
 
-  // With a draft policy. Otherwise as above.
-  SparsePolicyTrainer(std::unique_ptr<Model> draft, const SparseTrainingSettings& settings,
-                      const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
-                      const TrainingRanks* ranks = nullptr);
+  // With a draft policy.
+  SparsePolicyTrainer(std::unique_ptr<Model> draft, const SparsePolicyOptions& options);
 
   Model& model() { return *model_; }                     // samples: theta with phi, or the draft policy
   const ActorSettings& actor() const { return actor_; }  // settings of phi's step
@@ -64,8 +69,8 @@ class SparsePolicyTrainer {
 
   // Takes phi's optimizer step. dense_log_probs_R: theta's log-probabilities before theta's update, one per
   // loss row, in make_batch's order. Returns the metrics sparse/* (docs/formats.md).
-  MetricValues train(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
-                     const std::string& strategy);
+  MetricValues update_weights(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
+                              const std::string& strategy);
 
   // copies: if true, copies the tensors, so that training may continue while they are written. With several
   // ranks, only rank 0's snapshot is complete.
@@ -74,9 +79,7 @@ class SparsePolicyTrainer {
   void load(const std::filesystem::path& checkpoint);
 
  private:
-  SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model> model, const SparseTrainingSettings& settings,
-                      const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
-                      const TrainingRanks* ranks);
+  SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model> model, const SparsePolicyOptions& options);
 
   const ActorSettings actor_;
   const bool is_adapter_;

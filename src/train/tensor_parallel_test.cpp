@@ -36,12 +36,12 @@ TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {
   const auto whole = random_model(shared_config(11), 11, at::kDouble);
   FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
   const RowValues one =
-      Executor(*whole).forward(plan_shard("blocks", plan_request(r->batch, 24), 0, 1), r->batch, 9);
+      Executor(*whole).execute_forward(plan_shard("blocks", plan_request(r->batch, 24), 0, 1), r->batch, 9);
   on_rank_groups({.tensor = 4}, *whole, [&](TrainingRanks& groups, Model& model) {
     model.allocate_gradients();
     const Plan plan = plan_shard("blocks", plan_request(r->batch, 24), 0, 1);
-    const RowValues values = Executor(model).forward(plan, r->batch, 9);
-    Executor(model).forward_backward(plan, r->batch, *loss);
+    const RowValues values = Executor(model).execute_forward(plan, r->batch, 9);
+    Executor(model).execute(plan, r->batch, *loss);
     sum_gradients(model, nullptr);
     const NamedTensors gradients = named_gradients(model);
     if (groups.all()->rank() != 2) return;
@@ -63,7 +63,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
       std::filesystem::temp_directory_path() / ("tensor_parallel_test_" + std::to_string(getpid()));
   const auto steps = [&](Model& model, Optimizer& optimizer, const TrainingRanks* groups, int64_t from,
                          int64_t to) {
-    return take_steps(model, optimizer, groups, r->batch, *loss, from, to);
+    return take_steps(model, optimizer, groups, r->batch, *loss, to - from);
   };
   const auto one = random_model(config, 4, at::kDouble);
   const auto start = random_model(config, 4, at::kDouble);
@@ -116,7 +116,7 @@ TEST(TensorParallel, AdaptersHaveTheUnshardedModelsGradient) {
     fill_trained(*one);
     const auto request = plan_request(r->batch, 24);
     one->allocate_gradients();
-    Executor(*one).forward_backward(plan_shard("blocks", request, 0, 1), r->batch, *loss);
+    Executor(*one).execute(plan_shard("blocks", request, 0, 1), r->batch, *loss);
     std::map<std::string, at::Tensor> expected;
     for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
     const int64_t tensor = seed % 2 == 0 ? 2 : 4;
@@ -130,7 +130,7 @@ TEST(TensorParallel, AdaptersHaveTheUnshardedModelsGradient) {
               gather_pieces(parameter->part_value(part), *parameter, part, *groups.tensor()).clone());
       fill_trained(model);
       model.allocate_gradients();
-      Executor(model).forward_backward(plan_shard("blocks", request, 0, 1), r->batch, *loss);
+      Executor(model).execute(plan_shard("blocks", request, 0, 1), r->batch, *loss);
       sum_gradients(model, nullptr);
       const NamedTensors gradients = named_gradients(model);
       if (groups.all()->rank() > 0) return;
@@ -182,7 +182,7 @@ TEST(TensorParallel, SendsThePredictedBytes) {
   on_rank_groups({.tensor = 2}, *whole, [&](TrainingRanks& groups, Model& model) {
     model.allocate_gradients();
     const double before = groups.tensor()->bytes_sent();
-    Executor(model).forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    Executor(model).execute(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     // On two ranks, an all-reduce of B bytes sends B bytes from each rank. So does an all-gather of B bytes
     // per rank.
     const double sums = 4 * (4 * layers * tokens * width + tokens * width + tokens * width);
@@ -192,7 +192,7 @@ TEST(TensorParallel, SendsThePredictedBytes) {
     model.allocate_gradients();
     const double before = groups.context()->bytes_sent();
     Executor(model, {.context_ranks = groups.context()})
-        .forward_backward(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+        .execute(plan_shard("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     const double keys = 2 * static_cast<double>(config.key_width());
     // Per layer, the keys and values of this rank's half of the tokens are gathered, and their gradients are
     // summed over all tokens. Once per pass, hidden states are gathered, and the gradient of the head's

@@ -5,7 +5,7 @@
 // executions.
 //
 // With several ranks (parallel_groups.h), each rank has a trainer with the same settings. Rank 0 calls
-// train(), which sends the batch to all other ranks. These wait in follow() and execute the same steps.
+// train_step(), which sends the batch to all other ranks. These wait in follow() and execute the same steps.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ class BatchTrainer {
 
   // Updates the weights from sequences that have an advantage. Sequences that are not trained are ignored. A
   // batch without a trained token changes no weights. Returns the metrics of docs/formats.md.
-  virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
+  virtual MetricValues train_step(const std::vector<Trajectory>& batch) = 0;
 
   // Sets the critic's values of the trained sequences (sequence_steps.h), from which advantages are computed.
   // Does nothing if there is no critic.
@@ -63,27 +63,31 @@ class BatchTrainer {
   // actor.keep_samples_by: acceptance. Costs one forward plan execution.
   virtual void set_acceptance(std::vector<Trajectory>&) {}
 
-  // Sets the trainer's version: the number of batches trained on so far. Must be called before train() if
-  // token ages matter.
+  // Sets the trainer's version: the number of batches trained on so far. Must be called before train_step()
+  // if token ages matter.
   virtual void set_version(int64_t) {}
+};
+
+// The optional parts of a run that trains. The objects must outlive the trainer.
+struct TrainerOptions {
+  Critic* critic = nullptr;                       // nullptr if the run has no critic
+  SparsePolicy sparse = {};                       // page selection, if a sparse policy is trained
+  SparsePolicyTrainer* sparse_trainer = nullptr;  // the policy that samples, updated after the model; nullptr
+                                                  // if the model samples
+  const TrainingRanks* ranks = nullptr;           // nullptr if this process trains alone
 };
 
 class Trainer final : public BatchTrainer {
  public:
-  // model, the models in `frozen`, clock, critic, sparse_trainer and ranks must outlive the trainer.
-  // total_steps: calls of train() planned for the whole run, for the learning rate schedule. The actor's
+  // model, the models in `frozen` and clock must outlive the trainer.
+  // total_steps: calls of train_step() planned for the whole run, for the learning rate schedule. The actor's
   // schedule begins after the critic's warm-up.
-  // critic: nullptr if the run has no critic.
-  // sparse: page selection, if a sparse policy is trained.
-  // sparse_trainer: the policy that samples, updated after `model`; nullptr if `model` samples.
-  // ranks: nullptr if this process trains alone.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
-          const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
-          SparsePolicyTrainer* sparse_trainer = nullptr, const TrainingRanks* ranks = nullptr);
+          const Clock& clock, const TrainerOptions& options = {});
 
-  // With several ranks only rank 0 may call train(), set_values() and set_acceptance(). The metrics of
-  // train() cover all ranks.
-  MetricValues train(const std::vector<Trajectory>& batch) override;
+  // With several ranks only rank 0 may call train_step(), set_values() and set_acceptance(). The metrics of
+  // train_step() cover all ranks.
+  MetricValues train_step(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
   void set_acceptance(std::vector<Trajectory>& batch) override;
   void set_version(int64_t version) override {
@@ -96,8 +100,8 @@ class Trainer final : public BatchTrainer {
   void use_costs(StepCosts costs, StepCosts critic = {});
   const PassCosts* pass_costs() const { return whole_passes_.get(); }  // of a whole pass on one rank
 
-  // From now on train() also returns acceptance_metrics: the distance between the policy that sampled and the
-  // trained policy. Useful if these differ in more than version, for example by sparse attention.
+  // From now on train_step() also returns acceptance_metrics: the distance between the policy that sampled
+  // and the trained policy. Useful if these differ in more than version, for example by sparse attention.
   void measure_acceptance() {
     measures_acceptance_ = true;
     gradient_.ask_for_engine_top();
@@ -129,6 +133,7 @@ class Trainer final : public BatchTrainer {
  private:
   // A mini-batch with its plans, which are made once for all epochs.
   struct MiniBatch {
+    std::vector<int64_t> members;  // its sequences, by index in StepState::kept
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
     RowValues before;  // the policy's outputs before the first update, if keeps_log_probs()
@@ -141,19 +146,28 @@ class Trainer final : public BatchTrainer {
     double grad_norm = 0, critic_grad_norm = 0;  // sums
     int64_t count = 0;
   };
-  MetricValues train_together(const std::vector<Trajectory>& batch);
-  TrainingSnapshot snapshot_together(bool copies);
+  // The state of one training step.
+  struct StepState {
+    std::vector<const Trajectory*> kept;  // the batch's trained sequences
+    bool trains_actor = true;             // false during the critic's warm-up
+    std::vector<MiniBatch> minis;
+    Updates updates;
+  };
+  MetricValues train_step_on_rank(const std::vector<Trajectory>& batch);
+  void prepare_mini_batches(StepState& step);
+  void add_update_metrics(const StepState& step, MetricValues& values);
+  void add_plan_metrics(const StepState& step, const PrefixTree& tree, MetricValues& values);
+  void add_speed_metrics(const StepState& step, const PrefixTree& tree, double seconds, MetricValues& values);
+  TrainingSnapshot snapshot_on_rank(bool copies);
   Model* gather_unsharded();
   Model* renewed_reference() const { return settings_.loss.ref_model_sync_steps > 0 ? reference_ : nullptr; }
   bool is_rank_zero() const { return ranks_ && ranks_->is_rank_zero(); }
-  void update(MiniBatch& mini, bool trains_actor, Updates& updates);
+  void update_weights(StepState& step, MiniBatch& mini);
   // On rank 0: commands all other ranks to compute `rows` together with rank 0.
   void order_execution(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
-  void update_critic(MiniBatch& mini, Updates& updates);
+  void add_critic_gradient(MiniBatch& mini, Updates& updates);
   bool keeps_log_probs() const { return sparse_trainer_ || measures_acceptance_; }
-  MetricValues follow_up(const std::vector<const Trajectory*>& rows,
-                         const std::vector<std::vector<int64_t>>& members,
-                         const std::vector<MiniBatch>& minis);
+  MetricValues follow_up(const StepState& step);
 
   const ActorSettings settings_;
   Critic* critic_;
@@ -169,15 +183,8 @@ class Trainer final : public BatchTrainer {
   std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false;
   int64_t num_batches_ = 0;        // trained on so far
-  double values_seconds_ = 0;      // time in set_values since the last train()
-  double acceptance_seconds_ = 0;  // time in set_acceptance since the last train()
+  double values_seconds_ = 0;      // time in set_values since the last train_step()
+  double acceptance_seconds_ = 0;  // time in set_acceptance since the last train_step()
 };
-
-// Metrics of a batch's prefix tree and its plans: compression, the fraction of tokens that is computed
-// (AReaL's tree_token_ratio) and the fraction that is recomputed. With a cost model, also predicted seconds
-// divided by the measured `seconds`. With several ranks, the metrics cover the plans of all ranks.
-MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
-                          const PassCosts* costs = nullptr, double seconds = 0,
-                          const TrainingRanks* ranks = nullptr);
 
 }  // namespace bough

@@ -58,7 +58,7 @@ TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
   const auto tree = small_model(at::kDouble), flat = small_model(at::kDouble);
   Trainer tree_trainer(*tree, nullptr, settings_with("path"), 10, clock);
   Trainer flat_trainer(*flat, nullptr, settings_with("dense"), 10, clock);
-  const MetricValues a = tree_trainer.train(batch), b = flat_trainer.train(batch);
+  const MetricValues a = tree_trainer.train_step(batch), b = flat_trainer.train_step(batch);
   EXPECT_NEAR(a.at("loss/policy"), b.at("loss/policy"), 1e-9);
   EXPECT_NEAR(a.at("optim/grad_norm"), b.at("optim/grad_norm"), 1e-9);
   EXPECT_EQ(a.at("tree/compression"), 96.0 / (4 + 3 + 3 * 4 * 3));
@@ -72,7 +72,7 @@ TEST(Trainer, TreeTokenRatioCountsThePlansTrees) {
   const SteadyClock clock;
   const auto ratio = [&](const ActorSettings& settings) {
     const auto model = small_model(at::kDouble);
-    return Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3)).at("tree_token_ratio");
+    return Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of(3)).at("tree_token_ratio");
   };
   EXPECT_DOUBLE_EQ(ratio(settings_with("path")), (4 + 3 + 3 * 4 * 3) / 96.0);
   EXPECT_DOUBLE_EQ(ratio(settings_with("dense")), 1);
@@ -93,7 +93,7 @@ TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {
   std::vector<Trajectory> none = batch_of(1);
   for (Trajectory& rollout : none) rollout.trained = false;
   const auto before = values_of(*model);
-  EXPECT_EQ(trainer.train(none).count("optim/grad_norm"), 0u);
+  EXPECT_EQ(trainer.train_step(none).count("optim/grad_norm"), 0u);
   EXPECT_EQ(largest_difference(before, values_of(*model)), 0);
   EXPECT_EQ(trainer.optimizer().num_steps(), 0);
 
@@ -101,8 +101,8 @@ TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {
   std::vector<Trajectory> marked = batch_of(2);
   for (size_t s = 4; s < 8; ++s) marked[s].trained = false;
   Trainer other_trainer(*other, nullptr, settings_with("path"), 10, clock);
-  trainer.train(marked);
-  other_trainer.train(batch_of(1));
+  trainer.train_step(marked);
+  other_trainer.train_step(batch_of(1));
   EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
 }
 
@@ -113,12 +113,12 @@ TEST(Trainer, MiniBatchesClipAgainstThePolicyOfTheStart) {
   settings.optimizer.lr = 0.1;  // mini-batches 2 and 3 must leave the clip range
   settings.loss.use_decoupled_loss = false;
   Trainer trainer(*model, nullptr, settings, 10, clock);
-  const MetricValues metrics = trainer.train(batch_of(3));
+  const MetricValues metrics = trainer.train_step(batch_of(3));
   EXPECT_EQ(trainer.optimizer().num_steps(), 3);
   EXPECT_GT(metrics.at("policy/approx_kl"), 1e-4);  // it would be 0 if pi_old were always the current policy
   const auto single = small_model(at::kDouble);
   Trainer one(*single, nullptr, settings_with("path"), 10, clock);
-  EXPECT_NEAR(one.train(batch_of(3)).at("policy/approx_kl"), 0, 1e-12);
+  EXPECT_NEAR(one.train_step(batch_of(3)).at("policy/approx_kl"), 0, 1e-12);
 }
 
 TEST(Trainer, TheReferenceOfTheKlTermIsTheOneGiven) {
@@ -129,18 +129,18 @@ TEST(Trainer, TheReferenceOfTheKlTermIsTheOneGiven) {
              other = small_model(at::kDouble, 1);
   const auto copy = small_model(at::kDouble);
   Trainer near(*model, same.get(), settings, 10, clock), far(*copy, other.get(), settings, 10, clock);
-  EXPECT_NEAR(near.train(batch_of(2)).at("loss/kl"), 0, 1e-12);
-  EXPECT_GT(far.train(batch_of(2)).at("loss/kl"), 1e-2);
+  EXPECT_NEAR(near.train_step(batch_of(2)).at("loss/kl"), 0, 1e-12);
+  EXPECT_GT(far.train_step(batch_of(2)).at("loss/kl"), 1e-2);
 }
 
 TEST(Trainer, UtilisationCountsWhatTheTreeNeedsAtTheCalibratedRate) {
   const SteadyClock clock;
   const auto model = small_model(at::kFloat);
   Trainer trainer(*model, nullptr, settings_with("dense"), 10, clock);
-  EXPECT_EQ(trainer.train(batch_of(1)).count("perf/mfu"), 0u) << "without costs there is no rate";
+  EXPECT_EQ(trainer.train_step(batch_of(1)).count("perf/mfu"), 0u) << "without costs there is no rate";
   const WorkModel work{.flops_per_token = 7e4, .flops_per_head_row = 3e4, .flops_per_pair = 500};
   trainer.use_costs({.passes = nullptr, .work = work, .matrix_product_rate = 5e9});
-  const MetricValues metrics = trainer.train(batch_of(1));
+  const MetricValues metrics = trainer.train_step(batch_of(1));
   // Five common tokens, then three tokens of each of four samples. Each of these twelve tokens has a head
   // row. The three tokens attend to 6, 7 and 8 tokens.
   const double forward = 17 * work.flops_per_token + 12 * work.flops_per_head_row +
@@ -155,10 +155,10 @@ TEST(Trainer, WithoutRecomputedLogProbsPiOldIsTheBehaviourPolicy) {
   settings.loss.use_decoupled_loss = settings.loss.recompute_logprob = false;
   const auto model = small_model(at::kDouble), other = small_model(at::kDouble);
   Trainer trainer(*model, nullptr, settings, 10, clock);
-  EXPECT_GT(trainer.train(batch_of(2)).at("policy/approx_kl"), 1e-3);
+  EXPECT_GT(trainer.train_step(batch_of(2)).at("policy/approx_kl"), 1e-3);
   settings.loss.recompute_logprob = true;
   Trainer recomputing(*other, nullptr, settings, 10, clock);
-  EXPECT_NEAR(recomputing.train(batch_of(2)).at("policy/approx_kl"), 0, 1e-12);
+  EXPECT_NEAR(recomputing.train_step(batch_of(2)).at("policy/approx_kl"), 0, 1e-12);
 }
 
 // Sequences with one to three trained tokens.
@@ -176,7 +176,7 @@ TEST(Trainer, ALossIsAggregatedAsItWasPublished) {
     ActorSettings settings = settings_with("path", /*mini_batches=*/2);
     settings.loss.loss = loss;
     settings.aggregation.loss_aggregation = how;
-    Trainer(*model, nullptr, settings, 10, clock).train(batch_of_lengths(4));
+    Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of_lengths(4));
     return values_of(*model);
   };
   for (const auto& [loss, own, other] : {std::tuple("gspo", "sequence_mean", "token_mean"),
@@ -205,7 +205,7 @@ TEST(Trainer, SamplesWithoutARewardLeaveNoTraceInTheGradient) {
       if (drops) std::erase_if(batch, [](const Trajectory& row) { return !row.valid; });
       set_advantages(batch, settings, {});
       auto model = small_model(at::kDouble);
-      Trainer(*model, nullptr, settings, 10, clock).train(batch);
+      Trainer(*model, nullptr, settings, 10, clock).train_step(batch);
       return values_of(*model);
     };
     const auto with_failures = trained(false), without = trained(true);
@@ -224,11 +224,11 @@ TEST(Trainer, EffectiveSampleSizeByAgeIsThatOfTheWholeStep) {
   const auto model = small_model(at::kDouble);
   Trainer trainer(*model, nullptr, settings_with("path"), 10, clock);
   trainer.set_version(7);
-  const MetricValues metrics = trainer.train(batch);
+  const MetricValues metrics = trainer.train_step(batch);
   const auto reference = small_model(at::kDouble);
   const TrainBatch flat = make_batch(batch, {}, at::kDouble);
   const at::Tensor log_probs_R =
-      Executor(*reference).forward(make_plan("dense", plan_request(flat, 4096)), flat).log_probs_R;
+      Executor(*reference).execute_forward(make_plan("dense", plan_request(flat, 4096)), flat).log_probs_R;
   for (const auto& [version, name] : std::map<int32_t, std::string>{{7, "age_0"}, {3, "age_3_to_4"}}) {
     const at::Tensor w_R = log_probs_R.sub(flat.fields.behaviour_log_probs_R)
                                .index({flat.fields.versions_R.eq(version)})
@@ -250,7 +250,7 @@ TEST(Trainer, EffectiveSampleSizeIsThatOfTheFactorsOfTheWholeStep) {
     ActorSettings settings = settings_with("path");
     settings.loss.correction = correction;
     settings.loss.correction_veto = 0;
-    return Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3));
+    return Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of(3));
   };
   const MetricValues plain = metrics("cap"), accepted = metrics("rejection");
   EXPECT_EQ(plain.count("mismatch/factor_square_mean"), 0u);
@@ -290,7 +290,7 @@ TEST(Trainer, LoglinearInterpolatesUpToTheVersionItWasTold) {
     const auto model = small_model(at::kDouble);
     Trainer trainer(*model, nullptr, settings, 10, clock);
     if (version) trainer.set_version(*version);
-    return trainer.train(batch_with_versions(2)).at("mismatch/logprob_abs_diff");
+    return trainer.train_step(batch_with_versions(2)).at("mismatch/logprob_abs_diff");
   };
   const double near = difference(4), far = difference(100);
   EXPECT_EQ(difference(1), 0) << "no token is older than a version: pi_old is mu";
@@ -298,21 +298,21 @@ TEST(Trainer, LoglinearInterpolatesUpToTheVersionItWasTold) {
   EXPECT_GT(far, 1.5 * near) << "the older the token, the nearer to pi";
   EXPECT_EQ(difference({}), difference(3)) << "nobody said it: the batch's newest";
   const auto model = small_model(at::kDouble);
-  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train(batch_of(2)), UserError);
+  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of(2)), UserError);
 }
 
 TEST(Trainer, TheTrainingPassIsPiOldOfOneUpdateOnly) {
   const SteadyClock clock;
   ActorSettings settings = settings_with("path");
   const auto model = small_model(at::kDouble), other = small_model(at::kDouble);
-  Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3));
+  Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of(3));
   settings.loss.prox_logp_method = "reuse_train_logp";
   settings.check();
-  Trainer(*other, nullptr, settings, 10, clock).train(batch_of(3));
+  Trainer(*other, nullptr, settings, 10, clock).train_step(batch_of(3));
   EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
   settings.ppo_n_minibatches = 3;
   EXPECT_THROW(settings.check(), UserError);
-  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3)), UserError);
+  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of(3)), UserError);
 }
 
 }  // namespace

@@ -34,8 +34,7 @@ ExecutionResult take_gradient(Model& model, const RandomBatch& r, const char* st
   model.allocate_gradients();
   model.zero_gradients();
   const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r.batch, 32)), 1);
-  return Executor(model, {.head_chunk_rows = 7, .verify_recompute = true})
-      .forward_backward(plan, r.batch, loss);
+  return Executor(model, {.head_chunk_rows = 7, .verify_recompute = true}).execute(plan, r.batch, loss);
 }
 
 TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsBits) {
@@ -168,10 +167,10 @@ TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
     const Plan plan = critic.plan(r->batch);
     if (share_backbone) {
       ValueBlockHead beside = critic.beside_policy(r->batch);
-      Executor(*model).forward_backward(plan, r->batch, *policy_loss, &beside);
+      Executor(*model).execute(plan, r->batch, *policy_loss, &beside);
       step.execution = critic.result_of(beside);
     } else {
-      step.execution = critic.accumulate(plan, r->batch);
+      step.execution = critic.add_gradient(plan, r->batch);
     }
     step.gradients = gradients_of(*model);
     for (Parameter* parameter : critic.head().parameters())
@@ -218,7 +217,7 @@ TEST_P(TrainingOn, ATrainersStepsAreTheCpus) {
   const auto model = small_model(at::kFloat, 0, 16, device()), expected = small_model(at::kFloat);
   Trainer trainer(*model, {}, settings, 10, clock), reference(*expected, {}, settings, 10, clock);
   for (int step = 0; step < 3; ++step) {
-    const MetricValues got = trainer.train(batch), wanted = reference.train(batch);
+    const MetricValues got = trainer.train_step(batch), wanted = reference.train_step(batch);
     for (const char* name : {"loss/policy", "optim/grad_norm", "mismatch/importance_weight_mean"})
       EXPECT_NEAR(got.at(name), wanted.at(name), 1e-4 * std::max(1.0, std::abs(wanted.at(name)))) << name;
   }

@@ -136,7 +136,7 @@ TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor
   }
   const auto computed = [&] {
     if (pass.shared)
-      return pass.shared->forward(*pass.stack, layer, q, k, v, pass.scale, pass.verify_recompute);
+      return pass.shared->forward({*pass.stack, layer, q, k, v, pass.scale}, pass.verify_recompute);
     return forward(pass, layer, make_input(pass, layer, q, k, v),
                    is_chosen(pass, layer) ? pages() : at::Tensor());
   };
@@ -183,7 +183,7 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     const auto round = [&](const at::Tensor& x) { return x.defined() ? x.to(k.scalar_type()) : x; };
     if (pass.shared) {
       const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0].contiguous() : at::Tensor();
-      d = pass.shared->backward(*pass.stack, layer, q, k, saved[2], {saved[3], saved[4]}, d_o, pass.scale,
+      d = pass.shared->backward({*pass.stack, layer, q, k, saved[2], pass.scale}, {saved[3], saved[4]}, d_o,
                                 pass.same_bits);
       return {d.d_q_TNH, round(d.d_k_TGH), round(d.d_v_TGH), {}, {}};
     }

@@ -30,7 +30,7 @@ int32_t stretch_end(const PrefixTree& tree, int32_t t) {
 
 }  // namespace
 
-BranchTree::BranchTree(const PrefixTree& tree) {
+BranchTree::BranchTree(const PrefixTree& tree) : tree_(&tree) {
   std::vector<int32_t> open;  // nodes whose subtree is not finished
   for (int32_t t = 0; t < tree.num_tokens();) {
     const int32_t end = stretch_end(tree, t);
@@ -75,9 +75,9 @@ std::span<const int32_t> BranchTree::children(int32_t n) const {
   return std::span(child_list_).subspan(child_begin_[n + 1], child_begin_[n + 2] - child_begin_[n + 1]);
 }
 
-void BranchTree::sort_lexicographically(const PrefixTree& tree) {
+void BranchTree::sort_lexicographically() {
   for (int32_t n = -1; n < size(); ++n)
-    std::ranges::sort(children(n), {}, [&](int32_t child) { return tree.tokens[nodes[child].begin]; });
+    std::ranges::sort(children(n), {}, [&](int32_t child) { return tree_->tokens[nodes[child].begin]; });
 }
 
 std::vector<LeafVisit> BranchTree::visit() const {

@@ -1,5 +1,6 @@
 // A prefix tree in which each unbranched run of tokens is one node. Packing, load balancing and schedules use
-// it.
+// it. In contrast to a PrefixTree, it has a few nodes instead of all tokens, and the order of a node's
+// children may be changed. Token numbers are those of the PrefixTree.
 //
 // - A node is a run of tokens in which each token except the last has exactly one child.
 // - A tree of S sequences has at most 2 S nodes, for any number of tokens.
@@ -34,7 +35,10 @@ class BranchTree {
  public:
   // Takes O(nodes · log(tokens of a node) + tokens / 16 + sequences). Children are in the prefix tree's
   // order.
-  explicit BranchTree(const PrefixTree& tree);
+  explicit BranchTree(const PrefixTree& tree);  // must outlive this object and its copies
+  explicit BranchTree(PrefixTree&&) = delete;
+
+  const PrefixTree& tree() const { return *tree_; }
 
   std::vector<BranchNode> nodes;  // in pre-order
   std::vector<int32_t>
@@ -47,7 +51,7 @@ class BranchTree {
   std::span<const int32_t> children(int32_t n) const;
 
   // Sorts all children by their first token. `visit` then returns leaves in lexicographic order.
-  void sort_lexicographically(const PrefixTree& tree);
+  void sort_lexicographically();
 
   // Leaves in depth-first order.
   std::vector<LeafVisit> visit() const;
@@ -57,6 +61,7 @@ class BranchTree {
   std::vector<std::vector<int64_t>> sequences_of_leaves() const;
 
  private:
+  const PrefixTree* tree_;
   std::vector<int32_t> child_list_,
       child_begin_;  // children of n: [child_begin_[n + 1], child_begin_[n + 2])
 };

@@ -47,7 +47,7 @@ TEST(BranchTree, VisitsLeavesWithTheirCommonPrefixes) {
     const auto tree = build_prefix_tree(as_spans(sequences));
     BranchTree branches(tree);
     for (const bool lexicographic : {false, true}) {
-      if (lexicographic) branches.sort_lexicographically(tree);
+      if (lexicographic) branches.sort_lexicographically();
       const auto members = branches.sequences_of_leaves();
       TokenSpan previous;
       int64_t added = 0;

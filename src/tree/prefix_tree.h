@@ -8,6 +8,9 @@
 //   key j is visible to query i   iff   j <= i < subtree_end[j]
 //
 // One integer per token is the whole mask, also of a subset of the tokens that is kept in this order.
+//
+// PrefixTree has one node per token; plans hold it and passes are made from it. BranchTree (branch_tree.h)
+// has one node per run of tokens without a branch point.
 #pragma once
 
 #include <cstdint>

@@ -60,7 +60,7 @@ void run(const std::string& model_path, const std::string& rollouts, const std::
   std::vector<Trajectory> batch = read_rollouts(rollouts);
   Critic critic(*model, settings.critic, settings.actor, 10);
   const SteadyClock clock;
-  Trainer trainer(*model, nullptr, settings.actor, 10, clock, &critic);
+  Trainer trainer(*model, nullptr, settings.actor, 10, clock, {.critic = &critic});
   set_head(critic.head(), settings.head);
   set_advantages(batch, settings.actor, {}, {},
                  [&](std::vector<Trajectory>& rows) { trainer.set_values(rows); });
@@ -69,7 +69,7 @@ void run(const std::string& model_path, const std::string& rollouts, const std::
   for (const Trajectory& row : batch) rows.push_back(&row);
   const TrainBatch minis = make_batch(rows, settings.actor.aggregation, accumulator_type(model->dtype()));
   model->allocate_gradients();
-  const ValueExecution walk = critic.accumulate(critic.plan(minis), minis);
+  const ValueExecution walk = critic.add_gradient(critic.plan(minis), minis);
   NamedTensors gradients = named_gradients(*model);
   for (Parameter* parameter : critic.head().parameters())
     gradients.emplace_back(parameter->parts[0].name, parameter->main_grad);
