@@ -54,14 +54,14 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
 // Generates all groups, in the order of their tasks. Ctrl-C stops between passes, and then no file is
 // written.
 std::vector<FinishedGroup> generate(const GeneratorParts& parts, const RolloutOptions& options,
-                                    Generator::TaskSource next_task, size_t num_tasks) {
+                                    TaskSource& tasks, size_t num_tasks) {
   const StopFlag stop;
   const auto count = static_cast<int64_t>(num_tasks);
   Engine& engine = parts.engine;
   GeneratorOptions generation{
       .sampling = options.generation, .seed = static_cast<uint64_t>(options.seed), .all_logprobs = true};
   if (parts.environment) generation.samples_in_flight = 2 * options.engine.settings.max_concurrent_rollouts;
-  Generator generator(parts, std::move(next_task), generation);
+  Generator generator(parts, tasks, generation);
   log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples for each of ",
                format_thousands(count), " prompts"));
   Progress progress("rollout", count, "prompts");
@@ -75,15 +75,25 @@ std::vector<FinishedGroup> generate(const GeneratorParts& parts, const RolloutOp
   return std::move(*groups);
 }
 
+class PromptTasks final : public TaskSource {
+ public:
+  explicit PromptTasks(const std::vector<Prompt>& prompts) : prompts_(prompts) {}
+  std::optional<GroupTask> next() override {
+    if (next_ == prompts_.size()) return std::nullopt;
+    const Prompt& prompt = prompts_[next_];
+    return GroupTask{.id = next_++, .name = prompt.group, .prompt_ids = prompt.input_ids};
+  }
+
+ private:
+  const std::vector<Prompt>& prompts_;
+  size_t next_ = 0;
+};
+
 std::vector<Trajectory> answer_prompts(Engine& engine, const RolloutOptions& options,
                                        const std::vector<Prompt>& prompts) {
-  const auto next_task = [&prompts, next = size_t{0}]() mutable -> std::optional<GroupTask> {
-    if (next == prompts.size()) return std::nullopt;
-    const Prompt& prompt = prompts[next];
-    return GroupTask{.id = next++, .name = prompt.group, .prompt_ids = prompt.input_ids};
-  };
+  PromptTasks tasks(prompts);
   std::vector<Trajectory> rollouts;
-  for (FinishedGroup& group : generate({.engine = engine}, options, next_task, prompts.size()))
+  for (FinishedGroup& group : generate({.engine = engine}, options, tasks, prompts.size()))
     for (Trajectory& rollout : group.samples) {
       // A prompt's other fields (for example an answer) are copied to its rollouts.
       rollout.fields = prompts[group.id].extra;
@@ -100,8 +110,9 @@ std::vector<Trajectory> hold_conversations(Engine& engine, const RolloutOptions&
   const std::unique_ptr<Environment> environment = make_environment(settings);
   environment->check(problems);
   const GeneratorParts parts{engine, &encoder, environment.get(), &format};
+  DatasetTasks tasks(problems);
   std::vector<Trajectory> rollouts;
-  for (FinishedGroup& group : generate(parts, options, tasks_of(problems), problems.size()))
+  for (FinishedGroup& group : generate(parts, options, tasks, problems.size()))
     for (Trajectory& rollout : group.samples) rollouts.push_back(std::move(rollout));
   return rollouts;
 }

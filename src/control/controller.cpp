@@ -15,9 +15,21 @@ std::optional<int64_t> oldest_version(const FinishedGroup& group) {
   return oldest;
 }
 
+Trajectory ScoredGroup::row(size_t i) const {
+  Trajectory row = group->samples[i];
+  if (!rewards.empty()) set_reward(row, rewards[i]);
+  return row;
+}
+
+std::vector<Trajectory> ScoredGroup::rows() const {
+  std::vector<Trajectory> rows;
+  for (size_t i = 0; i < group->samples.size(); ++i) rows.push_back(row(i));
+  return rows;
+}
+
 Controller::Controller(Workers& workers, const Clock& clock, ControllerOptions options,
-                       ControllerObserver observer)
-    : workers_(workers), clock_(clock), options_(std::move(options)), observer_(std::move(observer)) {
+                       ControllerPolicy& policy, ControllerObserver& observer)
+    : workers_(workers), clock_(clock), options_(options), policy_(policy), observer_(observer) {
   BOUGH_CHECK(options_.batch_groups >= 1 && options_.max_staleness >= 0 && options_.total_steps >= 0,
               "got batch_groups ", options_.batch_groups, ", max_staleness ", options_.max_staleness,
               ", total_steps ", options_.total_steps);
@@ -85,7 +97,7 @@ void Controller::start() {
   trainer_free_since_ = last_event_;
   workers_.publish(num_steps_);
   published_version_ = num_steps_;
-  if (unwritten_ || (num_steps_ == 0 && evaluation_due(0, false))) {
+  if (unwritten_ || (num_steps_ == 0 && policy_.evaluation_due(0, false))) {
     evaluation_ = Evaluation::kWanted;
     evaluation_step_ = num_steps_;
     records_.push_back({num_steps_, unwritten_ ? *unwritten_ : MetricValues(), true});
@@ -166,34 +178,32 @@ void Controller::refuse(uint64_t id, const std::string& reason) {
 void Controller::handle(GroupScored& event) {
   const auto found = awaiting_.find(event.id);
   BOUGH_CHECK(found != awaiting_.end(), "group ", event.id, " was scored, but it awaits no rewards");
-  auto group = std::make_shared<FinishedGroup>(*found->second);
+  const ScoredGroup scored{std::move(found->second), std::move(event.rewards)};
+  const std::vector<Trajectory>& samples = scored.group->samples;
   awaiting_.erase(found);
-  BOUGH_CHECK(event.rewards.empty() || event.rewards.size() == group->samples.size(), "got ",
-              event.rewards.size(), " rewards for ", group->samples.size(), " samples");
-  for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
-  count_failures(event.rewards);
+  BOUGH_CHECK(scored.rewards.empty() || scored.rewards.size() == samples.size(), "got ",
+              scored.rewards.size(), " rewards for ", samples.size(), " samples");
+  count_failures(scored.rewards);
   int64_t num_valid = 0, size = 0;  // trajectories, not rows of the batch; without baselines
   bool has_lost_baseline = false;
-  for (size_t i = 0; i < group->samples.size(); ++i) {
-    const Trajectory& sample = group->samples[i];
-    if (sample.baseline) {
-      has_lost_baseline |= !sample.valid;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (samples[i].baseline) {
+      has_lost_baseline |= !scored.is_valid(i);
       continue;
     }
-    if (!begins_trajectory(group->samples, i)) continue;
+    if (!begins_trajectory(samples, i)) continue;
     ++size;
-    num_valid += sample.valid;
+    num_valid += scored.is_valid(i);
   }
   if (has_lost_baseline || num_valid < std::min(options_.min_group, size))
     return drop(event.id, "too few rewards");
-  if (options_.refuse)
-    if (const auto reason = options_.refuse(*group)) return refuse(event.id, *reason);
+  if (const auto reason = policy_.why_refused(scored)) return refuse(event.id, *reason);
   if (event.verdict) {
     count_filter_failures(*event.verdict);
     if (!event.verdict->error.empty()) return refuse(event.id, "filter failed");
     if (!event.verdict->keeps) return refuse(event.id, "filter");
   }
-  buffered_.emplace(event.id, std::move(group));
+  buffered_.emplace(event.id, scored);
 }
 
 void Controller::handle(WeightsTaken& event) {
@@ -212,9 +222,9 @@ void Controller::handle(TrainingDone& event) {
   trainer_free_since_ = clock_.now();
   num_steps_ = event.record.step;
   if (training_publishes_) published_version_ = num_steps_;
-  const bool evaluates = evaluation_due(num_steps_, is_over());
+  const bool evaluates = policy_.evaluation_due(num_steps_, is_over());
   add_own_metrics(event.record);
-  if (observer_.on_batch) observer_.on_batch(event.record);
+  observer_.on_batch(event.record);
   if (evaluates) {
     if (published_version_ < num_steps_) {  // not published yet: nobody knew that the run ends here
       workers_.publish(num_steps_);
@@ -418,7 +428,7 @@ void Controller::begin_training() {
     order.groups.push_back(std::move(oldest.mapped()));
   }
   const bool ends = order.step >= options_.total_steps || (is_drained() && buffered_.empty());
-  order.publish = order.step % options_.weight_sync_steps == 0 || evaluation_due(order.step, ends);
+  order.publish = order.step % options_.weight_sync_steps == 0 || policy_.evaluation_due(order.step, ends);
   training_publishes_ = order.publish;
   trainer_ = Trainer::kTraining;
   train_begin_ = clock_.now();
@@ -428,21 +438,37 @@ void Controller::begin_training() {
 // Writes records in the order of steps, up to the first one whose evaluation is still running.
 void Controller::write_records() {
   while (!records_.empty() && !records_.front().awaits_evaluation) {
-    if (observer_.on_record && !records_.front().metrics.empty())
-      observer_.on_record(records_.front().step, records_.front().metrics);
+    const PendingRecord& record = records_.front();
+    if (!record.metrics.empty()) observer_.on_record(record.step, record.metrics);
     records_.pop_front();
   }
+}
+
+// If every checkpoint is late, the log says so again only if they have become twice as late.
+void Controller::warn_of_late_checkpoint() {
+  const auto seconds = static_cast<int64_t>(seconds_between(checkpoint_->begin, clock_.now()));
+  if (late_warned_seconds_ && seconds <= 2 * *late_warned_seconds_) return;
+  late_warned_seconds_ = seconds;
+  log_warning(str("the checkpoint of step ", num_steps_, " is late: that of step ", checkpoint_->state.step,
+                  checkpoint_->is_written ? " is still being written" : " still waits for its evaluation",
+                  " after ", seconds,
+                  " s. The next checkpoint follows at the end of the first step after that; save less often "
+                  "(saver.freq_steps, saver.freq_minutes) or to a faster disk"));
 }
 
 // At the end of a step: begins a checkpoint if one is due and none is being written.
 void Controller::begin_checkpoint() {
   const bool is_last = is_over() || is_stopping_;
-  const bool is_due =
-      is_last || checkpoint_is_overdue_ || (options_.checkpoint_due && options_.checkpoint_due(num_steps_));
+  const bool is_due = is_last || checkpoint_is_overdue_ || policy_.checkpoint_due(num_steps_);
   if (!is_due || checkpointed_step_ == num_steps_) return;
-  checkpoint_is_overdue_ = checkpoint_.has_value();
-  if (checkpoint_is_overdue_) return;
+  if (checkpoint_) {
+    if (!is_last && !checkpoint_is_overdue_) warn_of_late_checkpoint();
+    checkpoint_is_overdue_ = true;
+    return;
+  }
+  checkpoint_is_overdue_ = false;
   Checkpoint& checkpoint = checkpoint_.emplace();
+  checkpoint.begin = clock_.now();
   ControllerState& state = checkpoint.state;
   state.step = num_steps_;
   state.next_position = next_position_;
@@ -458,8 +484,8 @@ void Controller::begin_checkpoint() {
   } else {
     // With eta (max_staleness) 0, unfinished groups are generated again and get the same samples: a step's
     // samples depend only on the seed, the step's number and the weights.
-    for (const auto* groups : {&awaiting_, &buffered_})
-      for (const auto& [id, group] : *groups) state.unfinished.insert(static_cast<int64_t>(id));
+    for (const auto& [id, group] : awaiting_) state.unfinished.insert(static_cast<int64_t>(id));
+    for (const auto& [id, group] : buffered_) state.unfinished.insert(static_cast<int64_t>(id));
   }
   checkpoint.has_running = checkpoint.running.empty();
   if (!checkpoint.has_running) workers_.save_running();

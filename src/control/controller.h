@@ -35,7 +35,6 @@
 
 #include <deque>
 #include <exception>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -54,7 +53,21 @@
 
 namespace bough {
 
+// The generator makes a group's samples once. Nobody changes them afterwards, because the controller, the
+// reward threads and a checkpoint that is being written share them.
 using GroupPointer = std::shared_ptr<const FinishedGroup>;
+
+// A group with the rewards of its samples, which are stored beside the samples.
+struct ScoredGroup {
+  GroupPointer group;
+  // One per sample. Empty: the samples hold their rewards, because the group comes from a checkpoint.
+  std::vector<RewardResult> rewards;
+
+  bool is_valid(size_t i) const { return rewards.empty() ? group->samples[i].valid : rewards[i].valid; }
+  // Copies a sample, or all samples, with their rewards.
+  Trajectory row(size_t i) const;
+  std::vector<Trajectory> rows() const;
+};
 
 // Nothing has happened for stall_seconds. The threads may hang, so they must not be joined.
 struct StallError : IoError {
@@ -116,15 +129,16 @@ using Event =
 
 struct TrainOrder {
   int64_t step = 0;
-  std::vector<GroupPointer> groups;  // oldest first
-  bool publish = false;              // publish the weights after training, as version `step`
+  std::vector<ScoredGroup> groups;  // oldest first
+  bool publish = false;             // publish the weights after training, as version `step`
 };
 
 // The controller's state at the end of a step, for a checkpoint.
 struct ControllerState {
   int64_t step = 0;
   int64_t next_position = 0;
-  std::map<uint64_t, GroupPointer> buffered, awaiting;
+  std::map<uint64_t, ScoredGroup> buffered;
+  std::map<uint64_t, GroupPointer> awaiting;
   std::map<uint64_t, std::vector<PartialRollout>> running;  // partial rollouts
   std::set<int64_t> unfinished;                   // other started groups: generated again from the start
   std::optional<MetricValues> unwritten_metrics;  // of `step`, if its evaluation is missing
@@ -168,10 +182,24 @@ class Workers {
   virtual MetricValues external_metrics() const { return {}; }  // counts since the process began
 };
 
-// Callbacks of on(), on the control thread.
-struct ControllerObserver {
-  std::function<void(const StepRecord&)> on_batch;                   // after training; metrics are incomplete
-  std::function<void(int64_t step, const MetricValues&)> on_record;  // complete, in order of steps
+// Decisions that the run makes for the controller. Called by on(), on the control thread. By default nothing
+// is due and nothing is refused.
+class ControllerPolicy {
+ public:
+  virtual ~ControllerPolicy() = default;
+  // Whether the weights are evaluated after this step. Step 0: before the first.
+  virtual bool evaluation_due(int64_t /*step*/, bool /*is_last*/) { return false; }
+  virtual bool checkpoint_due(int64_t /*step*/) { return false; }  // after the last step it is always due
+  // Returns why a scored group is not trained on, or nullopt. The user's filter decides afterwards.
+  virtual std::optional<std::string> why_refused(const ScoredGroup&) { return std::nullopt; }
+};
+
+// Receives the results of steps. Called by on(), on the control thread.
+class ControllerObserver {
+ public:
+  virtual ~ControllerObserver() = default;
+  virtual void on_batch(const StepRecord&) {}                       // after training; metrics are incomplete
+  virtual void on_record(int64_t /*step*/, const MetricValues&) {}  // complete, in order of steps
 };
 
 struct ControllerOptions {
@@ -190,21 +218,17 @@ struct ControllerOptions {
   int64_t max_consecutive_failures = 256;  // of rewards, or of the filter: so many in a row end the run
   double evaluation_seconds = 3600;        // a longer evaluation is cancelled
   double stall_seconds = 0;                // the run ends if nothing happens for so long; 0: never
-  // Whether the weights are evaluated after this step. Step 0: before the first. No function: never.
-  std::function<bool(int64_t step, bool is_last)> evaluation_due;
-  std::function<bool(int64_t step)> checkpoint_due;  // after the last step there is always a checkpoint
   // Maximum number of batches of groups that are generated for one training step, groups that filters refuse
   // included. After that the step is trained on the accepted groups. If none was accepted, the run ends with
   // an error. 0: no bound.
   int64_t max_generated_batches = 0;
-  // Returns why a scored group is not trained on, or nullopt. The user's filter decides afterwards.
-  std::function<std::optional<std::string>(const FinishedGroup&)> refuse;
 };
 
 class Controller {
  public:
-  // `workers` and `clock` must outlive the controller. Nothing happens before start().
-  Controller(Workers& workers, const Clock& clock, ControllerOptions options, ControllerObserver observer);
+  // All references must outlive the controller. Nothing happens before start().
+  Controller(Workers& workers, const Clock& clock, ControllerOptions options, ControllerPolicy& policy,
+             ControllerObserver& observer);
 
   // Continues from a checkpoint. Call it before start().
   void restore(ControllerState state);
@@ -242,6 +266,7 @@ class Controller {
   struct Checkpoint {
     ControllerState state;
     std::set<uint64_t> running;  // groups whose progress the engine has not reported yet
+    Clock::Time begin;
     bool copied = false, has_running = false, has_weights = false, is_written = false;
   };
 
@@ -265,15 +290,13 @@ class Controller {
   bool has_sampled_enough() const;
   bool is_drained() const;
   bool is_over() const;
-  bool evaluation_due(int64_t step, bool is_last) const {
-    return options_.evaluation_due && options_.evaluation_due(step, is_last);
-  }
   void decide();
   void advance_engine();
   void begin_groups();
   void begin_training();
   void write_records();
   void begin_checkpoint();
+  void warn_of_late_checkpoint();
   void advance_checkpoint();
   void finish_if_done();
   void drop(uint64_t id, const std::string& reason);
@@ -288,14 +311,16 @@ class Controller {
   Workers& workers_;
   const Clock& clock_;
   const ControllerOptions options_;
-  const ControllerObserver observer_;
+  ControllerPolicy& policy_;
+  ControllerObserver& observer_;
 
   // Groups by id, in their states.
   int64_t next_position_ = 0;
   std::deque<int64_t> again_;  // groups that an earlier process started; started again first
   std::map<uint64_t, std::vector<PartialRollout>> partial_before_;  // partial rollouts of again_
   std::set<uint64_t> running_;
-  std::map<uint64_t, GroupPointer> awaiting_, buffered_;
+  std::map<uint64_t, GroupPointer> awaiting_;
+  std::map<uint64_t, ScoredGroup> buffered_;
   std::vector<uint64_t> training_;
   bool training_publishes_ = false;
   int64_t num_sampled_ = 0, num_trained_ = 0;
@@ -314,7 +339,8 @@ class Controller {
   std::optional<MetricValues> unwritten_;  // of a step whose evaluation was cancelled by a stop
   std::optional<Checkpoint> checkpoint_;
   int64_t checkpointed_step_ = -1;
-  bool checkpoint_is_overdue_ = false;  // it was due while another was being written, or failed
+  bool checkpoint_is_overdue_ = false;          // it was due while another was being written, or failed
+  std::optional<int64_t> late_warned_seconds_;  // how late a checkpoint was at the last warning
   bool is_stopping_ = false, is_finished_ = false;
   int64_t consecutive_failures_ = 0, consecutive_filter_failures_ = 0;
 

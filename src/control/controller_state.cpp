@@ -9,27 +9,24 @@ namespace bough {
 
 namespace {
 
-Json groups_to_json(const std::map<uint64_t, GroupPointer>& groups) {
-  Json list = Json::array();
-  for (const auto& [id, group] : groups) {
-    Json samples = Json::array();
-    for (const Trajectory& sample : group->samples) samples.push_back(rollout_to_json(sample));
-    list.push_back({{"id", id}, {"samples", std::move(samples)}});
-  }
-  return list;
+Json group_to_json(const ScoredGroup& group) {
+  Json samples = Json::array();
+  for (size_t i = 0; i < group.group->samples.size(); ++i) samples.push_back(rollout_to_json(group.row(i)));
+  return {{"id", group.group->id}, {"samples", std::move(samples)}};
 }
 
-std::map<uint64_t, GroupPointer> groups_from_json(const Json& list) {
-  std::map<uint64_t, GroupPointer> groups;
+std::vector<GroupPointer> groups_from_json(const Json& list) {
+  std::vector<GroupPointer> groups;
+  std::set<uint64_t> ids;
   for (const Json& saved : list) {
     auto group = std::make_shared<FinishedGroup>();
     group->id = saved.at("id").get<uint64_t>();
     for (const Json& sample : saved.at("samples"))
       group->samples.push_back(parse_rollout(sample, str("the saved buffer, group ", group->id),
                                              {.require_reward_or_advantage = false}));
-    const uint64_t id = group->id;
-    if (!groups.emplace(id, std::move(group)).second)
-      throw UserError(str("the saved buffer has group ", id, " twice"));
+    if (!ids.insert(group->id).second)
+      throw UserError(str("the saved buffer has group ", group->id, " twice"));
+    groups.push_back(std::move(group));
   }
   return groups;
 }
@@ -43,10 +40,13 @@ Json to_json(const ControllerState& state, const ProblemOrder& problems) {
     for (const PartialRollout& sample : samples) list.push_back(partial_rollout_to_json(sample));
     running.push_back({{"id", id}, {"samples", std::move(list)}});
   }
+  Json buffered = Json::array(), awaiting = Json::array();
+  for (const auto& [id, group] : state.buffered) buffered.push_back(group_to_json(group));
+  for (const auto& [id, group] : state.awaiting) awaiting.push_back(group_to_json({group, {}}));
   Json json = {{"step", state.step},
                {"problems", problems.save()},
-               {"buffer", groups_to_json(state.buffered)},
-               {"awaiting_reward", groups_to_json(state.awaiting)},
+               {"buffer", std::move(buffered)},
+               {"awaiting_reward", std::move(awaiting)},
                {"running", std::move(running)},
                {"next_position", state.next_position},
                {"unfinished", state.unfinished}};
@@ -60,8 +60,10 @@ ControllerState controller_state_from_json(const Json& json, ProblemOrder& probl
     problems.restore(json.at("problems"));
     state.step = json.at("step").get<int64_t>();
     state.next_position = json.at("next_position").get<int64_t>();
-    state.buffered = groups_from_json(json.at("buffer"));
-    state.awaiting = groups_from_json(json.value("awaiting_reward", Json::array()));
+    for (GroupPointer& group : groups_from_json(json.at("buffer")))
+      state.buffered.emplace(group->id, ScoredGroup{group, {}});
+    for (GroupPointer& group : groups_from_json(json.value("awaiting_reward", Json::array())))
+      state.awaiting.emplace(group->id, group);
     for (const Json& request : json.value("running", Json::array())) {
       std::vector<PartialRollout>& samples = state.running[request.at("id").get<uint64_t>()];
       for (const Json& sample : request.at("samples")) samples.push_back(partial_rollout_from_json(sample));

@@ -49,15 +49,17 @@ SimulationOptions random_run(const CounterRandom& random, uint64_t schedule) {
   run.interruptible = below(2) == 0;
   run.min_group = 1 + below(3);
   const int64_t evaluates = below(4), saves = below(4);
-  run.evaluation_due = [evaluates](int64_t step, bool is_last) {
+  auto policy = std::make_shared<testing::FakePolicy>();
+  policy->evaluates = [evaluates](int64_t step, bool is_last) {
     return evaluates > 0 && (is_last || step % evaluates == 0);
   };
-  run.checkpoint_due = [saves](int64_t step) { return saves > 0 && step % saves == 0; };
+  policy->saves = [saves](int64_t step) { return saves > 0 && step % saves == 0; };
   run.evaluation_seconds = below(3) == 0 ? 0.5 : 1e6;
   if (below(3) == 0)
-    run.refuse = [](const FinishedGroup& group) {
+    policy->refuses = [](const FinishedGroup& group) {
       return group.id % 5 == 0 ? std::optional<std::string>("a fifth") : std::nullopt;
     };
+  options.policy = policy;
   options.reward_failure_rate = below(3) == 0 ? 0.4 : 0;
   options.group_failure_rate = below(4) == 0 ? 0.3 : 0;
   options.rates = {.rollout_devices = 1 + below(3),
@@ -227,7 +229,9 @@ TEST(Controller, AnEvaluationThatTakesTooLongIsGivenUpAndTrainingGoesOnBesideIt)
   SimulationOptions options = small_run();
   options.rates.evaluation_seconds = 1000;
   options.controller.evaluation_seconds = 30;
-  options.controller.evaluation_due = [](int64_t step, bool is_last) { return step == 3 || is_last; };
+  auto policy = std::make_shared<testing::FakePolicy>();
+  policy->evaluates = [](int64_t step, bool is_last) { return step == 3 || is_last; };
+  options.policy = policy;
   RunSimulator run(options);
   const SimulationResult result = run.run();
   EXPECT_EQ(result.steps, options.controller.total_steps);
@@ -259,12 +263,11 @@ class ManualWorkers final : public Workers {
   int weights_wanted = 0, evaluations = 0, cancels = 0, running_wanted = 0, snapshots = 0;
 };
 
-struct ManualRun {
-  explicit ManualRun(ControllerOptions options)
-      : controller(workers, clock, std::move(options),
-                   {{}, [this](int64_t step, const MetricValues& metrics) {
-                      records.emplace_back(step, metrics);
-                    }}) {}
+class ManualRun : public ControllerObserver {
+ public:
+  explicit ManualRun(ControllerOptions options) : controller(workers, clock, options, policy, *this) {}
+
+  void on_record(int64_t step, const MetricValues& metrics) override { records.emplace_back(step, metrics); }
 
   void generate(uint64_t id, const std::vector<bool>& fails = {false, false},
                 std::optional<FilterVerdict> verdict = {}) {
@@ -286,6 +289,7 @@ struct ManualRun {
 
   FakeClock clock;
   ManualWorkers workers;
+  testing::FakePolicy policy;
   std::vector<std::pair<int64_t, MetricValues>> records;
   Controller controller;
 };
@@ -301,7 +305,7 @@ TEST(Controller, TheStalenessLimiterUsesTheVersionThatTheEngineHolds) {
   EXPECT_TRUE(run.workers.orders.empty());
   run.generate(0);
   ASSERT_EQ(run.workers.orders.size(), 1u);
-  EXPECT_EQ(run.workers.orders[0].groups[0]->id, 0u) << "the oldest first";
+  EXPECT_EQ(run.workers.orders[0].groups[0].group->id, 0u) << "the oldest first";
   run.train();
   EXPECT_EQ(run.workers.partial.size(), 4u) << "version 1 is trained, but the engine has version 0";
   run.controller.on(WeightsTaken{1, 4});
@@ -309,9 +313,10 @@ TEST(Controller, TheStalenessLimiterUsesTheVersionThatTheEngineHolds) {
 }
 
 TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
-  ManualRun run({.batch_groups = 2, .total_steps = 1, .refuse = [](const FinishedGroup& group) {
-                   return group.id == 1 ? std::optional<std::string>("all right") : std::nullopt;
-                 }});
+  ManualRun run({.batch_groups = 2, .total_steps = 1});
+  run.policy.refuses = [](const FinishedGroup& group) {
+    return group.id == 1 ? std::optional<std::string>("all right") : std::nullopt;
+  };
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
   EXPECT_EQ(run.workers.partial, (std::vector<uint64_t>{0, 1}));
@@ -322,9 +327,9 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
   run.generate(2, {true, false, false});
   run.generate(3);
   ASSERT_EQ(run.workers.orders.size(), 1u);
-  const FinishedGroup& group = *run.workers.orders[0].groups[0];
-  EXPECT_FALSE(group.samples[0].valid);
-  EXPECT_FALSE(group.samples[0].reward) << "a failed reward is nobody's zero";
+  const Trajectory failed = run.workers.orders[0].groups[0].row(0);
+  EXPECT_FALSE(failed.valid);
+  EXPECT_FALSE(failed.reward) << "a failed reward is nobody's zero";
   EXPECT_EQ(run.controller.dropped_by_reason(),
             (std::map<std::string, int64_t>{{"all right", 1}, {"too few rewards", 1}}));
 }
@@ -360,7 +365,7 @@ TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
   run.generate(5);
   ASSERT_EQ(run.workers.orders.size(), 1u);
   std::vector<uint64_t> trained;
-  for (const GroupPointer& group : run.workers.orders[0].groups) trained.push_back(group->id);
+  for (const ScoredGroup& scored : run.workers.orders[0].groups) trained.push_back(scored.group->id);
   EXPECT_EQ(trained, (std::vector<uint64_t>{1, 4, 5}));
   run.train();
   ASSERT_EQ(run.records.size(), 1u);
@@ -373,13 +378,10 @@ TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
 
 TEST(Controller, AStepGeneratesAtMostMaxGeneratedBatches) {
   const std::set<uint64_t> kept = {2};
-  ManualRun run({.batch_groups = 2,
-                 .total_steps = 9,
-                 .max_generated_batches = 2,
-                 .refuse = [&](const FinishedGroup& group) {
-                   return kept.contains(group.id) ? std::nullopt
-                                                  : std::optional<std::string>("equal rewards");
-                 }});
+  ManualRun run({.batch_groups = 2, .total_steps = 9, .max_generated_batches = 2});
+  run.policy.refuses = [&](const FinishedGroup& group) {
+    return kept.contains(group.id) ? std::nullopt : std::optional<std::string>("equal rewards");
+  };
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
   for (const uint64_t id : {0, 1, 2, 3}) run.generate(id);
@@ -434,11 +436,9 @@ TEST(Controller, RewardsThatFailOneAfterTheOtherEndTheRunWithTheLastError) {
 }
 
 TEST(Controller, AnEvaluationHasItsStepsWeightsAndRecordsKeepTheirOrder) {
-  ManualRun run({.batch_groups = 1,
-                 .max_staleness = 4,
-                 .total_steps = 9,
-                 .evaluation_due = [](int64_t step, bool) { return step == 1; },
-                 .checkpoint_due = [](int64_t step) { return step == 2; }});
+  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 9});
+  run.policy.evaluates = [](int64_t step, bool) { return step == 1; };
+  run.policy.saves = [](int64_t step) { return step == 2; };
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
   for (uint64_t id = 0; id < 4; ++id) run.generate(id);
@@ -478,9 +478,10 @@ TEST(Controller, RunningSamplesFinishOnTheOldWeightsWhereTheyMayNotBeInterrupted
 }
 
 TEST(Controller, AStopInAnEvaluationKeepsTheStepsMetricsForTheRunThatGoesOn) {
-  ControllerOptions options{
-      .batch_groups = 1, .total_steps = 9, .evaluation_due = [](int64_t step, bool) { return step == 1; }};
+  const ControllerOptions options{.batch_groups = 1, .total_steps = 9};
+  const auto evaluates = [](int64_t step, bool) { return step == 1; };
   ManualRun run(options);
+  run.policy.evaluates = evaluates;
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
   run.generate(0);
@@ -499,6 +500,7 @@ TEST(Controller, AStopInAnEvaluationKeepsTheStepsMetricsForTheRunThatGoesOn) {
   ProblemOrder order(problems, 1);
   const Json saved = Json::parse(to_json(run.workers.checkpoints[0], order).dump());
   ManualRun second(options);
+  second.policy.evaluates = evaluates;
   second.controller.restore(controller_state_from_json(saved, order));
   second.controller.start();
   second.controller.on(WeightsTaken{1, 0});
@@ -511,9 +513,8 @@ TEST(Controller, AStopInAnEvaluationKeepsTheStepsMetricsForTheRunThatGoesOn) {
 }
 
 TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
-  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 9, .checkpoint_due = [](int64_t step) {
-                   return step == 1;
-                 }});
+  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 9});
+  run.policy.saves = [](int64_t step) { return step == 1; };
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
   ASSERT_EQ(run.workers.partial.size(), 5u);
@@ -557,9 +558,8 @@ TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
 }
 
 TEST(Controller, ACheckpointThatFailsIsTriedAgainAfterTheNextStepAndTheLastIsAnError) {
-  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 3, .checkpoint_due = [](int64_t step) {
-                   return step == 1;
-                 }});
+  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 3});
+  run.policy.saves = [](int64_t step) { return step == 1; };
   run.controller.start();
   run.controller.on(WeightsTaken{0, 0});
   for (const size_t step : {1u, 2u}) {
@@ -574,6 +574,45 @@ TEST(Controller, ACheckpointThatFailsIsTriedAgainAfterTheNextStepAndTheLastIsAnE
   run.train();
   EXPECT_EQ(run.workers.checkpoints.size(), 3u);
   EXPECT_THROW(run.controller.on(CheckpointWritten{"no space left"}), IoError);
+}
+
+TEST(Controller, ALateCheckpointIsReportedWithItsReasonAndFollowsTheOneBeforeIt) {
+  ManualRun run({.batch_groups = 1, .max_staleness = 9, .total_steps = 9});
+  run.policy.saves = [](int64_t) { return true; };
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  uint64_t id = 0;
+  const auto step_and_log = [&] {
+    ::testing::internal::CaptureStderr();
+    run.generate(id++);
+    run.train();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto copy = [&] {
+    run.controller.on(RunningSaved{});
+    run.controller.on(SnapshotTaken{});
+  };
+  EXPECT_EQ(step_and_log(), "");
+  copy();
+  run.clock.advance(std::chrono::seconds(90));
+  const std::string log = step_and_log();
+  for (const char* part : {"the checkpoint of step 2 is late",
+                           "that of step 1 is still being written after 90 s", "saver.freq_steps"})
+    EXPECT_NE(log.find(part), std::string::npos) << log;
+  EXPECT_EQ(step_and_log(), "") << "the same checkpoint is late";
+  EXPECT_EQ(run.workers.checkpoints.size(), 1u);
+  run.controller.on(CheckpointWritten{});
+  step_and_log();
+  copy();
+  ASSERT_EQ(run.workers.checkpoints.size(), 2u);
+  EXPECT_EQ(run.workers.checkpoints[1].step, 4);
+  run.clock.advance(std::chrono::seconds(180));
+  EXPECT_EQ(step_and_log(), "") << "as late as checkpoints are in this run";
+  run.controller.on(CheckpointWritten{});
+  step_and_log();
+  copy();
+  run.clock.advance(std::chrono::seconds(181));
+  EXPECT_NE(step_and_log().find("the checkpoint of step 7 is late"), std::string::npos);
 }
 
 TEST(Controller, ARunInWhichNothingHappensEndsAndSaysWhoWasBusy) {

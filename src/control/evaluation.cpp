@@ -60,7 +60,8 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   const Clock::Time start = SteadyClock().now();
   // A separate stream: with training's seed, equal ids would give the same random numbers.
   const uint64_t seed = CounterRandom(options.seed, Purpose::evaluation).bits(0, 0);
-  Generator generator({engine, &codec, options.environment, options.conversations}, tasks_of(dataset),
+  DatasetTasks tasks(dataset);
+  Generator generator({engine, &codec, options.environment, options.conversations}, tasks,
                       {.sampling = options.sampling,
                        .seed = seed,
                        .samples_in_flight = options.samples_in_flight,

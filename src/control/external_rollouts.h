@@ -9,7 +9,6 @@
 // only at the group's own deadline.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "control/generator.h"
@@ -18,17 +17,19 @@
 namespace bough {
 
 // Receives the outcome of offered groups, at most one per group. Called from any thread.
-struct ExternalRolloutSink {
-  std::function<void(FinishedGroup)> finished;
-  std::function<void(uint64_t id, const std::string& reason)> failed;
-  std::function<void()> wake;  // pass() has something to do
+class ExternalRolloutSink {
+ public:
+  virtual ~ExternalRolloutSink() = default;
+  virtual void finished(FinishedGroup group) = 0;
+  virtual void failed(uint64_t id, const std::string& reason) = 0;
+  virtual void wake() = 0;  // pass() has something to do
 };
 
 class ExternalRollouts {
  public:
   virtual ~ExternalRollouts() = default;
-  // Called once, before all other functions.
-  virtual void start(ExternalRolloutSink sink) = 0;
+  // Called once, before all other functions. `sink` must live until close() returns.
+  virtual void start(ExternalRolloutSink& sink) = 0;
   // Makes the group available: from now on an agent may start it. Callable from any thread. The caller must
   // keep the group's problem alive until the group is scored.
   virtual void offer(GroupTask task) = 0;

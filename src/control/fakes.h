@@ -20,6 +20,7 @@
 #include "base/random.h"
 #include "control/generator.h"
 #include "control/prompt_encoder.h"
+#include "control/worker_parts.h"
 #include "data/problems.h"
 #include "engine/engine.h"
 #include "env/reward.h"
@@ -239,6 +240,45 @@ class FakeEnvironment final : public Environment {
   uint64_t next_ GUARDED_BY(mutex_) = 0;
   bool is_ending_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
+};
+
+// A policy of functions; one that is not set decides like ControllerPolicy.
+struct FakePolicy final : ControllerPolicy {
+  bool evaluation_due(int64_t step, bool is_last) override { return evaluates && evaluates(step, is_last); }
+  bool checkpoint_due(int64_t step) override { return saves && saves(step); }
+  std::optional<std::string> why_refused(const ScoredGroup& group) override {
+    return refuses ? refuses(*group.group) : std::nullopt;
+  }
+
+  std::function<bool(int64_t step, bool is_last)> evaluates;
+  std::function<bool(int64_t step)> saves;
+  std::function<std::optional<std::string>(const FinishedGroup&)> refuses;
+};
+
+// The problems in their order, over and over.
+class RepeatedProblems final : public TaskList {
+ public:
+  explicit RepeatedProblems(const Dataset& problems) : problems_(problems) {}
+  GroupTask task(uint64_t id) override {
+    const Problem& problem = problems_[id % problems_.size()];
+    return {.id = id, .name = problem.id, .problem = &problem};
+  }
+
+ private:
+  const Dataset& problems_;
+};
+
+// Keeps the last state that was written.
+struct FakeCheckpoints final : CheckpointWriter {
+  void take_snapshot() override { ++num_snapshots; }
+  void write(const ControllerState& state, bool) override {
+    saved = state;
+    if (on_write) on_write(state);
+  }
+
+  int64_t num_snapshots = 0;
+  std::optional<ControllerState> saved;
+  std::function<void(const ControllerState&)> on_write;
 };
 
 inline Dataset numbered_problems(int64_t n) {

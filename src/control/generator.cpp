@@ -31,8 +31,8 @@ constexpr uint64_t kBaselineId = uint64_t{1} << 43;
 
 }  // namespace
 
-Generator::Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options)
-    : parts_(parts), next_task_(std::move(next_task)), options_(std::move(options)) {
+Generator::Generator(const GeneratorParts& parts, TaskSource& tasks, GeneratorOptions options)
+    : parts_(parts), tasks_(tasks), options_(std::move(options)) {
   BOUGH_CHECK((parts_.environment == nullptr) == (parts_.format == nullptr),
               "an environment needs a conversation format");
 }
@@ -62,7 +62,7 @@ void Generator::begin_tasks() {
 
 // Returns false if there is no task.
 bool Generator::begin_task() {
-  std::optional<GroupTask> task = next_task_();
+  std::optional<GroupTask> task = tasks_.next();
   if (!task) return false;
   const uint64_t id = task->id;
   BOUGH_CHECK(!in_flight_.contains(id), "two groups with id ", id);
@@ -359,12 +359,10 @@ std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFun
   return results;
 }
 
-Generator::TaskSource tasks_of(const Dataset& dataset) {
-  return [&dataset, next = size_t{0}]() mutable -> std::optional<GroupTask> {
-    if (next == dataset.size()) return std::nullopt;
-    const Problem& problem = dataset[next];
-    return GroupTask{.id = next++, .name = problem.id, .problem = &problem};
-  };
+std::optional<GroupTask> DatasetTasks::next() {
+  if (next_ == dataset_.size()) return std::nullopt;
+  const Problem& problem = dataset_[next_];
+  return GroupTask{.id = next_++, .name = problem.id, .problem = &problem};
 }
 
 }  // namespace bough

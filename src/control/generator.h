@@ -103,12 +103,27 @@ struct CollectOptions {
   std::function<void()> on_step;                                 // after each Engine::step()
 };
 
+class TaskSource {
+ public:
+  virtual ~TaskSource() = default;
+  virtual std::optional<GroupTask> next() = 0;  // nullopt: there is no task now
+};
+
+// The problems of a data set as tasks, once each; ids are their indices. `dataset` must outlive this object.
+class DatasetTasks final : public TaskSource {
+ public:
+  explicit DatasetTasks(const Dataset& dataset) : dataset_(dataset) {}
+  std::optional<GroupTask> next() override;
+
+ private:
+  const Dataset& dataset_;
+  size_t next_ = 0;
+};
+
 class Generator {
  public:
-  // Returns nullopt if there is no task now.
-  using TaskSource = std::function<std::optional<GroupTask>()>;
-  // All parts must outlive the generator.
-  Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options);
+  // All parts and `tasks` must outlive the generator.
+  Generator(const GeneratorParts& parts, TaskSource& tasks, GeneratorOptions options);
 
   // Starts tasks while more samples may be in flight, runs one Engine::step(), and returns the groups that
   // finished, in the order of finishing, not scored. Rethrows exceptions of the codec and the engine; the
@@ -158,7 +173,7 @@ class Generator {
   int64_t samples_of_task() const { return options_.sampling.n_samples + options_.with_baseline; }
 
   const GeneratorParts parts_;
-  const TaskSource next_task_;
+  TaskSource& tasks_;
   const GeneratorOptions options_;
   std::unordered_map<uint64_t, InFlight> in_flight_;  // by id
   int64_t samples_in_flight_ = 0;
@@ -169,8 +184,5 @@ class Generator {
   std::unordered_map<uint64_t, ConversationKey> requests_;  // conversations whose turn the engine generates
   std::vector<EpisodeReply> held_;                          // in rounds: replies, until all have come
 };
-
-// The problems of a data set as tasks, once each; ids are their indices. `dataset` must outlive the source.
-Generator::TaskSource tasks_of(const Dataset& dataset);
 
 }  // namespace bough

@@ -16,13 +16,18 @@ using testing::FakeEngine;
 using testing::FakeReward;
 
 // `n` plain prompts.
-Generator::TaskSource prompts(int64_t n) {
-  return [n, next = int64_t{0}]() mutable -> std::optional<GroupTask> {
-    if (next == n) return std::nullopt;
-    const int64_t i = next++;
+class Prompts final : public TaskSource {
+ public:
+  explicit Prompts(int64_t n) : n_(n) {}
+  std::optional<GroupTask> next() override {
+    if (next_ == n_) return std::nullopt;
+    const int64_t i = next_++;
     return GroupTask{.id = static_cast<uint64_t>(i), .name = str("g", i), .prompt_ids = {1, 2}};
-  };
-}
+  }
+
+ private:
+  int64_t n_, next_ = 0;
+};
 
 GeneratorOptions samples_of(int64_t n_samples, int64_t in_flight = 256) {
   GeneratorOptions options{.seed = 3, .samples_in_flight = in_flight};
@@ -32,7 +37,8 @@ GeneratorOptions samples_of(int64_t n_samples, int64_t in_flight = 256) {
 
 TEST(Generator, GroupsStandInTheOrderOfTheTasks) {
   FakeEngine engine;  // finishes the last submitted request first
-  Generator generator({engine}, prompts(9), samples_of(2));
+  Prompts prompts(9);
+  Generator generator({engine}, prompts, samples_of(2));
   const auto groups = generator.collect(9, {});
   ASSERT_TRUE(groups);
   ASSERT_EQ(groups->size(), 9u);
@@ -47,7 +53,8 @@ TEST(Generator, GroupsStandInTheOrderOfTheTasks) {
 
 TEST(Generator, KeepsABoundedNumberInFlight) {
   FakeEngine engine;
-  Generator generator({engine}, prompts(20), samples_of(4, 10));
+  Prompts prompts(20);
+  Generator generator({engine}, prompts, samples_of(4, 10));
   std::vector<int64_t> progress;
   CollectOptions options;
   options.on_progress = [&](int64_t done, int64_t total) {
@@ -62,7 +69,8 @@ TEST(Generator, KeepsABoundedNumberInFlight) {
 
 TEST(Generator, AStopLeavesTheEngineIdle) {
   FakeEngine engine;
-  Generator generator({engine}, prompts(9), samples_of(2));
+  Prompts prompts(9);
+  Generator generator({engine}, prompts, samples_of(2));
   CollectOptions options;
   int polls = 0;
   options.stop = [&] { return ++polls == 3; };
@@ -74,7 +82,8 @@ TEST(Generator, AStopLeavesTheEngineIdle) {
 TEST(Generator, AnErrorOfTheEngineLeavesItIdle) {
   FakeEngine engine;
   engine.steps_before_error = 3;
-  Generator generator({engine}, prompts(9), samples_of(2));
+  Prompts prompts(9);
+  Generator generator({engine}, prompts, samples_of(2));
   EXPECT_THROW(generator.collect(9, {}), IoError);
   EXPECT_TRUE(engine.idle());
 }
@@ -82,10 +91,9 @@ TEST(Generator, AnErrorOfTheEngineLeavesItIdle) {
 TEST(Generator, APromptThatCannotBeEncodedStartsNoRequest) {
   FakeEngine engine;
   const ByteCodec codec;
-  const Problem empty{.id = "empty", .prompt = "", .messages = {}, .answer = ""};
-  Generator generator(
-      {.engine = engine, .codec = &codec},
-      [&] { return GroupTask{.id = 1, .name = "empty", .problem = &empty}; }, samples_of(2));
+  const Dataset problems({{.id = "empty", .prompt = "", .messages = {}, .answer = ""}}, "empty");
+  DatasetTasks tasks(problems);
+  Generator generator({engine, &codec}, tasks, samples_of(2));
   EXPECT_THROW(generator.step(), UserError);
   EXPECT_TRUE(generator.idle());
 }
@@ -95,7 +103,8 @@ TEST(Generator, EachCompletionGetsItsOwnReward) {
   FakeReward reward;
   const ByteCodec codec;
   const Dataset problems = testing::numbered_problems(9);
-  Generator generator({engine, &codec}, tasks_of(problems), samples_of(3));
+  DatasetTasks tasks(problems);
+  Generator generator({engine, &codec}, tasks, samples_of(3));
   auto groups = generator.collect(9, {}).value();
   const std::vector<RewardResult> rewards = score(groups, reward);
   ASSERT_EQ(rewards.size(), 27u);
@@ -117,7 +126,7 @@ TEST(Generator, EachCompletionGetsItsOwnReward) {
 // Conversations with a fake environment on problems 0 to 8, with 1 to 3 turns.
 struct Conversations {
   explicit Conversations(GeneratorOptions generation = samples_of(3))
-      : generator({engine, nullptr, &environment, &format}, tasks_of(problems), std::move(generation)) {
+      : generator({engine, nullptr, &environment, &format}, tasks, std::move(generation)) {
     environment.turns_of = [](const Problem& problem) { return 1 + std::stoll(problem.answer) % 3; };
   }
   // Returns the groups in order. The state is checked after each step.
@@ -128,6 +137,7 @@ struct Conversations {
   }
 
   const Dataset problems = testing::numbered_problems(9);
+  DatasetTasks tasks{problems};
   FakeEngine engine;
   testing::FakeEnvironment environment;
   const testing::ByteChat chat;
@@ -216,7 +226,8 @@ TEST(Generator, TheMostLikelyResponseIsTheLastOfItsGroup) {
   GeneratorOptions options = samples_of(3, 10);
   options.with_baseline = true;
   FakeEngine engine;
-  Generator plain({engine}, prompts(9), options);
+  Prompts prompts(9);
+  Generator plain({engine}, prompts, options);
   CollectOptions checks;
   checks.on_step = [&] { plain.check_integrity(); };
   std::vector<FinishedGroup> all = plain.collect(9, checks).value();
@@ -250,7 +261,8 @@ TEST(Generator, AStopEndsWhatIsLeftOfAGroup) {
   GeneratorOptions options = samples_of(3);
   options.with_baseline = true;
   FakeEngine engine;
-  Generator generator({engine}, prompts(2), options);
+  Prompts prompts(2);
+  Generator generator({engine}, prompts, options);
   EXPECT_TRUE(generator.step().empty()) << "one of the group's two requests goes on";
   generator.abandon();
   EXPECT_TRUE(engine.idle());
@@ -377,7 +389,8 @@ TEST(Generator, TheEngineWorksWhileToolsSleep) {
   const testing::ByteChat chat;
   const ConversationFormat format(chat, {}, 4096);
   const Dataset problems = testing::numbered_problems(126);
-  Generator generator({engine, nullptr, &tools, &format}, tasks_of(problems), samples_of(4, 1000));
+  DatasetTasks tasks(problems);
+  Generator generator({engine, nullptr, &tools, &format}, tasks, samples_of(4, 1000));
   const Clock::Time begin = clock.now();
   ASSERT_TRUE(generator.collect(126, {}));
   EXPECT_GE(engine.num_passes, 630);

@@ -31,7 +31,7 @@ RunSimulator::RunSimulator(SimulationOptions options)
     : options_(std::move(options)),
       random_(options_.seed, Purpose::test),
       reward_free_at_(static_cast<size_t>(std::min<int64_t>(options_.rates.reward_workers, 4096))),
-      controller_(*this, clock_, options_.controller, {}) {}
+      controller_(*this, clock_, options_.controller, *options_.policy, observer_) {}
 
 void RunSimulator::after(double seconds, std::function<void()> act) {
   planned_.push({now() + seconds, num_planned_++, std::move(act)});
@@ -276,19 +276,21 @@ void RunSimulator::train(TrainOrder order) {
   done.record.step = order.step;
   const auto prompt = static_cast<double>(options_.prompt_tokens);
   std::vector<double> whole, added;  // tokens of a sample alone, and after another sample of its group
-  for (const GroupPointer& group : order.groups) {
-    ids.push_back(group->id);
+  for (const ScoredGroup& scored : order.groups) {
+    const FinishedGroup& group = *scored.group;
+    ids.push_back(group.id);
     bool is_first = true;
-    for (const Trajectory& sample : group->samples) {
-      const auto length = static_cast<double>(sample.versions.size());
+    for (size_t i = 0; i < group.samples.size(); ++i) {
+      const size_t num_tokens = group.samples[i].versions.size();
+      const auto length = static_cast<double>(num_tokens);
       whole.push_back(prompt + length);
       added.push_back(is_first || !options_.shares_prompts ? prompt + length : length);
       is_first = false;
-      if (!sample.valid) continue;
-      result_.trained_lengths.push_back(static_cast<int64_t>(sample.versions.size()));
-      result_.trained_tokens += static_cast<double>(sample.versions.size());
+      if (!scored.is_valid(i)) continue;
+      result_.trained_lengths.push_back(static_cast<int64_t>(num_tokens));
+      result_.trained_tokens += length;
     }
-    const int64_t staleness = order.step - 1 - oldest_version(*group).value_or(order.step - 1);
+    const int64_t staleness = order.step - 1 - oldest_version(group).value_or(order.step - 1);
     staleness_total_ += static_cast<double>(staleness);
     result_.staleness_max = std::max(result_.staleness_max, staleness);
   }

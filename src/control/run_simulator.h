@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <queue>
 #include <set>
@@ -53,6 +54,7 @@ struct LengthDistribution {
 
 struct SimulationOptions {
   ControllerOptions controller;
+  std::shared_ptr<ControllerPolicy> policy = std::make_shared<ControllerPolicy>();
   SimulatedRates rates;
   LengthDistribution lengths;
   int64_t prompt_tokens = 128;
@@ -169,7 +171,8 @@ class RunSimulator final : public Workers {
   SimulationResult result_;
   double staleness_total_ = 0, trainer_busy_ = 0;
 
-  Controller controller_;  // last member, because it uses the other members
+  ControllerObserver observer_;  // ignores the records
+  Controller controller_;        // last member, because it uses the other members
 };
 
 // ---- Splits of a cluster.

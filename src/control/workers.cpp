@@ -117,49 +117,45 @@ std::string WorkQueue::busy_with(Clock::Time now) const {
              " s)");
 }
 
-RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
-    : parts_(std::move(parts)),
-      generator_(
-          {parts_.engine, &parts_.codec, parts_.environment, parts_.conversations},
-          [this]() -> std::optional<GroupTask> {
-            if (tasks_.empty()) return std::nullopt;
-            GroupTask task = std::move(tasks_.front());
-            tasks_.pop_front();
-            return task;
-          },
-          options.generation),
+RunWorkers::RunWorkers(const WorkerParts& parts, WorkerOptions options)
+    : parts_(parts),
+      timeline_(parts.clock.now()),
+      generator_({parts_.engine, &parts_.codec, parts_.environment, parts_.conversations}, tasks_,
+                 options.generation),
       engine_({"engine", options.own_threads ? 1 : 0, options.on_engine_thread, [this] { return pass(); }},
-              parts_.clock, parts_.events, parts_.timeline),
-      trainer_({"trainer", options.own_threads ? 1 : 0, options.on_trainer_thread, {}}, parts_.clock,
-               parts_.events, parts_.timeline),
-      writer_({"writer", options.own_threads ? 1 : 0, {}, {}}, parts_.clock, parts_.events, parts_.timeline),
-      rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {
-  if (parts_.external) start_external();
-}
-
-// If the engine has no thread, the control thread makes its passes. `wake` then posts an event, for which
-// that thread waits.
-void RunWorkers::start_external() {
-  EventQueue* events = &parts_.events;
-  const bool own_thread = engine_.has_threads();
-  parts_.external->start({.finished =
-                              [events](FinishedGroup group) {
-                                events->post(
-                                    GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
-                              },
-                          .failed =
-                              [events](uint64_t id, const std::string& reason) {
-                                events->post(GroupFailed{id, reason});
-                              },
-                          .wake =
-                              [this, events, own_thread] {
-                                if (own_thread) engine_.wake();
-                                else events->post(TimePassed{});
-                              }});
+              parts_.clock, events_, timeline_),
+      trainer_({"trainer", options.own_threads ? 1 : 0, options.on_trainer_thread, {}}, parts_.clock, events_,
+               timeline_),
+      writer_({"writer", options.own_threads ? 1 : 0, {}, {}}, parts_.clock, events_, timeline_),
+      rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, events_, timeline_) {
+  if (parts_.external) parts_.external->start(*this);
 }
 
 RunWorkers::~RunWorkers() {
   join();
+}
+
+std::optional<GroupTask> RunWorkers::BegunTasks::next() {
+  if (queue.empty()) return std::nullopt;
+  GroupTask task = std::move(queue.front());
+  queue.pop_front();
+  return task;
+}
+
+// ---- External groups.
+
+void RunWorkers::finished(FinishedGroup group) {
+  events_.post(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
+}
+
+void RunWorkers::failed(uint64_t id, const std::string& reason) {
+  events_.post(GroupFailed{id, reason});
+}
+
+// If the engine has no thread, the control thread makes its passes, and waits for an event.
+void RunWorkers::wake() {
+  if (engine_.has_threads()) engine_.wake();
+  else events_.post(TimePassed{});
 }
 
 // ---- Engine.
@@ -173,13 +169,13 @@ bool RunWorkers::take_weights_now() {
   parts_.engine.update_weights(*update);
   weights_ = update;
   wants_weights_ = false;
-  parts_.events.post(WeightsTaken{update->version, interrupted});
+  events_.post(WeightsTaken{update->version, interrupted});
   return true;
 }
 
 bool RunWorkers::pass() {
   bool did = wants_weights_ && take_weights_now();
-  const bool has_work = weights_ && (parts_.external || !tasks_.empty() || !generator_.idle());
+  const bool has_work = weights_ && (parts_.external || !tasks_.queue.empty() || !generator_.idle());
   if (!has_work || (parts_.external && !parts_.external->pass())) {
     if (wants_weights_ && !did) std::this_thread::sleep_for(std::chrono::microseconds(50));
     return did || wants_weights_;
@@ -190,17 +186,16 @@ bool RunWorkers::pass() {
     const MutexLock lock(statistics_mutex_);
     statistics_ = parts_.engine.statistics() - of_evaluations_;
   }
-  for (FinishedGroup& group : groups)
-    parts_.events.post(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
+  for (FinishedGroup& group : groups) finished(std::move(group));
   return true;
 }
 
 void RunWorkers::begin(uint64_t id, std::vector<PartialRollout> partial) {
-  if (parts_.external) return parts_.external->offer(parts_.task_of(id));
+  if (parts_.external) return parts_.external->offer(parts_.tasks.task(id));
   engine_.post("begin", [this, id, partial = std::move(partial)]() mutable {
-    GroupTask task = parts_.task_of(id);
+    GroupTask task = parts_.tasks.task(id);
     task.partial = std::move(partial);
-    tasks_.push_back(std::move(task));
+    tasks_.queue.push_back(std::move(task));
   });
 }
 
@@ -218,7 +213,7 @@ void RunWorkers::evaluate(Clock::Time deadline) {
     parts_.engine.park();
     std::optional<MetricValues> metrics;
     try {
-      metrics = parts_.evaluate(
+      metrics = parts_.evaluator->evaluate(
           [this, deadline] { return cancels_evaluation_.load() || parts_.clock.now() > deadline; });
     } catch (...) {
       parts_.engine.unpark();
@@ -229,7 +224,7 @@ void RunWorkers::evaluate(Clock::Time deadline) {
     // the last bits of later samples, which must depend on the weights alone.
     parts_.engine.update_weights(*weights_);
     of_evaluations_ = parts_.engine.statistics() - before;
-    parts_.events.post(EvaluationDone{std::move(metrics)});
+    events_.post(EvaluationDone{std::move(metrics)});
   });
 }
 
@@ -237,24 +232,27 @@ void RunWorkers::save_running() {
   engine_.post("save running samples", [this] {
     // Conversations cannot resume midway, because their environments and agents cannot. They begin again.
     const bool begins_again = parts_.environment || parts_.external;
-    parts_.events.post(RunningSaved{begins_again ? std::vector<RunningRequest>() : parts_.engine.running()});
+    events_.post(RunningSaved{begins_again ? std::vector<RunningRequest>() : parts_.engine.running()});
   });
 }
 
 // ---- Rewards, training, checkpoints.
 
 void RunWorkers::score(GroupPointer group) {
-  rewards_.post("reward", [this, group = std::move(group)] {
+  rewards_.post("reward", [this, group = std::move(group)]() mutable {
     GroupScored scored{.id = group->id, .rewards = {}, .verdict = {}};
-    FinishedGroup own = *group;
-    if (!own.problem) own.problem = parts_.task_of(group->id).problem;  // the group comes from a checkpoint
-    scored.rewards = bough::score({&own, 1}, parts_.reward);
-    if (parts_.filter && own.problem && !scored.rewards.empty()) {
-      for (size_t i = 0; i < own.samples.size(); ++i) set_reward(own.samples[i], scored.rewards[i]);
-      std::erase_if(own.samples, [](const Trajectory& sample) { return sample.baseline; });
-      scored.verdict = parts_.filter->judge(*own.problem, own.samples);
+    if (!group->problem) {  // the group comes from a checkpoint
+      FinishedGroup own = *group;
+      own.problem = parts_.tasks.task(group->id).problem;
+      group = std::make_shared<const FinishedGroup>(std::move(own));
     }
-    parts_.events.post(std::move(scored));
+    scored.rewards = bough::score({group.get(), 1}, parts_.reward);
+    if (parts_.filter && !scored.rewards.empty()) {
+      std::vector<Trajectory> samples = ScoredGroup{group, scored.rewards}.rows();
+      std::erase_if(samples, [](const Trajectory& sample) { return sample.baseline; });
+      scored.verdict = parts_.filter->judge(*group->problem, samples);
+    }
+    events_.post(std::move(scored));
   });
 }
 
@@ -264,18 +262,18 @@ void RunWorkers::publish(int64_t version) {
 
 void RunWorkers::train(TrainOrder order) {
   trainer_.post("train", [this, order = std::move(order)] {
-    StepRecord record = parts_.train(order);
+    StepRecord record = parts_.trainer.train(order);
     const Clock::Time trained = parts_.clock.now();
     if (order.publish) publish(order.step);
     record.metrics["time/publish"] = seconds_between(trained, parts_.clock.now());
-    parts_.events.post(TrainingDone{std::move(record)});
+    events_.post(TrainingDone{std::move(record)});
   });
 }
 
 void RunWorkers::take_snapshot() {
   trainer_.post("copy weights", [this] {
-    parts_.take_snapshot();
-    parts_.events.post(SnapshotTaken{});
+    parts_.checkpoints.take_snapshot();
+    events_.post(SnapshotTaken{});
   });
 }
 
@@ -283,11 +281,11 @@ void RunWorkers::write_checkpoint(ControllerState state, bool copied) {
   writer_.post("checkpoint", [this, state = std::move(state), copied] {
     CheckpointWritten written;
     try {
-      parts_.write_checkpoint(state, copied);
+      parts_.checkpoints.write(state, copied);
     } catch (const IoError& error) {
       written.error = error.what();
     }
-    parts_.events.post(std::move(written));
+    events_.post(std::move(written));
   });
 }
 
@@ -325,7 +323,7 @@ bool RunWorkers::run_some() {
   return trainer_.run_some() || writer_.run_some() || engine_.run_some();
 }
 
-void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options) {
+void drive(Controller& controller, RunWorkers& workers, const DriveOptions& options) {
   constexpr auto kPoll = std::chrono::milliseconds(50);
   std::string shown;
   // True while the control thread may have something to do: events, or tasks of queues without a thread.
@@ -333,7 +331,8 @@ void drive(Controller& controller, RunWorkers& workers, EventQueue& events, cons
   while (!controller.is_finished()) {
     if (options.stop && options.stop() && !controller.is_stopping()) controller.on(StopRequested{});
     if (controller.is_finished()) break;
-    std::optional<Event> event = events.take(works_here ? Clock::Duration(0) : Clock::Duration(kPoll));
+    std::optional<Event> event =
+        workers.events().take(works_here ? Clock::Duration(0) : Clock::Duration(kPoll));
     const bool has_happened = event.has_value();
     if (event) controller.on(std::move(*event));
     else if (!works_here) controller.on(TimePassed{});

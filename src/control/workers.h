@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "control/controller.h"
-#include "control/external_rollouts.h"
+#include "control/worker_parts.h"
 #include "report/timeline.h"
 
 namespace bough {
@@ -87,32 +86,6 @@ class WorkQueue {
   std::vector<std::thread> threads_;
 };
 
-// The parts that the workers use. The engine is used on one thread only. The other parts must allow calls
-// from several threads.
-struct WorkerParts {
-  Engine& engine;
-  WeightChannel& weights;
-  const TextCodec& codec;
-  RewardFunction& reward;
-  GroupFilter* filter = nullptr;  // asked when the rewards are there; nullptr: no filter
-  const Clock& clock;
-  EventQueue& events;
-  Timeline& timeline;
-  std::function<GroupTask(uint64_t id)> task_of;  // the group at a position in the order of problems
-  // Trainer. Trains without publishing, and returns metrics and the batch as it was trained.
-  std::function<StepRecord(const TrainOrder&)> train;
-  std::function<void()> take_snapshot;
-  // Writer.
-  std::function<void(const ControllerState&, bool copied)> write_checkpoint;
-  // Called on the engine's thread with an idle engine. Returns nullopt if `stop` returned true.
-  std::function<std::optional<MetricValues>(const std::function<bool()>& stop)> evaluate;
-  // Both are set if samples are conversations, else both are nullptr.
-  Environment* environment = nullptr;
-  const ConversationFormat* conversations = nullptr;
-  ExternalRollouts* external =
-      nullptr;  // makes the groups and runs the engine's passes; nullptr: the run does
-};
-
 struct WorkerOptions {
   GeneratorOptions generation;
   bool own_threads = false;  // for engine, trainer and writer
@@ -120,9 +93,9 @@ struct WorkerOptions {
   std::function<void()> on_engine_thread, on_trainer_thread;  // called first on these threads, if they exist
 };
 
-class RunWorkers final : public Workers {
+class RunWorkers final : public Workers, private ExternalRolloutSink {
  public:
-  RunWorkers(WorkerParts parts, WorkerOptions options);
+  RunWorkers(const WorkerParts& parts, WorkerOptions options);
   ~RunWorkers() override;
 
   void begin(uint64_t id, std::vector<PartialRollout> partial) override;
@@ -147,6 +120,8 @@ class RunWorkers final : public Workers {
     return parts_.external ? parts_.external->metrics() : MetricValues();
   }
 
+  EventQueue& events() { return events_; }
+  Timeline& timeline() { return timeline_; }  // of all workers, from the construction of this object on
   // Without threads: runs one task of one queue. Returns false if there was none.
   bool run_some();
   void join();  // ends the threads; no further calls are allowed
@@ -155,12 +130,22 @@ class RunWorkers final : public Workers {
   void on_trainer(std::function<void()> work) { trainer_.post("settings", std::move(work)); }
 
  private:
+  struct BegunTasks final : TaskSource {
+    std::optional<GroupTask> next() override;
+    std::deque<GroupTask> queue;
+  };
+  // Outcomes of external groups.
+  void finished(FinishedGroup group) override;
+  void failed(uint64_t id, const std::string& reason) override;
+  void wake() override;
+
   bool pass();  // the engine's idle task: takes new weights or runs a pass
-  void start_external();
   bool take_weights_now();
 
   const WorkerParts parts_;
-  std::deque<GroupTask> tasks_;  // begun; used on the engine's thread only, like all up to the blank line
+  EventQueue events_;
+  Timeline timeline_;
+  BegunTasks tasks_;  // used on the engine's thread only, like all up to the blank line
   Generator generator_;
   bool wants_weights_ = false;
   std::optional<WeightUpdate> weights_;  // that the engine holds
@@ -179,6 +164,6 @@ struct DriveOptions {
   std::function<bool()> stop;                                    // checked between events
   std::function<void(const std::string& activity)> on_activity;  // when it changed, and while waiting
 };
-void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options);
+void drive(Controller& controller, RunWorkers& workers, const DriveOptions& options);
 
 }  // namespace bough

@@ -98,86 +98,74 @@ struct Shape {
 };
 
 // A run with the test's trainer and evaluation.
-struct Harness {
+struct Harness final : StepTrainer, Evaluator {
   explicit Harness(const Shape& wanted, RewardFunction* own_reward = nullptr)
       : shape(wanted),
         engine(wanted.longest),
-        workers(parts(own_reward ? *own_reward : reward),
+        workers({.engine = engine,
+                 .weights = weights,
+                 .codec = codec,
+                 .reward = own_reward ? *own_reward : reward,
+                 .clock = clock,
+                 .tasks = tasks,
+                 .trainer = *this,
+                 .checkpoints = checkpoints,
+                 .evaluator = this},
                 {.generation = {.sampling = {.n_samples = 2}, .seed = 3},
                  .own_threads = wanted.own_threads,
                  .reward_threads = wanted.reward_threads}),
-        controller(workers, clock, options(), {}) {}
-
-  WorkerParts parts(RewardFunction& rewards) {
-    return {.engine = engine,
-            .weights = weights,
-            .codec = codec,
-            .reward = rewards,
-            .clock = clock,
-            .events = events,
-            .timeline = timeline,
-            .task_of =
-                [this](uint64_t id) {
-                  const Problem& problem = problems[id % problems.size()];
-                  return GroupTask{.id = id, .name = problem.id, .problem = &problem};
-                },
-            .train =
-                [this](const TrainOrder& order) {
-                  if (order.step == fails_at_step) throw IoError("the trainer broke");
-                  StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
-                  for (const GroupPointer& group : order.groups) {
-                    EXPECT_TRUE(trained.insert(group->id).second) << "group " << group->id << " twice";
-                    for (const Trajectory& sample : group->samples) record.batch.push_back(sample);
-                  }
-                  for (const Trajectory& sample : record.batch) {
-                    std::set<int32_t> versions;
-                    for (size_t i = 0; i < sample.versions.size(); ++i)
-                      if (sample.loss_mask[i] != 0) versions.insert(sample.versions[i]);
-                    EXPECT_LT(*versions.rbegin(), order.step);
-                    num_mixed += versions.size() > 1;
-                  }
-                  if (train_time.count() > 0) std::this_thread::sleep_for(train_time);
-                  return record;
-                },
-            .take_snapshot = [] {},
-            .write_checkpoint =
-                [this](const ControllerState& state, bool) {
-                  saved = state;
-                  if (state.step >= breaks_after_checkpoint) engine.is_broken = true;
-                },
-            .evaluate = [this](const std::function<bool()>& stop) -> std::optional<MetricValues> {
-              engine.is_forbidden = true;
-              ++num_evaluations;
-              while (hangs && !stop()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-              engine.is_forbidden = false;
-              if (hangs) return std::nullopt;
-              return MetricValues{{"eval/avg_at_k", 0.5}};
-            }};
-  }
-  ControllerOptions options() const {
-    ControllerOptions options{.batch_groups = shape.batch_groups,
-                              .max_staleness = shape.eta,
-                              .total_steps = shape.total,
-                              .group_size = 2,
-                              .interruptible = shape.interruptible,
-                              .evaluation_seconds = hangs_at_most};
-    options.evaluation_due = [every = shape.evaluates](int64_t step, bool) {
+        controller(workers, clock,
+                   {.batch_groups = shape.batch_groups,
+                    .max_staleness = shape.eta,
+                    .total_steps = shape.total,
+                    .group_size = 2,
+                    .interruptible = shape.interruptible,
+                    .evaluation_seconds = hangs_at_most},
+                   policy, observer) {
+    policy.evaluates = [every = shape.evaluates](int64_t step, bool) {
       return every > 0 && step % every == 0;
     };
-    options.checkpoint_due = [every = shape.saves](int64_t step) { return every > 0 && step % every == 0; };
-    return options;
+    policy.saves = [every = shape.saves](int64_t step) { return every > 0 && step % every == 0; };
+    checkpoints.on_write = [this](const ControllerState& state) {
+      if (state.step >= breaks_after_checkpoint) engine.is_broken = true;
+    };
+  }
+
+  StepRecord train(const TrainOrder& order) override {
+    if (order.step == fails_at_step) throw IoError("the trainer broke");
+    StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
+    for (const ScoredGroup& scored : order.groups) {
+      EXPECT_TRUE(trained.insert(scored.group->id).second) << "group " << scored.group->id << " twice";
+      for (Trajectory& sample : scored.rows()) record.batch.push_back(std::move(sample));
+    }
+    for (const Trajectory& sample : record.batch) {
+      std::set<int32_t> versions;
+      for (size_t i = 0; i < sample.versions.size(); ++i)
+        if (sample.loss_mask[i] != 0) versions.insert(sample.versions[i]);
+      EXPECT_LT(*versions.rbegin(), order.step);
+      num_mixed += versions.size() > 1;
+    }
+    if (train_time.count() > 0) std::this_thread::sleep_for(train_time);
+    return record;
+  }
+  std::optional<MetricValues> evaluate(const std::function<bool()>& stop) override {
+    engine.is_forbidden = true;
+    ++num_evaluations;
+    while (hangs && !stop()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    engine.is_forbidden = false;
+    if (hangs) return std::nullopt;
+    return MetricValues{{"eval/avg_at_k", 0.5}};
   }
   void run(const std::function<bool()>& stop = {}) {
     controller.start();
-    drive(controller, workers, events, {.stop = stop, .on_activity = {}});
+    drive(controller, workers, {.stop = stop, .on_activity = {}});
   }
 
   static constexpr double hangs_at_most = 0.05;
   const Shape shape;
   Dataset problems = testing::numbered_problems(5);
+  testing::RepeatedProblems tasks{problems};
   SteadyClock clock;
-  EventQueue events;
-  Timeline timeline{clock.now()};
   SlowEngine engine;
   SharedWeights weights{nullptr};
   ByteCodec codec;
@@ -186,7 +174,9 @@ struct Harness {
   int64_t num_mixed = 0, num_evaluations = 0, fails_at_step = -1, breaks_after_checkpoint = 1 << 30;
   std::chrono::microseconds train_time{0};
   bool hangs = false;
-  std::optional<ControllerState> saved;
+  testing::FakeCheckpoints checkpoints;
+  testing::FakePolicy policy;
+  ControllerObserver observer;
   RunWorkers workers;
   Controller controller;
 };
@@ -213,9 +203,10 @@ TEST(Workers, RandomRunsTrainEveryGroupOnceOnAllTheirThreads) {
     EXPECT_EQ(run.controller.num_steps(), shape.total);
     EXPECT_EQ(static_cast<int64_t>(run.trained.size()), shape.total * shape.batch_groups);
     EXPECT_EQ(*run.trained.rbegin() + 1, run.trained.size());
-    ASSERT_TRUE(run.saved);
-    EXPECT_EQ(run.saved->step, shape.total);
-    EXPECT_TRUE(run.saved->buffered.empty() && run.saved->awaiting.empty() && run.saved->running.empty());
+    ASSERT_TRUE(run.checkpoints.saved);
+    EXPECT_EQ(run.checkpoints.saved->step, shape.total);
+    EXPECT_TRUE(run.checkpoints.saved->buffered.empty() && run.checkpoints.saved->awaiting.empty() &&
+                run.checkpoints.saved->running.empty());
   }
 }
 
@@ -235,11 +226,11 @@ TEST(Workers, ARunStoppedAnywhereGoesOnWithTheTokensThatItHad) {
   first.engine.step_time = std::chrono::microseconds(20);
   first.run([&] { return first.controller.num_steps() >= 5; });
   EXPECT_TRUE(first.controller.is_stopping());
-  ASSERT_TRUE(first.saved);
-  EXPECT_FALSE(first.saved->running.empty()) << "nothing was running";
+  ASSERT_TRUE(first.checkpoints.saved);
+  EXPECT_FALSE(first.checkpoints.saved->running.empty()) << "nothing was running";
   const Dataset& problems = first.problems;
   ProblemOrder order(problems, 1);
-  const Json saved = Json::parse(to_json(*first.saved, order).dump());
+  const Json saved = Json::parse(to_json(*first.checkpoints.saved, order).dump());
   Harness second(first.shape);
   second.controller.restore(controller_state_from_json(saved, order));
   second.run();
@@ -268,12 +259,12 @@ TEST(Workers, ARunWhoseEngineBrokeGoesOnFromItsLastCheckpoint) {
   first.breaks_after_checkpoint = 5;
   EXPECT_THROW(first.run(), IoError);
   first.workers.join();  // another checkpoint may be in progress
-  ASSERT_TRUE(first.saved);
-  const int64_t step = first.saved->step;
+  ASSERT_TRUE(first.checkpoints.saved);
+  const int64_t step = first.checkpoints.saved->step;
   ASSERT_GE(step, 5);
   ASSERT_LT(step, 200);
   ProblemOrder order(first.problems, 1);
-  const Json saved = Json::parse(to_json(*first.saved, order).dump());
+  const Json saved = Json::parse(to_json(*first.checkpoints.saved, order).dump());
   Harness second(first.shape);
   second.controller.restore(controller_state_from_json(saved, order));
   second.run();
@@ -316,7 +307,7 @@ TEST(Workers, AStopEndsAnEvaluationAtOnce) {
   int polls = 0;
   run.run([&] { return ++polls > 3; });
   EXPECT_TRUE(run.controller.is_stopping());
-  ASSERT_TRUE(run.saved);
+  ASSERT_TRUE(run.checkpoints.saved);
 }
 
 TEST(Workers, TheTimelineSaysWhoDidWhat) {
@@ -324,7 +315,7 @@ TEST(Workers, TheTimelineSaysWhoDidWhat) {
   run.train_time = std::chrono::milliseconds(2);
   run.run();
   std::map<std::string, double> seconds;
-  for (const TimelineSpan& span : run.timeline.take(/*all=*/true)) {
+  for (const TimelineSpan& span : run.workers.timeline().take(/*all=*/true)) {
     EXPECT_LE(span.begin, span.end);
     seconds[span.lane + "/" + span.what] += span.end - span.begin;
   }

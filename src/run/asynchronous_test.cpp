@@ -47,7 +47,7 @@ class WanderingTrainer final : public BatchTrainer {
   Model& model_;
 };
 
-struct AsynchronousRun {
+struct AsynchronousRun final : StepTrainer, Evaluator, ControllerObserver {
   explicit AsynchronousRun(int64_t eta, int64_t batch_groups = 3, int64_t total_steps = 8) {
     at::manual_seed(3);
     sampling = {.n_samples = 4, .max_new_tokens = 90};
@@ -63,40 +63,33 @@ struct AsynchronousRun {
                     .codec = encoder,
                     .reward = reward,
                     .clock = clock,
-                    .events = events,
-                    .timeline = timeline,
-                    .task_of =
-                        [this](uint64_t id) {
-                          const Problem& problem = problems[id % problems.size()];
-                          return GroupTask{.id = id, .name = problem.id, .problem = &problem};
-                        },
-                    .train = [this](const TrainOrder& order) { return train(order); },
-                    .take_snapshot = [] {},
-                    .write_checkpoint = [this](const ControllerState& state, bool) { saved = state; },
-                    .evaluate = [this](const std::function<bool()>&) { return evaluate(); }},
+                    .tasks = tasks,
+                    .trainer = *this,
+                    .checkpoints = checkpoints,
+                    .evaluator = this},
         WorkerOptions{.generation = {.sampling = sampling, .seed = 5, .samples_in_flight = 64},
                       .own_threads = true,
                       .on_engine_thread = [] { at::set_num_threads(1); },
                       .on_trainer_thread = [] { at::set_num_threads(1); }});
-    controller = std::make_unique<Controller>(
-        *workers, clock,
-        ControllerOptions{.batch_groups = batch_groups,
-                          .max_staleness = eta,
-                          .total_steps = total_steps,
-                          .group_size = 4,
-                          .samples_in_flight = 32,
-                          .evaluation_due = [this](int64_t step, bool) { return evaluates && step > 0; }},
-        ControllerObserver{[this](const StepRecord& record) { records.push_back(record); }, {}});
+    controller = std::make_unique<Controller>(*workers, clock,
+                                              ControllerOptions{.batch_groups = batch_groups,
+                                                                .max_staleness = eta,
+                                                                .total_steps = total_steps,
+                                                                .group_size = 4,
+                                                                .samples_in_flight = 32},
+                                              policy, *this);
+    policy.evaluates = [this](int64_t step, bool) { return evaluates && step > 0; };
   }
 
-  StepRecord train(const TrainOrder& order) {
+  void on_batch(const StepRecord& record) override { records.push_back(record); }
+  StepRecord train(const TrainOrder& order) override {
     StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
-    for (const GroupPointer& group : order.groups)
-      record.batch.insert(record.batch.end(), group->samples.begin(), group->samples.end());
+    for (const ScoredGroup& scored : order.groups)
+      for (Trajectory& row : scored.rows()) record.batch.push_back(std::move(row));
     record.metrics = trainer.train_step(record.batch);
     return record;
   }
-  std::optional<MetricValues> evaluate() {
+  std::optional<MetricValues> evaluate(const std::function<bool()>&) override {
     EXPECT_TRUE(engine->idle());
     const auto results = engine->generate({request_of(0, {81, 49, 32}, 2, 5)});
     evaluated_versions.push_back(engine->version());
@@ -105,16 +98,17 @@ struct AsynchronousRun {
   }
   void run(const std::function<bool()>& stop = {}) {
     controller->start();
-    drive(*controller, *workers, events, {.stop = stop, .on_activity = {}});
+    drive(*controller, *workers, {.stop = stop, .on_activity = {}});
   }
 
   SamplingParameters sampling;
   Dataset problems = testing::numbered_problems(7);
+  testing::RepeatedProblems tasks{problems};
+  testing::FakeCheckpoints checkpoints;
+  testing::FakePolicy policy;
   PromptEncoder encoder = testing::byte_level_encoder();
   testing::FakeReward reward;
   SteadyClock clock;
-  EventQueue events;
-  Timeline timeline{clock.now()};
   std::unique_ptr<Model> model = small_rollout_model(at::kFloat, 4, small_config(260));
   std::unique_ptr<Model> generating = copy_of(*model);
   WanderingTrainer trainer{*model};
@@ -123,7 +117,6 @@ struct AsynchronousRun {
   bool evaluates = false;
   std::vector<int32_t> evaluated_versions;
   std::vector<StepRecord> records;
-  std::optional<ControllerState> saved;
   std::unique_ptr<RunWorkers> workers;
   std::unique_ptr<Controller> controller;
 };
@@ -200,11 +193,11 @@ TEST(Asynchronous, PartialRolloutsContinueAfterACheckpointAndAreTrainedOnOnce) {
   AsynchronousRun first(/*eta=*/3);
   first.trainer.pause = std::chrono::milliseconds(0);
   first.run([&] { return first.controller->num_steps() >= 3; });
-  ASSERT_TRUE(first.saved);
-  ASSERT_FALSE(first.saved->running.empty()) << "nothing was running";
+  ASSERT_TRUE(first.checkpoints.saved);
+  ASSERT_FALSE(first.checkpoints.saved->running.empty()) << "nothing was running";
   ProblemOrder order(first.problems, 1);
-  const Json saved = Json::parse(to_json(*first.saved, order).dump());
-  const int64_t steps = first.saved->step;
+  const Json saved = Json::parse(to_json(*first.checkpoints.saved, order).dump());
+  const int64_t steps = first.checkpoints.saved->step;
 
   AsynchronousRun second(/*eta=*/3);
   second.trainer.versions.clear();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "base/log.h"
 
@@ -34,28 +35,26 @@ Moments moments(const std::vector<double>& values) {
   return out;
 }
 
-void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
+void add_reward_metrics(const std::vector<Trajectory>& batch, int64_t step, MetricValues& metrics) {
   std::vector<double> rewards;    // of the samples that have one
   std::vector<double> baselines;  // of the groups' most likely responses
   std::map<std::string, std::vector<double>> named;
   std::vector<const std::string*> failures;
   size_t samples = 0;
-  for (const GroupPointer& group : order.groups) {
-    for (size_t i = 0; i < group->samples.size(); ++i) {
-      const Trajectory& sample = group->samples[i];
-      if (sample.baseline) {
-        if (sample.reward) baselines.push_back(*sample.reward);
-        continue;
-      }
-      if (!begins_trajectory(group->samples, i)) continue;
-      ++samples;
-      if (sample.reward) rewards.push_back(*sample.reward);
-      for (const auto& [name, value] : sample.rewards) named[name].push_back(value);
-      if (sample.reward_failure) failures.push_back(&*sample.reward_failure);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const Trajectory& row = batch[i];
+    if (row.baseline) {
+      if (row.reward) baselines.push_back(*row.reward);
+      continue;
     }
+    if (!begins_trajectory(batch, i)) continue;
+    ++samples;
+    if (row.reward) rewards.push_back(*row.reward);
+    for (const auto& [name, value] : row.rewards) named[name].push_back(value);
+    if (row.reward_failure) failures.push_back(&*row.reward_failure);
   }
   if (!failures.empty()) {
-    log_warning(str("step ", order.step, ": ", failures.size(), " of ", samples,
+    log_warning(str("step ", step, ": ", failures.size(), " of ", samples,
                     " rewards failed; the first: ", quoted(*failures.front(), 300)));
   }
   const Moments reward = moments(rewards);
@@ -70,8 +69,8 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
 void add_staleness(const TrainOrder& order, MetricValues& metrics) {
   double total = 0, count = 0;
   int64_t largest = 0;
-  for (const GroupPointer& group : order.groups) {
-    const std::optional<int64_t> oldest = oldest_version(*group);
+  for (const ScoredGroup& scored : order.groups) {
+    const std::optional<int64_t> oldest = oldest_version(*scored.group);
     if (!oldest) continue;
     const int64_t staleness = order.step - 1 - *oldest;
     total += static_cast<double>(staleness);
@@ -87,24 +86,24 @@ void add_staleness(const TrainOrder& order, MetricValues& metrics) {
 StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, BatchTrainer& trainer) {
   StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
   MetricValues& metrics = record.metrics;
-  add_reward_metrics(order, metrics);
   std::map<std::string, int64_t> sampled;
-  double total_length = 0, num_samples = 0;
-  for (const GroupPointer& group : order.groups) {
-    if (group->samples.empty()) continue;
-    const int64_t times = ++sampled[group->samples.front().group];
-    for (const Trajectory& sample : group->samples) {
-      if (!sample.baseline) {
-        total_length += static_cast<double>(sample.num_generated());
-        ++num_samples;
-      }
-      record.batch.push_back(sample);
-      if (times > 1) record.batch.back().group += str(" (", times, ")");
+  for (const ScoredGroup& scored : order.groups) {
+    std::vector<Trajectory> group = scored.rows();
+    if (group.empty()) continue;
+    const int64_t times = ++sampled[group.front().group];
+    for (Trajectory& row : group) {
+      if (times > 1) row.group += str(" (", times, ")");
+      record.batch.push_back(std::move(row));
     }
   }
+  add_reward_metrics(record.batch, order.step, metrics);
   std::vector<const Trajectory*> rows;
-  for (const Trajectory& row : record.batch)
-    if (!row.baseline) rows.push_back(&row);
+  double total_length = 0;
+  for (const Trajectory& row : record.batch) {
+    if (row.baseline) continue;
+    rows.push_back(&row);
+    total_length += static_cast<double>(row.num_generated());
+  }
   metrics.merge(conversation_metrics(rows));  // adds nothing if no row is a conversation
   if (settings.actor.filters.needs_acceptance()) trainer.set_acceptance(record.batch);
   const FilterResult filtered =
@@ -115,7 +114,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics.merge(age_metrics(record.batch, order.step - 1));
   metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
   metrics["age/dropped_groups"] = static_cast<double>(filtered.stale_groups);
-  const double samples = std::max(1.0, num_samples);
+  const double samples = std::max(1.0, static_cast<double>(rows.size()));
   metrics["rollout/length_mean"] = total_length / samples;
   metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;
   metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);

@@ -25,6 +25,21 @@ class FakeTrainer final : public BatchTrainer {
   std::vector<std::vector<Trajectory>> batches;
 };
 
+// The problems at the positions [next, end), over and over.
+class SomeProblems final : public TaskSource {
+ public:
+  SomeProblems(const Dataset& problems, int64_t next, int64_t end)
+      : problems_(problems), next_(static_cast<uint64_t>(next)), end_(static_cast<uint64_t>(end)) {}
+  std::optional<GroupTask> next() override {
+    if (next_ == end_) return std::nullopt;
+    return problems_.task(next_++);
+  }
+
+ private:
+  testing::RepeatedProblems problems_;
+  uint64_t next_, end_;
+};
+
 // Groups as the engine and the rewards return them, out of the order in which they were requested.
 TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples, bool with_baseline = false) {
   static const Dataset problems = testing::numbered_problems(7);
@@ -33,22 +48,15 @@ TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples, bool with_b
   const ByteCodec codec;
   GeneratorOptions options{.seed = 5, .with_baseline = with_baseline};
   options.sampling.n_samples = n_samples;
-  int64_t next = first;
-  Generator generator(
-      {engine, &codec},
-      [&]() -> std::optional<GroupTask> {
-        if (next == first + count) return std::nullopt;
-        const Problem& problem = problems[static_cast<size_t>(next) % problems.size()];
-        return GroupTask{.id = static_cast<uint64_t>(next++), .name = problem.id, .problem = &problem};
-      },
-      options);
+  SomeProblems tasks(problems, first, first + count);
+  Generator generator({engine, &codec}, tasks, options);
   auto groups = generator.collect(count, {}).value();
   const std::vector<RewardResult> rewards = score(groups, reward);
   auto result = rewards.begin();
   TrainOrder order{.step = 1, .groups = {}};
   for (FinishedGroup& group : groups) {
     for (Trajectory& sample : group.samples) set_reward(sample, *result++);
-    order.groups.push_back(std::make_shared<const FinishedGroup>(group));
+    order.groups.push_back({std::make_shared<const FinishedGroup>(group), {}});
   }
   return order;
 }
@@ -96,7 +104,7 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndReportsMetrics) {
 // A conversation of several rows of the batch counts as one sample in the reward metrics.
 TEST(TrainBatch, RewardMetricsCountTrajectoriesNotRows) {
   TrainOrder order = order_of(0, 1, 2);
-  auto group = std::make_shared<FinishedGroup>(*order.groups[0]);
+  auto group = std::make_shared<FinishedGroup>(*order.groups[0].group);
   Trajectory one = group->samples[0], other = group->samples[0];
   one.trajectory = "0";
   one.reward = 1;
@@ -107,7 +115,7 @@ TEST(TrainBatch, RewardMetricsCountTrajectoriesNotRows) {
   other.rewards = {{"style", 0}};
   other.reward_failure.reset();
   group->samples = {one, one, one, other};
-  order.groups[0] = group;
+  order.groups[0].group = group;
   FakeTrainer trainer;
   const MetricValues metrics = train_batch(order, {}, trainer).metrics;
   EXPECT_EQ(metrics.at("reward/mean"), 0.5);
@@ -119,10 +127,10 @@ TEST(TrainBatch, GroupsAreAsStaleAsTheirOldestToken) {
   TrainOrder order = order_of(0, 2, 2);
   order.step = 6;
   for (int64_t g = 0; g < 2; ++g) {
-    auto group = std::make_shared<FinishedGroup>(*order.groups[static_cast<size_t>(g)]);
+    auto group = std::make_shared<FinishedGroup>(*order.groups[static_cast<size_t>(g)].group);
     for (Trajectory& sample : group->samples) sample.versions = {-1, -1, -1, 5, 5};
     if (g == 1) group->samples[0].versions = {-1, -1, -1, 1, 4};
-    order.groups[static_cast<size_t>(g)] = std::move(group);
+    order.groups[static_cast<size_t>(g)].group = std::move(group);
   }
   FakeTrainer trainer;
   const MetricValues metrics = train_batch(order, {}, trainer).metrics;
@@ -208,10 +216,10 @@ TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
   FakeTrainer trainer;
   TrainOrder order = order_of(0, 8, 4, /*with_baseline=*/true);
   // If the baseline could not be scored, its group has nothing to be compared with.
-  auto lost = std::make_shared<FinishedGroup>(*order.groups[0]);
+  auto lost = std::make_shared<FinishedGroup>(*order.groups[0].group);
   lost->samples[4].valid = false;
   lost->samples[4].reward.reset();
-  order.groups[0] = lost;
+  order.groups[0].group = lost;
   const StepRecord record = train_batch(order, settings, trainer);
   ASSERT_EQ(record.batch.size(), 40u);
   double rewards = 0, baselines = 0, num_rewards = 0, num_baselines = 0;

@@ -17,9 +17,9 @@ class AgentServer final : public ExternalRollouts {
 
   std::string url() const { return server_.url(); }
 
-  void start(ExternalRolloutSink sink) override {
-    server_.on_commands(sink.wake);
-    server_.agent_sessions().start(std::move(sink));
+  void start(ExternalRolloutSink& sink) override {
+    server_.on_commands([&sink] { sink.wake(); });
+    server_.agent_sessions().start(sink);
   }
   void offer(GroupTask task) override { server_.agent_sessions().offer(std::move(task)); }
   bool pass() override { return server_.pass(); }

@@ -17,23 +17,23 @@ struct Answer {
   Json body;
 };
 
-class AgentServerTest : public ::testing::Test {
+class AgentServerTest : public ::testing::Test, public ExternalRolloutSink {
  protected:
+  void finished(FinishedGroup group) override {
+    const MutexLock lock(mutex_);
+    finished_.push_back(std::move(group));
+  }
+  void failed(uint64_t, const std::string& reason) override {
+    const MutexLock lock(mutex_);
+    failed_ = reason;
+  }
+  void wake() override {}
+
   void start(const AgentSessionsOptions& options, const std::string& key = "") {
     server_ = std::make_unique<AgentServer>(engine_, testing::byte_model(), key, options);
     const std::string url = server_->url();
     port_ = std::stoi(url.substr(url.rfind(':') + 1));
-    server_->start({.finished =
-                        [this](FinishedGroup group) {
-                          const MutexLock lock(mutex_);
-                          finished_.push_back(std::move(group));
-                        },
-                    .failed =
-                        [this](uint64_t, const std::string& reason) {
-                          const MutexLock lock(mutex_);
-                          failed_ = reason;
-                        },
-                    .wake = [] {}});
+    server_->start(*this);
     engine_thread_ = std::thread([this] {
       while (!stops_)
         if (!server_->pass()) std::this_thread::sleep_for(std::chrono::milliseconds(1));

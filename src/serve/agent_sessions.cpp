@@ -36,9 +36,9 @@ std::string new_key() {
 AgentSessions::AgentSessions(const ConversationFormat& format, AgentSessionsOptions options)
     : format_(format), options_(options) {}
 
-void AgentSessions::start(ExternalRolloutSink sink) {
+void AgentSessions::start(ExternalRolloutSink& sink) {
   const MutexLock lock(mutex_);
-  sink_ = std::move(sink);
+  sink_ = &sink;
 }
 
 void AgentSessions::offer(GroupTask task) {
@@ -176,12 +176,12 @@ void AgentSessions::close_lease(Leases::iterator lease, const std::string& reaso
   leases_.erase(lease);
   if (num_valid >= std::max<int64_t>(1, std::min(options_.min_group, options_.group_size))) {
     ++counts_.finished;
-    if (sink_.finished) sink_.finished(std::move(group));
+    if (sink_) sink_->finished(std::move(group));
     return;
   }
   const std::string why = reason.empty() ? "too few rewards" : reason;
   ++counts_.failed[why];
-  if (sink_.failed) sink_.failed(id, why);
+  if (sink_) sink_->failed(id, why);
 }
 
 bool AgentSessions::expire(Clock::Time now) {
@@ -200,7 +200,7 @@ bool AgentSessions::expire(Clock::Time now) {
 void AgentSessions::close() {
   const MutexLock lock(mutex_);
   is_closed_ = true;
-  sink_ = {};
+  sink_ = nullptr;
   waiting_.clear();
   leases_.clear();
   groups_.clear();

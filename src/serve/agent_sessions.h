@@ -37,7 +37,7 @@ class AgentSessions {
   // `format` must outlive this object.
   AgentSessions(const ConversationFormat& format, AgentSessionsOptions options);
 
-  void start(ExternalRolloutSink sink);
+  void start(ExternalRolloutSink& sink);  // `sink` must live until close() returns
   void offer(GroupTask task);
 
   struct Started {
@@ -95,7 +95,7 @@ class AgentSessions {
   const ConversationFormat& format_;
   const AgentSessionsOptions options_;
   mutable Mutex mutex_;
-  ExternalRolloutSink sink_ GUARDED_BY(mutex_);
+  ExternalRolloutSink* sink_ GUARDED_BY(mutex_) = nullptr;  // nullptr: not started, or closed
   std::deque<GroupTask> waiting_ GUARDED_BY(mutex_);
   Leases leases_ GUARDED_BY(mutex_);                           // by group id
   std::map<std::string, uint64_t> groups_ GUARDED_BY(mutex_);  // by key of an open session

@@ -32,13 +32,19 @@ GenerationResult say(const std::string& text, bool stops = true) {
   return result;
 }
 
+struct Outcomes final : ExternalRolloutSink {
+  void finished(FinishedGroup group) override { groups.push_back(std::move(group)); }
+  void failed(uint64_t id, const std::string& reason) override { failures.emplace_back(id, reason); }
+  void wake() override {}
+
+  std::vector<FinishedGroup> groups;
+  std::vector<std::pair<uint64_t, std::string>> failures;
+};
+
 struct Sessions {
   explicit Sessions(AgentSessionsOptions options = {.group_size = 2, .min_group = 2, .lease_seconds = 100})
       : format(chat, {}, 4096), agent_sessions(format, options) {
-    agent_sessions.start(
-        {.finished = [this](FinishedGroup group) { finished.push_back(std::move(group)); },
-         .failed = [this](uint64_t id, const std::string& reason) { failed.emplace_back(id, reason); },
-         .wake = [] {}});
+    agent_sessions.start(outcomes);
   }
   void offer(uint64_t id) { agent_sessions.offer({.id = id, .name = str("p", id), .problem = &problem}); }
   AgentSessions::Started start(const std::string& task = "", const std::string& key = "",
@@ -65,8 +71,7 @@ struct Sessions {
   ByteChat chat;
   ConversationFormat format;
   Problem problem{.id = "p", .prompt = "Q", .messages = {}, .answer = "A"};
-  std::vector<FinishedGroup> finished;
-  std::vector<std::pair<uint64_t, std::string>> failed;
+  Outcomes outcomes;
   AgentSessions agent_sessions;
 };
 
@@ -95,10 +100,10 @@ TEST(AgentSessions, AGroupIsLeasedToWhoeverComesAndGoesBackWhenItsSessionsHaveEn
     EXPECT_EQ(run.status_of([&] { run.agent_sessions.find(each.key); }), 410);
   }
   run.agent_sessions.check_integrity();
-  ASSERT_EQ(run.finished.size(), 1u);
-  EXPECT_EQ(run.finished[0].id, 4u);
-  ASSERT_EQ(run.finished[0].samples.size(), 2u);
-  const Trajectory& row = run.finished[0].samples[1];
+  ASSERT_EQ(run.outcomes.groups.size(), 1u);
+  EXPECT_EQ(run.outcomes.groups[0].id, 4u);
+  ASSERT_EQ(run.outcomes.groups[0].samples.size(), 2u);
+  const Trajectory& row = run.outcomes.groups[0].samples[1];
   EXPECT_EQ(row.group, "p4");
   EXPECT_EQ(row.trajectory, "1");
   EXPECT_EQ(row.reward, 2);
@@ -146,11 +151,11 @@ TEST(AgentSessions, AtItsDeadlineAGroupClosesWithWhatItHasOrIsDropped) {
   run.agent_sessions.check_integrity();
   EXPECT_FALSE(run.agent_sessions.is_open(*late.session));
   EXPECT_EQ(run.status_of([&] { run.agent_sessions.find(late.key); }), 410);
-  ASSERT_EQ(run.finished.size(), 1u);
-  ASSERT_EQ(run.finished[0].samples.size(), 3u);
-  EXPECT_FALSE(run.finished[0].samples[2].valid);
-  EXPECT_EQ(run.finished[0].samples[2].reward_failure, "lease expired");
-  EXPECT_EQ(run.failed, (std::vector<std::pair<uint64_t, std::string>>{{2, "lease expired"}}));
+  ASSERT_EQ(run.outcomes.groups.size(), 1u);
+  ASSERT_EQ(run.outcomes.groups[0].samples.size(), 3u);
+  EXPECT_FALSE(run.outcomes.groups[0].samples[2].valid);
+  EXPECT_EQ(run.outcomes.groups[0].samples[2].reward_failure, "lease expired");
+  EXPECT_EQ(run.outcomes.failures, (std::vector<std::pair<uint64_t, std::string>>{{2, "lease expired"}}));
   EXPECT_EQ(run.agent_sessions.counts().without_reward, 1);
 }
 
@@ -168,7 +173,7 @@ TEST(AgentSessions, AKeyMayGoOnAndAStartSentAgainIsTheSameSession) {
   EXPECT_EQ(run.status_of([&] { run.start("", "me"); }), 400);
   run.agent_sessions.close();
   EXPECT_EQ(run.status_of([&] { run.start(); }), 410);
-  EXPECT_TRUE(run.finished.empty() && run.failed.empty());
+  EXPECT_TRUE(run.outcomes.groups.empty() && run.outcomes.failures.empty());
 }
 
 // ---- Rows.
@@ -337,7 +342,9 @@ TEST(AgentSessions, ARunThatWaitsForAgentsHasNotStalled) {
   set_log_level(LogLevel::kSilent);
   Sessions run({.group_size = 1, .min_group = 1, .lease_seconds = 1000});
   SessionWorkers workers(run);
-  Controller controller(workers, run.clock, {.total_steps = 1, .stall_seconds = 50}, {});
+  ControllerPolicy policy;
+  ControllerObserver observer;
+  Controller controller(workers, run.clock, {.total_steps = 1, .stall_seconds = 50}, policy, observer);
   controller.start();
   controller.on(WeightsTaken{0, 0});
   run.clock.advance(std::chrono::seconds(60));
@@ -348,7 +355,7 @@ TEST(AgentSessions, ARunThatWaitsForAgentsHasNotStalled) {
   run.talk(*started.session, user("hi"), "yo", "a");
   started.session->set_reward(std::nullopt, 1, {});
   run.agent_sessions.end_session(started.key);
-  controller.on(GroupGenerated{std::make_shared<const FinishedGroup>(run.finished.at(0))});
+  controller.on(GroupGenerated{std::make_shared<const FinishedGroup>(run.outcomes.groups.at(0))});
   run.clock.advance(std::chrono::seconds(60));
   EXPECT_THROW(controller.on(TimePassed{}), StallError) << "the reward is not the agents' to give";
   set_log_level(LogLevel::kInfo);
@@ -366,22 +373,25 @@ TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
     const int64_t group_size = 1 + below(3), batch = 1 + below(3), eta = below(3), steps = 1 + below(4);
     Sessions run({.group_size = group_size, .min_group = 1 + below(group_size), .lease_seconds = 20});
     SessionWorkers workers(run);
+    ControllerPolicy policy;
+    ControllerObserver observer;
     Controller controller(workers, run.clock,
                           {.batch_groups = batch,
                            .max_staleness = eta,
                            .total_steps = steps,
                            .group_size = group_size,
                            .min_group = 1},
-                          {});
+                          policy, observer);
     SCOPED_TRACE(
         str("schedule ", schedule, ": groups of ", group_size, ", batches of ", batch, ", eta ", eta));
     int64_t version = -1, num_trained = 0;
     std::set<uint64_t> trained;
     std::vector<std::string> keys;  // also of ended sessions
     const auto check = [&] {
-      for (FinishedGroup& group : std::exchange(run.finished, {}))
+      for (FinishedGroup& group : std::exchange(run.outcomes.groups, {}))
         controller.on(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
-      for (const auto& [id, reason] : std::exchange(run.failed, {})) controller.on(GroupFailed{id, reason});
+      for (const auto& [id, reason] : std::exchange(run.outcomes.failures, {}))
+        controller.on(GroupFailed{id, reason});
       controller.check_integrity();
       run.agent_sessions.check_integrity();
       const Controller::Counts counts = controller.counts();
@@ -402,7 +412,7 @@ TEST(AgentSessions, AdversarialClientsNeverPassTheStalenessLimiter) {
       } else if (!workers.orders.empty()) {
         const TrainOrder order = std::move(workers.orders.back());
         workers.orders.pop_back();
-        for (const GroupPointer& group : order.groups) EXPECT_TRUE(trained.insert(group->id).second);
+        for (const ScoredGroup& scored : order.groups) EXPECT_TRUE(trained.insert(scored.group->id).second);
         num_trained += static_cast<int64_t>(order.groups.size());
         workers.published = order.step;
         TrainingDone done;

@@ -1,0 +1,76 @@
+// The loop of a run on rank 0: the controller and its workers, connected by the run's settings. Models, files
+// and ranks are behind the interfaces of WorkerParts, so tests run the loop with fakes.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "control/controller.h"
+#include "control/workers.h"
+#include "data/problems.h"
+#include "run/run_checkpoints.h"
+#include "run/run_components.h"
+#include "run/run_folder.h"
+#include "run/run_reporting.h"
+#include "run/run_settings.h"
+
+namespace bough {
+
+struct RunLoopOptions {
+  int64_t total_steps = 1;
+  int64_t num_problems = 0;  // of the training data
+  int64_t num_engines = 1;
+  ThreadSplit threads;
+  std::function<bool()> stop;  // returns true to stop: a checkpoint is written, then run() returns
+};
+
+WorkerOptions worker_options(const RunSettings& settings, const ThreadSplit& threads);
+ControllerOptions controller_options(const RunSettings& settings, const RunLoopOptions& options);
+
+class RunLoop final : private Evaluator, private ControllerPolicy, private ControllerObserver {
+ public:
+  // All references, and what `parts` points to, must outlive this object. parts.evaluator is replaced: this
+  // object evaluates on `valid`. If `valid` is empty, no evaluation is due.
+  RunLoop(const RunSettings& settings, const WorkerParts& parts, const Dataset& valid,
+          const CheckpointSchedule& schedule, const RunFolder& folder, RunReporting& reporting,
+          RunLoopOptions options);
+
+  // Continues from a checkpoint. Call it before run().
+  void restore(ControllerState state) { controller_.restore(std::move(state)); }
+  // Returns false if the run was stopped before its end. Throws as Controller::on() does. After a StallError
+  // a thread may hang, so this object must not be destroyed.
+  bool run();
+  int64_t num_steps() const { return controller_.num_steps(); }
+
+ private:
+  // Evaluator. Runs on the engine's thread.
+  std::optional<MetricValues> evaluate(const std::function<bool()>& stop) override;
+  // ControllerPolicy.
+  bool evaluation_due(int64_t step, bool is_last) override;
+  bool checkpoint_due(int64_t step) override { return schedule_.is_due(step); }
+  std::optional<std::string> why_refused(const ScoredGroup& group) override;
+  // ControllerObserver.
+  void on_batch(const StepRecord& record) override { reporting_.write_batch(record); }
+  void on_record(int64_t step, const MetricValues& values) override;
+
+  void follow_thread_change();
+  bool stopping() const { return options_.stop && options_.stop(); }
+  WorkerParts with_evaluator(WorkerParts parts) {
+    parts.evaluator = this;
+    return parts;
+  }
+
+  const RunSettings& settings_;
+  const WorkerParts parts_;
+  const Dataset& valid_;
+  const CheckpointSchedule& schedule_;
+  const RunFolder& folder_;
+  RunReporting& reporting_;
+  const RunLoopOptions options_;
+  ThreadChange thread_change_;
+  RunWorkers workers_;  // its threads use the members above
+  Controller controller_;
+};
+
+}  // namespace bough

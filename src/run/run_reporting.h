@@ -1,0 +1,62 @@
+// What a run reports: metrics, the timeline and the rollouts in its folder, the live display, and the summary
+// at the end.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "control/controller.h"
+#include "report/display.h"
+#include "report/metrics.h"
+#include "report/timeline.h"
+#include "run/run.h"
+#include "run/run_components.h"
+#include "run/run_folder.h"
+
+namespace bough {
+
+class RunReporting {
+ public:
+  // `folder` and `clock` must outlive this object.
+  RunReporting(const RunSettings& settings, const RunFolder& folder, const Clock& clock, int64_t total_steps,
+               DisplayStyle style);
+
+  // Opens the files, and reads what earlier processes of the run wrote. Call it once, before the functions
+  // that write. By then a resumed run must have cut its metrics.
+  void open();
+  bool is_evaluated_at_start() const { return is_evaluated_at_start_; }  // by an earlier process
+
+  void write_batch(const StepRecord& record);
+  void write_record(int64_t step, const MetricValues& values);
+  void write_timeline(Timeline& timeline, bool all);
+  // `num_done` problems of the current evaluation; 0: no evaluation. Callable from any thread.
+  void set_evaluated(int64_t num_done) { evaluated_.store(num_done); }
+  // Shows the activity, and the progress of an evaluation. num_valid: problems of an evaluation.
+  void show(const std::string& activity, int64_t num_valid);
+  LiveDisplay& display() { return display_; }
+
+ private:
+  const RunFolder& folder_;
+  const bool keeps_rollouts_;
+  LiveDisplay display_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<AppendFile> timeline_file_;
+  double timeline_begin_ = 0;  // seconds of earlier processes of this run
+  bool is_evaluated_at_start_ = false;
+  std::atomic<int64_t> evaluated_ = 0;
+};
+
+// Times gradients of the last batches, alternately with and without the prefix tree. nullopt if the settings
+// ask for no comparison, no rollouts were kept, layers are sharded, or `stop` returned true.
+std::optional<Comparison> compare_with_dense(RunComponents& parts, LiveDisplay& display,
+                                             const std::function<bool()>& stop);
+
+// Summarises the run from its files, and writes report.html.
+RunSummary summarise(const RunSettings& settings, const RunFolder& folder, int64_t num_steps);
+
+}  // namespace bough

@@ -1,0 +1,104 @@
+#include "run/sft.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "models/checkpoint.h"
+#include "rollout/rollout_test_util.h"
+#include "text/tokenizer.h"
+
+namespace bough {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A small model with a tokenizer whose tokens are bytes, and examples of one prompt prefix.
+class SftTest : public ::testing::Test {
+ protected:
+  SftTest() {
+    root_ = fs::temp_directory_path() / str("bough_sft_", ::getpid());
+    fs::remove_all(root_);
+    const auto model = small_rollout_model(at::kFloat, 1, small_config(260));
+    save_model(root_ / "model", *model, {.generation_config = {{"eos_token_id", 258}}});
+    std::ofstream(root_ / "model/tokenizer.json") << byte_level_tokenizer_json();
+    write_examples({{"Add: 1+1=", "2"}, {"Add: 1+2=", "3"}, {"Add: 2+2=", "4"}, {"Add: 9+9=", "18"}});
+    settings_.model.path = (root_ / "model").string();
+    settings_.out = (root_ / "out").string();
+    settings_.train_dataset.path = (root_ / "data.jsonl").string();
+    settings_.train_dataset.batch_size = 3;
+    settings_.optimizer.lr = 1e-3;
+  }
+  ~SftTest() override { fs::remove_all(root_); }
+
+  void write_examples(const std::vector<std::pair<std::string, std::string>>& examples) const {
+    std::ofstream file(root_ / "data.jsonl");
+    for (const auto& [prompt, completion] : examples)
+      file << Json{{"prompt", prompt}, {"completion", completion}}.dump() << "\n";
+  }
+  SftSummary run(std::function<bool()> stop = {}) const {
+    return run_sft(settings_, {.stop = std::move(stop), .show_progress = false});
+  }
+
+  fs::path root_;
+  SftSettings settings_;
+};
+
+TEST_F(SftTest, AnEpochHasEveryExampleOnce) {
+  settings_.epochs = 3;
+  const SftSummary summary = run();
+  EXPECT_EQ(summary.examples, 4);
+  EXPECT_EQ(summary.steps, 6) << "a batch of 3 and one of 1, for each epoch";
+  EXPECT_EQ(summary.trained_tokens, 3 * (5 + 4)) << "the completions and their stop tokens";
+  EXPECT_GT(summary.compression, 1) << "the examples of a batch share a prefix";
+}
+
+TEST_F(SftTest, TheLossFallsAndTheTrainedModelIsWritten) {
+  settings_.max_steps = 60;
+  settings_.train_dataset.batch_size = 4;
+  const SftSummary summary = run();
+  EXPECT_EQ(summary.steps, 60);
+  EXPECT_LT(summary.last_loss, 0.5 * summary.first_loss);
+  const auto before = load_model(settings_.model.path, at::kFloat, at::kCPU);
+  const auto after = load_model(settings_.out, at::kFloat, at::kCPU);
+  EXPECT_FALSE(at::equal(before->parameters()[0]->value, after->parameters()[0]->value));
+  EXPECT_TRUE(fs::exists(fs::path(settings_.out) / "tokenizer.json"));
+  EXPECT_EQ(load_stop_tokens(settings_.out), std::vector<int32_t>{258});
+}
+
+TEST_F(SftTest, WithLoraOnlyTheAdapterIsWritten) {
+  settings_.max_steps = 2;
+  settings_.lora.rank = 4;
+  run();
+  EXPECT_TRUE(fs::exists(fs::path(settings_.out) / "adapter_model.safetensors"));
+  EXPECT_FALSE(fs::exists(fs::path(settings_.out) / "model.safetensors"));
+}
+
+TEST_F(SftTest, AStopWritesNothing) {
+  settings_.max_steps = 9;
+  int polls = 0;
+  const std::string message = message_of<Interrupted>([&] { run([&] { return ++polls > 3; }); });
+  EXPECT_NE(message.find("of 9; nothing was written"), std::string::npos) << message;
+  EXPECT_FALSE(fs::exists(settings_.out));
+}
+
+TEST_F(SftTest, AnExampleThatTheModelCannotHoldIsNamed) {
+  write_examples({{"Q", "A"}, {std::string(300, 'x'), "y"}});
+  const std::string message = message_of<UserError>([&] { run(); });
+  EXPECT_NE(message.find("example 2 has 302 tokens, but the model takes at most 256"), std::string::npos)
+      << message;
+}
+
+TEST_F(SftTest, TheModelIsNotOverwritten) {
+  settings_.out = settings_.model.path;
+  EXPECT_NE(message_of<UserError>([&] { settings_.check(); }).find("is model.path itself"),
+            std::string::npos);
+  settings_.out.clear();
+  EXPECT_NE(message_of<UserError>([&] { settings_.check(); }).find("out is missing"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace bough
