@@ -74,7 +74,7 @@ tsan-torch:  ## run unit tests of the rollout engine (uses torch) under the thre
 	@scripts/test --preset tsan-torch --unit $(ARGS)
 
 clean:  ## delete build outputs, keep .venv
-	rm -rf build build-debug build-asan build-asan-torch build-tsan build-tsan-torch build-bundle .bundle
+	rm -rf build build-debug build-trace build-asan build-asan-torch build-tsan build-tsan-torch build-bundle .bundle
 
 distclean: clean  ## delete build outputs, .venv and the other environments
 	rm -rf .venv .venv-peers .venv-vllm .venv-real

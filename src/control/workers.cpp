@@ -247,7 +247,7 @@ void RunWorkers::score(GroupPointer group) {
       group = std::make_shared<const FinishedGroup>(std::move(own));
     }
     scored.rewards = bough::score({group.get(), 1}, parts_.reward);
-    if (parts_.filter && !scored.rewards.empty()) {
+    if (parts_.filter && group->problem && !scored.rewards.empty()) {
       std::vector<Trajectory> samples = ScoredGroup{group, scored.rewards}.rows();
       std::erase_if(samples, [](const Trajectory& sample) { return sample.baseline; });
       scored.verdict = parts_.filter->judge(*group->problem, samples);

@@ -296,7 +296,8 @@ TEST_F(ServerEngineTest, AServerThatRestartsWhileItIsIdleGetsTheWeightsBeforeASa
   server.reset();
   FakeServer again(port);
   again.version = 77;
-  for (const GeneratedSample& sample : engine.generate({request(3, 2, 5)})[0].samples)
+  const auto results = engine.generate({request(3, 2, 5)});
+  for (const GeneratedSample& sample : results[0].samples)
     EXPECT_EQ(sample.token_ids, (std::vector<int32_t>{14, 18, 22, 26, 30}));
   EXPECT_EQ(again.version, 3);
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <set>
 
@@ -25,11 +26,13 @@ class RecordingTrainer final : public StepTrainer {
       for (Trajectory& row : scored.rows()) record.batch.push_back(std::move(row));
     }
     batches.push_back(record.batch);
+    ++num_steps;
     return record;
   }
 
   std::vector<std::vector<uint64_t>> groups;  // by step
   std::vector<std::vector<Trajectory>> batches;
+  std::atomic<int64_t> num_steps = 0;  // read by other threads
 };
 
 class RunLoopTest : public ::testing::Test {
@@ -42,6 +45,7 @@ class RunLoopTest : public ::testing::Test {
     settings_.train_dataset = {.path = "data.jsonl", .batch_size = 2};
     settings_.gconfig.n_samples = 4;
     settings_.saver.freq_minutes = 0;
+    settings_.total_train_steps = 8;  // so that epochs are no bound
   }
   ~RunLoopTest() override { fs::remove_all(root_); }
 
@@ -144,8 +148,7 @@ TEST_F(RunLoopTest, AStoppedRunContinuesWithTheNextGroups) {
     Json saved;
     {
       RecordingTrainer* trainer = nullptr;
-      FakeRun run(settings_, problems_, valid_, 6, [&] { return trainer && trainer->groups.size() >= 2; });
-      std::optional<ControllerState> state;
+      FakeRun run(settings_, problems_, valid_, 6, [&] { return trainer && trainer->num_steps >= 2; });
       trainer = &run.trainer;
       EXPECT_FALSE(run.loop.run()) << "it was not stopped";
       ASSERT_TRUE(run.checkpoints.saved);
