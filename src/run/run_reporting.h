@@ -1,4 +1,4 @@
-// What a run reports: metrics, the timeline and the rollouts in its folder, the live display, and the summary
+// The reports of a run: metrics, the timeline and the rollouts in its folder, the live display, and the summary
 // at the end.
 #pragma once
 
