@@ -53,7 +53,7 @@ class RunLoopTest : public ::testing::Test {
 
   fs::path root_;
   RunSettings settings_;
-  Dataset problems_ = testing::numbered_problems(7), valid_ = testing::numbered_problems(3);
+  Dataset problems_ = testing::numbered_problems(7), valid_ = testing::numbered_problems(3), none_;
 };
 
 // The loop with everything that it refers to: one process of the run.
@@ -132,7 +132,7 @@ TEST_F(RunLoopTest, TrainsEvaluatesSavesAndReports) {
 
 TEST_F(RunLoopTest, WithoutValidationProblemsNothingIsEvaluated) {
   settings_.evaluator.freq_steps = 1;
-  FakeRun run(settings_, problems_, Dataset(), 2);
+  FakeRun run(settings_, problems_, none_, 2);
   EXPECT_TRUE(run.loop.run());
   const auto records = read_metrics(metrics_file(run.folder));
   ASSERT_EQ(records.size(), 2u);
@@ -175,7 +175,7 @@ TEST_F(RunLoopTest, DynamicSamplingTrainsOnNoGroupOfEqualRewards) {
   for (const bool filters : {false, true}) {
     settings_.trial_name = filters ? "with" : "without";
     settings_.actor.filters.dynamic_sampling = filters;
-    FakeRun run(settings_, problems_, Dataset(), 8);
+    FakeRun run(settings_, problems_, none_, 8);
     EXPECT_TRUE(run.loop.run());
     int64_t num_equal = 0;
     for (const auto& batch : run.trainer.batches)
@@ -188,7 +188,7 @@ TEST_F(RunLoopTest, AnExceptionOfTheTrainerEndsTheRun) {
   class BrokenTrainer final : public StepTrainer {
     StepRecord train(const TrainOrder&) override { throw IoError("the trainer broke"); }
   };
-  FakeRun run(settings_, problems_, Dataset(), 2);
+  FakeRun run(settings_, problems_, none_, 2);
   BrokenTrainer broken;
   WorkerParts parts{.engine = run.engine,
                     .weights = run.weights,
@@ -198,7 +198,7 @@ TEST_F(RunLoopTest, AnExceptionOfTheTrainerEndsTheRun) {
                     .tasks = run.tasks,
                     .trainer = broken,
                     .checkpoints = run.checkpoints};
-  RunLoop loop(run.settings, parts, Dataset(), run.schedule, run.folder, run.reporting,
+  RunLoop loop(run.settings, parts, none_, run.schedule, run.folder, run.reporting,
                {.total_steps = 2, .num_problems = 7, .threads = {}, .stop = {}});
   EXPECT_THROW(loop.run(), IoError);
 }

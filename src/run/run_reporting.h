@@ -1,5 +1,5 @@
-// The reports of a run: metrics, the timeline and the rollouts in its folder, the live display, and the summary
-// at the end.
+// The reports of a run: metrics, the timeline and the rollouts in its folder, the live display, and the
+// summary at the end.
 #pragma once
 
 #include <atomic>
