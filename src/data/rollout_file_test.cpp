@@ -12,6 +12,7 @@
 #include <limits>
 #include <random>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -51,10 +52,6 @@ class RolloutFile : public ::testing::Test {
 };
 
 // Expects `message` to contain every one of the words.
-void expect_names(const std::string& message, std::initializer_list<std::string> words) {
-  for (const std::string& word : words)
-    EXPECT_NE(message.find(word), std::string::npos) << "no <" << word << "> in: " << message;
-}
 
 const char* kGood =
     R"({"group": "a", "input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [0, -0.5, -1.25e-1], )"

@@ -6,23 +6,11 @@
 #include <thread>
 
 #include "base/error.h"
+#include "env/env_test_util.h"
 #include "env/reward.h"
 
 namespace bough {
 namespace {
-
-// Why programs cannot run in a sandbox on this machine. "" if they can.
-const std::string& no_code_sandbox() {
-  static const std::string why = [] {
-    SandboxSettings settings;
-    settings.allow_unsandboxed = true;
-    return Sandbox(settings).why_not();
-  }();
-  return why;
-}
-
-#define NEEDS_CODE_SANDBOX() \
-  if (!no_code_sandbox().empty()) GTEST_SKIP() << "no sandbox on this machine: " << no_code_sandbox()
 
 Problem problem_of(const char* fields) {
   Problem problem;
@@ -88,7 +76,7 @@ struct Case {
 class CodeCases : public testing::TestWithParam<Case> {};
 
 TEST_P(CodeCases, Scores) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   const auto [fields, completion, expected] = GetParam();
   const RewardResult result = reward(completion, problem_of(fields));
   EXPECT_FALSE(result.failed) << result.message;
@@ -186,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
 // A program that hangs is stopped at its limit and counts as wrong, not as failed. Otherwise hanging would
 // remove bad samples from training.
 TEST(CodeVerifier, HangingProgramsScoreZero) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   CodeVerifierOptions options;
   options.timeout_seconds = 0.4;
   options.total_timeout_seconds = 1;
@@ -207,7 +195,7 @@ TEST(CodeVerifier, HangingProgramsScoreZero) {
 }
 
 TEST(CodeVerifier, ScoreIsTheFractionOfPassedTests) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   CodeVerifierOptions options;
   options.score = "fraction";
   EXPECT_EQ(reward("print(3)", problem_of(kSum), options).reward, 0.5);
@@ -234,7 +222,7 @@ TEST(CodeVerifier, RunsWithoutASandboxOnlyIfAllowed) {
 }
 
 TEST(CodeVerifier, InvalidPythonTestsFailTheReward) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   const RewardResult result =
       reward("def f(): return 1", problem_of(R"json({"tests": ["assert f( == 1"]})json"));
   EXPECT_TRUE(result.failed);
@@ -243,7 +231,7 @@ TEST(CodeVerifier, InvalidPythonTestsFailTheReward) {
 }
 
 TEST(CodeVerifier, AnyInterpreter) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   CodeVerifierOptions options;
   options.language = "sh";
   options.interpreter = {"/bin/sh"};
@@ -257,7 +245,7 @@ TEST(CodeVerifier, AnyInterpreter) {
 }
 
 TEST(CodeVerifier, ADataSetWithoutTestsIsRefusedAtTheStart) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   Problem problem;
   problem.id = "7";
   try {
@@ -269,7 +257,7 @@ TEST(CodeVerifier, ADataSetWithoutTestsIsRefusedAtTheStart) {
 }
 
 TEST(CodeVerifier, ThreeProblemsFromSeveralThreads) {
-  NEEDS_CODE_SANDBOX();
+  NEEDS_SANDBOX();
   CodeVerifierOptions options;
   options.workers = 2;
   const auto verifier = make_code_reward(options);

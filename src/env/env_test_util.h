@@ -1,4 +1,4 @@
-// Helpers for tests of environments.
+// Helpers for tests of environments and of sandboxed programs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,9 +13,25 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "env/environment.h"
+#include "env/sandbox.h"
 #include "net/net_test_util.h"
 
 namespace bough {
+
+inline SandboxSettings allowing_unsandboxed() {
+  SandboxSettings settings;
+  settings.allow_unsandboxed = true;
+  return settings;
+}
+
+// Why programs cannot run in a sandbox on this machine. "" if they can.
+inline const std::string& no_sandbox() {
+  static const std::string why = Sandbox(allowing_unsandboxed()).why_not();
+  return why;
+}
+
+#define NEEDS_SANDBOX() \
+  if (!no_sandbox().empty()) GTEST_SKIP() << "no sandbox on this machine: " << no_sandbox()
 
 // A test that runs conversations with an environment. It has a folder, settings and a reply queue.
 class EpisodeTest : public testing::Test {

@@ -15,29 +15,15 @@
 #include <thread>
 
 #include "base/error.h"
+#include "env/env_test_util.h"
 
 namespace bough {
 namespace {
 
 using End = SandboxResult::End;
 
-SandboxSettings allowed() {
-  SandboxSettings settings;
-  settings.allow_unsandboxed = true;
-  return settings;
-}
-
-// Why programs cannot run in a sandbox on this machine. "" if they can.
-const std::string& no_sandbox() {
-  static const std::string why = Sandbox(allowed()).why_not();
-  return why;
-}
-
-#define NEEDS_SANDBOX() \
-  if (!no_sandbox().empty()) GTEST_SKIP() << "no sandbox on this machine: " << no_sandbox()
-
 SandboxSettings without_bwrap() {
-  SandboxSettings settings = allowed();
+  SandboxSettings settings = allowing_unsandboxed();
   settings.bubblewrap = "/nowhere/bwrap";
   return settings;
 }

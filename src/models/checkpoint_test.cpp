@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <set>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -83,10 +84,6 @@ void expect_same(Model& a, Model& b) {
     EXPECT_EQ(left[i].first, right[i].first);
     EXPECT_TRUE(at::equal(left[i].second, right[i].second)) << left[i].first;
   }
-}
-void expect_names(const std::string& message, std::initializer_list<std::string> words) {
-  for (const std::string& word : words)
-    EXPECT_NE(message.find(word), std::string::npos) << "no <" << word << "> in: " << message;
 }
 
 TEST_F(Checkpoint, SavesAndLoadsEveryArchitecture) {

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 
 namespace bough {
@@ -72,10 +73,6 @@ std::string refusal_with(Json json, const char* key, Json value) {
   json[key] = std::move(value);
   return refusal(json);
 }
-void expect_config_names(const std::string& message, std::initializer_list<std::string> words) {
-  for (const std::string& word : words)
-    EXPECT_NE(message.find(word), std::string::npos) << "no <" << word << "> in: " << message;
-}
 
 TEST(ModelConfig, ReadsQwen3) {
   const ModelConfig config = parse_model_config(qwen3(), "x");
@@ -136,54 +133,47 @@ TEST(ModelConfig, TakesTransformersDefaults) {
 
 // Options that would change the result are refused by name.
 TEST(ModelConfig, RefusesByName) {
-  expect_config_names(refusal_with(qwen3(), "architectures", {"Qwen3MoeForCausalLM"}),
-                      {"dir/config.json", "architectures", "Qwen3MoeForCausalLM", "Qwen3ForCausalLM"});
-  expect_config_names(refusal_with(qwen3(), "architectures", {"Gemma3ForConditionalGeneration"}),
-                      {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"});
-  expect_config_names(refusal_with(qwen3(), "model_type", "qwen2"), {"model_type", "qwen2", "qwen3"});
+  expect_names(refusal_with(qwen3(), "architectures", {"Qwen3MoeForCausalLM"}),
+               {"dir/config.json", "architectures", "Qwen3MoeForCausalLM", "Qwen3ForCausalLM"});
+  expect_names(refusal_with(qwen3(), "architectures", {"Gemma3ForConditionalGeneration"}),
+               {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"});
+  expect_names(refusal_with(qwen3(), "model_type", "qwen2"), {"model_type", "qwen2", "qwen3"});
   Json json = llama();
   json.erase("architectures");
-  expect_config_names(refusal_with(json, "model_type", "gemma"), {"model_type", "gemma"});
-  expect_config_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}),
-                      {"rope_scaling", "low_freq_factor"});
-  expect_config_names(refusal_with(llama(), "rope_scaling", {{"type", "linear"}}),
-                      {"rope_scaling", "factor"});
-  expect_config_names(refusal_with(llama(), "rope_scaling", {{"type", "su"}, {"factor", 2.0}}),
-                      {"su", "not supported"});
-  expect_config_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "proportional"}}),
-                      {"proportional"});
-  expect_config_names(
-      refusal_with(llama(), "rope_scaling",
-                   {{"rope_type", "longrope"}, {"short_factor", {1, 2}}, {"long_factor", {1, 2}}}),
-      {"short_factor", "a list of 4"});
-  expect_config_names(
+  expect_names(refusal_with(json, "model_type", "gemma"), {"model_type", "gemma"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}),
+               {"rope_scaling", "low_freq_factor"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"type", "linear"}}), {"rope_scaling", "factor"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"type", "su"}, {"factor", 2.0}}),
+               {"su", "not supported"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "proportional"}}), {"proportional"});
+  expect_names(refusal_with(llama(), "rope_scaling",
+                            {{"rope_type", "longrope"}, {"short_factor", {1, 2}}, {"long_factor", {1, 2}}}),
+               {"short_factor", "a list of 4"});
+  expect_names(
       refusal_with(qwen3(), "rope_parameters", {{"rope_type", "linear"}, {"factor", 4}, {"beta_fast", 3}}),
       {"beta_fast", "linear"});
-  expect_config_names(
+  expect_names(
       refusal_with(qwen3(), "rope_parameters", {{"rope_type", "default"}, {"mrope_section", {1, 2}}}),
       {"mrope_section"});
-  expect_config_names(
-      refusal_with(qwen3(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
-      {"full_attention"});
-  expect_config_names(refusal_with(llama(), "partial_rotary_factor", 0.5), {"partial_rotary_factor", "0.5"});
-  expect_config_names(refusal_with(qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
-                      {"layer_types", "sliding_attention", "layer 1"});
-  expect_config_names(refusal_with(qwen3(), "layer_types", {"full_attention"}), {"layer_types", "2 names"});
-  expect_config_names(refusal_with(qwen3(), "hidden_act", "gelu"), {"hidden_act", "gelu"});
-  expect_config_names(refusal_with(qwen3(), "mlp_bias", true), {"mlp_bias"});
-  expect_config_names(refusal_with(gemma2(), "attn_logit_softcapping", 50.0),
-                      {"attn_logit_softcapping", "50"});
-  expect_config_names(refusal_with(gemma2(), "final_logit_softcapping", 30.0),
-                      {"final_logit_softcapping", "30"});
+  expect_names(refusal_with(qwen3(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
+               {"full_attention"});
+  expect_names(refusal_with(llama(), "partial_rotary_factor", 0.5), {"partial_rotary_factor", "0.5"});
+  expect_names(refusal_with(qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
+               {"layer_types", "sliding_attention", "layer 1"});
+  expect_names(refusal_with(qwen3(), "layer_types", {"full_attention"}), {"layer_types", "2 names"});
+  expect_names(refusal_with(qwen3(), "hidden_act", "gelu"), {"hidden_act", "gelu"});
+  expect_names(refusal_with(qwen3(), "mlp_bias", true), {"mlp_bias"});
+  expect_names(refusal_with(gemma2(), "attn_logit_softcapping", 50.0), {"attn_logit_softcapping", "50"});
+  expect_names(refusal_with(gemma2(), "final_logit_softcapping", 30.0), {"final_logit_softcapping", "30"});
   Json capped = gemma2();
   capped.erase("attn_logit_softcapping");  // the class's default is 50
-  expect_config_names(refusal(capped), {"attn_logit_softcapping"});
-  expect_config_names(refusal_with(gemma2(), "use_bidirectional_attention", true),
-                      {"use_bidirectional_attention"});
-  expect_config_names(refusal_with(gemma2(), "sliding_window", nullptr), {"sliding_window"});
-  expect_config_names(refusal_with(llama(), "attention_dropout", 0.1), {"attention_dropout", "0.1"});
-  expect_config_names(refusal_with(llama(), "quantization_config", {{"quant_method", "gptq"}}),
-                      {"quantization_config"});
+  expect_names(refusal(capped), {"attn_logit_softcapping"});
+  expect_names(refusal_with(gemma2(), "use_bidirectional_attention", true), {"use_bidirectional_attention"});
+  expect_names(refusal_with(gemma2(), "sliding_window", nullptr), {"sliding_window"});
+  expect_names(refusal_with(llama(), "attention_dropout", 0.1), {"attention_dropout", "0.1"});
+  expect_names(refusal_with(llama(), "quantization_config", {{"quant_method", "gptq"}}),
+               {"quantization_config"});
   EXPECT_EQ(refusal_with(qwen3(), "something_new", 1), "(accepted)");
   EXPECT_EQ(refusal_with(llama(), "rope_scaling", {{"rope_type", "default"}}), "(accepted)");
 }
@@ -194,26 +184,24 @@ TEST(ModelConfig, RefusesImpossibleValues) {
         "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
     for (const Json& value : std::initializer_list<Json>{
              0, -1, 2.5, "32", true, Json::array(), int64_t{1} << 40, std::numeric_limits<uint64_t>::max()})
-      expect_config_names(refusal_with(qwen3(), key, value), {"dir/config.json", key, "expected"});
+      expect_names(refusal_with(qwen3(), key, value), {"dir/config.json", key, "expected"});
   }
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                           "num_attention_heads", "num_key_value_heads"}) {
     Json json = qwen3();
     json.erase(key);
-    expect_config_names(refusal(json), {key, "nothing"});
+    expect_names(refusal(json), {key, "nothing"});
   }
-  expect_config_names(refusal_with(qwen3(), "num_key_value_heads", 3),
-                      {"num_key_value_heads", "3", "divisor", "4"});
-  expect_config_names(refusal_with(qwen3(), "head_dim", 15), {"head_dim", "15", "even"});
-  expect_config_names(refusal_with(llama(), "hidden_size", 33), {"num_attention_heads", "33"});
-  expect_config_names(refusal_with(qwen3(), "rms_norm_eps", -1e-6), {"rms_norm_eps"});
-  expect_config_names(refusal_with(llama(), "rope_theta", 0), {"rope_theta"});
-  expect_config_names(refusal_with(qwen3(), "rope_parameters", 3), {"rope_parameters"});
-  expect_config_names(refusal_with(qwen3(), "tie_word_embeddings", "yes"),
-                      {"tie_word_embeddings", "true or false"});
-  expect_config_names(refusal_with(qwen3(), "architectures", "Qwen3ForCausalLM"), {"architectures"});
-  expect_config_names(refusal_with(qwen3(), "hidden_act", 1), {"hidden_act"});
-  expect_config_names(refusal(Json::array()), {"dir/config.json", "object"});
+  expect_names(refusal_with(qwen3(), "num_key_value_heads", 3), {"num_key_value_heads", "3", "divisor", "4"});
+  expect_names(refusal_with(qwen3(), "head_dim", 15), {"head_dim", "15", "even"});
+  expect_names(refusal_with(llama(), "hidden_size", 33), {"num_attention_heads", "33"});
+  expect_names(refusal_with(qwen3(), "rms_norm_eps", -1e-6), {"rms_norm_eps"});
+  expect_names(refusal_with(llama(), "rope_theta", 0), {"rope_theta"});
+  expect_names(refusal_with(qwen3(), "rope_parameters", 3), {"rope_parameters"});
+  expect_names(refusal_with(qwen3(), "tie_word_embeddings", "yes"), {"tie_word_embeddings", "true or false"});
+  expect_names(refusal_with(qwen3(), "architectures", "Qwen3ForCausalLM"), {"architectures"});
+  expect_names(refusal_with(qwen3(), "hidden_act", 1), {"hidden_act"});
+  expect_names(refusal(Json::array()), {"dir/config.json", "object"});
   EXPECT_LT(refusal_with(qwen3(), "hidden_size", std::string(100000, 'x')).size(), 400u);
 }
 

@@ -53,12 +53,6 @@ int64_t total_tokens(const std::vector<RankShare>& shares) {
   return sum;
 }
 
-int64_t longest(const Sequences& sequences) {
-  size_t result = 0;
-  for (const auto& s : sequences) result = std::max(result, s.size());
-  return static_cast<int64_t>(result);
-}
-
 TEST(LoadBalance, SharesAreWholeAndRepeatAtMostAPathARank) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const auto sequences = random_sequences(seed, 400, seed % 2 ? 50 : 2);
@@ -70,7 +64,8 @@ TEST(LoadBalance, SharesAreWholeAndRepeatAtMostAPathARank) {
         for (const auto& [name, balance] : kBalancers)
           expect_valid(balance(tree, num_ranks, weights), sequences, num_ranks, weights, what + name);
         const auto shares = balance_load(tree, num_ranks, weights);
-        ASSERT_LE(total_tokens(shares), tree.num_tokens() + (num_ranks - 1) * longest(sequences)) << what;
+        ASSERT_LE(total_tokens(shares), tree.num_tokens() + (num_ranks - 1) * longest_sequence(sequences))
+            << what;
         if (num_ranks == 1) {
           ASSERT_EQ(total_tokens(shares), tree.num_tokens()) << what;
         }

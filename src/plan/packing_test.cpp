@@ -45,12 +45,6 @@ Sequences random_small_tree(std::mt19937_64& random, int num_nodes, int64_t max_
   return sequences;
 }
 
-int64_t longest_sequence(const Sequences& sequences) {
-  size_t result = 0;
-  for (const auto& s : sequences) result = std::max(result, s.size());
-  return static_cast<int64_t>(result);
-}
-
 int64_t tree_tokens(const Sequences& sequences, const std::vector<int64_t>& which) {
   std::vector<TokenSpan> spans;
   for (const int64_t s : which) spans.emplace_back(sequences[s]);

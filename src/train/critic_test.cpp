@@ -21,8 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kCriticStrategies[] = {"dense", "path", "blocks", "packed"};
 
-const bool one_thread_for_critic = (at::set_num_threads(1), true);
-
 ActorSettings actor_with(const std::string& strategy, int64_t max_tokens = 4096) {
   ActorSettings settings;
   settings.tree.tree_training_mode = strategy;

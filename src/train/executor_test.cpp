@@ -18,11 +18,6 @@
 namespace bough {
 namespace {
 
-constexpr const char* kExecutorStrategies[] = {"dense", "path", "blocks"};
-
-// Models this small run faster on one thread.
-const bool one_thread_for_executor = (at::set_num_threads(1), true);
-
 // One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` a tree of up to 500. All
 // other trees have up to 100.
 void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium) {
@@ -35,7 +30,7 @@ void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, in
     std::mt19937_64 random(seed);
     const int64_t limits[] = {1 + static_cast<int64_t>(random() % 8),
                               1 + static_cast<int64_t>(random() % max_tokens), 4096};
-    for (const char* strategy : kExecutorStrategies)
+    for (const char* strategy : kStrategies)
       for (const int64_t limit : limits) {
         if (limit < 4 && max_tokens > 500) continue;
         const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r->batch, limit)), random());
@@ -149,7 +144,7 @@ TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
           gradients.push_back(parameter->main_grad.clone());
         return gradients;
       };
-      for (const char* strategy : kExecutorStrategies) {
+      for (const char* strategy : kStrategies) {
         Plan plan = make_plan(strategy, plan_request(r->batch, 24));
         for (auto& planned : plan.trees)
           for (auto& block : planned.blocks) block.keep = RecomputePolicy::kActivations;
@@ -168,7 +163,7 @@ TEST(Executor, IndicesGoToTheDeviceOncePerPass) {
   for (int64_t seed = 0; seed < 12; ++seed) {
     const auto r = random_batch(seed, 200);
     auto model = random_model(seed, at::kDouble);
-    for (const char* strategy : kExecutorStrategies) {
+    for (const char* strategy : kStrategies) {
       const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r->batch, 24)), seed);
       int64_t num_passes = 0;
       for (const auto& planned : plan.trees)
@@ -185,7 +180,7 @@ TEST(Executor, OneTokenAPassIsExact) {
   const auto r = random_batch(4, 120);
   auto model = random_model(4, at::kDouble);
   auto flat = FlatReference(*model).run(r->batch, *loss);
-  for (const char* strategy : kExecutorStrategies)
+  for (const char* strategy : kStrategies)
     expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 1)), *loss, strategy);
 }
 
@@ -225,7 +220,7 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
     auto model = random_model(seed, at::kDouble);
     const auto flat = FlatReference(*model).run(r->batch, *loss);
     if (r->batch.num_rows() == 0) continue;
-    for (const char* strategy : kExecutorStrategies) {
+    for (const char* strategy : kStrategies) {
       const auto values =
           Executor(*model).execute_forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch);
       EXPECT_LE((values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10);
@@ -264,7 +259,7 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
       auto flat = FlatReference(*model).run(r->batch, loss);
       // Passes of 16 tokens, and passes that hold one or several whole sequences.
       for (const int64_t limit : {16, 4096})
-        for (const char* strategy : kExecutorStrategies)
+        for (const char* strategy : kStrategies)
           expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, limit)), loss,
                        str(strategy, " ", limit, " seed ", seed));
     }
@@ -447,7 +442,7 @@ TEST(Executor, TopKLogProbabilitiesAreTheFlatBatchs) {
     add_top_k_tokens(*r, seed);
     auto model = random_model(seed, at::kDouble);
     const FlatReference flat(*model);
-    for (const char* strategy : kExecutorStrategies) {
+    for (const char* strategy : kStrategies) {
       const auto values = Executor(*model, {.head_chunk_rows = 7})
                               .execute_forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch, 4);
       for (size_t s = 0; s < r->batch.sequences.size(); ++s) {

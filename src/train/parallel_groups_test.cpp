@@ -27,9 +27,6 @@
 namespace bough {
 namespace {
 
-// Each rank is a thread, so PyTorch uses one thread.
-const bool one_thread_for_parallel_groups = (at::set_num_threads(1), true);
-
 struct RankResult {
   ExecutionResult execution;
   std::unique_ptr<Model> model;

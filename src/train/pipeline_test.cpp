@@ -24,8 +24,6 @@
 namespace bough {
 namespace {
 
-const bool one_thread_for_pipeline = (at::set_num_threads(1), true);
-
 ModelConfig deep_config(uint64_t seed, int64_t num_layers = 4) {
   ModelConfig config = shared_config(seed);
   config.num_layers = num_layers;

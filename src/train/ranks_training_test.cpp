@@ -14,8 +14,6 @@
 namespace bough {
 namespace {
 
-const bool one_thread_for_ranks_training = (at::set_num_threads(1), true);
-
 std::map<std::string, at::Tensor> moments_of(const OptimizerSnapshot& snapshot) {
   std::map<std::string, at::Tensor> moments;
   for (const auto& [name, tensor] : snapshot.tensors)

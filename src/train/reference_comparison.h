@@ -2,6 +2,7 @@
 // with those of the flat batch (each sequence computed separately). For tests only.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,6 +22,10 @@
 namespace bough {
 
 inline constexpr int32_t kVocab = 50;
+inline constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
+
+// PyTorch uses one thread: models this small run faster so, and some tests have a rank per thread.
+inline const bool one_thread = (at::set_num_threads(1), true);
 
 // `make test-slow` sets BOUGH_SLOW. Tests that call this function are named *Slow*.
 inline bool is_slow_suite() {

@@ -15,8 +15,6 @@
 namespace bough {
 namespace {
 
-const bool one_thread_for_sparse_gradient = (at::set_num_threads(1), true);
-
 constexpr int64_t kPage = 16;
 
 // The keys that the queries of a layer do not attend to. Counts the (query, head) pairs with such keys.

@@ -20,8 +20,6 @@
 namespace bough {
 namespace {
 
-const bool one_thread_for_tensor_parallel = (at::set_num_threads(1), true);
-
 // With four ranks, the policy's 9 most likely tokens and the log-probabilities of the batch's top-k tokens
 // are those of one process. The gradient of a loss that reads top-k tokens (obrs) is the flat batch's.
 TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {

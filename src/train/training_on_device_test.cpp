@@ -16,11 +16,6 @@
 namespace bough {
 namespace {
 
-constexpr const char* kTrainingOnDeviceStrategies[] = {"dense", "path", "blocks"};
-
-// Models this small run faster on one thread.
-const bool one_thread_for_training_on_device = (at::set_num_threads(1), true);
-
 class TrainingOn : public OnDevice {};
 BOUGH_ON_DEVICES(TrainingOn);
 
@@ -47,7 +42,7 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
       const auto model = random_model(seed, type, 0.15, device());
       FlatResult flat = FlatReference(*model).run(r->batch, *loss);
       r->batch.fields = to_type(r->batch.fields, type);
-      for (const char* strategy : kTrainingOnDeviceStrategies) {
+      for (const char* strategy : kStrategies) {
         const ExecutionResult result = take_gradient(*model, *r, strategy, *loss);
         EXPECT_LE(gradient_error(*model, flat), bound) << strategy << " seed " << seed << " " << type;
         EXPECT_NEAR(result.loss, flat.loss, bound * std::max(1.0, std::abs(flat.loss)));

@@ -14,6 +14,12 @@ inline std::vector<TokenSpan> as_spans(const std::vector<std::vector<int32_t>>& 
   return {sequences.begin(), sequences.end()};
 }
 
+inline int64_t longest_sequence(const std::vector<std::vector<int32_t>>& sequences) {
+  size_t result = 0;
+  for (const auto& s : sequences) result = std::max(result, s.size());
+  return static_cast<int64_t>(result);
+}
+
 // Returns sequences whose prefix tree has at most `max_tokens` tokens. Token ids are in [0, vocab). Most
 // sequences branch off an earlier one at a random position. Some are empty, equal to another one, a prefix of
 // another one, or have no common prefix with any.
