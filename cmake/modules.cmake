@@ -1,28 +1,38 @@
 # A module is a folder under src/, a static library bough_<module>, and a test program <module>_test built from
 # every x_test.cpp beside the code. Sources are found by glob.
 #
-# Short files are compiled in groups (CMake's UNITY_BUILD), because most of their compile time goes into the same
-# headers. The limits are a compromise: with larger groups a cold build takes less time, and a build after one
-# change more (docs/performance.md). Names in unnamed namespaces are therefore unique within a module.
+# Files are compiled in groups (CMake's UNITY_BUILD), because most of the compile time of a file goes into headers
+# that its neighbours include, too. The limit is a compromise: with larger groups a cold build takes less time, and
+# a build after one change more (docs/performance.md). Names in unnamed namespaces are therefore unique within a
+# module.
 include(GoogleTest)
 
-option(BOUGH_GROUP_FILES "Compile short files in groups of BOUGH_GROUP_SIZE" ON)
-set(BOUGH_GROUP_SIZE 4 CACHE STRING "Files per group")
-set(BOUGH_GROUPED_BYTES 14000 CACHE STRING "Longer files are compiled alone")
+option(BOUGH_GROUP_FILES "Compile files in groups of at most BOUGH_GROUP_BYTES" ON)
+set(BOUGH_GROUP_BYTES 40000 CACHE STRING "Bytes of the files of a group; a longer file is compiled alone")
 
+# Files with their own compile options stay alone: CMake leaves them out.
 function(bough_group_files target)
   if(NOT BOUGH_GROUP_FILES)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
+  set(group 0)
+  set(filled 0)
   foreach(source ${sources})
     cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE path)
-    file(SIZE ${path} bytes)
-    if(bytes GREATER BOUGH_GROUPED_BYTES)
-      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    get_source_file_property(own_options ${source} COMPILE_OPTIONS)
+    if(own_options)
+      continue()
     endif()
+    file(SIZE ${path} bytes)
+    math(EXPR filled "${filled} + ${bytes}")
+    if(filled GREATER BOUGH_GROUP_BYTES)
+      math(EXPR group "${group} + 1")
+      set(filled ${bytes})
+    endif()
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${BOUGH_GROUP_SIZE}
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
     UNITY_BUILD_RELOCATABLE ON)  # so that ccache serves other checkouts
   # GCC takes the .cpp files of a group for headers, where types from unnamed namespaces would be a fault.
   target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
@@ -68,6 +78,14 @@ function(bough_kernels)
   cmake_parse_arguments(ARG "" "" "MODULES;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cpp)
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|cuda_ops\\.cpp$")  # see cmake/cuda.cmake
+  # Files with torch::autograd::Function are first, so that they share groups: its templates take seconds.
+  foreach(source ${sources})
+    file(STRINGS ${source} uses_autograd REGEX "kernels/common/autograd.h" LIMIT_COUNT 1)
+    if(uses_autograd)
+      list(REMOVE_ITEM sources ${source})
+      list(PREPEND sources ${source})
+    endif()
+  endforeach()
   file(GLOB_RECURSE isa_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_isa.cpp)
   add_library(bough_kernels SHARED ${sources})
   target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
@@ -85,6 +103,7 @@ function(bough_kernels)
   set_source_files_properties(${amx_sources}
     PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mamx-tile;-mamx-bf16;-mprfchw")
   bough_use_pch(bough_kernels TORCH)
+  bough_group_files(bough_kernels)
   if(isa_sources)
     foreach(isa baseline avx2 avx512)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})

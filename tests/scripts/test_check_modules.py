@@ -76,6 +76,12 @@ def test_a_tree_in_order_passes(check):
             "src/attic/old.h:1: attic is not a module: add it to MODULES of scripts/check_modules",
         ),
         (
+            "src/plan/long.cpp",
+            "int value;\n" * 501,
+            "src/plan/long.cpp:1: 501 lines, expected at most 500: split the file, or say in LONG_FILES of "
+            "scripts/check_modules which one idea it has",
+        ),
+        (
             "docs/tour.md",
             TOUR.replace("| `plan` | b |\n", ""),
             "docs/tour.md:4: lists kernels, expected plan: "
@@ -90,6 +96,14 @@ def test_a_tree_in_order_passes(check):
 )
 def test_each_violation_is_named(check, name: str, text: str, fault: str):
     assert check({name: text}) == [fault]
+
+
+def test_a_file_that_became_short_leaves_the_list_of_long_files(check):
+    name = "src/control/controller.cpp"
+    (fault,) = check(
+        {name: "int value;\n", "docs/tour.md": TOUR.replace("| `kern", "| `control` | d |\n| `kern")}
+    )
+    assert fault == f"scripts/check_modules: {name} has 1 lines: remove it from LONG_FILES"
 
 
 def lines(count: int, start: int = 0) -> str:

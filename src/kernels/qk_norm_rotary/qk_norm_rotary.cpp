@@ -169,18 +169,18 @@ at::Tensor qk_norm_rotary_backward_reference(
 }
 
 namespace {
-Three forward_op(const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
-                 const OptionalTensor& q_norm, const OptionalTensor& k_norm, int64_t num_heads,
-                 int64_t num_kv_heads, double eps, double weight_offset) {
+Three qk_norm_rotary_forward_op(const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
+                                const OptionalTensor& q_norm, const OptionalTensor& k_norm, int64_t num_heads,
+                                int64_t num_kv_heads, double eps, double weight_offset) {
   return qk_norm_rotary_forward_reference(qkv, cos, sin, q_norm, k_norm, num_heads, num_kv_heads,
                                           {eps, weight_offset});
 }
 
-at::Tensor backward_op(const at::Tensor& d_q, const at::Tensor& d_k, const at::Tensor& d_v,
-                       const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
-                       const OptionalTensor& q_norm, const OptionalTensor& k_norm,
-                       const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm, double eps,
-                       double weight_offset) {
+at::Tensor qk_norm_rotary_backward_op(const at::Tensor& d_q, const at::Tensor& d_k, const at::Tensor& d_v,
+                                      const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
+                                      const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+                                      const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
+                                      double eps, double weight_offset) {
   return qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv, cos, sin, q_norm, k_norm, d_q_norm, d_k_norm,
                                            {eps, weight_offset});
 }
@@ -189,6 +189,6 @@ at::Tensor backward_op(const at::Tensor& d_q, const at::Tensor& d_k, const at::T
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CompositeExplicitAutograd, m) {
-  m.impl("qk_norm_rotary_forward", TORCH_FN(bough::forward_op));
-  m.impl("qk_norm_rotary_backward", TORCH_FN(bough::backward_op));
+  m.impl("qk_norm_rotary_forward", TORCH_FN(bough::qk_norm_rotary_forward_op));
+  m.impl("qk_norm_rotary_backward", TORCH_FN(bough::qk_norm_rotary_backward_op));
 }

@@ -113,15 +113,15 @@ at::Tensor rms_norm_backward_reference(const RmsNormGradient& in) {
 }
 
 namespace {
-std::tuple<at::Tensor, at::Tensor> forward_op(const at::Tensor& x, const at::Tensor& weight_D, double eps,
-                                              double weight_offset) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_op(const at::Tensor& x, const at::Tensor& weight_D,
+                                                       double eps, double weight_offset) {
   return rms_norm_forward_reference(x, weight_D, {eps, weight_offset});
 }
 
-at::Tensor backward_op(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
-                       const at::Tensor& rstd, const std::optional<at::Tensor>& residual,
-                       const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y,
-                       double weight_offset) {
+at::Tensor rms_norm_backward_op(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
+                                const at::Tensor& rstd, const std::optional<at::Tensor>& residual,
+                                const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y,
+                                double weight_offset) {
   return rms_norm_backward_reference({d_y, x, weight_D, rstd, residual, d_weight_D, y, weight_offset});
 }
 
@@ -173,8 +173,8 @@ at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, con
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CompositeExplicitAutograd, m) {
-  m.impl("rms_norm_forward", TORCH_FN(bough::forward_op));
-  m.impl("rms_norm_backward", TORCH_FN(bough::backward_op));
+  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward_op));
+  m.impl("rms_norm_backward", TORCH_FN(bough::rms_norm_backward_op));
 }
 
 TORCH_LIBRARY_IMPL(bough, CPU, m) {
