@@ -1,6 +1,5 @@
 // `bough merge`: merges a model and an adapter into one model, for engines that load no adapters.
 #include <filesystem>
-#include <utility>
 
 #include "base/error.h"
 #include "cli/command.h"
@@ -18,19 +17,18 @@ struct MergeOptions {
   bool json = false;
 };
 
-// The dtype in which the weights are stored. If the model does not say it, fp32, as in transformers.
-std::string stored_dtype(const ModelConfig& config) {
-  for (const auto& [stored, name] : {std::pair{"float32", "fp32"}, {"float64", "fp64"}, {"bfloat16", "bf16"}})
-    if (config.torch_dtype == stored) return name;
-  throw UserError(str("DIR is stored in ", config.torch_dtype,
+std::string stored_dtype(const std::string& directory) {
+  const at::ScalarType type = stored_type(directory);
+  for (const char* name : {"fp32", "fp64", "bf16"})
+    if (parse_dtype(name) == type) return name;
+  throw UserError(str("DIR is stored in ", c10::toString(type),
                       ", which cannot be written; choose the type of the merged model with --dtype fp32 "
                       "or bf16"));
 }
 
 // The merged weights are computed in fp32 (fp64 if they are stored in fp64) and rounded once when stored.
 void run_merge(const MergeOptions& options) {
-  const std::string dtype =
-      options.dtype.empty() ? stored_dtype(load_model_config(options.model)) : options.dtype;
+  const std::string dtype = options.dtype.empty() ? stored_dtype(options.model) : options.dtype;
   const at::ScalarType stored = parse_dtype(dtype);
   std::error_code absent;  // if a path is missing, the two are not the same
   for (const std::string& source : {options.model, options.adapter})

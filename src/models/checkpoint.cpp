@@ -28,10 +28,24 @@ constexpr const char* kGenerationConfig = "generation_config.json";
 
 // ---- loading ----
 
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+
 // The tensors of a directory, in one file or in several.
 struct StoredWeights {
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, const SafetensorsFile*> where;  // tensor name -> its file
+  std::map<std::string, std::string> stored_as;         // names that differ from the file's
+
+  bool contains(const std::string& name) const { return where.contains(name); }
+  const std::string& stored_name(const std::string& name) const {
+    const auto found = stored_as.find(name);
+    return found == stored_as.end() ? name : found->second;
+  }
+  const SafetensorsEntry& entry(const std::string& name) const {
+    return where.at(name)->entries().at(stored_name(name));
+  }
+  at::Tensor tensor(const std::string& name) const { return where.at(name)->tensor(stored_name(name)); }
 };
 
 void add_file(StoredWeights& weights, const fs::path& path) {
@@ -104,10 +118,37 @@ bool is_float(at::ScalarType type) {
   return type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
+// A critic's backbone computes no logits: it reads the lm_head of no file.
 bool may_be_ignored(const std::string& name, const SafetensorsEntry& entry, const ModelConfig& config) {
   if (name.ends_with("rotary_emb.inv_freq")) return true;
-  return config.tie_word_embeddings && name == "lm_head.weight" &&
+  return config.tie_word_embeddings && name == kHead &&
          entry.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
+}
+
+// If the lm_head is the embedding, a file may have the matrix under either name: a writer that stores shared
+// tensors once keeps one of the names.
+void find_tied_embedding(StoredWeights& weights, const ModelConfig& config) {
+  if (!config.tie_word_embeddings || !config.computes_logits) return;
+  if (weights.contains(kEmbedding) || !weights.contains(kHead)) return;
+  weights.where[kEmbedding] = weights.where.at(kHead);
+  weights.stored_as[kEmbedding] = kHead;
+}
+
+// transformers 5 does not tie two different matrices. Older versions and vLLM drop the file's lm_head.
+void check_tied_head(const fs::path& directory, const StoredWeights& weights, const ModelConfig& config) {
+  if (!config.tie_word_embeddings || !config.computes_logits || !weights.contains(kHead)) return;
+  const at::Tensor head = weights.tensor(kHead), embedding = weights.tensor(kEmbedding);
+  const at::ScalarType type = c10::promoteTypes(head.scalar_type(), embedding.scalar_type());
+  if (at::equal(head.to(type), embedding.to(type))) return;
+  const bool is_given = config.source.is_object() && config.source.contains("tie_word_embeddings");
+  throw UserError(bough::str(
+      (directory / "config.json").string(), ", key 'tie_word_embeddings': got true",
+      is_given ? "" : bough::str(" (the default of ", config.family->name, ")"), ", but ",
+      weights.where.at(kHead)->path().filename().string(), " has a ", kHead, " that differs from ",
+      kEmbedding,
+      "; expected equal values. If the model has an lm_head of its own, set tie_word_embeddings to false; if "
+      "not, delete ",
+      kHead, " from the file"));
 }
 
 // Adds a few of many names, so that a wrong model does not print thousands of names.
@@ -127,12 +168,11 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
   for (const Parameter* parameter : model.parameters()) {
     for (const Parameter::Part& part : parameter->parts) {
       expected_names.insert(part.name);
-      const auto found = weights.where.find(part.name);
-      if (found == weights.where.end()) {
+      if (!weights.contains(part.name)) {
         missing.push_back(part.name);
         continue;
       }
-      const SafetensorsEntry& entry = found->second->entries().at(part.name);
+      const SafetensorsEntry& entry = weights.entry(part.name);
       const std::vector<int64_t> expected = unsharded_sizes(*parameter, part);
       if (entry.shape != expected)
         wrong.push_back(
@@ -148,7 +188,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
       for (const Parameter::Part& part : parameter->parts) expected_names.insert(part.name);
   }
   for (const auto& [name, file] : weights.where)
-    if (!expected_names.contains(name) && !may_be_ignored(name, file->entries().at(name), model.config()))
+    if (!expected_names.contains(name) && !may_be_ignored(name, weights.entry(name), model.config()))
       extra.push_back(quoted(name));
   if (missing.empty() && extra.empty() && wrong.empty()) return;
   std::string message =
@@ -156,6 +196,8 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
   append_some(message, "missing", missing);
   append_some(message, "of the wrong shape or type", wrong);
   append_some(message, "extra", extra);
+  if (std::ranges::find(missing, kHead) != missing.end())
+    message += "\n  If the embedding is the lm_head, set tie_word_embeddings to true in config.json";
   throw UserError(message +
                   "\n  expected the config.json that was saved with these weights: copy both again");
 }
@@ -163,8 +205,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
 void copy_weights(const StoredWeights& weights, Model& model) {
   for (Parameter* parameter : model.parameters())
     for (const Parameter::Part& part : parameter->parts)
-      parameter->part_value(part).copy_(
-          own_piece(weights.where.at(part.name)->tensor(part.name), *parameter, part));
+      parameter->part_value(part).copy_(own_piece(weights.tensor(part.name), *parameter, part));
 }
 
 // ---- saving ----
@@ -279,19 +320,37 @@ NamedTensors named_parts(const std::vector<Parameter*>& parameters, const ModelR
 
 }  // namespace
 
-void load_weights(const fs::path& directory, Model& model) {
+at::ScalarType stored_type(const fs::path& directory) {
   const StoredWeights weights = open_weights(directory);
+  std::optional<at::ScalarType> type;
+  for (const auto& [name, file] : weights.where) {
+    const at::ScalarType own = weights.entry(name).dtype;
+    if (!is_float(own) || name.ends_with("rotary_emb.inv_freq")) continue;
+    type = type ? c10::promoteTypes(*type, own) : own;
+  }
+  if (!type)
+    throw UserError(
+        str(directory.string(), ": got no floating-point weights; expected a Hugging Face model's"));
+  return *type;
+}
+
+void load_weights(const fs::path& directory, Model& model) {
+  StoredWeights weights = open_weights(directory);
+  find_tied_embedding(weights, model.config());
   check_weights(directory, weights, model);
+  check_tied_head(directory, weights, model.config());
   copy_weights(weights, model);
 }
 
 std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtype, at::Device device,
                                   const ModelRanks& ranks) {
   const ModelConfig config = load_model_config(directory);
-  const StoredWeights weights = open_weights(directory);
+  StoredWeights weights = open_weights(directory);
+  find_tied_embedding(weights, config);
   // A model on the meta device has shapes and no memory. If a config describes a model a thousand times
   // larger than its weights, this is an error, not an allocation.
   check_weights(directory, weights, *make_model(config, dtype, at::kMeta, ranks));
+  check_tied_head(directory, weights, config);
   std::unique_ptr<Model> model = make_model(config, dtype, device, ranks);
   copy_weights(weights, *model);
   return model;

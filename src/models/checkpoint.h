@@ -16,10 +16,16 @@ namespace bough {
 
 // load_model() is in model.h.
 
-// Fills the model's parameters, converted to its dtype and device. Ignores lm_head.weight if the lm_head is
-// tied, and the rotary inv_freq buffers of old checkpoints. Throws UserError if tensors are missing, extra or
-// of the wrong shape. The message lists them, and the model is unchanged.
+// Fills the model's parameters, converted to its dtype and device. Ignores the rotary inv_freq buffers of old
+// checkpoints: config.json sets the angles, as in transformers. If the lm_head is tied, the file may have it
+// under either name, or under both with equal values. Throws UserError if tensors are missing, extra or of
+// the wrong shape, or if a tied lm_head differs from the embedding. The message lists them, and the model is
+// unchanged.
 void load_weights(const std::filesystem::path& directory, Model& model);
+
+// The type that holds the values of all weights of a directory, by the tensors themselves: the key dtype of
+// config.json may differ from them.
+at::ScalarType stored_type(const std::filesystem::path& directory);
 
 struct SaveOptions {
   std::optional<at::ScalarType> dtype;      // stored dtype; the model's dtype if empty

@@ -193,19 +193,63 @@ TEST_F(Checkpoint, FailedLoadLeavesTheModel) {
   for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(model->parameters()[i]->value, before[i]));
 }
 
-TEST_F(Checkpoint, IgnoresTiedHeadAndInvFreqOnly) {
+TEST_F(Checkpoint, IgnoresAnEqualTiedHeadAndInvFreqOnly) {
   const ModelConfig tied = small_config(families::llama, true);
   const auto add = [](const char* name, std::vector<int64_t> shape) {
     return [=](NamedTensors& tensors) { tensors.emplace_back(name, at::zeros(shape)); };
   };
-  save_changed(tied, add("lm_head.weight", {40, 16}));
+  const auto copy_head = [](double difference) {
+    return [=](NamedTensors& tensors) {
+      for (const auto& [name, tensor] : tensors)
+        if (name == "model.embed_tokens.weight") {
+          tensors.emplace_back("lm_head.weight", tensor + difference);
+          break;
+        }
+    };
+  };
+  save_changed(tied, copy_head(0));
   EXPECT_EQ(refusal(), "(accepted)");
+  save_changed(tied, copy_head(1));
+  expect_names(refusal(), {"config.json", "tie_word_embeddings", "got true", "model.safetensors",
+                           "lm_head.weight", "model.embed_tokens.weight", "to false", "delete"});
+  ModelConfig backbone = load_model_config(folder_);  // a critic's: it computes no logits
+  backbone.computes_logits = false;
+  load_weights(folder_, *make_model(backbone, at::kFloat));
   save_changed(tied, add("lm_head.weight", {41, 16}));
   expect_names(refusal(), {"1 extra", "lm_head.weight"});
   save_changed(tied, add("model.layers.0.self_attn.rotary_emb.inv_freq", {3}));
   EXPECT_EQ(refusal(), "(accepted)");
   save_changed(tied, add("model.layers.0.self_attn.q_norm.weight", {6}));
   expect_names(refusal(), {"1 extra", "q_norm"});
+}
+
+// A writer that stores shared tensors once may keep either name (safetensors' save_model).
+TEST_F(Checkpoint, ReadsATiedMatrixUnderTheHeadsName) {
+  auto model = random_model(small_config(families::qwen2, true));
+  save_model(folder_, *model);
+  NamedTensors tensors = named_weights(*model);
+  for (auto& [name, tensor] : tensors)
+    if (name == "model.embed_tokens.weight") name = "lm_head.weight";
+  write_safetensors(folder_ / "model.safetensors", tensors);
+  expect_same(*model, *load_model(folder_, at::kFloat));
+  save_changed(small_config(families::qwen2, false), [](NamedTensors& untied) {
+    std::erase_if(untied, [](const auto& named) { return named.first == "lm_head.weight"; });
+  });
+  expect_names(refusal(), {"1 missing: lm_head.weight", "set tie_word_embeddings to true"});
+}
+
+// The tensors say how a model is stored, whatever the key dtype of config.json says.
+TEST_F(Checkpoint, StoredTypeIsThatOfTheTensors) {
+  auto model = random_model(small_config(families::llama, false));
+  save_model(folder_, *model, {.dtype = at::kBFloat16});
+  EXPECT_EQ(stored_type(folder_), at::kBFloat16);
+  write_safetensors(folder_ / "model.safetensors", named_weights(*model));
+  EXPECT_EQ(load_model_config(folder_).torch_dtype, "bfloat16");
+  EXPECT_EQ(stored_type(folder_), at::kFloat);
+  NamedTensors mixed = named_weights(*model);
+  for (auto& [name, tensor] : mixed) tensor = tensor.to(tensor.dim() == 1 ? at::kHalf : at::kBFloat16);
+  write_safetensors(folder_ / "model.safetensors", mixed);
+  EXPECT_EQ(stored_type(folder_), at::kFloat);
 }
 
 TEST_F(Checkpoint, RefusesBrokenDirectories) {

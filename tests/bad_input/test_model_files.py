@@ -137,6 +137,26 @@ CONFIG = {
     "other width": ({"intermediate_size": 105}, ["mlp.gate_proj.weight", "expected [105, 48]"]),
     "one layer more": ({"num_hidden_layers": 4, "layer_types": None}, ["missing", "model.layers.3."]),
     "one layer less": ({"num_hidden_layers": 2, "layer_types": None}, ["extra", "model.layers.2."]),
+    "other vocabulary": ({"vocab_size": 312}, ["model.embed_tokens.weight", "expected [312, 48]"]),
+    "other head size": ({"head_dim": 8}, ["self_attn.q_norm.weight", "expected [8]"]),
+    "other key heads": ({"num_key_value_heads": 4}, ["self_attn.k_proj.weight", "expected [64, 48]"]),
+    "tied over another lm_head": (
+        {"tie_word_embeddings": True},
+        ["tie_word_embeddings", "got true", "lm_head.weight", "differs from", "to false"],
+    ),
+    "biases that are absent": ({"attention_bias": True}, ["missing", "self_attn.q_proj.bias"]),
+    "norms of q and k and no biases": (
+        {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+        ["missing", "self_attn.q_proj.bias", "extra", "self_attn.k_norm.weight"],
+    ),
+    "no norms of q and k": (
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+        ["extra", "self_attn.k_norm.weight"],
+    ),
+    "fused projections": (
+        {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
+        ["missing", "self_attn.qkv_proj.weight", "extra"],
+    ),
 }
 
 

@@ -184,6 +184,19 @@ def test_a_trained_adapter_merged_is_the_model_with_it(bough):
     assert (merged(ids).logits - plain).abs().max() > 1e-2
 
 
+def test_a_merged_model_has_the_type_of_the_stored_weights(bough):
+    """The key dtype of config.json may say another type than the tensors have."""
+    base, adapter = trained_adapter(bough)
+    weights = load_file(base / "model.safetensors")
+    stored = {tensor.dtype for tensor in weights.values()}
+    config = json.loads((base / "config.json").read_text())
+    config["dtype"] = "bfloat16" if stored == {torch.float32} else "float32"
+    (base / "config.json").write_text(json.dumps(config))
+    bough("merge", base, adapter, "merged", ok=True)
+    merged = load_file(bough.cwd / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in merged.values()} == stored
+
+
 def test_peft_reads_what_was_trained(bough):
     peft = pytest.importorskip("peft")
     base, adapter = trained_adapter(bough)
