@@ -3,27 +3,10 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "text/chat_template_jinja.h"
+#include "text/special_tokens.h"
 
 namespace bough {
 namespace {
-
-// The variables for special tokens that transformers passes to a template: the standard names (bos_token,
-// ...), and the named tokens that the model's configuration adds.
-OrderedJson special_tokens(const Json& config) {
-  OrderedJson variables = OrderedJson::object();
-  const auto add = [&](const std::string& name, const Json& token) {
-    if (token.is_string()) variables[name] = token.get<std::string>();
-    else if (token.is_object() && token.contains("content") && token["content"].is_string())
-      variables[name] = token["content"].get<std::string>();
-  };
-  for (const char* name :
-       {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"})
-    add(name, config.value(name, Json()));
-  for (const char* own : {"extra_special_tokens", "model_specific_special_tokens"})
-    if (const Json tokens = config.value(own, Json()); tokens.is_object())
-      for (const auto& [name, token] : tokens.items()) add(name, token);
-  return variables;
-}
 
 // Returns the template named `name` in `chat_template` of tokenizer_config.json. The value is a text (the
 // default template) or a list of named templates.
@@ -131,15 +114,16 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
   const std::filesystem::path config_file = directory / "tokenizer_config.json";
   const Json config = std::filesystem::exists(config_file) ? read_json(config_file) : Json::object();
   if (!config.is_object()) throw UserError(str(config_file.string(), ": expected a JSON object"));
+  const OrderedJson variables = load_special_tokens(directory).named;
   // A template in a file of its own takes precedence over the template in tokenizer_config.json.
   const auto read = [&](const std::filesystem::path& file,
                         std::string_view name) -> std::shared_ptr<const Program> {
     if (std::filesystem::exists(directory / file))
       return std::make_shared<const Program>(read_file(directory / file), (directory / file).string(),
-                                             special_tokens(config));
+                                             variables);
     const auto source = template_of(config, name);
     if (!source) return nullptr;
-    return std::make_shared<const Program>(*source, config_file.string(), special_tokens(config));
+    return std::make_shared<const Program>(*source, config_file.string(), variables);
   };
   auto program = read("chat_template.jinja", "default");
   auto with_tools = read("additional_chat_templates/tool_use.jinja", "tool_use");

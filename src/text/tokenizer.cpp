@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "text/pre_tokenizer.h"
+#include "text/special_tokens.h"
 #include "text/tokenizer_added.h"
 #include "text/tokenizer_bpe.h"
 #include "text/tokenizer_json.h"
@@ -103,7 +104,10 @@ struct Tokenizer::Data {
     bool exists = false;  // false for holes
   };
 
-  void read_added_tokens(const Json& list, const std::string& where);
+  std::vector<SpecialTokens::Added> merge_added_tokens(const Json& list,
+                                                       const std::vector<SpecialTokens::Added>& others,
+                                                       const std::string& where);
+  void add_tokens(std::vector<SpecialTokens::Added> list);
   void set_token(int32_t id, std::string_view spelling, bool special);
   void encode_text(std::string_view text, bool continues, std::vector<int32_t>& ids) const;
   // Returns the token to decode. nullptr if no token has this id, or if skip_special leaves it out.
@@ -120,6 +124,7 @@ struct Tokenizer::Data {
   Template around;
   AddedTokenFinder in_raw_text, in_normalized_text;
   std::unordered_map<std::string, int32_t> added_ids;
+  std::unordered_set<std::string> special_contents;
   std::vector<Token> tokens;
 };
 
@@ -129,50 +134,82 @@ void Tokenizer::Data::set_token(int32_t id, std::string_view spelling, bool spec
   tokens[id].bytes = decoder.bytes_inside(tokens[id].prepared);
 }
 
-void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& where) {
-  if (list.is_null()) return;
-  if (!list.is_array()) throw UserError(str(where, ": added_tokens: expected a list, got ", shown(list)));
-  const auto& vocabulary = encoder.vocabulary();
-  std::unordered_map<std::string, bool> patterns[2];
-  int64_t next_id = static_cast<int64_t>(vocabulary.size());
-  std::vector<std::pair<AddedToken, std::string>> added;  // each token with the text that is searched for
-  std::unordered_set<std::string> special;
+// The tokens of `list`, the added_tokens of tokenizer.json, and of `others`.
+std::vector<SpecialTokens::Added> Tokenizer::Data::merge_added_tokens(
+    const Json& list, const std::vector<SpecialTokens::Added>& others, const std::string& where) {
+  std::vector<SpecialTokens::Added> merged;
+  std::unordered_map<std::string, size_t> index;
+  if (!list.is_null() && !list.is_array())
+    throw UserError(str(where, ": added_tokens: expected a list, got ", shown(list)));
   for (const Json& entry : list) {
     const AddedToken token = read_added_token(entry, where);
     if (token.content.empty()) continue;
+    if (!index.emplace(token.content, merged.size()).second)
+      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " occurs twice"));
+    if (token.special) special_contents.insert(token.content);
+    merged.push_back({token, where + ": added_tokens"});
+  }
+  for (SpecialTokens::Added other : others) {
+    const auto [found, is_new] = index.emplace(other.token.content, merged.size());
+    if (!is_new) {
+      const SpecialTokens::Added& known = merged[found->second];
+      if (other.token.id >= 0 && other.token.id != known.token.id)
+        throw UserError(str(other.where, ": ", bough::quoted(other.token.content), " has id ", other.token.id,
+                            ", but ", known.token.id, " in ", known.where,
+                            "; expected the files of one tokenizer: copy them again"));
+      other.token.id = known.token.id;
+      if (other.token.yields) {
+        if (!other.named) continue;
+        other.token = known.token;
+      }
+    }
+    if (other.named) other.token.special = true;
+    // Decoding leaves out a token if any file says that it is special.
+    if (other.token.special) special_contents.insert(other.token.content);
+    if (is_new) merged.push_back(std::move(other));
+    else merged[found->second] = std::move(other);
+  }
+  return merged;
+}
+
+void Tokenizer::Data::add_tokens(std::vector<SpecialTokens::Added> list) {
+  const auto& vocabulary = encoder.vocabulary();
+  std::unordered_set<std::string> patterns[2];
+  int64_t next_id = static_cast<int64_t>(vocabulary.size());
+  std::vector<std::pair<AddedToken, std::string>> added;  // each token with the text that is searched for
+  for (SpecialTokens::Added& entry : list) {
+    AddedToken& token = entry.token;
+    const std::string& where = entry.where;
     TextStart anywhere;
     const std::string pattern =
         token.normalized ? normalizer.normalize(token.content, anywhere) : token.content;
     if (pattern.empty())
-      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content),
+      throw UserError(str(where, ": ", bough::quoted(token.content),
                           " is empty after normalization; set its `normalized` to false"));
-    if (!added_ids.emplace(token.content, token.id).second ||
-        !patterns[token.normalized].emplace(pattern, true).second)
-      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " occurs twice"));
+    if (!patterns[token.normalized].insert(pattern).second)
+      throw UserError(str(where, ": ", bough::quoted(token.content), " occurs twice"));
     const auto known = vocabulary.find(token.content);
     const int64_t id = known != vocabulary.end() ? known->second : next_id++;
     // `tokenizers` numbers added tokens itself. If the file has other numbers, ids would differ from those of
     // `tokenizers`.
-    if (token.id != id)
-      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " has id ", token.id,
-                          ", expected ", id,
+    if (token.id >= 0 && token.id != id)
+      throw UserError(str(where, ": ", bough::quoted(token.content), " has id ", token.id, ", expected ", id,
                           known != vocabulary.end() ? " from the vocabulary" : ", the next free id"));
+    token.id = static_cast<int32_t>(id);
+    added_ids.emplace(token.content, token.id);
     (token.normalized ? in_normalized_text : in_raw_text).add(pattern, token);
-    if (token.special) special.insert(token.content);
     added.emplace_back(token, pattern);
-  }
-  for (const auto& [token, pattern] : added) {
-    if (token.id < static_cast<int64_t>(tokens.size()) && !vocabulary.contains(token.content) &&
+    if (token.id < static_cast<int64_t>(tokens.size()) && known == vocabulary.end() &&
         tokens[token.id].exists)
-      throw UserError(str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content),
+      throw UserError(str(where, ": the id ", token.id, " of ", bough::quoted(token.content),
                           " belongs to another token"));
-    // `tokenizers` outputs the normalized content (`pattern`) when it decodes, and looks that text up in the
-    // set of special contents. A special token whose normalized content differs therefore counts as plain.
-    set_token(token.id, pattern, special.contains(pattern));
   }
+  // `tokenizers` outputs the normalized content (`pattern`) when it decodes, and looks that text up in the
+  // set of special contents. A special token whose normalized content differs therefore counts as plain.
+  for (const auto& [token, pattern] : added) set_token(token.id, pattern, special_contents.contains(pattern));
 }
 
-Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& name) {
+Tokenizer Tokenizer::make(std::string_view json_text, const std::string& name, const SpecialTokens& others) {
   const Json file = parse_json(json_text, name);
   if (!file.is_object() || !file.contains("model"))
     throw UserError(
@@ -192,7 +229,7 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
                           " is too large for this vocabulary"));
     data->set_token(id, spelling, false);
   }
-  data->read_added_tokens(file.value("added_tokens", Json()), name);
+  data->add_tokens(data->merge_added_tokens(file.value("added_tokens", Json()), others.added, name));
   for (const auto* ids : {&data->around.before, &data->around.after})
     for (const int32_t id : *ids)
       if (id < 0 || id >= static_cast<int64_t>(data->tokens.size()))
@@ -200,9 +237,14 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
   return Tokenizer(std::move(data));
 }
 
+Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& name) {
+  return make(json_text, name, {});
+}
+
 Tokenizer Tokenizer::load(const std::filesystem::path& file) {
-  const std::filesystem::path path = std::filesystem::is_directory(file) ? file / "tokenizer.json" : file;
-  return from_json(read_file(path), path.string());
+  if (!std::filesystem::is_directory(file)) return from_json(read_file(file), file.string());
+  const std::filesystem::path path = file / "tokenizer.json";
+  return make(read_file(path), path.string(), load_special_tokens(file));
 }
 
 void Tokenizer::Data::encode_text(std::string_view text, bool continues, std::vector<int32_t>& ids) const {

@@ -32,10 +32,13 @@
 
 namespace bough {
 
+struct SpecialTokens;
+
 class Tokenizer {
  public:
-  // `file` is a tokenizer.json, or a directory that holds one. Throws UserError if it is missing, not JSON,
-  // or needs something unsupported.
+  // `file` is a tokenizer.json, or a directory that holds one. If it is a directory, the tokens that only its
+  // other files name (special_tokens.h) are added. Throws UserError if a file is missing, not JSON, or needs
+  // something unsupported.
   static Tokenizer load(const std::filesystem::path& file);
   // Makes a tokenizer from the content of a tokenizer.json. Error messages call the file `name`.
   static Tokenizer from_json(std::string_view json_text, const std::string& name);
@@ -68,6 +71,7 @@ class Tokenizer {
   friend class StreamDecoder;
   struct Data;  // common to all copies; thread-safe: constant, except for a cache of words with locks
   explicit Tokenizer(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+  static Tokenizer make(std::string_view json_text, const std::string& name, const SpecialTokens& others);
   std::vector<int32_t> encode_after(std::string_view text, bool continues) const;
   std::shared_ptr<const Data> data_;
 };

@@ -11,7 +11,7 @@
 
 namespace bough {
 
-// One entry of `added_tokens` in tokenizer.json.
+// One entry of `added_tokens` in tokenizer.json, or of another file that adds tokens (special_tokens.h).
 struct AddedToken {
   std::string content;
   int32_t id = -1;
@@ -20,6 +20,7 @@ struct AddedToken {
   bool single_word = false;  // not matched next to a word character
   bool lstrip = false;       // includes the white space before it
   bool rstrip = false;       // includes the white space after it
+  bool yields = false;       // if tokenizer.json has the token too, the flags of that file count
 };
 
 // Finds added tokens in a text: the leftmost match; if several begin there, the longest.
