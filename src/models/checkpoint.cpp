@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/tensor_parallel.h"
+#include "text/stop_tokens.h"
 
 namespace bough {
 
@@ -24,6 +25,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kTokenizerFiles[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
+constexpr const char* kTemplates = "additional_chat_templates";
 constexpr const char* kGenerationConfig = "generation_config.json";
 
 // ---- loading ----
@@ -363,6 +365,28 @@ NamedTensors named_gradients(Model& model) {
   return named_parts(model.trained_parameters(), model.ranks(), &Parameter::part_grad);
 }
 
+namespace {
+
+// Returns the generation_config.json of a saved model if it must differ from that of `source`: with all stop
+// tokens of the model, so that other programs end answers at the same tokens. Else null.
+Json completed_generation(const fs::path& source) {
+  if (source.empty() || !fs::is_regular_file(source / "tokenizer.json")) return {};
+  std::optional<Tokenizer> tokenizer;
+  try {
+    tokenizer = Tokenizer::load(source);
+  } catch (const UserError&) {
+    return {};  // a tokenizer that Bough does not read, of a model that was trained on token ids
+  }
+  const std::vector<int32_t> tokens = load_stop_tokens(source, tokenizer);
+  if (tokens == load_stop_tokens(source, std::nullopt)) return {};
+  const fs::path file = source / kGenerationConfig;
+  Json generation = fs::is_regular_file(file) ? read_json(file) : Json::object();
+  generation["eos_token_id"] = tokens.size() == 1 ? Json(tokens[0]) : Json(tokens);
+  return generation;
+}
+
+}  // namespace
+
 void save_model(const fs::path& directory, Model& model, const SaveOptions& options) {
   BOUGH_CHECK(options.max_shard_bytes > 0, "max_shard_bytes ", options.max_shard_bytes);
   const Json config = saved_config(model.unsharded_config(), options.dtype.value_or(model.dtype()));
@@ -370,16 +394,22 @@ void save_model(const fs::path& directory, Model& model, const SaveOptions& opti
   for (const Communicator* group : {model.tensor_ranks(), model.ranks().stages})
     if (group && group->rank() > 0) return;
   make_directories(directory);
-  const auto copy_file = [&](const char* name) {
+  const auto copy_file = [&](const fs::path& name) {
     const fs::path source = options.copy_from / name;
     if (options.copy_from.empty() || !fs::is_regular_file(source)) return;
     if (fs::exists(directory / name) && fs::equivalent(source, directory / name)) return;
     write_file_atomically(directory / name, read_file(source));
   };
   for (const char* name : kTokenizerFiles) copy_file(name);
-  if (options.generation_config.is_object())
-    write_file_atomically(directory / kGenerationConfig, dump_pretty(options.generation_config));
-  else copy_file(kGenerationConfig);
+  if (!options.copy_from.empty() && fs::is_directory(options.copy_from / kTemplates)) {
+    make_directories(directory / kTemplates);
+    for (const auto& entry : fs::directory_iterator(options.copy_from / kTemplates))
+      copy_file(fs::path(kTemplates) / entry.path().filename());
+  }
+  const Json generation = options.generation_config.is_object() ? options.generation_config
+                                                                : completed_generation(options.copy_from);
+  if (generation.is_null()) copy_file(kGenerationConfig);
+  else write_file_atomically(directory / kGenerationConfig, dump_pretty(generation));
   write_config_and_weights(directory, config, weights, options);
 }
 

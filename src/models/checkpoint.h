@@ -30,8 +30,10 @@ at::ScalarType stored_type(const std::filesystem::path& directory);
 struct SaveOptions {
   std::optional<at::ScalarType> dtype;      // stored dtype; the model's dtype if empty
   int64_t max_shard_bytes = 5'000'000'000;  // a tensor is never split, so a shard may be larger
-  std::filesystem::path copy_from;  // directory whose tokenizer files and generation_config.json are copied
-  Json generation_config;           // if an object, written instead of copy_from's file
+  // Directory whose tokenizer files and generation_config.json are copied. If the tokenizer's files name more
+  // stop tokens (text/stop_tokens.h), the copied generation_config.json lists them too.
+  std::filesystem::path copy_from;
+  Json generation_config;  // if an object, written instead of copy_from's file
 };
 
 // Writes the model into the directory, which is created if it is missing. Other files in it stay. Config and

@@ -15,6 +15,7 @@
 #include "base/base_test_util.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "text/stop_tokens.h"
 
 namespace bough {
 namespace {
@@ -155,11 +156,31 @@ TEST_F(Checkpoint, KeepsConfigAndOtherFiles) {
   EXPECT_EQ(read_file(saved / "README.md"), "mine");
   EXPECT_EQ(read_file(saved / "tokenizer.json"), "{}");
   EXPECT_TRUE(fs::exists(saved / "merges.txt"));
-  EXPECT_EQ(load_stop_tokens(saved), std::vector<int32_t>{5});
+  EXPECT_EQ(load_stop_tokens(saved, std::nullopt), std::vector<int32_t>{5});
   save_model(saved, *model, {.copy_from = base, .generation_config = {{"eos_token_id", 9}}});
-  EXPECT_EQ(load_stop_tokens(saved), std::vector<int32_t>{9});
+  EXPECT_EQ(load_stop_tokens(saved, std::nullopt), std::vector<int32_t>{9});
   save_model(saved, *model, {.copy_from = saved});  // saves onto itself
-  EXPECT_EQ(load_stop_tokens(saved), std::vector<int32_t>{9});
+  EXPECT_EQ(load_stop_tokens(saved, std::nullopt), std::vector<int32_t>{9});
+}
+
+// A saved model ends answers at the same tokens in other programs, which read generation_config.json only.
+TEST_F(Checkpoint, WritesAllStopTokensIntoGenerationConfig) {
+  const fs::path base = folder_ / "base", saved = folder_ / "saved";
+  make_directories(base / "additional_chat_templates");
+  ModelConfig config = small_config(families::llama, true);
+  config.vocab_size = 260;
+  config.source = Json();
+  auto model = random_model(config);
+  save_model(base, *model, {.generation_config = {{"eos_token_id", 256}, {"top_k", 20}}});
+  write_file_atomically(base / "tokenizer.json", byte_level_tokenizer_json());
+  write_file_atomically(base / "tokenizer_config.json", byte_level_tokenizer_config_json());
+  write_file_atomically(base / "additional_chat_templates" / "tool_use.jinja", "tools");
+  save_model(saved, *model, {.copy_from = base});
+  EXPECT_EQ(read_json(saved / "generation_config.json"), (Json{{"eos_token_id", {256, 258}}, {"top_k", 20}}));
+  EXPECT_EQ(read_file(saved / "additional_chat_templates" / "tool_use.jinja"), "tools");
+  fs::remove(base / "generation_config.json");
+  save_model(saved, *model, {.copy_from = base});
+  EXPECT_EQ(read_json(saved / "generation_config.json"), (Json{{"eos_token_id", 258}}));
 }
 
 TEST_F(Checkpoint, NamesMissingExtraAndWrongShapes) {

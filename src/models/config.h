@@ -80,8 +80,4 @@ ModelConfig load_model_config(const std::filesystem::path& directory);
 // eos, pad) are null; the caller fills them in from the tokenizer.
 Json write_model_config(const ModelConfig& config);
 
-// Returns the stop tokens: eos_token_id (a number or a list) of generation_config.json, else of config.json.
-// May be empty.
-std::vector<int32_t> load_stop_tokens(const std::filesystem::path& directory);
-
 }  // namespace bough

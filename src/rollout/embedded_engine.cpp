@@ -12,6 +12,7 @@
 #include "kernels/common/device.h"
 #include "kernels/common/host_to_device.h"
 #include "models/checkpoint.h"
+#include "text/stop_tokens.h"
 
 namespace bough {
 
@@ -389,7 +390,7 @@ EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory
   if (settings.has_servers())
     throw UserError(str("rollout.backend: got ", settings.backend,
                         "; expected embedded: only `bough train` generates with servers"));
-  EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
+  EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory, tokenizer)};
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
   options.device_share = device_share;
   return options;

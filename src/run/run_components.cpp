@@ -18,6 +18,7 @@
 #include "models/checkpoint.h"
 #include "models/lora.h"
 #include "rollout/embedded_engine.h"
+#include "text/stop_tokens.h"
 #include "train/tree_context.h"
 
 namespace bough {
@@ -234,7 +235,7 @@ std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model
                                                       rollout.servers.api_key_file),
                               .max_concurrent = rollout.max_concurrent_rollouts,
                               .limits = model_limits(model.config()),
-                              .stop_tokens = load_stop_tokens(settings.model.path),
+                              .stop_tokens = load_stop_tokens(settings.model.path, tokenizer),
                               .weights_folder = weights_folder};
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
   options.write_weights = [settings](const std::filesystem::path& directory, const Model& of) {

@@ -14,6 +14,7 @@
 #include "models/checkpoint.h"
 #include "models/lora.h"
 #include "run/run_components.h"
+#include "text/stop_tokens.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -71,7 +72,7 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
 
 void Sft::encode_examples() {
   const PromptEncoder encoder = PromptEncoder::from_directory(settings_.model.path);
-  const std::vector<int32_t> stop_tokens = load_stop_tokens(settings_.model.path);
+  const std::vector<int32_t> stop_tokens = load_stop_tokens(settings_.model.path, encoder.tokenizer());
   std::optional<int32_t> stop_token;
   if (!stop_tokens.empty()) stop_token = stop_tokens.front();
   else

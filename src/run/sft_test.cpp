@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "rollout/rollout_test_util.h"
+#include "text/stop_tokens.h"
 #include "text/tokenizer.h"
 
 namespace bough {
@@ -66,7 +67,7 @@ TEST_F(SftTest, TheLossFallsAndTheTrainedModelIsWritten) {
   const auto after = load_model(settings_.out, at::kFloat, at::kCPU);
   EXPECT_FALSE(at::equal(before->parameters()[0]->value, after->parameters()[0]->value));
   EXPECT_TRUE(fs::exists(fs::path(settings_.out) / "tokenizer.json"));
-  EXPECT_EQ(load_stop_tokens(settings_.out), std::vector<int32_t>{258});
+  EXPECT_EQ(load_stop_tokens(settings_.out, std::nullopt), std::vector<int32_t>{258});
 }
 
 TEST_F(SftTest, WithLoraOnlyTheAdapterIsWritten) {
