@@ -95,6 +95,10 @@ void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family
       keys.refuse(key, str("dropout (", ConfigKeys::shown(keys.get(key)), ")"));
   if (keys.flag_or("use_bidirectional_attention", false))
     keys.refuse("use_bidirectional_attention", "attention to later tokens");
+  if (!keys.flag_or("is_causal", true)) keys.refuse("is_causal", "attention to later tokens (false)");
+  if (keys.flag_or("is_encoder_decoder", false)) keys.refuse("is_encoder_decoder", "an encoder");
+  if (keys.has("per_layer_config") && !keys.get("per_layer_config").empty())
+    keys.refuse("per_layer_config", "a layer with settings of its own");
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
     if (family.caps_logits_by_default && !keys.object().contains(key))
       keys.refuse(key, str("soft-capping of logits, which ", family.name, " does where the key is absent,"));
@@ -107,7 +111,8 @@ void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family
 // size: in a sequence up to this length, every token sees all tokens before it.
 std::vector<bool> read_sliding_layers(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
   const SlidingWindows& windows = family.windows;
-  const bool uses = keys.flag_or("use_sliding_window", !windows.opt_in);
+  // A class without the key has its windows whatever the key says.
+  const bool uses = !windows.opt_in || keys.flag_or("use_sliding_window", false);
   const bool uses_default = windows.default_size > 0 && !keys.object().contains("sliding_window");
   const bool has_window = uses && (keys.has("sliding_window") || uses_default);
   std::vector<bool> slides(static_cast<size_t>(config.num_layers));
@@ -205,13 +210,6 @@ void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<
   }
 }
 
-int32_t stop_token(const Json& value, const std::string& where) {
-  if (!value.is_number_integer() || value < 0 || value > kMaxVocabulary)
-    throw UserError(str(where, ", key 'eos_token_id': got ", ConfigKeys::shown(value),
-                        "; expected a token id or a list of them"));
-  return value.get<int32_t>();
-}
-
 }  // namespace
 
 const char* activation_name(GateActivation activation) {
@@ -256,24 +254,6 @@ ModelConfig load_model_config(const std::filesystem::path& directory) {
                         "; expected a Hugging Face model directory (config.json, model.safetensors)"));
   const std::filesystem::path file = directory / "config.json";
   return parse_model_config(read_json(file), file.string());
-}
-
-std::vector<int32_t> load_stop_tokens(const std::filesystem::path& directory) {
-  for (const char* name : {"generation_config.json", "config.json"}) {
-    const std::filesystem::path file = directory / name;
-    if (!std::filesystem::exists(file)) continue;
-    const Json json = read_json(file);
-    if (!json.is_object())
-      throw UserError(str(file.string(), ": got ", ConfigKeys::shown(json), "; expected an object"));
-    const ConfigKeys keys(json, file.string());
-    if (!keys.has("eos_token_id")) continue;
-    const Json& ids = keys.get("eos_token_id");
-    std::vector<int32_t> tokens;
-    if (!ids.is_array()) return {stop_token(ids, file.string())};
-    for (const Json& id : ids) tokens.push_back(stop_token(id, file.string()));
-    return tokens;
-  }
-  return {};
 }
 
 }  // namespace bough

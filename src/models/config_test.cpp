@@ -174,6 +174,10 @@ TEST(ModelConfig, RefusesByName) {
   expect_names(refusal_with(llama(), "attention_dropout", 0.1), {"attention_dropout", "0.1"});
   expect_names(refusal_with(llama(), "quantization_config", {{"quant_method", "gptq"}}),
                {"quantization_config"});
+  expect_names(refusal_with(llama(), "is_causal", false), {"is_causal"});
+  expect_names(refusal_with(llama(), "is_encoder_decoder", true), {"is_encoder_decoder"});
+  expect_names(refusal_with(llama(), "per_layer_config", {{"0", {{"sliding_window", 3}}}}),
+               {"per_layer_config"});
   EXPECT_EQ(refusal_with(qwen3(), "something_new", 1), "(accepted)");
   EXPECT_EQ(refusal_with(llama(), "rope_scaling", {{"rope_type", "default"}}), "(accepted)");
 }
@@ -226,6 +230,26 @@ TEST(ModelConfig, IsExactUpToTheWindow) {
   EXPECT_EQ(longest(mistral, Json::object()), 4096);  // the class's default
   EXPECT_EQ(longest(mistral, {{"sliding_window", nullptr}}), kAll);
   EXPECT_EQ(longest(mistral, {{"sliding_window", 77}}), 77);
+  // use_sliding_window is a key of Qwen's and SmolLM3's classes. The others accept it, and it has no effect.
+  for (const bool uses : {false, true}) {
+    EXPECT_EQ(longest(mistral, {{"sliding_window", 77}, {"use_sliding_window", uses}}), 77);
+    EXPECT_EQ(longest(gemma2(), {{"use_sliding_window", uses}}), 100);
+    EXPECT_EQ(longest(gemma2(), {{"layer_types", {"sliding_attention", "full_attention"}},
+                                 {"use_sliding_window", uses}}),
+              100);
+    EXPECT_EQ(longest(llama(), {{"sliding_window", 77}, {"use_sliding_window", uses}}), kAll);
+  }
+  Json smollm3 = llama();  // its layers without a rotary embedding have the window
+  smollm3.update({{"architectures", {"SmolLM3ForCausalLM"}},
+                  {"model_type", "smollm3"},
+                  {"num_key_value_heads", 2},
+                  {"sliding_window", 77}});
+  EXPECT_EQ(longest(smollm3, Json::object()), kAll);
+  EXPECT_EQ(longest(smollm3, {{"use_sliding_window", true}}), kAll);  // the fourth layer is the first one
+  EXPECT_EQ(longest(smollm3, {{"use_sliding_window", true}, {"no_rope_layers", {1, 0}}}), 77);
+  EXPECT_EQ(longest(smollm3, {{"use_sliding_window", true}, {"no_rope_layers", {1, 1}}}), kAll);
+  EXPECT_EQ(longest(smollm3, {{"use_sliding_window", true}, {"no_rope_layer_interval", 2}}), 77);
+  EXPECT_EQ(longest(smollm3, {{"use_sliding_window", false}, {"no_rope_layers", {1, 0}}}), kAll);
   EXPECT_EQ(longest(llama(), {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}}), 512);
   const Json longrope = {{"rope_type", "longrope"},
                          {"short_factor", {1, 1, 1, 1}},
@@ -302,22 +326,6 @@ TEST(ModelConfig, LoadsFromDirectory) {
   write("config.json", qwen3().dump());
   EXPECT_EQ(load_model_config(folder).vocab_size, 64);
   EXPECT_THROW(load_model_config(folder / "config.json"), UserError);  // a file in place of a directory
-
-  EXPECT_EQ(load_stop_tokens(folder), std::vector<int32_t>{3});
-  write("generation_config.json", R"({"eos_token_id": [7, 8]})");
-  EXPECT_EQ(load_stop_tokens(folder), (std::vector<int32_t>{7, 8}));
-  write("generation_config.json", R"({"eos_token_id": null})");
-  EXPECT_EQ(load_stop_tokens(folder), std::vector<int32_t>{3});
-  for (const char* bad :
-       {"-1", "\"</s>\"", "[1, null]", "1.5", "99999999999", "18446744073709551615", "[[1]]"}) {
-    write("generation_config.json", str(R"({"eos_token_id": )", bad, "}"));
-    EXPECT_THROW(load_stop_tokens(folder), UserError) << bad;
-  }
-  write("generation_config.json", "{}");
-  Json no_stop = qwen3();
-  no_stop.erase("eos_token_id");
-  write("config.json", no_stop.dump());
-  EXPECT_TRUE(load_stop_tokens(folder).empty());
   std::filesystem::remove_all(folder);
 }
 

@@ -37,7 +37,7 @@ struct LayerFeatures {
 // without in_every_layer.
 struct SlidingWindows {
   int64_t default_size = 0;     // size if sliding_window is absent; 0: there are no windows then
-  bool opt_in = false;          // reads use_sliding_window, which is false if absent
+  bool opt_in = false;          // reads use_sliding_window, false if absent; other families ignore this key
   bool required = false;        // sliding_window must not be null
   bool in_every_layer = false;  // if there is a window, all layers have it: the class ignores layer_types
   // Called if layer_types is absent: returns whether the layer has a window. nullptr: no layer has one.

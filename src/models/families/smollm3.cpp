@@ -9,18 +9,20 @@ namespace {
 
 constexpr int64_t kInterval = 4;  // default: every fourth layer has no rotary embedding
 
+bool has_rope(const ConfigKeys& keys, int64_t layer) {
+  const Json& list = keys.get("no_rope_layers");
+  if (list.is_null())
+    return (layer + 1) % keys.integer_or("no_rope_layer_interval", kMaxLayers, kInterval) != 0;
+  if (!list.is_array() || int64_t(list.size()) <= layer)
+    keys.fail("no_rope_layers", ConfigKeys::shown(list),
+              "a list with a number for each layer, 0 for a layer without positions");
+  return list[static_cast<size_t>(layer)] != 0;
+}
+
 void read_layers_without_rope(const ConfigKeys& keys, const std::vector<bool>& /*slides*/,
                               ModelConfig& config) {
-  const int64_t interval = keys.integer_or("no_rope_layer_interval", kMaxLayers, kInterval);
-  const bool listed = keys.has("no_rope_layers");
-  const Json& list = keys.get("no_rope_layers");
-  if (listed && (!list.is_array() || int64_t(list.size()) < config.num_layers))
-    keys.fail("no_rope_layers", ConfigKeys::shown(list),
-              str("a list of ", config.num_layers, " numbers, 0 for a layer without positions"));
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const bool turns = listed ? list[static_cast<size_t>(layer)] != 0 : (layer + 1) % interval != 0;
-    config.layer_ropes.push_back(turns ? LayerRope::kGlobal : LayerRope::kNone);
-  }
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    config.layer_ropes.push_back(has_rope(keys, layer) ? LayerRope::kGlobal : LayerRope::kNone);
 }
 
 void write_layers_without_rope(const ModelConfig& config, Json& json) {
@@ -33,16 +35,19 @@ void write_layers_without_rope(const ModelConfig& config, Json& json) {
 
 }  // namespace
 
-const Family smollm3 = {.class_name = "SmolLM3ForCausalLM",
-                        .model_type = "smollm3",
-                        .name = "SmolLM3",
-                        .max_position_embeddings = 32768,
-                        .rope_theta = 2e6,
-                        .tie_word_embeddings = true,
-                        .reads_attention_bias = true,
-                        .reads_mlp_bias = true,
-                        .windows = {.opt_in = true},
-                        .read = read_layers_without_rope,
-                        .write = write_layers_without_rope};
+const Family smollm3 = {
+    .class_name = "SmolLM3ForCausalLM",
+    .model_type = "smollm3",
+    .name = "SmolLM3",
+    .max_position_embeddings = 32768,
+    .rope_theta = 2e6,
+    .tie_word_embeddings = true,
+    .reads_attention_bias = true,
+    .reads_mlp_bias = true,
+    // If use_sliding_window is true, the layers without a rotary embedding have a window.
+    .windows = {.opt_in = true,
+                .in_layer = [](const ConfigKeys& keys, int64_t layer) { return !has_rope(keys, layer); }},
+    .read = read_layers_without_rope,
+    .write = write_layers_without_rope};
 
 }  // namespace bough::families
