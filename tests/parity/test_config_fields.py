@@ -20,6 +20,7 @@ ROWS = read_table(ROOT / "docs/models.md", ["key", "families", "read as", "why, 
 # For each key that is harmless or refused, a value with a meaning.
 VALUES: dict[str, Any] = {
     "dtype": "bfloat16",
+    "torch_dtype": "float16",
     "initializer_range": 0.5,
     "use_cache": False,
     "output_hidden_states": True,

@@ -4,6 +4,7 @@ Models that `bough init` writes are loaded by transformers."""
 import json
 import os
 import random
+import shutil
 import subprocess
 
 import pytest
@@ -69,6 +70,25 @@ def test_logits_in_fp64(logits, tiny_models, monkeypatch, architecture):
     for ids, ours in zip(sequences, logits(tiny_models(architecture), "fp64", sequences), strict=True):
         with torch.no_grad():
             assert (ours - model(torch.tensor([ids])).logits[0]).abs().max() < 1e-10
+
+
+def test_older_keys_of_gemma3(logits, tiny_models, tmp_path):
+    """Files before transformers 5 have other keys in place of rope_parameters and layer_types."""
+    directory = shutil.copytree(tiny_models("gemma3"), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    del config["rope_parameters"], config["layer_types"]
+    config |= {
+        "rope_theta": 2e5,
+        "rope_local_base_freq": 3e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "sliding_window_pattern": 2,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    (ids,) = random_sequences(2, model.config.vocab_size)[3:4]
+    (ours,) = logits(directory, "fp32", [ids])
+    with torch.no_grad():
+        torch.testing.assert_close(ours, model(torch.tensor([ids])).logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_far_positions(logits, tmp_path):
