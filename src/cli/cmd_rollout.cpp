@@ -19,6 +19,7 @@
 #include "data/prompts.h"
 #include "data/rollout_file.h"
 #include "rollout/embedded_engine.h"
+#include "text/prompt_ids.h"
 #include "text/tokenizer.h"
 
 namespace bough {
@@ -127,7 +128,8 @@ void run_rollout(const RolloutOptions& options) {
   std::vector<Prompt> prompts;
   if (!environment) {
     PromptReadOptions read{.vocab_size = config.vocab_size};
-    if (tokenizer) read.encode = [&](const std::string& text) { return tokenizer->encode(text, true); };
+    if (tokenizer)
+      read.encode = [&](const std::string& text) { return encode_plain_prompt(*tokenizer, text); };
     prompts = read_prompts(options.prompts, read);
   }
   const auto [model, matrices, engine] =

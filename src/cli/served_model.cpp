@@ -37,6 +37,15 @@ ServedModel load_served_model(const std::filesystem::path& directory, const Serv
     model.no_template = error.what();  // matters only for conversations
     log_warning(str("serve: chat requests are refused: ", error.what()));
   }
+  if (std::string& parser = model.settings.tool_call_parser; parser == kAutoParser) {
+    parser = model.chat_template ? model.chat_template->tool_call_parser() : "";
+    if (model.chat_template)
+      log_info(str("serve: tool_call_parser=auto: ",
+                   parser.empty()
+                       ? "none, since the chat template has the markers of no known format; requests "
+                         "with tools are refused"
+                       : parser));
+  }
   return model;
 }
 

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "base/log.h"
 
 namespace bough {
 
@@ -40,6 +41,7 @@ ConversationFormat::ConversationFormat(const ChatCodec& codec, const Environment
                                        int64_t max_length, bool scored_elsewhere)
     : codec_(codec),
       settings_(settings),
+      knows_no_calls_(settings.tool_call_parser == kAutoParser && codec.tool_call_parser().empty()),
       max_context_(settings.max_context > 0 ? std::min(settings.max_context, max_length) : max_length),
       scored_elsewhere_(scored_elsewhere) {
   if (!settings_.chat_template_kwargs.empty()) {
@@ -47,6 +49,14 @@ ConversationFormat::ConversationFormat(const ChatCodec& codec, const Environment
     if (!variables_.is_object())
       throw UserError(str("environment.chat_template_kwargs: got ", quoted(settings_.chat_template_kwargs),
                           ", expected a JSON object"));
+  }
+  if (settings_.tool_call_parser == kAutoParser) {
+    settings_.tool_call_parser = codec.tool_call_parser();
+    log_info(str("environment.tool_call_parser=auto: ",
+                 knows_no_calls_
+                     ? "none, since the chat template has the markers of no known format; an environment "
+                       "with tools is refused"
+                     : settings_.tool_call_parser));
   }
   parse("", {}, {});  // unknown parser names are refused here
   const auto shows = [&](OrderedJson assistant, std::string_view probe) {
@@ -121,6 +131,12 @@ void ConversationRun::observe(EpisodeReply reply) {
   Observation& observation = reply.observation;
   if (turn_ == 0) {
     tools_ = std::move(observation.tools);
+    if (format_.knows_no_calls() && tools_.is_array() && !tools_.empty())
+      throw UserError(
+          "environment: it has tools, but the model's chat template has the markers of no known format of "
+          "tool "
+          "calls; set environment.tool_call_parser (docs/chat.md lists the formats; empty: calls are not "
+          "read)");
     if (observation.messages.empty()) {
       for (const Message& message : problem_.messages)
         observation.messages.push_back(message_of(message.role, message.content));

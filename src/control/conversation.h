@@ -55,13 +55,15 @@ class ConversationFormat {
   bool scored_elsewhere() const { return scored_elsewhere_; }
   bool shows_calls() const { return shows_calls_; }
   bool shows_reasoning() const { return shows_reasoning_; }
+  bool knows_no_calls() const { return knows_no_calls_; }
 
   std::string render(const OrderedJson& messages, const OrderedJson& tools, bool add_generation_prompt) const;
   OutputParts parse(std::string_view text, const OrderedJson& tools, const OutputBegin& begun) const;
 
  private:
   const ChatCodec& codec_;
-  const EnvironmentSettings settings_;
+  EnvironmentSettings settings_;
+  const bool knows_no_calls_;  // tool_call_parser is auto, and the template has no known markers
   int64_t max_context_;
   bool scored_elsewhere_;
   OrderedJson variables_ = OrderedJson::object();

@@ -32,6 +32,8 @@ class ChatCodec {
   virtual ~ChatCodec() = default;
   // Applies the model's chat template. Throws UserError if there is none, or if it refuses the conversation.
   virtual std::string render(const Conversation& conversation) const = 0;
+  // The format of tool calls by the template's markers; empty if it is unknown or there is no template.
+  virtual std::string tool_call_parser() const = 0;
   // `continues`: the text follows another text, which was encoded before.
   virtual std::vector<int32_t> encode_chat(std::string_view text, bool continues) const = 0;
   virtual std::string text_of(std::span<const int32_t> ids) const = 0;  // special tokens are shown

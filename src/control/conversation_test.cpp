@@ -15,6 +15,7 @@ class TestCodec final : public ChatCodec {
   std::string render(const Conversation& conversation) const override {
     return template_.render(conversation);
   }
+  std::string tool_call_parser() const override { return template_.tool_call_parser(); }
   std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
     while (!text.empty()) {
@@ -191,7 +192,8 @@ std::string calls_text(const Case& it, const std::vector<Kind>& kinds) {
 }
 
 EnvironmentSettings thinking() {
-  return {.max_turns = 50, .max_invalid_calls = 1000, .reasoning_parser = "qwen3"};
+  return {
+      .max_turns = 50, .max_invalid_calls = 1000, .tool_call_parser = "hermes", .reasoning_parser = "qwen3"};
 }
 
 SamplingParameters sampling(int64_t max_new_tokens = 1000) {
@@ -379,6 +381,24 @@ TEST(Conversation, APromptIsTheTemplatesText) {
   }
 }
 
+TEST(Conversation, TheFormatOfCallsIsFoundInTheTemplate) {
+  for (const Case& it : kCases) {
+    const TestCodec codec(it.jinja);
+    const ConversationFormat format(codec, EnvironmentSettings{}, 1000);
+    // The template "like Llama 3" ends turns otherwise than Llama's.
+    const bool is_known = it.shows_calls && it.parser != std::string("llama3_json");
+    EXPECT_EQ(format.settings().tool_call_parser, is_known ? it.parser : "") << it.name;
+    EXPECT_EQ(format.knows_no_calls(), !is_known) << it.name;
+  }
+  const TestCodec codec(kPlain);
+  const ConversationFormat unknown(codec, EnvironmentSettings{}, 1000);
+  ConversationRun run(unknown, kProblem, sampling());
+  EXPECT_THROW(run.observe({.observation = opening()}), UserError);
+  ConversationRun without(unknown, kProblem, sampling());
+  without.observe({.observation = opening(/*tools=*/false)});
+  EXPECT_EQ(without.waits_for(), ConversationRun::Waits::kEngine);
+}
+
 TEST(Conversation, TextThatIsTokenizedDifferentlyIsLocated) {
   const TestCodec codec(kPlain);
   const ConversationFormat format(codec, {.tool_call_parser = ""}, 100000);
@@ -454,7 +474,7 @@ TEST(Conversation, EveryLimitHasItsReason) {
 
 TEST(Conversation, AFailureLeavesNoReward) {
   const TestCodec codec(kPlain);
-  const ConversationFormat format(codec, {}, 1000);
+  const ConversationFormat format(codec, {.tool_call_parser = "hermes"}, 1000);
   for (const bool at_once : {true, false}) {
     ConversationRun run(format, kProblem, sampling());
     if (!at_once) {
@@ -479,7 +499,8 @@ TEST(Conversation, LongAnswersAreCutBetweenCharacters) {
     const std::string answer = side == std::string("middle") ? "aéébéef"
                                : side == std::string("left") ? "aébécéé"
                                                              : "aéébécf";
-    EnvironmentSettings settings{.max_tool_response_length = 3, .tool_response_truncate_side = side};
+    EnvironmentSettings settings{
+        .max_tool_response_length = 3, .tool_response_truncate_side = side, .tool_call_parser = "hermes"};
     const ConversationFormat format(codec, settings, 1000);
     ConversationRun run(format, kProblem, sampling());
     run.observe({.observation = opening()});

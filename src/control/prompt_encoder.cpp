@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "text/prompt_ids.h"
 
 namespace bough {
 
@@ -36,7 +37,7 @@ EncodedPrompt PromptEncoder::encode(const Problem& problem) const {
   EncodedPrompt prompt;
   if (problem.messages.empty()) {
     prompt.text = problem.prompt;
-    prompt.ids = tokenizer_.encode(prompt.text, true);
+    prompt.ids = encode_plain_prompt(tokenizer_, prompt.text);
   } else {
     prompt.text = chat_template().render(problem.messages, true);
     prompt.ids = tokenizer_.encode(prompt.text);  // writing a bos_token is the chat template's task
@@ -49,7 +50,7 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
   EncodedExample out;
   std::vector<int32_t> completion;
   if (example.messages.empty()) {
-    out.ids = tokenizer_.encode(example.prompt, true);
+    out.ids = encode_plain_prompt(tokenizer_, example.prompt);
     completion = tokenizer_.encode_continuation(example.completion);
     if (stop_token) completion.push_back(*stop_token);
   } else {

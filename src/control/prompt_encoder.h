@@ -39,6 +39,9 @@ class PromptEncoder final : public TextCodec, public ChatCodec {
   std::string render(const Conversation& conversation) const override {
     return chat_template().render(conversation);
   }
+  std::string tool_call_parser() const override {
+    return chat_template_ ? chat_template_->tool_call_parser() : "";
+  }
   std::vector<int32_t> encode_chat(std::string_view text, bool continues) const override {
     return continues ? tokenizer_.encode_continuation(text) : tokenizer_.encode(text);
   }

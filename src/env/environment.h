@@ -53,7 +53,7 @@ struct EnvironmentSettings {
   int64_t max_invalid_calls = 4;
   int64_t max_tool_response_length = 16384;
   std::string tool_response_truncate_side = "middle";
-  std::string tool_call_parser = "hermes";
+  std::string tool_call_parser = "auto";
   std::string reasoning_parser;
   std::string chat_template_kwargs;
   int64_t workers = 64;
@@ -84,7 +84,8 @@ struct EnvironmentSettings {
     v("tool_response_truncate_side", tool_response_truncate_side, "part that is cut from a long message",
       one_of({"left", "middle", "right"}));
     v("tool_call_parser", tool_call_parser,
-      "format of the model's tool calls (docs/chat.md); empty: no tool calls");
+      "format of the model's tool calls (docs/chat.md); auto: the one whose markers the chat template has; "
+      "empty: no tools");
     v("reasoning_parser", reasoning_parser,
       "format of the model's reasoning (docs/chat.md); empty: no reasoning");
     v("chat_template_kwargs", chat_template_kwargs,

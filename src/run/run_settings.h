@@ -67,7 +67,7 @@ struct ExternalRolloutSettings {
   std::string host = "127.0.0.1";
   std::string api_key_file;
   double lease_seconds = 3600;
-  std::string tool_call_parser;
+  std::string tool_call_parser = "auto";
   std::string reasoning_parser;
 
   template <class V>
@@ -85,7 +85,8 @@ struct ExternalRolloutSettings {
       "than rollout.min_group it is dropped",
       range(0.01, 1e9));
     v("tool_call_parser", tool_call_parser,
-      "format of the model's tool calls (docs/chat.md); empty: no tools");
+      "format of the model's tool calls (docs/chat.md); auto: the one whose markers the chat template has; "
+      "empty: no tools");
     v("reasoning_parser", reasoning_parser,
       "format of the model's reasoning (docs/chat.md); empty: plain text");
   }

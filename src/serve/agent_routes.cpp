@@ -22,6 +22,9 @@ class ServedCodec final : public ChatCodec {
     if (!model_.chat_template) throw UserError(str("agents need a chat template: ", model_.no_template));
     return model_.chat_template->render(conversation);
   }
+  std::string tool_call_parser() const override {
+    return model_.chat_template ? model_.chat_template->tool_call_parser() : "";
+  }
   std::vector<int32_t> encode_chat(std::string_view text, bool continues) const override {
     return continues ? model_.tokenizer.encode_continuation(text) : model_.tokenizer.encode(text);
   }

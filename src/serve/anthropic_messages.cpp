@@ -82,7 +82,7 @@ class MessageAnswer final : public Answer {
   std::string fail(const ApiError& error) override { return sse("error", anthropic_error(error)); }
 
  private:
-  static std::string call_id(const ToolCall& call) { return call.id.empty() ? new_id("toolu_") : call.id; }
+  std::string call_id(const ToolCall& call) const { return id_of(call, request_.tool_call_parser, "toolu_"); }
   static Json stop_sequence(const ChoiceDelta& choice) {
     return choice.end->stop ? Json(*choice.end->stop) : Json();
   }
@@ -157,8 +157,9 @@ void add_blocks(const std::string& role, const OrderedJson& blocks, const std::s
                      place);
     }
   }
-  if (texts.empty() && calls.empty() && reasoning.empty()) return;
-  OrderedJson message({{"role", role}, {"content", content_text(texts, where)}});
+  if (role == "user" && texts.empty()) return;
+  // The texts of an answer are parts of one text.
+  OrderedJson message({{"role", role}, {"content", content_text(texts, where, role == "user" ? "\n" : "")}});
   if (!reasoning.empty()) message["reasoning_content"] = reasoning;
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
   messages.push_back(std::move(message));
@@ -211,15 +212,19 @@ ServedRequest read_conversation(Fields& fields, const ServedModel& model, const 
     const std::string type = inner.required_text("type");
     if (type == "none") choice.kind = Kind::kNone;
     else if (type == "any") choice.kind = Kind::kForced;
-    else if (type == "tool") choice = {Kind::kForced, inner.required_text("name")};
+    else if (type == "tool") choice = {Kind::kForced, inner.required_text("name"), false};
     else if (type != "auto") inner.wrong("type", "auto, any, tool or none");
+    choice.one_call = inner.boolean("disable_parallel_tool_use").value_or(false);
   }
   if (const OrderedJson* thinking = fields.object("thinking")) {
     Fields inner(*thinking, "thinking");
     conversation.variables["enable_thinking"] = inner.required_text("type") != "disabled";
   }
   set_conversation(std::move(conversation), choice, model, request);
-  fields.ignore({"metadata", "service_tier", "cache_control", "betas", "container"});
+  for (const char* name : {"container", "diagnostics", "inference_geo", "output_config", "speed",
+                           "user_profile_id", "workspace_id"})
+    fields.only(name, nullptr, "the server does not support it");
+  fields.ignore({"metadata", "service_tier", "cache_control", "betas"});
   return request;
 }
 

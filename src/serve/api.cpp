@@ -26,9 +26,36 @@ bool ServedModel::is_adapter(const std::string& name) const {
   return std::find(adapters.begin(), adapters.end(), name) != adapters.end();
 }
 
-std::string ServedModel::render(const Conversation& conversation) const {
+namespace {
+
+// Writes the calls of messages into their content, for a template that shows no calls.
+void write_calls(OrderedJson& messages, const std::string& parser) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    OrderedJson& message = messages[i];
+    if (!message.contains("tool_calls")) continue;
+    const auto calls = written_calls(parser, message["tool_calls"]);
+    if (!calls)
+      throw ApiError(
+          400,
+          str("messages[", i, "].tool_calls: the model's chat template does not show tool calls, and ",
+              parser.empty() ? "the server has no tool_call_parser with which to write them as text"
+                             : str("calls of the format ", parser, " cannot be written as text"),
+              "; send the call as content"),
+          str("messages[", i, "].tool_calls"));
+    const std::string content = message["content"].get<std::string>();
+    message["content"] = str(content, content.empty() || content.ends_with('\n') ? "" : "\n", *calls);
+    message.erase("tool_calls");
+  }
+}
+
+}  // namespace
+
+std::string ServedModel::render(Conversation conversation) const {
   if (!chat_template)
     throw ApiError(400, str("conversations need a chat template: ", no_template), "messages");
+  const AssistantForm& form = chat_template->assistant_form();
+  apply(form, conversation.messages);
+  if (!form.shows_calls) write_calls(conversation.messages, settings.tool_call_parser);
   try {
     return chat_template->render(conversation);
   } catch (const UserError& error) {
@@ -205,18 +232,21 @@ void read_stop(Fields& fields, const std::string& name, SamplingParameters& samp
 
 ToolChoice read_tool_choice(Fields& fields) {
   using Kind = ToolChoice::Kind;
+  ToolChoice read;
+  read.one_call = !fields.boolean("parallel_tool_calls").value_or(true);
   const OrderedJson* choice = fields.find("tool_choice");
-  if (!choice || *choice == "auto") return {};
-  if (*choice == "none") return {Kind::kNone, ""};
-  if (*choice == "required") return {Kind::kForced, ""};
+  if (!choice || *choice == "auto") return read;
+  read.kind = *choice == "none" ? Kind::kNone : Kind::kForced;
+  if (*choice == "none" || *choice == "required") return read;
   const std::string expected = "auto, none, required or {\"type\": \"function\", ...} with a tool's name";
   if (!choice->is_object()) fields.wrong("tool_choice", expected);
   Fields inner(*choice, "tool_choice");
   if (inner.required_text("type") != "function") fields.wrong("tool_choice", expected);
   // Chat completions have the name in the object `function`. The responses API has it at the top level.
   const OrderedJson* function = inner.object("function");
-  return {Kind::kForced, function ? Fields(*function, "tool_choice.function").required_text("name")
-                                  : inner.required_text("name")};
+  read.name = function ? Fields(*function, "tool_choice.function").required_text("name")
+                       : inner.required_text("name");
+  return read;
 }
 
 namespace {
@@ -238,10 +268,12 @@ bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedMode
     }
   }
   if (has_tools && model.settings.tool_call_parser.empty())
-    throw ApiError(400,
-                   "tools: this server was started without a tool-call parser; start it with "
-                   "tool_call_parser=NAME (docs/chat.md lists them), or send tool_choice none",
-                   "tools");
+    throw ApiError(
+        400,
+        "tools: the server knows no format of the model's tool calls: tool_call_parser is empty, or it is "
+        "auto and the chat template has the markers of no known format; start the server with "
+        "tool_call_parser=NAME (docs/chat.md lists them), or send tool_choice none",
+        "tools");
   return has_tools;
 }
 
@@ -256,6 +288,7 @@ void set_conversation(Conversation conversation, const ToolChoice& choice, const
   if (choose_tools(conversation.tools, choice, model)) {
     request.tool_call_parser = model.settings.tool_call_parser;
     request.tools = conversation.tools;
+    request.ends_after_call = choice.one_call;
   }
   const std::string prompt = model.render(conversation);
   request.begun.in_reasoning = opens_reasoning(request.reasoning_parser, prompt);
@@ -334,7 +367,7 @@ OrderedJson read_tools(Fields& fields, OrderedJson (*function_of)(Fields& tool))
   return tools;
 }
 
-std::string content_text(const OrderedJson& content, const std::string& where) {
+std::string content_text(const OrderedJson& content, const std::string& where, const char* separator) {
   if (content.is_null()) return "";
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) throw ApiError(400, where + ": expected a text or a list of parts", where);
@@ -348,7 +381,7 @@ std::string content_text(const OrderedJson& content, const std::string& where) {
       throw ApiError(400, str(where, ": parts of type ", quoted(type), " are not supported; text is"), where);
     if (!part.contains(key) || !part[key].is_string())
       throw ApiError(400, str(where, ": a part of type ", type, " has no ", key), where);
-    if (!text.empty()) text += "\n";  // as vLLM joins texts
+    if (!text.empty()) text += separator;
     text += part[key].get_ref<const std::string&>();
   }
   return text;
@@ -373,6 +406,11 @@ std::string new_id(const std::string& prefix) {
   std::snprintf(digits.data(), digits.size(), "%016llx%08llx", static_cast<unsigned long long>(random()),
                 static_cast<unsigned long long>(random() >> 32));
   return prefix + digits.data();
+}
+
+std::string id_of(const ToolCall& call, const std::string& tool_call_parser, const std::string& prefix) {
+  if (!call.id.empty()) return call.id;
+  return tool_call_parser == "mistral" ? new_id("").substr(0, 9) : new_id(prefix);
 }
 
 int64_t now_seconds() {

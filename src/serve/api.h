@@ -47,8 +47,10 @@ struct ServedModel {
   // ApiError 404 if no model or adapter has the name `asked`, unless any_name.
   std::string name_for(const std::string& asked) const;
   bool is_adapter(const std::string& name) const;
-  // Renders the chat template. Throws ApiError 400 if there is no template or the template raises an error.
-  std::string render(const Conversation& conversation) const;
+  // Renders the chat template, with the assistant's messages in the form that it reads. Calls that the
+  // template does not show are written as text. Throws ApiError 400 if there is no template, the template
+  // raises an error, or calls can be shown in neither way.
+  std::string render(Conversation conversation) const;
   // The log-probability that answers show, by logprobs_mode.
   double logprob_of(double raw, double truncated) const {
     return settings.logprobs_mode == "raw_logprobs" ? raw : truncated;
@@ -93,6 +95,7 @@ struct ServedRequest {
   bool stream = false;
   std::string reasoning_parser, tool_call_parser;  // empty: not parsed
   OrderedJson tools;
+  bool ends_after_call = false;
   OutputBegin begun;
   // The session of a trained agent's request, and the request's place in its rows. Otherwise nullptr.
   std::shared_ptr<AgentSession> session;
@@ -177,9 +180,11 @@ void read_stop(Fields& fields, const std::string& name, SamplingParameters& samp
 // model writes the rest, which may fail to parse as a call.
 struct ToolChoice {
   enum class Kind { kNone, kAuto, kForced } kind = Kind::kAuto;
-  std::string name;  // the only tool shown to the model; empty: all tools
+  std::string name;       // the only tool shown to the model; empty: all tools
+  bool one_call = false;  // an answer ends with its first call
 };
-ToolChoice read_tool_choice(Fields& fields);  // in the format of either OpenAI API
+// Reads tool_choice and parallel_tool_calls, in the format of either OpenAI API.
+ToolChoice read_tool_choice(Fields& fields);
 // Makes the conversation the request's only prompt and sets the parsers. Tools are in OpenAI's format. Throws
 // ApiError 400 if the template refuses the conversation or the tool choice cannot be followed.
 void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
@@ -193,11 +198,14 @@ void check_request(const ServedModel& model, ServedRequest& request, std::option
 OrderedJson read_tools(Fields& fields, OrderedJson (*function_of)(Fields& tool));
 
 // Joins a message's content, a text or a list of text parts, into one text.
-std::string content_text(const OrderedJson& content, const std::string& where);
+std::string content_text(const OrderedJson& content, const std::string& where,
+                         const char* separator = "\n");  // vLLM's
 // Parses a call's arguments, because chat templates expect an object. Empty text: an empty object.
 OrderedJson arguments_object(const std::string& arguments, const std::string& where);
 
 std::string new_id(const std::string& prefix);  // prefix and 24 hexadecimal digits
+// The id that the model wrote, or a new one. Mistral's templates accept only ids of nine letters and digits.
+std::string id_of(const ToolCall& call, const std::string& tool_call_parser, const std::string& prefix);
 int64_t now_seconds();
 Json usage_json(int64_t prompt_tokens, int64_t completion_tokens);  // OpenAI's format
 std::string sse(const Json& data);                                  // "data: {...}\n\n"

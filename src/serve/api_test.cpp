@@ -90,6 +90,140 @@ TEST(ApiTest, ConversationsReachTheTemplateAsItWantsThem) {
                 R"([{"type": "function", "function": {"name": "f", "parameters": {}}}])");
 }
 
+// Null fields, empty lists and missing fields of an answer mean the same, in all APIs.
+TEST(ApiTest, EveryFormOfAnAnswerIsReadAlike) {
+  const ServedModel served = model();
+  const auto prompt = [&](Read read, const std::string& body) {
+    return prompt_of(read(parse_ordered_json(body, "body"), served, nullptr));
+  };
+  const auto chat = [&](const std::string& fields) {
+    return prompt(read_chat_completion,
+                  str(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", )", fields,
+                      R"(}, {"role": "user", "content": "r"}]})"));
+  };
+  const std::string plain = R"([{"role": "user", "content": "q"}][{"role": "assistant", "content": "a"}])"
+                            R"([{"role": "user", "content": "r"}])";
+  for (
+      const char* fields :
+      {R"("content": "a")", R"("content": "a", "tool_calls": null)", R"("content": "a", "tool_calls": [])",
+       R"("content": [{"type": "text", "text": "a"}], "refusal": null, "audio": null, "function_call": null)",
+       R"("content": "a", "annotations": null, "name": null, "reasoning_content": null, "reasoning": null)",
+       R"("content": null, "refusal": "a")", R"("content": [{"type": "refusal", "refusal": "a"}])"})
+    EXPECT_EQ(chat(fields), plain) << fields;
+  EXPECT_EQ(prompt(read_response,
+                   R"({"input": [{"role": "user", "content": "q"}, {"type": "message", "role": "assistant",
+    "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": null}]},
+    {"role": "user", "content": "r"}]})"),
+            plain);
+  EXPECT_EQ(prompt(read_message,
+                   R"({"model": "bytes", "max_tokens": 5, "messages": [{"role": "user", "content": "q"},
+    {"role": "assistant", "content": [{"type": "text", "text": "a", "citations": null}]},
+    {"role": "user", "content": "r"}]})"),
+            plain);
+  const std::string empty = R"([{"role": "user", "content": "q"}][{"role": "assistant", "content": ""}])"
+                            R"([{"role": "user", "content": "r"}])";
+  for (const char* fields : {R"("content": "")", R"("content": null)", R"("tool_calls": [])"})
+    EXPECT_EQ(chat(fields), empty) << fields;
+  EXPECT_EQ(prompt(read_message,
+                   R"({"model": "bytes", "max_tokens": 5, "messages": [{"role": "user", "content": "q"},
+    {"role": "assistant", "content": []}, {"role": "user", "content": "r"}]})"),
+            empty);
+  EXPECT_NE(prompt(read_response, R"({"input": [{"role": "user", "content": "q"}, {"type": "reasoning",
+    "summary": [{"type": "summary_text", "text": "why"}]}, {"role": "user", "content": "r"}]})")
+                .find(R"("reasoning_content": "why")"),
+            std::string::npos);
+  for (const char* fields : {R"("content": "a", "function_call": {"name": "f"})", R"("audio": {"id": "x"})"})
+    EXPECT_THROW(chat(fields), ApiError) << fields;
+}
+
+TEST(ApiTest, SamplingFieldsReachTheEngine) {
+  const ServedModel served = model();
+  const std::string fields =
+      R"("temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "presence_penalty": 1.5,
+         "frequency_penalty": -1.5, "repetition_penalty": 1.25, "min_tokens": 2,
+         "stop_token_ids": [9], "seed": 5)";
+  const std::pair<Read, std::string> bodies[] = {
+      {read_chat_completion, R"({"messages": [{"role": "user", "content": "q"}], "stop": "x",
+         "logprobs": true, "top_logprobs": 3, "stream_options": {"include_usage": true}, )"},
+      {read_completion, R"({"prompt": "q", "stop": ["x"], "logprobs": 3, "stream_options": {}, )"},
+      {read_response, R"({"input": "q", "top_logprobs": 3, )"},
+      {read_message, R"({"model": "bytes", "max_tokens": 5, "messages": [{"role": "user", "content": "q"}],
+         "stop_sequences": ["x"], )"}};
+  for (const auto& [read, body] : bodies) {
+    SCOPED_TRACE(body);
+    const ServedRequest request =
+        read(parse_ordered_json(body + fields + "}", "body"), served, nullptr).request;
+    const SamplingParameters& sampling = request.sampling;
+    EXPECT_EQ(sampling.temperature, 0.5);
+    EXPECT_EQ(sampling.top_p, 0.25);
+    EXPECT_EQ(sampling.top_k, 7);
+    EXPECT_EQ(sampling.min_p, 0.125);
+    EXPECT_EQ(sampling.presence_penalty, 1.5);
+    EXPECT_EQ(sampling.frequency_penalty, -1.5);
+    EXPECT_EQ(sampling.repetition_penalty, 1.25);
+    EXPECT_EQ(sampling.min_new_tokens, 2);
+    EXPECT_EQ(sampling.stop_token_ids, std::vector<int64_t>{9});
+    EXPECT_EQ(request.seed, 5);
+    EXPECT_EQ(sampling.stop,
+              read == read_response ? std::vector<std::string>{} : std::vector<std::string>{"x"});
+    EXPECT_EQ(sampling.top_logprobs, read == read_message ? 0 : 3);
+  }
+}
+
+TEST(ApiTest, VariablesReachTheTemplate) {
+  ServedModel served = model();
+  served.chat_template =
+      ChatTemplate::from_text("{{ reasoning_effort }} {{ enable_thinking }} {{ mine }}", "test");
+  const auto prompt = [&](Read read, const std::string& body) {
+    return prompt_of(read(parse_ordered_json(body, "body"), served, nullptr));
+  };
+  EXPECT_EQ(prompt(read_chat_completion, R"({"messages": [{"role": "user", "content": "q"}],
+    "reasoning_effort": "low", "chat_template_kwargs": {"mine": 1}})"),
+            "low  1");
+  EXPECT_EQ(prompt(read_response, R"({"input": "q", "reasoning": {"effort": "high", "summary": "auto"}})"),
+            "high  ");
+  for (const auto& [type, value] : {std::pair("enabled", "True"), std::pair("disabled", "False")})
+    EXPECT_EQ(prompt(read_message, str(R"({"model": "bytes", "max_tokens": 5, "thinking": {"type": ")", type,
+                                       R"("}, "messages": [{"role": "user", "content": "q"}]})")),
+              str(" ", value, " "));
+}
+
+TEST(ApiTest, ToolsReachTheTemplate) {
+  const ServedModel served = model();
+  const std::string shown = R"([{"type": "function", "function": {"name": "f", "description": "d", )"
+                            R"("parameters": {"z": 1, "a": 2}}}])";
+  const auto tools_of = [&](Read read, const std::string& body) {
+    const std::string prompt = prompt_of(read(parse_ordered_json(body, "body"), served, nullptr));
+    return prompt.substr(prompt.find("}]") + 2);
+  };
+  EXPECT_EQ(tools_of(read_response,
+                     R"({"input": "q", "tools": [{"type": "function", "name": "f", "description": "d",
+    "strict": true, "parameters": {"z": 1, "a": 2}}]})"),
+            shown);
+  EXPECT_EQ(tools_of(read_message,
+                     R"({"model": "bytes", "max_tokens": 5, "messages": [{"role": "user", "content": "q"}],
+    "tools": [{"type": "custom", "name": "f", "description": "d", "input_schema": {"z": 1, "a": 2}}]})"),
+            shown);
+}
+
+TEST(ApiTest, OneCallAtATime) {
+  const ServedModel served = model();
+  const auto ends = [&](Read read, const std::string& body) {
+    return read(parse_ordered_json(body, "body"), served, nullptr).request.ends_after_call;
+  };
+  const std::string chat = R"({"messages": [{"role": "user", "content": "q"}], "tools": [{"type": "function",
+    "function": {"name": "f", "parameters": {}}}], "parallel_tool_calls": )";
+  EXPECT_TRUE(ends(read_chat_completion, chat + "false}"));
+  EXPECT_FALSE(ends(read_chat_completion, chat + "true}"));
+  EXPECT_TRUE(ends(read_chat_completion, chat + R"(false, "tool_choice": "required"})"));
+  const std::string message =
+      R"({"model": "bytes", "max_tokens": 5, "messages": [{"role": "user", "content": "q"}],
+    "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": )";
+  EXPECT_TRUE(ends(read_message, message + R"("auto", "disable_parallel_tool_use": true}})"));
+  EXPECT_TRUE(ends(read_message, message + R"("tool", "name": "f", "disable_parallel_tool_use": true}})"));
+  EXPECT_FALSE(ends(read_message, message + R"("any"}})"));
+}
+
 TEST(ApiTest, LimitsOfTokensAndSamples) {
   ServedModel served = model();
   served.max_length = 100;

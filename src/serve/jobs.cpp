@@ -145,7 +145,8 @@ void Jobs::submit(const JobPointer& job) {
   }
   const ServedRequest& request = job->request();
   const auto num_choices = static_cast<size_t>(request.num_choices());
-  const OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools, request.begun);
+  OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools, request.begun);
+  if (request.ends_after_call) parser.end_after_call();
   const bool skips_special =
       !has_special_markers(model_.tokenizer, request.reasoning_parser, request.tool_call_parser);
   for (size_t i = 0; i < num_choices; ++i)
@@ -220,6 +221,7 @@ void Jobs::take(const JobPointer& job, size_t prompt, EngineEvent event) {
           prompt * static_cast<size_t>(request.sampling.n_samples) + static_cast<size_t>(event.token.sample);
       ++job->seen[choice];
       take_token(*job, choice, event.token);
+      if (job->texts[choice].is_over()) end_early(job);
       return;
     }
     case EngineEvent::Kind::kFinished:
@@ -230,6 +232,23 @@ void Jobs::take(const JobPointer& job, size_t prompt, EngineEvent event) {
       if (++job->num_finished == request.prompts.size()) complete(job);
       return;
   }
+}
+
+// Ends the generation if all choices are over. An agent's session keeps whole samples, as they are trained.
+void Jobs::end_early(const JobPointer& job) {
+  if (job->session || job->num_finished > 0) return;
+  for (size_t i = 0; i < job->texts.size(); ++i)
+    if (!job->texts[i].is_over() || job->last[i]) return;
+  for (const uint64_t id : job->engine_ids) loop_.cancel(id);
+  for (size_t i = 0; i < job->texts.size(); ++i) {
+    ChoiceDelta delta;
+    delta.parts = job->texts[i].finish(std::nullopt, FinishReason::kStop);
+    delta.end = job->texts[i].end();
+    counters_.malformed_calls += job->texts[i].malformed_calls();
+    add(*job, i, std::move(delta));
+  }
+  complete(job);
+  for (const uint64_t id : job->engine_ids) jobs_.erase(id);
 }
 
 // Whether a sample's last token is a stop token is known only in finish_prompt(), so the token is kept.

@@ -67,6 +67,7 @@ class Jobs {
   void take(const JobPointer& job, size_t prompt, EngineEvent event);
   void begin(Job& job);
   void take_token(Job& job, size_t choice, const StreamedToken& sampled);
+  void end_early(const JobPointer& job);
   void finish_prompt(Job& job, size_t prompt, const GenerationResult& result);
   void add(Job& job, size_t choice, ChoiceDelta delta);
   void send(Job& job);

@@ -22,8 +22,8 @@ Json stop_reason(const SampleEnd& end) {
   return nullptr;
 }
 
-Json call_json(const ToolCall& call) {
-  return {{"id", call.id.empty() ? new_id("call_") : call.id},
+Json call_json(const ToolCall& call, const std::string& tool_call_parser) {
+  return {{"id", id_of(call, tool_call_parser, "call_")},
           {"type", "function"},
           {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
 }
@@ -45,7 +45,8 @@ class ChatAnswer final : public Answer {
         message["content"] = nullptr;
       if (!options_.request.reasoning_parser.empty())
         message["reasoning_content"] = parts.reasoning.empty() ? Json() : Json(parts.reasoning);
-      for (const ToolCall& call : parts.calls) message["tool_calls"].push_back(call_json(call));
+      for (const ToolCall& call : parts.calls)
+        message["tool_calls"].push_back(call_json(call, options_.request.tool_call_parser));
       Json entry({{"index", i},
                   {"message", std::move(message)},
                   {"finish_reason", finish_reason(choice, !parts.calls.empty())},
@@ -80,7 +81,7 @@ class ChatAnswer final : public Answer {
     if (!parts.content.empty()) delta["content"] = parts.content;
     if (!parts.reasoning.empty()) delta["reasoning_content"] = parts.reasoning;
     for (const ToolCall& call : parts.calls) {
-      Json json = call_json(call);
+      Json json = call_json(call, options_.request.tool_call_parser);
       json["index"] = calls_of_[index]++;
       delta["tool_calls"].push_back(std::move(json));
     }
@@ -133,16 +134,29 @@ class ChatAnswer final : public Answer {
   std::vector<int64_t> calls_of_;  // calls streamed so far, by choice
 };
 
+// A field that is null means the same as a missing one. Templates may distinguish them.
+void drop_null_fields(OrderedJson& message) {
+  for (auto it = message.begin(); it != message.end();)
+    if (it->is_null() && it.key() != "content") it = message.erase(it);
+    else ++it;
+}
+
 // Messages in the form that templates expect: texts in place of lists of parts, arguments as objects.
 OrderedJson template_messages(const OrderedJson& given) {
   OrderedJson messages = given;
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string where = str("messages[", i, "]");
     OrderedJson& message = messages[i];
+    if (message.is_object()) drop_null_fields(message);
     Fields fields(message, where);
     const bool is_assistant = fields.required_text("role") == "assistant";
+    for (const char* name : {"audio", "function_call"})
+      fields.only(name, nullptr, "the server does not support it");
+    const auto refusal = fields.text("refusal");
+    if (refusal) message.erase("refusal");
     if (const OrderedJson* content = fields.find("content"))
       message["content"] = content_text(*content, where + ".content");
+    else if (refusal) message["content"] = *refusal;
     else if (!is_assistant) fields.wrong("content", "a text or a list of parts");
     if (const auto reasoning = fields.text("reasoning"); reasoning && !message.contains("reasoning_content"))
       message["reasoning_content"] = *reasoning;
@@ -184,9 +198,10 @@ void refuse_unsupported_chat(Fields& fields) {
     Fields(*format, "response_format").only("type", "text", kUnconstrained);
   fields.only("logit_bias", OrderedJson::object(), "logits are not changed");
   fields.only("modalities", OrderedJson::array({"text"}), "only text is generated");
-  for (const char* name : {"audio", "prediction", "web_search_options", "functions", "function_call",
-                           "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-                           "guided_grammar", "logits_processors", "bad_words", "allowed_token_ids"})
+  for (const char* name :
+       {"audio", "moderation", "prediction", "web_search_options", "functions", "function_call",
+        "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "logits_processors", "bad_words", "allowed_token_ids"})
     fields.only(name, nullptr, "the server does not support it");
   for (const char* name : {"use_beam_search", "include_stop_str_in_output", "continue_final_message", "echo"})
     fields.only(name, false, "the server does not support it");
@@ -194,7 +209,7 @@ void refuse_unsupported_chat(Fields& fields) {
   fields.only("add_special_tokens", false, "the chat template writes them");
   // No part of the answer depends on these fields here.
   fields.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-                 "safety_identifier", "parallel_tool_calls", "verbosity", "priority", "request_id",
+                 "prompt_cache_options", "safety_identifier", "verbosity", "priority", "request_id",
                  "spaces_between_special_tokens", "cache_salt"});
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "serve/api.h"
+#include "text/prompt_ids.h"
 
 namespace bough {
 
@@ -88,8 +89,13 @@ class CompletionAnswer final : public Answer {
         offsets.push_back(offsets_[index]);
         offsets_[index] += num_characters(text);
         Json top = Json::object();
-        for (const auto& [id, logprob] : token.top)  // of tokens with the same text, the most likely
-          top.emplace(token_text(model_.tokenizer, id), logprob);
+        // Tokens may have the same text. The sampled token or else the most likely one is listed by its text,
+        // the others by their ids, as vLLM writes them.
+        for (const auto& [id, logprob] : token.top) {
+          const std::string other = token_text(model_.tokenizer, id);
+          const bool is_taken = id != token.id && (other == text || top.contains(other));
+          top.emplace(is_taken ? str("token_id:", id) : other, logprob);
+        }
         tops.push_back(std::move(top));
       }
       entry["logprobs"] = {
@@ -120,7 +126,9 @@ void read_prompts(Fields& fields, const ServedModel& model, ServedRequest& reque
   const auto add = [&](const OrderedJson& prompt) {
     if (prompt.is_string()) {
       try {
-        request.prompts.push_back(model.tokenizer.encode(prompt.get_ref<const std::string&>(), special));
+        const auto& text = prompt.get_ref<const std::string&>();
+        request.prompts.push_back(special ? encode_plain_prompt(model.tokenizer, text)
+                                          : model.tokenizer.encode(text));
       } catch (const UserError& error) {
         throw ApiError(400, error.what(), "prompt");
       }

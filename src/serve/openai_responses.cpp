@@ -17,7 +17,7 @@ class ResponseAnswer final : public Answer {
       : Answer(new_id("resp_")), model_(model), options_(std::move(options)), created_(now_seconds()) {}
 
   Json whole(const std::vector<ChoiceDelta>& choices) override {
-    close();
+    close_all();
     return response(choices);
   }
   bool wants_deltas() const override { return true; }  // only deltas tell which tokens belong to a message
@@ -53,7 +53,7 @@ class ResponseAnswer final : public Answer {
   }
 
   std::string end(const std::vector<ChoiceDelta>& choices) override {
-    std::string text = close();
+    std::string text = close_all();
     const Json done = response(choices);
     const bool is_complete = done["status"] == "completed";
     return text + event(is_complete ? "response.completed" : "response.incomplete", {{"response", done}});
@@ -152,6 +152,12 @@ class ResponseAnswer final : public Answer {
     return text + event("response.output_item.done", item_event());
   }
 
+  // An empty answer is an empty message, so that a client can give it back.
+  std::string close_all() {
+    std::string text = output_.empty() ? open("message") : "";
+    return text + close();
+  }
+
   // Returns the log-probabilities of the unfinished message's tokens that no event has shown yet. Adds them
   // to the item, too.
   Json take_logprobs() {
@@ -169,7 +175,7 @@ class ResponseAnswer final : public Answer {
     output_.push_back({{"id", new_id("fc_")},
                        {"type", "function_call"},
                        {"status", "in_progress"},
-                       {"call_id", call.id.empty() ? new_id("call_") : call.id},
+                       {"call_id", id_of(call, options_.request.tool_call_parser, "call_")},
                        {"name", call.name},
                        {"arguments", ""}});
     text += event("response.output_item.added", item_event());
@@ -217,9 +223,14 @@ class ItemReader {
       const OrderedJson* content = item.find("content");
       if (!content) item.wrong("content", "a text or a list of parts");
       std::string text = content_text(*content, where + ".content");
-      if (role != "assistant") messages.push_back({{"role", role}, {"content", std::move(text)}});
-      else if (std::string& all = assistant()["content"].get_ref<std::string&>(); all.empty()) all = text;
-      else all += "\n" + text;
+      if (role != "assistant") {
+        messages.push_back({{"role", role}, {"content", std::move(text)}});
+        return;
+      }
+      // Texts before and after a call are parts of one answer.
+      OrderedJson& message = assistant();
+      std::string& all = message["content"].get_ref<std::string&>();
+      all += (all.empty() || message.contains("tool_calls") ? "" : "\n") + text;
     } else if (type == "reasoning") {
       std::string text;
       for (const char* name : {"content", "summary"})
@@ -261,15 +272,19 @@ OrderedJson responses_function(Fields& tool) {
 void refuse_unsupported_responses(Fields& fields) {
   for (const char* name : {"previous_response_id", "conversation", "prompt", "max_tool_calls"})
     fields.only(name, nullptr, "nothing is stored here: send the whole conversation as input");
+  for (const char* name : {"access_programs", "background_options", "image", "moderation"})
+    fields.only(name, nullptr, "the server does not support it");
   fields.only("background", false, "answers are not stored");
   fields.only("truncation", "disabled", "a conversation that is too long is refused");
   if (const OrderedJson* text = fields.object("text")) {
     Fields inner(*text, "text");
     if (const OrderedJson* format = inner.object("format"))
       Fields(*format, "text.format").only("type", "text", "answers are not constrained");
+    inner.ignore({"verbosity"});
+    inner.done();
   }
   fields.ignore({"store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-                 "safety_identifier", "parallel_tool_calls", "stream_options", "context_management"});
+                 "prompt_cache_options", "safety_identifier", "stream_options", "context_management"});
 }
 
 }  // namespace
@@ -291,9 +306,12 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   conversation.tools = read_tools(fields, responses_function);
   conversation.add_generation_prompt = true;
   const ToolChoice choice = read_tool_choice(fields);
-  if (const OrderedJson* reasoning = fields.object("reasoning"))
-    if (const auto effort = Fields(*reasoning, "reasoning").text("effort"))
-      conversation.variables["reasoning_effort"] = *effort;
+  if (const OrderedJson* reasoning = fields.object("reasoning")) {
+    Fields inner(*reasoning, "reasoning");
+    if (const auto effort = inner.text("effort")) conversation.variables["reasoning_effort"] = *effort;
+    inner.ignore({"summary", "generate_summary"});  // answers have the whole reasoning
+    inner.done();
+  }
   ResponseOptions options;
   if (const OrderedJson* include = fields.array("include"))
     for (const OrderedJson& what : *include) {

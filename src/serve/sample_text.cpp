@@ -23,6 +23,7 @@ OutputParts SampleText::finish(std::optional<int32_t> last_token, FinishReason r
   text += decoder_.finish();
   OutputParts parts = take(text, true);
   if (end_.stop) end_.reason = FinishReason::kStopString;
+  else if (is_over()) end_.reason = FinishReason::kStop;
   return parts;
 }
 

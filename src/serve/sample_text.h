@@ -32,6 +32,7 @@ class SampleText {
   OutputParts push(int32_t token);
   OutputParts finish(std::optional<int32_t> last_token, FinishReason reason);
   const SampleEnd& end() const { return end_; }
+  bool is_over() const { return parser_.is_over(); }  // later tokens add nothing
   // Number of tool calls that could not be parsed. Their text is part of the content.
   int64_t malformed_calls() const { return malformed_calls_; }
 

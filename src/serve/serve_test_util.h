@@ -91,6 +91,7 @@ class ScriptedEngine final : public BareEngine {
 inline ServedModel byte_model(ServeSettings settings = {}) {
   settings.port = 0;
   settings.log_requests = false;
+  if (settings.tool_call_parser == "auto") settings.tool_call_parser = "";  // as for the template ChatML
   return {.names = {"bytes"},
           .tokenizer = Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"),
           .chat_template = ChatTemplate(),

@@ -268,7 +268,8 @@ void check_serving(const ServeSettings& settings, const std::string& api_key) {
                         " can be reached from other machines, but there is no key; set BOUGH_API_KEY or "
                         "api_key_file, or listen at 127.0.0.1"));
   // Throws an error that lists the known parsers.
-  const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);
+  const bool is_auto = settings.tool_call_parser == kAutoParser;
+  const OutputParser names(settings.reasoning_parser, is_auto ? "" : settings.tool_call_parser);
 }
 
 Server::Server(Engine& engine, ServedModel model, std::string api_key,

@@ -65,6 +65,22 @@ TEST_F(ServerTest, Answers) {
   EXPECT_NE(answer.find("Request-Id: req_"), std::string::npos) << answer;
 }
 
+TEST_F(ServerTest, GenerationStopsAfterTheOnlyCall) {
+  ServeSettings settings;
+  settings.tool_call_parser = "hermes";
+  start(R"(<tool_call>{"name": "f", "arguments": {}}</tool_call>)" + std::string(100000, 'x'), settings);
+  const std::string tools =
+      R"(, "tools": [{"type": "function", "function": {"name": "f"}}], "max_tokens": 100000)";
+  for (const char* stream : {"", R"(, "stream": true)"}) {
+    const std::string answer = ask(
+        "/v1/chat/completions", kChat + tools + R"(, "parallel_tool_calls": false, "n": 2)" + stream + "}");
+    EXPECT_NE(answer.find(R"("finish_reason":"tool_calls")"), std::string::npos) << answer;
+    EXPECT_EQ(answer.find("xx"), std::string::npos);
+  }
+  EXPECT_TRUE(eventually([&] { return engine_->cancelled == 2; }));
+  EXPECT_TRUE(eventually([&] { return metric("requests_in_flight") == "0"; }));
+}
+
 TEST_F(ServerTest, AClientThatGoesAwayIsCancelledInTheEngine) {
   start(std::string(100000, 'x'));
   RawClient streaming(port_), waiting(port_);

@@ -36,7 +36,7 @@ struct ServeSettings {
   std::string api_key_file;
   std::vector<std::string> served_model_name;
   std::vector<LoraModule> lora_modules;
-  std::string tool_call_parser;
+  std::string tool_call_parser = "auto";
   std::string reasoning_parser;
   std::string logprobs_mode = "raw_logprobs";
   int64_t seed = 1;
@@ -67,7 +67,8 @@ struct ServeSettings {
     v("lora_modules", lora_modules,
       "low-rank adapters of the model, each requested by its own name: [NAME=DIRECTORY, ...]");
     v("tool_call_parser", tool_call_parser,
-      "format of the model's tool calls (docs/chat.md); empty: no tools");
+      "format of the model's tool calls (docs/chat.md); auto: the one whose markers the chat template has; "
+      "empty: no tools");
     v("reasoning_parser", reasoning_parser,
       "format of the model's reasoning (docs/chat.md); empty: reasoning is part of the text");
     v("logprobs_mode", logprobs_mode,

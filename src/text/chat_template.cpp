@@ -1,8 +1,11 @@
 #include "text/chat_template.h"
 
+#include <mutex>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "text/chat_template_jinja.h"
+#include "text/output_parser.h"
 #include "text/special_tokens.h"
 
 namespace bough {
@@ -89,13 +92,31 @@ OrderedJson parse_ordered_json(std::string_view text, const std::string& source)
 struct ChatTemplate::Program {
   Program(std::string_view source, std::string given_name, OrderedJson given_variables)
       : name(std::move(given_name)),
+        text(source),
         statements(jinja::parse(source, name)),
         variables(std::move(given_variables)) {}
 
-  std::string name;
+  std::string name, text;
   jinja::Block statements;
   OrderedJson variables;
 };
+
+struct ChatTemplate::Form {
+  std::once_flag once;
+  AssistantForm form;
+};
+
+ChatTemplate::ChatTemplate(std::shared_ptr<const Program> program, std::shared_ptr<const Program> with_tools)
+    : program_(std::move(program)), with_tools_(std::move(with_tools)), form_(std::make_shared<Form>()) {}
+
+std::string ChatTemplate::tool_call_parser() const {
+  return tool_call_parser_of((with_tools_ ? with_tools_ : program_)->text);
+}
+
+const AssistantForm& ChatTemplate::assistant_form() const {
+  std::call_once(form_->once, [this] { form_->form = find_assistant_form(*this); });
+  return form_->form;
+}
 
 std::string_view chatml_template() {
   return "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + "

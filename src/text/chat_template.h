@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "base/json.h"
+#include "text/assistant_form.h"
 #include "text/chat_template_value.h"
 #include "text/message.h"
 
@@ -56,13 +57,20 @@ class ChatTemplate {
   std::string render(const Conversation& conversation) const;
   std::string render(std::span<const Message> messages, bool add_generation_prompt) const;
 
+  // The format of tool calls whose markers the template (for tools) has; empty: none that is known.
+  std::string tool_call_parser() const;
+
+  // Found at the first call. Any thread.
+  const AssistantForm& assistant_form() const;
+
  private:
   struct Program;
-  ChatTemplate(std::shared_ptr<const Program> program, std::shared_ptr<const Program> with_tools)
-      : program_(std::move(program)), with_tools_(std::move(with_tools)) {}
+  struct Form;
+  ChatTemplate(std::shared_ptr<const Program> program, std::shared_ptr<const Program> with_tools);
 
   std::shared_ptr<const Program> program_;  // immutable, shared by copies and threads
   std::shared_ptr<const Program> with_tools_;
+  std::shared_ptr<Form> form_;
 };
 
 // The Jinja source of plain ChatML, which `bough init` writes.

@@ -2,6 +2,9 @@
 // call.
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "base/ascii.h"
@@ -19,10 +22,18 @@ std::string_view stripped(std::string_view text) {
   return trimmed(text, kSpaces);
 }
 
+OrderedJson python_literal(std::string_view text);  // throws jinja::Error
+
+// Models also write objects as Python does: {'name': 'f', 'arguments': {'is': True}}.
 OrderedJson read_json_text(std::string_view text) {
+  text = stripped(text);
   try {
-    return parse_ordered_json(stripped(text), "the call");
+    return parse_ordered_json(text, "the call");
   } catch (const UserError& error) {
+    try {
+      if (text.starts_with('{') || text.starts_with('[')) return python_literal(text);
+    } catch (const jinja::Error&) {  // the error in JSON says more
+    }
     fail(error.what());
   }
 }
@@ -75,47 +86,146 @@ Calls read_bare_object(std::string_view body, const OrderedJson& tools) {
   return {call_of(value)};
 }
 
-// Returns the schema of an argument, or a null value.
-OrderedJson schema_of(const OrderedJson& tools, const std::string& name, const std::string& key) {
-  if (!tools.is_array()) return {};
+// The types of JSON values, as bits.
+enum Types { kString = 1, kNumber = 2, kBoolean = 4, kNull = 8, kArray = 16, kObject = 32, kAnyType = 63 };
+
+int type_named(const OrderedJson& name) {
+  for (const auto& [type, names] : std::initializer_list<std::pair<int, std::vector<std::string_view>>>{
+           {kString, {"string", "str", "text"}},
+           {kNumber, {"number", "integer", "int", "float", "double"}},
+           {kBoolean, {"boolean", "bool"}},
+           {kNull, {"null", "none"}},
+           {kArray, {"array", "list", "tuple"}},
+           {kObject, {"object", "dict"}},
+           {kAnyType, {"any"}}})
+    if (name.is_string() && std::find(names.begin(), names.end(), name) != names.end()) return type;
+  return kAnyType & ~kString;
+}
+
+int type_of_value(const OrderedJson& value) {
+  return value.is_string()    ? kString
+         : value.is_number()  ? kNumber
+         : value.is_boolean() ? kBoolean
+         : value.is_null()    ? kNull
+         : value.is_array()   ? kArray
+                              : kObject;
+}
+
+// Reads the types that a tool's JSON schema allows its arguments. References (#/$defs/...) are local to the
+// schema.
+class ArgumentTypes {
+ public:
+  explicit ArgumentTypes(const OrderedJson& schema) : root_(schema) {}
+
+  // The types that argument `key` may have. Nullopt if the schema does not have it.
+  std::optional<int> argument(const std::string& key) const { return argument(root_, key, 0); }
+
+ private:
+  static constexpr int kMostReferences = 32;
+
+  const OrderedJson* target(const OrderedJson& schema) const {
+    const auto found = schema.find("$ref");
+    if (found == schema.end() || !found->is_string()) return nullptr;
+    const auto& reference = found->get_ref<const std::string&>();
+    if (!reference.starts_with('#')) return nullptr;
+    try {
+      return &root_.at(OrderedJson::json_pointer(reference.substr(1)));
+    } catch (const OrderedJson::exception&) {
+      return nullptr;
+    }
+  }
+
+  template <class Part>
+  static void for_each(const OrderedJson& schema, const char* name, const Part& part) {
+    if (const auto found = schema.find(name); found != schema.end() && found->is_array())
+      for (const OrderedJson& each : *found) part(each);
+  }
+
+  int types(const OrderedJson& schema, int depth) const {
+    if (!schema.is_object() || depth > kMostReferences) return kAnyType;
+    int all = kAnyType;
+    if (const OrderedJson* other = target(schema)) all &= types(*other, depth + 1);
+    if (const auto type = schema.find("type"); type != schema.end() && type->is_array()) {
+      int any = 0;
+      for (const OrderedJson& each : *type) any |= type_named(each);
+      all &= any;
+    } else if (type != schema.end()) {
+      all &= type_named(*type);
+    }
+    if (const auto value = schema.find("const"); value != schema.end()) all &= type_of_value(*value);
+    int values = 0;
+    for_each(schema, "enum", [&](const OrderedJson& each) { values |= type_of_value(each); });
+    if (values != 0) all &= values;
+    for_each(schema, "allOf", [&](const OrderedJson& each) { all &= types(each, depth + 1); });
+    for (const char* name : {"anyOf", "oneOf"}) {
+      int any = 0;
+      for_each(schema, name, [&](const OrderedJson& each) { any |= types(each, depth + 1); });
+      if (any != 0) all &= any;
+    }
+    if (all == kAnyType && schema.contains("properties")) all = kObject;
+    if (all == kAnyType && schema.contains("items")) all = kArray;
+    if (all != kAnyType && schema.value("nullable", OrderedJson()) == true) all |= kNull;
+    return all;
+  }
+
+  std::optional<int> argument(const OrderedJson& schema, const std::string& key, int depth) const {
+    if (!schema.is_object() || depth > kMostReferences) return std::nullopt;
+    std::optional<int> all;
+    const auto both = [&](std::optional<int> more) {
+      if (more) all = all.value_or(kAnyType) & *more;
+    };
+    if (const OrderedJson* other = target(schema)) both(argument(*other, key, depth + 1));
+    if (const auto properties = schema.find("properties");
+        properties != schema.end() && properties->is_object())
+      if (const auto found = properties->find(key); found != properties->end()) both(types(*found, depth));
+    for_each(schema, "allOf", [&](const OrderedJson& each) { both(argument(each, key, depth + 1)); });
+    for (const char* name : {"anyOf", "oneOf"}) {
+      std::optional<int> any;
+      for_each(schema, name, [&](const OrderedJson& each) {
+        if (const auto more = argument(each, key, depth + 1)) any = any.value_or(0) | *more;
+      });
+      both(any);
+    }
+    if (const auto rest = schema.find("additionalProperties"); !all && rest != schema.end())
+      both(types(*rest, depth));
+    return all;
+  }
+
+  const OrderedJson& root_;
+};
+
+// Returns the types that the tools' schemas allow an argument; kAnyType if they do not say.
+int argument_types(const OrderedJson& tools, const std::string& name, const std::string& key) {
+  if (!tools.is_array()) return kAnyType;
   for (const OrderedJson& tool : tools) {
     if (!tool.is_object()) continue;
     const OrderedJson& function = tool.contains("function") ? tool["function"] : tool;
     if (!function.is_object() || function.value("name", OrderedJson()) != name) continue;
-    const OrderedJson parameters = function.value("parameters", OrderedJson());
-    const OrderedJson properties =
-        parameters.is_object() ? parameters.value("properties", OrderedJson()) : OrderedJson();
-    return properties.is_object() ? properties.value(key, OrderedJson()) : OrderedJson();
+    const auto parameters = function.find("parameters");
+    if (parameters == function.end()) return kAnyType;
+    return ArgumentTypes(*parameters).argument(key).value_or(kAnyType);
   }
-  return {};
+  return kAnyType;
 }
 
-bool may_be(const OrderedJson& schema, std::string_view type) {
-  const OrderedJson given = schema.value("type", OrderedJson());
-  if (given.is_string()) return given == type;
-  if (given.is_array()) return std::find(given.begin(), given.end(), type) != given.end();
-  for (const char* any : {"anyOf", "oneOf"})
-    if (const OrderedJson options = schema.value(any, OrderedJson()); options.is_array())
-      return std::any_of(options.begin(), options.end(), [&](const OrderedJson& option) {
-        return option.is_object() && may_be(option, type);
-      });
-  return false;
-}
-
-// Converts an argument that is written as plain text by its type in `schema`. A string stays as it is. For
-// another type the text is read as JSON or as a Python literal. If the schema has no type, `otherwise_json`
-// says whether the text is read as JSON.
-OrderedJson typed(const std::string& text, const OrderedJson& schema, bool otherwise_json) {
-  const bool known =
-      schema.is_object() && (schema.contains("type") || schema.contains("anyOf") || schema.contains("oneOf"));
-  if (known ? may_be(schema, "string") && !(may_be(schema, "null") && text == "null") : !otherwise_json)
+// Converts an argument that is written as plain text by its types. A string stays as it is. For another type
+// the text is read as JSON or as a Python literal. If any type is allowed, `otherwise_json` says whether the
+// text is read.
+OrderedJson typed(const std::string& text, int types, bool otherwise_json) {
+  const std::string_view word = stripped(text);
+  if (types == kAnyType) {
+    if (!otherwise_json) return text;
+  } else if (types & kString) {
+    if ((types & kNull) && (word == "null" || word == "None")) return nullptr;
     return text;
-  const std::string word(stripped(text));
-  if (word == "None") return nullptr;
-  if (word == "True" || word == "False") return word == "True";
+  }
   try {
     return parse_ordered_json(word, "an argument");
   } catch (const UserError&) {
+  }
+  try {
+    return python_literal(word);
+  } catch (const jinja::Error&) {
     return text;
   }
 }
@@ -161,7 +271,7 @@ Calls read_function_tags(std::string_view body, const OrderedJson& tools) {
       if (split == std::string_view::npos) fail("'<parameter=' is not closed");
       const std::string key(stripped(parameter->substr(0, split)));
       arguments[key] = typed(without_outer_line_breaks(parameter->substr(split + 1)),
-                             schema_of(tools, call.name, key), false);
+                             argument_types(tools, call.name, key), false);
     }
     call.arguments = dumped(arguments);
     calls.push_back(std::move(call));
@@ -191,7 +301,7 @@ Calls read_invoke_tags(std::string_view body, const OrderedJson& tools) {
       if (split == std::string_view::npos) fail("'<parameter' is not closed");
       const std::string key = unquoted(parameter->substr(0, split));
       arguments[key] = typed(without_outer_line_breaks(parameter->substr(split + 1)),
-                             schema_of(tools, call.name, key), false);
+                             argument_types(tools, call.name, key), false);
     }
     call.arguments = dumped(arguments);
     calls.push_back(std::move(call));
@@ -209,7 +319,7 @@ Calls read_glm(std::string_view body, const OrderedJson& tools) {
     const std::string key(stripped(*given));
     const auto value = next_between(body, position, "<arg_value>", "</arg_value>");
     if (!value) fail("the argument ", quoted(key, 40), " has no value");
-    arguments[key] = typed(std::string(*value), schema_of(tools, call.name, key), true);
+    arguments[key] = typed(std::string(*value), argument_types(tools, call.name, key), true);
   }
   call.arguments = dumped(arguments);
   return {call};
@@ -288,6 +398,13 @@ class PythonReader {
     return calls;
   }
 
+  OrderedJson literal() {
+    OrderedJson read = value(0);
+    skip();
+    if (position_ != text_.size()) fail("unexpected text after a literal");
+    return read;
+  }
+
  private:
   char peek() const { return position_ < text_.size() ? text_[position_] : '\0'; }
   void skip() {
@@ -334,6 +451,8 @@ class PythonReader {
       while (!take('}')) {
         const OrderedJson key = value(depth + 1);
         if (!key.is_string() || !take(':')) fail("a dict is malformed");
+        if (object.contains(key.get<std::string>()))
+          fail("the key ", quoted(key.get<std::string>(), 40), " occurs twice");
         object[key.get<std::string>()] = value(depth + 1);
         if (!take(',') && (skip(), peek() != '}')) fail("a dict is not closed");
       }
@@ -367,6 +486,11 @@ class PythonReader {
         continue;
       }
       ++position_;
+      if (const size_t digits = peek() == 'x' ? 2 : peek() == 'u' ? 4 : peek() == 'U' ? 8 : 0; digits > 0) {
+        append_code_point(out, text_.substr(position_ + 1, digits), digits);
+        position_ += digits;
+        continue;
+      }
       constexpr std::string_view kEscapes = "ntr\\'\"0";
       const size_t index = kEscapes.find(peek());
       if (index != std::string_view::npos && peek() != '\0')
@@ -378,9 +502,27 @@ class PythonReader {
     return out;
   }
 
+  static void append_code_point(std::string& out, std::string_view digits, size_t expected) {
+    uint32_t code = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
+    if (error != std::errc() || end != digits.data() + expected || code > 0x10FFFF || (code >> 11) == 0x1B)
+      fail("a string has a malformed escape");
+    if (code < 0x80) {
+      out += static_cast<char>(code);
+      return;
+    }
+    const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    out += static_cast<char>((0xFF00 >> (more + 1)) | (code >> (6 * more)));
+    for (int i = more - 1; i >= 0; --i) out += static_cast<char>(0x80 | ((code >> (6 * i)) & 0x3F));
+  }
+
   std::string_view text_;
   size_t position_ = 0;
 };
+
+OrderedJson python_literal(std::string_view text) {
+  return PythonReader(text).literal();
+}
 
 Calls read_python(std::string_view body, const OrderedJson&) {
   return PythonReader(stripped(body)).run();
@@ -499,6 +641,64 @@ ToolCall harmony_call(const std::string& recipient, std::string_view body) {
   } catch (const jinja::Error& error) {
     return {"", "", "", "", error.what};
   }
+}
+
+std::optional<std::string> written_calls(const std::string& tool_call_parser, const OrderedJson& calls) {
+  const ToolFormat* format = find_tool_format(tool_call_parser);
+  if (!format) return std::nullopt;
+  const bool is_bare = format->read == read_bare_object, is_python = format->read == read_python;
+  const bool one_by_one = format->read == read_internlm || format == &tool_formats().front();
+  if (!one_by_one && !is_bare && !is_python && format->read != read_objects && format->read != read_mistral)
+    return std::nullopt;
+  const std::string begin(is_bare || format->begins.empty() ? "" : format->begins.front()), end(format->end);
+  std::string text;
+  for (const OrderedJson& call : calls) {
+    const OrderedJson &name = call["function"]["name"], &arguments = call["function"]["arguments"];
+    std::string written;
+    if (is_python) {
+      for (const auto& [key, value] : arguments.items())
+        written += str(written.empty() ? "" : ", ", key, "=", jinja::to_repr(jinja::Value::from_json(value)));
+      written = str(name.get<std::string>(), "(", written, ")");
+    } else {
+      written = dumped({{"name", name}, {"arguments", arguments}});
+    }
+    if (one_by_one) text += str(text.empty() ? "" : "\n", begin, "\n", written, "\n", end);
+    else text += str(text.empty() ? "" : is_bare ? "; " : ", ", written);
+  }
+  if (one_by_one || is_bare) return text;
+  return str(begin, begin.ends_with('[') ? "" : "[", text, "]", end);
+}
+
+std::string tool_call_parser_of(std::string_view chat_template) {
+  struct Sign {
+    const char* parser;
+    std::vector<std::string_view> all;
+  };
+  // Formats that share a marker come after those with more markers.
+  static const std::vector<Sign> signs = {{"openai", {"<|channel|>", "<|call|>"}},
+                                          {"deepseek_v3", {"<｜tool▁call▁begin｜>"}},
+                                          {"kimi_k2", {"<|tool_call_begin|>"}},
+                                          {"minimax_m2", {"<minimax:tool_call>"}},
+                                          {"seed_oss", {"<seed:tool_call>"}},
+                                          {"lfm2", {"<|tool_call_start|>"}},
+                                          {"lfm2", {"<|tool_list_start|>"}},
+                                          {"internlm", {"<|action_start|>"}},
+                                          {"phi4_mini_json", {"functools["}},
+                                          {"mistral", {"[TOOL_CALLS]"}},
+                                          {"olmo3", {"<function_calls>"}},
+                                          {"llama4_pythonic", {"<|python_start|>"}},
+                                          {"glm45", {"<tool_call>", "<arg_key>"}},
+                                          {"qwen3_coder", {"<tool_call>", "<function="}},
+                                          {"granite", {"<|tool_call|>"}},
+                                          {"jamba", {"<tool_calls>"}},
+                                          {"hermes", {"<tool_call>", "name"}},
+                                          {"llama3_json", {"{\"name\": ", "\"parameters\": ", "<|eot_id|>"}}};
+  for (const Sign& sign : signs)
+    if (std::all_of(sign.all.begin(), sign.all.end(), [&](std::string_view marker) {
+          return chat_template.find(marker) != std::string_view::npos;
+        }))
+      return sign.parser;
+  return "";
 }
 
 const ToolFormat* find_tool_format(std::string_view name) {

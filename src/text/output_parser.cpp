@@ -116,6 +116,7 @@ bool OutputParser::step(bool final, OutputParts& out) {
     case State::kAfterCall: return after_call(final, out);
     case State::kHeader: return header(final, out);
     case State::kMessage: return message(final, out);
+    case State::kOver: return buffer_.clear(), false;
   }
   return false;
 }
@@ -246,6 +247,7 @@ void OutputParser::close_call(size_t end, OutputParts& out) {
       call.text = text;
       out.calls.push_back(std::move(call));
     }
+    keep_first_call(out);
   } catch (const jinja::Error& error) {
     if (marker_ > 0) {
       out.calls.push_back({"", "", "", text, error.what});
@@ -254,6 +256,16 @@ void OutputParser::close_call(size_t end, OutputParts& out) {
       state_ = State::kContent;
     }
   }
+}
+
+// Returns whether the output is over.
+bool OutputParser::keep_first_call(OutputParts& out) {
+  if (!ends_after_call_ || out.calls.empty() || !out.calls.back().valid()) return false;
+  const auto first =
+      std::find_if(out.calls.begin(), out.calls.end(), [](const ToolCall& c) { return c.valid(); });
+  out.calls.erase(first + 1, out.calls.end());
+  state_ = State::kOver;
+  return true;
 }
 
 // Drops white space, separators and a repeated end marker after a call.
@@ -313,6 +325,7 @@ bool OutputParser::message(bool final, OutputParts& out) {
     ToolCall read = harmony_call(recipient_, std::string_view(buffer_).substr(marker_, end - marker_));
     read.text = buffer_.substr(0, end);
     out.calls.push_back(std::move(read));
+    if (keep_first_call(out)) return true;
   } else {
     (channel_ == "analysis" ? out.reasoning : out.content).append(buffer_, 0, end);
   }

@@ -12,6 +12,7 @@
 // Formats have the names of vLLM (--tool-call-parser, --reasoning-parser) and SGLang.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,10 +65,24 @@ class OutputParser {
   // Ends the text and returns all text that was held back. The parser must not be used afterwards.
   OutputParts finish();
 
+  // The output ends with its first valid call; all later text is dropped.
+  void end_after_call() { ends_after_call_ = true; }
+  bool is_over() const { return state_ == State::kOver; }
+
   static OutputParts parse(OutputParser parser, std::string_view text);
 
  private:
-  enum class State { kStart, kReasoning, kContentStart, kContent, kCall, kAfterCall, kHeader, kMessage };
+  enum class State {
+    kStart,
+    kReasoning,
+    kContentStart,
+    kContent,
+    kCall,
+    kAfterCall,
+    kHeader,
+    kMessage,
+    kOver
+  };
 
   bool step(bool final, OutputParts& out);
   bool start(bool final);
@@ -79,6 +94,7 @@ class OutputParser {
   bool header(bool final, OutputParts& out);
   bool message(bool final, OutputParts& out);
   void close_call(size_t end, OutputParts& out);
+  bool keep_first_call(OutputParts& out);
   void enter_content();
 
   const ReasoningFormat* reasoning_ = nullptr;
@@ -86,6 +102,7 @@ class OutputParser {
   OrderedJson tools_;
   State state_ = State::kStart;
   bool in_reasoning_;
+  bool ends_after_call_ = false;
   std::string buffer_;  // text without a decision; in a call, its text from the marker on
 
   // State of the search for the end of a call. scanned_: number of bytes of buffer_ that were searched.
@@ -106,6 +123,15 @@ bool opens_reasoning(const std::string& reasoning_parser, std::string_view promp
 // UserError if the format is unknown, or has no marker with which every call begins (gpt-oss).
 std::string forced_call(const std::string& reasoning_parser, const std::string& tool_call_parser,
                         bool in_reasoning);
+
+// Writes calls of a message in OpenAI's form, with arguments as objects, as the model writes them. Nullopt if
+// the format does not write a call as one JSON object.
+std::optional<std::string> written_calls(const std::string& tool_call_parser, const OrderedJson& calls);
+
+// In settings: the format is the one whose markers the chat template has.
+inline constexpr const char* kAutoParser = "auto";
+// Returns the format of tool calls whose markers occur in the source of a chat template; empty if none do.
+std::string tool_call_parser_of(std::string_view chat_template);
 
 std::vector<std::string> tool_call_parser_names();
 std::vector<std::string> reasoning_parser_names();

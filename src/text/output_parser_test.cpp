@@ -354,6 +354,100 @@ TEST(OutputParser, GptOss) {
   check({"", "openai", "no message", "", "no message", {}});
 }
 
+// Types of arguments behind references and combinations, as Pydantic writes them.
+TEST(OutputParser, TypesOfArguments) {
+  const OrderedJson tools =
+      parse_ordered_json(R"([{"type": "function", "function": {"name": "f", "parameters": {
+    "$defs": {"Kind": {"enum": ["1", "2"]}, "Deep": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"},
+              "More": {"properties": {"more": {"type": "integer"}}}},
+    "properties": {"kind": {"$ref": "#/$defs/Kind"}, "deep": {"allOf": [{"$ref": "#/$defs/Deep"}]},
+      "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "text": {"type": ["string", "null"]},
+      "list": {"items": {"type": "integer"}}, "either": {"oneOf": [{"const": "7"}, {"type": "number"}]},
+      "loop": {"$ref": "#/$defs/Loop"}, "lost": {"$ref": "#/$defs/None"}, "flag": {"type": "boolean"}},
+    "allOf": [{"$ref": "#/$defs/More"}], "additionalProperties": {"type": "number"}}}}])",
+                         "tools");
+  const auto read = [&](const std::string& key, const std::string& value) {
+    const std::string text =
+        str("<tool_call><function=f><parameter=", key, ">", value, "</parameter></function></tool_call>");
+    const OutputParts parts = OutputParser::parse(OutputParser("", "qwen3_coder", tools), text);
+    return parts.calls.at(0).arguments;
+  };
+  EXPECT_EQ(read("kind", "1"), R"({"kind": "1"})");
+  EXPECT_EQ(read("deep", R"({"a": 1})"), R"({"deep": {"a": 1}})");
+  EXPECT_EQ(read("deep", "{'a': True, 'b': [None, 'it\\'s', (1, 2.5)], 'c': '\\xe9\\u20ac\\U0001f600'}"),
+            R"({"deep": {"a": true, "b": [null, "it's", [1, 2.5]], "c": "é€😀"}})");
+  EXPECT_EQ(read("deep", "{'a': '\\ud800'}"), R"({"deep": "{'a': '\\ud800'}"})");  // no character
+  EXPECT_EQ(read("deep", "no object"), R"({"deep": "no object"})");
+  EXPECT_EQ(read("maybe", "5"), R"({"maybe": 5})");
+  EXPECT_EQ(read("maybe", "None"), R"({"maybe": null})");
+  EXPECT_EQ(read("text", "5"), R"({"text": "5"})");
+  EXPECT_EQ(read("text", "None"), R"({"text": null})");
+  EXPECT_EQ(read("text", "'None'"), R"({"text": "'None'"})");
+  EXPECT_EQ(read("list", "['a', 1]"), R"({"list": ["a", 1]})");
+  EXPECT_EQ(read("either", "7"), R"({"either": "7"})");
+  EXPECT_EQ(read("loop", "7"), R"({"loop": "7"})");
+  EXPECT_EQ(read("lost", "7"), R"({"lost": "7"})");
+  EXPECT_EQ(read("flag", "True"), R"({"flag": true})");
+  EXPECT_EQ(read("more", "7"), R"({"more": 7})");
+  EXPECT_EQ(read("other", "7"), R"({"other": 7})");
+}
+
+TEST(OutputParser, CallsWrittenAsPythonDicts) {
+  check({"",
+         "hermes",
+         "<tool_call>{'name': 'f', 'arguments': {'is': True, 'not': None}}</tool_call>",
+         "",
+         "",
+         {R"(f {"is": true, "not": null})"}});
+  check({"", "llama3_json", "{'name': 'f', 'parameters': {'a': 'b'}}", "", "", {R"(f {"a": "b"})"}});
+}
+
+TEST(OutputParser, AnOutputMayEndAfterItsFirstCall) {
+  const std::vector<std::pair<std::string, std::string>> outputs = {
+      {"hermes",
+       R"(a<tool_call>{"name": </tool_call>b<tool_call>{"name": "f"}</tool_call>c<tool_call>{"name": "g"})"},
+      {"hermes", R"(a<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>c)"},
+      {"mistral", R"(ab[TOOL_CALLS][{"name": "f"}, {"name": "g"}] c)"},
+      {"openai",
+       "<|channel|>commentary<|message|>ab<|end|><|start|>assistant to=functions.f<|message|>{}<|call|>"
+       "<|start|>assistant to=functions.g<|message|>{}<|call|>"}};
+  for (const auto& [name, text] : outputs)
+    for (size_t split = 0; split <= text.size(); ++split) {
+      OutputParser parser("", name);
+      parser.end_after_call();
+      OutputParts parts = parser.feed(std::string_view(text).substr(0, split));
+      parts.append(parser.feed(std::string_view(text).substr(split)));
+      EXPECT_TRUE(parser.is_over()) << text;
+      parts.append(parser.finish());
+      std::string names;
+      for (const ToolCall& call : parts.calls) names += call.valid() ? call.name : "!";
+      EXPECT_TRUE(names == "f" || names == "!f") << names << " " << text;
+      EXPECT_TRUE(parts.content.ends_with(name == "hermes" && names == "f" ? "a" : "b")) << parts.content;
+    }
+}
+
+TEST(OutputParser, WrittenCallsAreReadAgain) {
+  const OrderedJson calls = parse_ordered_json(R"([
+    {"id": "1", "type": "function",
+     "function": {"name": "f", "arguments": {"a": "it's \"é\"", "b": [1, null]}}},
+    {"id": "2", "type": "function", "function": {"name": "g", "arguments": {}}}])",
+                                               "calls");
+  int64_t num_written = 0;
+  for (const std::string& name : tool_call_parser_names()) {
+    const auto written = written_calls(name, calls);
+    if (!written) continue;
+    ++num_written;
+    const OutputParts parts = OutputParser::parse(OutputParser("", name), *written);
+    ASSERT_EQ(parts.calls.size(), 2) << name << " " << *written;
+    EXPECT_EQ(parts.calls[0].name + parts.calls[0].arguments, R"(f{"a": "it's \"é\"", "b": [1, null]})")
+        << name;
+    EXPECT_EQ(parts.calls[1].name + parts.calls[1].arguments, "g{}") << name;
+    EXPECT_EQ(parts.content, "") << name;
+  }
+  EXPECT_GT(num_written, 12);
+  EXPECT_FALSE(written_calls("qwen3_coder", calls));
+}
+
 TEST(OutputParser, NamesAreKnownOrListed) {
   for (const std::string& name : tool_call_parser_names()) EXPECT_NO_THROW(OutputParser("", name)) << name;
   for (const std::string& name : reasoning_parser_names()) EXPECT_NO_THROW(OutputParser(name, "")) << name;

@@ -319,11 +319,16 @@ def test_the_example_is_an_environment(bough):
             "total_train_steps": 1,
         },
     )
-    bough("train", config, ok=True, env=ENVIRONMENT)
+    # The template of `bough init` names no format of tool calls, and the environment has tools.
+    refused = bough("train", config, env=ENVIRONMENT)
+    assert refused.returncode == 2
+    assert "set environment.tool_call_parser" in refused.stderr
+    bough("train", config, "environment.tool_call_parser=hermes", ok=True, env=ENVIRONMENT)
     traced = bough(
         *("rollout", "--model", "base", "--prompts", "tickets.jsonl", "--out", "out.jsonl"),
         *("--max-new-tokens", 4),
         *("--trace", "--environment", "python", f"path={script}:TicketDesk", f"python={sys.executable}"),
+        "tool_call_parser=hermes",
         ok=True,
         env=ENVIRONMENT,
     ).stdout

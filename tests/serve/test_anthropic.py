@@ -76,6 +76,17 @@ def test_a_forced_call(client: anthropic.Anthropic, scripted: Served):
         ]
 
 
+def test_one_call_at_a_time(client: anthropic.Anthropic, scripted: Served):
+    options = {"model": scripted.name, "max_tokens": 100, "messages": QUESTION, "tools": TOOLS}
+    options["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    message = client.messages.create(**options)
+    assert [block.name for block in message.content if block.type == "tool_use"] == ["add"]
+    assert message.stop_reason == "tool_use"
+    with client.messages.stream(**options) as stream:
+        streamed = stream.get_final_message()
+    assert [block.name for block in streamed.content if block.type == "tool_use"] == ["add"]
+
+
 def test_stop_sequence_and_length(client: anthropic.Anthropic, scripted: Served):
     options = {"model": scripted.name, "messages": QUESTION}
     message = client.messages.create(max_tokens=100, stop_sequences=["world"], **options)

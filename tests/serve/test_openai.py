@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from host_env import is_batch_invariant
 from safetensors.torch import load_file, save_file
-from script_model import ANSWER, BROKEN, EMOJI, text_of
+from script_model import ANSWER, BROKEN, EMOJI, TEMPLATE, text_of
 from serve_util import Served
 
 TOOLS = [
@@ -296,7 +297,7 @@ def test_most_likely_tokens(random_client: openai.OpenAI, random_model: Served):
     stream = random_client.chat.completions.create(temperature=0, stream=True, **options)
     chunks = [chunk.choices[0] for chunk in stream]
     assert sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), []) == greedy
-    # In the completions format, tokens with the same text are one entry.
+    # In the completions format, tokens with the same text are told apart by their ids.
     by_text = (
         random_client.completions.create(
             model=random_model.name, prompt="The 12", max_tokens=3, temperature=0, logprobs=5
@@ -305,7 +306,7 @@ def test_most_likely_tokens(random_client: openai.OpenAI, random_model: Served):
         .logprobs
     )
     for drawn, top in zip(by_text.token_logprobs, by_text.top_logprobs, strict=True):
-        assert 1 <= len(top) <= 5
+        assert len(top) == 5
         assert drawn == pytest.approx(max(top.values()), abs=1e-6)
 
 
@@ -356,6 +357,63 @@ def test_bad_requests_name_the_field(client: openai.OpenAI, scripted: Served, op
     assert error.value.status_code == (404 if param == "model" else 400)
     assert error.value.param == param
     assert error.value.type == "invalid_request_error"
+
+
+def test_tokens_of_the_same_text_are_all_listed(random_client: openai.OpenAI, random_model: Served):
+    """Bytes of which a character has several, and ids without a text, have the same text."""
+    options = {
+        "model": random_model.name,
+        "max_tokens": 20,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    listed = random_client.completions.create(prompt="hello", logprobs=20, **options).choices[0].logprobs
+    assert [len(top) for top in listed.top_logprobs] == [20] * 20
+    assert any(key.startswith("token_id:") for top in listed.top_logprobs for key in top)
+    for token, logprob, top in zip(listed.tokens, listed.token_logprobs, listed.top_logprobs, strict=True):
+        assert top[token] == pytest.approx(logprob, abs=1e-6)
+
+
+def test_one_call_at_a_time(client: openai.OpenAI, scripted: Served):
+    """The model writes two calls. Generation stops after the first."""
+    options = {"model": scripted.name, "messages": QUESTION, "tools": TOOLS}
+    both = client.chat.completions.create(**options)
+    one = client.chat.completions.create(**options, parallel_tool_calls=False)
+    (call,) = one.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == CALLS[0]
+    assert one.choices[0].finish_reason == "tool_calls"
+    assert one.choices[0].message.content == both.choices[0].message.content
+    assert one.usage.completion_tokens < both.usage.completion_tokens
+    with client.chat.completions.stream(**options, parallel_tool_calls=False) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert [call.function.name for call in streamed.message.tool_calls] == ["add"]
+    assert streamed.finish_reason == "tool_calls"
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    answer = client.responses.create(
+        model=scripted.name, input="What is it?", tools=tools, parallel_tool_calls=False
+    )
+    assert [item.name for item in answer.output if item.type == "function_call"] == ["add"]
+    assert answer.parallel_tool_calls is False
+
+
+def test_the_format_of_calls_is_found_in_the_template(
+    bough_program: Path, script_model: Path, tmp_path: Path
+):
+    """`tool_call_parser: auto`, the default. The log names the format."""
+    served_model = tmp_path / "model"
+    shutil.copytree(script_model, served_model)
+    for marker, named in (("<tool_call> name", "auto: hermes"), ("", "auto: none")):
+        (served_model / "chat_template.jinja").write_text(f"{{# {marker} #}}{TEMPLATE}")
+        with Served(bough_program, served_model, "reasoning_parser=qwen3") as served:
+            client = client_of(served)
+            if marker:
+                answer = client.chat.completions.create(model="model", messages=QUESTION, tools=TOOLS)
+                assert [c.function.name for c in answer.choices[0].message.tool_calls] == ["add", "look"]
+            else:
+                with pytest.raises(openai.BadRequestError, match="tools.*tool_call_parser"):
+                    client.chat.completions.create(model="model", messages=QUESTION, tools=TOOLS)
+                assert client.chat.completions.create(model="model", messages=QUESTION).choices
+            assert named in served.log.read_text()
 
 
 def test_tools_need_a_parser(random_client: openai.OpenAI, random_model: Served):
