@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -238,6 +239,17 @@ void make_directories(const fs::path& path) {
   fs::create_directories(path, code);
   if (!code && !fs::is_directory(path)) code = std::make_error_code(std::errc::not_a_directory);
   if (code) fail("make the folder", path, code.value());
+}
+
+std::filesystem::path cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value ? value : "");
+  };
+  if (const auto own = variable("BOUGH_CACHE"); !own.empty()) return own;
+  if (const auto xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) return xdg / "bough";
+  if (const auto home = variable("HOME"); !home.empty()) return home / ".cache" / "bough";
+  return {};
 }
 
 void remove_tree(const fs::path& path) {

@@ -87,6 +87,10 @@ class MappedFile {
 // Like mkdir -p. Throws UserError if a part of the path is a file or is not writable.
 void make_directories(const std::filesystem::path& path);
 
+// Returns the first of $BOUGH_CACHE, $XDG_CACHE_HOME/bough and $HOME/.cache/bough whose variable is set.
+// Empty if none of the variables is set.
+std::filesystem::path cache_folder();
+
 // Removes a file, or a folder with its content. Does nothing if `path` does not exist. (Not named remove_all:
 // calls would be ambiguous with std::filesystem::remove_all.)
 void remove_tree(const std::filesystem::path& path);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 namespace bough {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;  // objects keep the order of their keys
 
 inline constexpr int kMaxJsonDepth = 200;
 
@@ -22,16 +24,26 @@ inline constexpr int kMaxJsonDepth = 200;
 // line of `text` in its source (JSON Lines: the line of the file that is parsed).
 Json parse_json(std::string_view text, const std::string& source, int64_t first_line = 1);
 
+// Like parse_json, but objects keep the order of their keys. A whole number of more than 64 bits is an error,
+// because a double would have other digits. If `lost_digits` is given, the numbers of the root object whose
+// digits a value does not hold go there by their key, as written, and are no error.
+OrderedJson parse_ordered_json(std::string_view text, const std::string& source, int64_t first_line = 1,
+                               std::map<std::string, std::string>* lost_digits = nullptr);
+
 // Reads and parses a whole file. Throws UserError if it is missing, a directory, empty or malformed.
 Json read_json(const std::filesystem::path& path);
 
-// Calls `use(value, line_number)` for every line of JSON Lines text that is not blank; lines count from 1.
+// Calls `use` for every line of JSON Lines text that is not blank, with the line or its value; lines count
+// from 1.
+void for_each_line(std::string_view text,
+                   const std::function<void(std::string_view line, int64_t number)>& use);
 void for_each_json_line(std::string_view text, const std::string& source,
                         const std::function<void(Json value, int64_t line)>& use);
 
 // Writes JSON as one line, without a line break at its end. Bytes that are not UTF-8 become U+FFFD. NaN and
 // infinities, which JSON cannot express, become null. Never throws because of the content.
 std::string dump_line(const Json& value);
+std::string dump_ordered(const OrderedJson& value);
 
 // Writes JSON for people: several lines, indented by two spaces, with a line break at the end.
 std::string dump_pretty(const Json& value);

@@ -45,6 +45,17 @@ TEST(Json, RefusesWhatIsNotJson) {
   EXPECT_LT(json_error("\"" + std::string(100'000, 'a') + "\n").size(), 400u);
 }
 
+TEST(Json, OrderedJsonIsStrict) {
+  EXPECT_EQ(parse_ordered_json(R"({"b": [1, {"z": null, "a": true}], "a": "x"})", "x").dump(),
+            R"({"b":[1,{"z":null,"a":true}],"a":"x"})");
+  std::string deep(1000, '[');
+  for (const std::string text :
+       {R"({"a": 1, "a": 2})", R"([12345678901234567890123])", R"([1)", R"()", R"([1e999])"})
+    EXPECT_THROW(parse_ordered_json(text, "x"), UserError) << text;
+  EXPECT_THROW(parse_ordered_json(deep, "x"), UserError);
+  EXPECT_EQ(parse_ordered_json("[1e30]", "x")[0], 1e30);
+}
+
 TEST(Json, LinesCountFromOneAndSkipBlankOnes) {
   std::vector<std::pair<int64_t, Json>> got;
   for_each_json_line("1\r\n\n  \n[2]\n3", "f",

@@ -12,8 +12,7 @@ constexpr std::string_view kJsonLines = "a JSON Lines file";
 constexpr std::string_view kFunction = "FILE.py:FUNCTION";
 constexpr std::string_view kRanks = "number of ranks, for example fsdp:d8; docs/ranks.md";
 constexpr std::string_view kUpdates = "updates per batch";
-constexpr std::string_view kNoPromptLimit =
-    "not needed: prompts are never cut, and one that does not fit is an error";
+constexpr std::string_view kOverlong = "with train_dataset.overlong_prompts";
 constexpr std::string_view kTrackers = "not needed: bough train writes metrics.jsonl and TensorBoard events";
 
 // clang-format off
@@ -29,7 +28,8 @@ constexpr PeerSetting kPeerSettings[] = {
     {"adam_epsilon", "actor.optimizer.eps", ""},
     {"num_generations", "gconfig.n_samples", ""},
     {"max_completion_length", "gconfig.max_new_tokens", ""},
-    {"max_prompt_length", "", kNoPromptLimit},
+    {"max_prompt_length", "train_dataset.max_length", kOverlong},
+    {"max_length", "train_dataset.max_length", kOverlong},
     {"temperature", "gconfig.temperature", ""},
     {"top_k", "gconfig.top_k", "0, not -1, for all tokens"},
     {"per_device_train_batch_size", "train_dataset.batch_size", kProblems},
@@ -75,6 +75,8 @@ constexpr PeerSetting kPeerSettings[] = {
     {"val_files", "valid_dataset.path", "JSON Lines, not Parquet"},
     {"data.train_batch_size", "train_dataset.batch_size", ""},
     {"data.shuffle", "train_dataset.shuffle", ""},
+    {"filter_overlong_prompts", "train_dataset.overlong_prompts", "drop"},
+    {"truncation", "train_dataset.overlong_prompts", "truncate_left for left"},
     {"actor_rollout_ref.model.path", "model.path", ""},
     {"max_response_length", "gconfig.max_new_tokens", ""},
     {"n", "gconfig.n_samples", ""},
@@ -146,7 +148,7 @@ constexpr PeerSetting kPeerSettings[] = {
     {"train_max_tokens_per_gpu", "actor.mb_spec.max_tokens_per_mb", ""},
     {"n_samples_per_prompt", "gconfig.n_samples", ""},
     {"generate_max_len", "gconfig.max_new_tokens", ""},
-    {"prompt_max_len", "", kNoPromptLimit},
+    {"prompt_max_len", "train_dataset.max_length", kOverlong},
     {"num_episodes", "total_train_epochs", ""},
     {"max_epochs", "actor.ppo_epochs", ""},
     {"max_epochs", "epochs", ""},
@@ -190,7 +192,7 @@ constexpr PeerSetting kPeerSettings[] = {
     {"num_steps_per_rollout", "actor.ppo_n_minibatches", ""},
     {"max_tokens_per_gpu", "actor.mb_spec.max_tokens_per_mb", ""},
     {"rollout_max_response_len", "gconfig.max_new_tokens", ""},
-    {"rollout_max_prompt_len", "", kNoPromptLimit},
+    {"rollout_max_prompt_len", "train_dataset.max_length", kOverlong},
     {"rollout_temperature", "gconfig.temperature", ""},
     {"rollout_top_p", "gconfig.top_p", ""},
     {"rollout_top_k", "gconfig.top_k", "0, not -1, for all tokens"},

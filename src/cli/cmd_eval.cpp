@@ -7,6 +7,7 @@
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/evaluation.h"
+#include "control/prompt_check.h"
 #include "control/prompt_encoder.h"
 #include "rollout/embedded_engine.h"
 
@@ -28,6 +29,17 @@ struct EvalOptions {
 };
 
 void check_options(EvalOptions options) {
+  const auto check_choice = [](const char* flag, const std::string& value,
+                               std::initializer_list<std::string_view> choices) {
+    std::string all;
+    for (const std::string_view choice : choices) {
+      if (value == choice) return;
+      all += str(all.empty() ? "" : " | ", choice);
+    }
+    throw UserError(str(flag, ": got ", quoted(value), ", expected ", all));
+  };
+  check_choice("--format", options.dataset.format, {"text", "chat"});
+  check_choice("--overlong-prompts", options.dataset.overlong_prompts, {"error", "drop", "truncate_left"});
   check_at_least("--k", options.generation.n_samples, 1);
   check_generation(options.generation);
   internal::check_settings(describe_settings(options.dataset), "command line");
@@ -51,11 +63,17 @@ void run_eval(const EvalOptions& options) {
   check_options(options);
   const RolloutSettings settings = engine_settings(options.engine);
   const TorchSetup setup = set_up_torch(options.torch);
-  const Dataset dataset = read_dataset(options.dataset);
+  Dataset dataset = read_dataset(options.dataset);
   const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
   const auto reward = make_reward(options.reward, options.reward_service);
   const std::optional<EnvironmentSettings> settings_of_environment =
       environment_settings(options.environment);
+  if (settings_of_environment.value_or(EnvironmentSettings{}).begins_with_problem())
+    dataset = fit_prompts(dataset, options.dataset, encoder,
+                          {.key = "dataset",
+                           .model = options.model,
+                           .limits = model_limits(load_model_config(options.model)),
+                           .shows_progress = !options.json});
   std::unique_ptr<Environment> environment;
   if (settings_of_environment) environment = make_environment(*settings_of_environment);
   const bool is_scored =
@@ -103,6 +121,9 @@ void add_eval_command(CommandLine& line) {
       .add_option("--shots-from", options->dataset.few_shot.path,
                   "File whose first records are the worked examples")
       .type_name("FILE");
+  command.add_option(
+      "--overlong-prompts", options->dataset.overlong_prompts,
+      "Prompts that do not fit the model's context: error | drop | truncate_left (plain text)");
   command.add_option("--limit", options->dataset.max_problems, "Number of problems to read; 0: all");
   command.add_option(
       "--reward", options->reward,

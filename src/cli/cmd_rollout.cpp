@@ -14,6 +14,7 @@
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/generator.h"
+#include "control/prompt_check.h"
 #include "control/prompt_encoder.h"
 #include "data/dataset.h"
 #include "data/prompts.h"
@@ -45,11 +46,11 @@ void check_options(const RolloutOptions& options) {
     throw UserError("--trace prints conversations, which need an environment; give --environment, too");
 }
 
-// The tokenizer, if the directory has one. Prompts as input_ids need none.
-std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
+// The encoder, if the directory has a tokenizer. Prompts as input_ids need none.
+std::optional<PromptEncoder> load_encoder(const std::string& directory) {
   std::error_code ignored;
   if (!std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", ignored)) return {};
-  return Tokenizer::load(directory);
+  return PromptEncoder::from_directory(directory);
 }
 
 // Generates all groups, in the order of their tasks. Ctrl-C stops between passes, and then no file is
@@ -104,10 +105,15 @@ std::vector<Trajectory> answer_prompts(Engine& engine, const RolloutOptions& opt
 }
 
 std::vector<Trajectory> hold_conversations(Engine& engine, const RolloutOptions& options,
-                                           const EnvironmentSettings& settings, int64_t max_length) {
-  const Dataset problems = read_dataset({.path = options.prompts, .answer_required = false});
-  const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
-  const ConversationFormat format(encoder, settings, max_length);
+                                           const EnvironmentSettings& settings, const PromptEncoder& encoder,
+                                           const ModelLimits& limits) {
+  const DatasetSettings dataset{.path = options.prompts, .answer_required = false};
+  Dataset problems = read_dataset(dataset);
+  if (settings.begins_with_problem())
+    problems = fit_prompts(
+        problems, dataset, encoder,
+        {.key = "prompts", .model = options.model, .limits = limits, .shows_progress = !options.json});
+  const ConversationFormat format(encoder, settings, limits.max_length);
   const std::unique_ptr<Environment> environment = make_environment(settings);
   environment->check(problems);
   const GeneratorParts parts{engine, &encoder, environment.get(), &format};
@@ -123,13 +129,16 @@ void run_rollout(const RolloutOptions& options) {
   const RolloutSettings settings = engine_settings(options.engine);
   const TorchSetup setup = set_up_torch(options.torch);
   const ModelConfig config = load_model_config(options.model);
-  const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
+  const std::optional<PromptEncoder> encoder = load_encoder(options.model);
+  std::optional<Tokenizer> tokenizer;
+  if (encoder) tokenizer = encoder->tokenizer();
   const std::optional<EnvironmentSettings> environment = environment_settings(options.environment);
   std::vector<Prompt> prompts;
+  if (environment && !encoder)
+    throw UserError(str(options.model, ": conversations need a tokenizer.json, and the model has none"));
   if (!environment) {
-    PromptReadOptions read{.vocab_size = config.vocab_size};
-    if (tokenizer)
-      read.encode = [&](const std::string& text) { return encode_plain_prompt(*tokenizer, text); };
+    PromptReadOptions read{.vocab_size = config.vocab_size, .max_length = config.max_length()};
+    if (encoder) read.encode = [&](const Problem& problem) { return encoder->encode(problem).ids; };
     prompts = read_prompts(options.prompts, read);
   }
   const auto [model, matrices, engine] =
@@ -137,7 +146,7 @@ void run_rollout(const RolloutOptions& options) {
 
   const auto start = std::chrono::steady_clock::now();
   const std::vector<Trajectory> rollouts =
-      environment ? hold_conversations(*engine, options, *environment, config.max_length())
+      environment ? hold_conversations(*engine, options, *environment, *encoder, model_limits(config))
                   : answer_prompts(*engine, options, prompts);
   const double seconds = seconds_since(start);
   write_rollouts(options.out, rollouts);
@@ -191,7 +200,7 @@ void add_rollout_command(CommandLine& line) {
   command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
   command
       .add_option("--prompts", options->prompts,
-                  "JSON Lines with `prompt` or `input_ids`; with --environment: problems")
+                  "JSON Lines with `prompt`, `messages` or `input_ids`; with --environment: problems")
       .required()
       .type_name("FILE");
   command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")

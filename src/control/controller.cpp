@@ -149,6 +149,7 @@ void Controller::count_failures(const std::vector<RewardResult>& rewards) {
 void Controller::count_filter_failures(const FilterVerdict& verdict) {
   consecutive_filter_failures_ = verdict.error.empty() ? 0 : consecutive_filter_failures_ + 1;
   if (verdict.error.empty()) return;
+  if (filter_failures_since_batch_++ == 0) first_filter_error_ = verdict.error;
   if (consecutive_filter_failures_ == 1)
     log_warning(str("a group is dropped because the filter failed: ", quoted(verdict.error, 300)));
   if (consecutive_filter_failures_ < options_.max_consecutive_failures) return;
@@ -165,6 +166,11 @@ void Controller::refuse(uint64_t id, const std::string& reason) {
   ++refused_since_batch_;
   const int64_t most = options_.max_generated_batches;
   if (most == 0 || !buffered_.empty() || refused_since_batch_ < most * options_.batch_groups) return;
+  if (filter_failures_since_batch_ > 0)
+    throw IoError(
+        str("the filter raised for ", filter_failures_since_batch_, " of the last ", refused_since_batch_,
+            " groups, which filters all refused, first with: ", quoted(first_filter_error_, 300),
+            ". Fix the function (setting filter); the same command resumes from the last checkpoint"));
   throw IoError(
       str("filters refused all of ", refused_since_batch_, " groups that were generated for step ",
           num_steps_ + 1, ", the last one for ", quoted(reason),
@@ -420,7 +426,7 @@ void Controller::begin_training() {
     log_warning(str("step ", num_steps_ + 1, " is trained on ", wanted, " of ", options_.batch_groups,
                     " groups: filters refused ", refused_since_batch_,
                     " others, the most that actor.max_num_gen_batches allows"));
-  refused_since_batch_ = 0;
+  refused_since_batch_ = filter_failures_since_batch_ = 0;
   TrainOrder order{.step = num_steps_ + 1, .groups = {}};
   for (int64_t i = 0; i < wanted; ++i) {
     auto oldest = buffered_.extract(buffered_.begin());

@@ -324,8 +324,10 @@ class Controller {
   std::vector<uint64_t> training_;
   bool training_publishes_ = false;
   int64_t num_sampled_ = 0, num_trained_ = 0;
-  int64_t round_left_ = 0;           // eta 0: groups that may start before all of them are scored
-  int64_t refused_since_batch_ = 0;  // by filters
+  int64_t round_left_ = 0;                   // eta 0: groups that may start before all of them are scored
+  int64_t refused_since_batch_ = 0;          // by filters
+  int64_t filter_failures_since_batch_ = 0;  // those because the filter raised
+  std::string first_filter_error_;           // of these
   std::map<std::string, int64_t> dropped_;
 
   // State of the workers, by the events so far.

@@ -419,6 +419,22 @@ TEST(Controller, AFilterThatFailsOneGroupAfterTheOtherEndsTheRun) {
   }
 }
 
+// The problems are not to blame.
+TEST(Controller, AFilterThatAlwaysRaisesIsNamedWithItsFirstError) {
+  ManualRun run({.batch_groups = 1, .total_steps = 9, .max_generated_batches = 2});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.generate(0, {false, false}, FilterVerdict{.keeps = false, .error = "KeyError: 'length'"});
+  try {
+    run.generate(1, {false, false}, FilterVerdict{.keeps = false, .error = "another one"});
+    FAIL() << "a filter that always fails";
+  } catch (const IoError& error) {
+    EXPECT_EQ(std::string(error.what()).find("the filter raised for 2 of the last 2 groups"), 0u);
+    EXPECT_NE(std::string(error.what()).find("KeyError: 'length'"), std::string::npos) << error.what();
+    EXPECT_EQ(std::string(error.what()).find("too easy"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Controller, RewardsThatFailOneAfterTheOtherEndTheRunWithTheLastError) {
   ManualRun run({.batch_groups = 8, .total_steps = 9, .max_consecutive_failures = 6});
   run.controller.start();

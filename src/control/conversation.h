@@ -18,8 +18,8 @@
 //
 // Every conversation ends with a reason: done (the environment said so), max_turns, max_new_tokens (of a
 // turn), max_tokens, max_context, max_invalid_calls, template_refused, cancelled, or the environment's
-// failure (environment.h). A conversation that ended by a failure is not valid: it counts neither in its
-// group of samples nor in the loss.
+// failure (environment.h). A conversation that ended by a failure, or whose first prompt leaves no room for a
+// turn, is not valid: it counts neither in its group of samples nor in the loss.
 #pragma once
 
 #include <chrono>

@@ -454,6 +454,36 @@ std::pair<std::string, int64_t> end_of(EnvironmentSettings settings, const Sampl
   return {run.reason(), run.turn()};
 }
 
+// A reward of 0 would say something about the model.
+TEST(Conversation, AFirstPromptThatLeavesNoRoomForATurnIsAFailure) {
+  const TestCodec codec(kKeeps);
+  const ConversationFormat format(codec, {.tool_call_parser = "hermes"}, 5);
+  const Problem problem{.id = "p", .prompt = "do it", .where = "d.jsonl:7"};
+  ConversationRun run(format, problem, sampling());
+  run.observe({.observation = opening()});
+  ASSERT_EQ(run.waits_for(), ConversationRun::Waits::kNothing);
+  EXPECT_EQ(run.reason(), "max_context");
+  const Trajectory row = run.trajectory("g", "0", false).back();
+  EXPECT_FALSE(row.valid);
+  EXPECT_NE(row.reward_failure.value_or("").find("d.jsonl:7: the conversation begins with"),
+            std::string::npos);
+}
+
+// If the environment gives no messages and tools, the conversation begins with those of the problem.
+TEST(Conversation, BeginsWithAllFieldsOfTheProblem) {
+  const TestCodec codec(
+      "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.name or '' }}"
+      "{% endfor %}");
+  const ConversationFormat format(codec, {}, 1000);
+  Problem problem;
+  problem.messages = {message_of("user", "a"), message_of("tool", "b")};
+  problem.messages[1]["name"] = "f";
+  problem.tools = OrderedJson::array({{{"name", "f"}}});
+  ConversationRun run(format, problem, sampling());
+  run.observe({});
+  EXPECT_EQ(codec.text_of(run.prompt()), R"([{"name": "f"}][user]a[tool]bf)");
+}
+
 TEST(Conversation, EveryLimitHasItsReason) {
   const std::string good = "<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
   const auto turn = static_cast<int64_t>(good.size()) + 1;

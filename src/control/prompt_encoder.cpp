@@ -33,13 +33,45 @@ const ChatTemplate& PromptEncoder::chat_template() const {
   return *chat_template_;
 }
 
+std::string PromptEncoder::render(const Conversation& conversation) const {
+  Conversation shown = conversation;
+  const AssistantForm& form = chat_template().assistant_form();
+  for (size_t i = 0; i < shown.messages.size(); ++i)
+    if (!form.shows_calls && shown.messages[i].contains("tool_calls"))
+      throw UserError(
+          str("messages[", i,
+              "].tool_calls: the model's chat template does not show tool calls; use a model or a "
+              "chat_template.jinja that does, or write the calls as content"));
+  apply(form, shown.messages);
+  return chat_template().render(shown);
+}
+
+std::string PromptEncoder::render(const OrderedJson& messages, const OrderedJson& tools,
+                                  bool add_generation_prompt) const {
+  Conversation conversation;
+  conversation.messages = messages;
+  conversation.tools = tools;
+  conversation.add_generation_prompt = add_generation_prompt;
+  const std::string text = render(conversation);
+  if (tools.is_null()) return text;
+  conversation.tools = nullptr;
+  if (render(conversation) == text)
+    throw UserError(
+        "tools: the model's chat template does not show tools; use a model or a chat_template.jinja that "
+        "does, "
+        "describe the tools in a system message, or set tools_key to another field");
+  return text;
+}
+
 EncodedPrompt PromptEncoder::encode(const Problem& problem) const {
   EncodedPrompt prompt;
   if (problem.messages.empty()) {
     prompt.text = problem.prompt;
     prompt.ids = encode_plain_prompt(tokenizer_, prompt.text);
+    if (problem.truncate_to > 0 && truncate_left(prompt.ids, problem.truncate_to) > 0)
+      prompt.text = tokenizer_.decode(prompt.ids);
   } else {
-    prompt.text = chat_template().render(problem.messages, true);
+    prompt.text = render(problem.messages, problem.tools, true);
     prompt.ids = tokenizer_.encode(prompt.text);  // writing a bos_token is the chat template's task
   }
   if (prompt.ids.empty()) throw UserError(str("problem ", quoted(problem.id), ": its prompt is empty"));
@@ -54,17 +86,19 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
     completion = tokenizer_.encode_continuation(example.completion);
     if (stop_token) completion.push_back(*stop_token);
   } else {
-    const std::vector<Message>& chat = example.messages;
-    const std::string prompt = chat_template().render(std::span(chat).first(chat.size() - 1), true);
-    const std::string all = chat_template().render(chat, false);
+    OrderedJson asked = example.messages;
+    asked.erase(asked.size() - 1);
+    const std::string prompt = render(asked, example.tools, true);
+    const std::string all = render(example.messages, example.tools, false);
     if (!all.starts_with(prompt)) {
       throw UserError(
           "the chat template writes a finished conversation differently from a prompt and its answer: such a "
           "template cannot be trained on; use prompt and completion instead");
     }
+    check_reasoning(example, all);
     out.ids = tokenizer_.encode(prompt);
     completion = tokenizer_.encode_continuation(all.substr(prompt.size()));
-    end_turn(chat, completion, stop_token);
+    end_turn(example, completion, stop_token);
   }
   out.loss_mask.assign(out.ids.size(), 0);
   out.ids.insert(out.ids.end(), completion.begin(), completion.end());
@@ -72,13 +106,33 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
   return out;
 }
 
-// A turn ends with the first special token that the template writes after the content. Text after that token
-// is never generated. If there is none (GLM's turns end when the next one begins), `stop_token` ends the
-// turn.
-void PromptEncoder::end_turn(std::vector<Message> chat, std::vector<int32_t>& completion,
+size_t PromptEncoder::truncate_left(std::vector<int32_t>& prompt, int64_t most) const {
+  if (std::ssize(prompt) <= most) return 0;
+  const auto begin =
+      std::find_if(prompt.begin(), prompt.end(), [&](int32_t id) { return !tokenizer_.is_special(id); });
+  const auto num_removed = std::min(std::ssize(prompt) - most, std::distance(begin, prompt.end()));
+  prompt.erase(begin, begin + num_removed);
+  return static_cast<size_t>(num_removed);
+}
+
+// A model would learn to answer without its reasoning.
+void PromptEncoder::check_reasoning(const SftExample& example, const std::string& text) const {
+  OrderedJson chat = example.messages;
+  if (chat.back().erase("reasoning_content") > 0 && render(chat, example.tools, false) == text)
+    throw UserError(str("messages[", chat.size() - 1,
+                        "].reasoning_content: the model's chat template does not show it; use a model or a "
+                        "chat_template.jinja that does, or write the reasoning as content"));
+}
+
+// A turn ends with the first special token that the template writes after the content of a message without
+// calls. Text after that token is never generated. If there is none (GLM's turns end when the next one
+// begins), `stop_token` ends the turn.
+void PromptEncoder::end_turn(const SftExample& example, std::vector<int32_t>& completion,
                              std::optional<int32_t> stop_token) const {
-  chat.back().content = kProbe;
-  const std::string all = chat_template().render(chat, false);
+  OrderedJson chat = example.messages;
+  chat.back().erase("tool_calls");
+  chat.back()["content"] = kProbe;
+  const std::string all = render(chat, example.tools, false);
   const size_t content = all.rfind(kProbe);
   if (content == std::string::npos)
     throw UserError(

@@ -36,9 +36,9 @@ class PromptEncoder final : public TextCodec, public ChatCodec {
   EncodedPrompt encode(const Problem& problem) const override;
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 
-  std::string render(const Conversation& conversation) const override {
-    return chat_template().render(conversation);
-  }
+  // Renders the assistant's messages in the form that the template reads. Throws UserError if they have calls
+  // and the template shows none.
+  std::string render(const Conversation& conversation) const override;
   std::string tool_call_parser() const override {
     return chat_template_ ? chat_template_->tool_call_parser() : "";
   }
@@ -49,16 +49,24 @@ class PromptEncoder final : public TextCodec, public ChatCodec {
     return tokenizer_.decode(ids, /*skip_special_tokens=*/false);
   }
 
-  // Returns the prompt with mask 0, then the completion and `stop_token` (nullopt: nothing is appended) with
-  // mask 1. In a conversation only the last message is trained, up to the special token that ends its turn.
-  // If the template writes no such token, `stop_token` follows. Prompt and completion are encoded separately,
-  // as in generation, without a space in front of the completion (Tokenizer::encode_continuation). Throws
-  // UserError if the chat template is missing or unusable for training.
+  // Returns the prompt with mask 0, then the completion and `stop_token` (nullopt: nothing is appended)
+  // with mask 1. In a conversation only the last message is trained, with its reasoning and calls, up to
+  // the special token that ends its turn. If the template writes no such token, `stop_token` follows.
+  // Prompt and completion are encoded separately, as in generation, without a space in front of the
+  // completion (Tokenizer::encode_continuation). Throws UserError if the chat template is missing or
+  // unusable for training.
   EncodedExample encode(const SftExample& example, std::optional<int32_t> stop_token) const;
+
+  // Removes tokens of a prompt at its left, so that `most` are left. Special tokens at its begin, such as a
+  // BOS, stay. Returns how many tokens were removed.
+  size_t truncate_left(std::vector<int32_t>& prompt, int64_t most) const;
 
  private:
   const ChatTemplate& chat_template() const;
-  void end_turn(std::vector<Message> chat, std::vector<int32_t>& completion,
+  // Also throws UserError if there are tools and the template shows none.
+  std::string render(const OrderedJson& messages, const OrderedJson& tools, bool add_generation_prompt) const;
+  void check_reasoning(const SftExample& example, const std::string& text) const;
+  void end_turn(const SftExample& example, std::vector<int32_t>& completion,
                 std::optional<int32_t> stop_token) const;
 
   Tokenizer tokenizer_;

@@ -35,7 +35,8 @@ TEST(PromptEncoder, LearnsTheCompletionAndItsEnd) {
 TEST(PromptEncoder, TheLastTurnOfAConversationIsLearnedUpToItsEnd) {
   const PromptEncoder encoder = testing::byte_level_encoder();
   SftExample example;
-  example.messages = {{"user", "1+1"}, {"assistant", "2"}, {"user", "2+2"}, {"assistant", "4"}};
+  example.messages = {message_of("user", "1+1"), message_of("assistant", "2"), message_of("user", "2+2"),
+                      message_of("assistant", "4")};
   EXPECT_EQ(learned(encoder.encode(example, 258)), "4!");
 }
 
@@ -48,7 +49,7 @@ TEST(PromptEncoder, TheTemplateSaysHowATurnEnds) {
     const PromptEncoder encoder(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"),
                                 ChatTemplate::from_text(source, "test"));
     SftExample example;
-    example.messages = {{"user", "2+2"}, {"assistant", content}};
+    example.messages = {message_of("user", "2+2"), message_of("assistant", content)};
     return learned(encoder.encode(example, 256));
   };
   EXPECT_EQ(learned_with("<|endoftext|>\n"), "4!");
@@ -61,6 +62,63 @@ TEST(PromptEncoder, TheTemplateSaysHowATurnEnds) {
   EXPECT_EQ(learned_with("<|im_end|>\n", ""), "!");
 }
 
+constexpr const char* kToolTemplate =
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<|endoftext|>{{ c.function | tojson }}{% endfor %}<|im_end|>\n{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}";
+
+SftExample weather() {
+  SftExample example;
+  example.messages = template_messages(OrderedJson::parse(R"([{"role": "user", "content": "weather?"},
+      {"role": "assistant", "content": null, "reasoning_content": "look",
+       "tool_calls": [{"name": "get", "arguments": "{\"city\": \"Oslo\"}"}]}])"));
+  example.tools = OrderedJson::parse(R"([{"name": "get"}])");
+  return example;
+}
+
+// Not only up to a special token that belongs to a call.
+TEST(PromptEncoder, ReasoningAndCallsAreLearnedAndToolsAreShown) {
+  const PromptEncoder encoder(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"),
+                              ChatTemplate::from_text(kToolTemplate, "test"));
+  SftExample example = weather();
+  EXPECT_EQ(learned(encoder.encode(example, 256)),
+            R"(<think>look</think>!{"name": "get", "arguments": {"city": "Oslo"}}!)");
+  Problem problem;
+  problem.messages = example.messages;
+  problem.messages.push_back(message_of("tool", "rain"));
+  problem.tools = example.tools;
+  EXPECT_EQ(
+      encoder.encode(problem).text,
+      R"(<tools>[{"name": "get"}]</tools>[user]weather?<|im_end|>)"
+      "\n"
+      R"([assistant]<think>look</think><|endoftext|>{"name": "get", "arguments": {"city": "Oslo"}}<|im_end|>)"
+      "\n[tool]rain<|im_end|>\n[assistant]");
+}
+
+// A template that does not show a field would make the model learn, or answer, something else.
+TEST(PromptEncoder, RefusesFieldsThatTheTemplateDoesNotShow) {
+  const PromptEncoder encoder = testing::byte_level_encoder();
+  const auto error_of = [&](const SftExample& example) -> std::string {
+    try {
+      encoder.encode(example, 258);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  SftExample example = weather();
+  example.tools = nullptr;
+  EXPECT_TRUE(error_of(example).starts_with("messages[1].tool_calls: the model's chat template does not"));
+  example.messages[1].erase("tool_calls");
+  EXPECT_TRUE(error_of(example).starts_with("messages[1].reasoning_content: the model's chat template"));
+  example.messages[1] = message_of("assistant", "sun");
+  EXPECT_EQ(error_of(example), "no error");
+  example.tools = weather().tools;
+  EXPECT_TRUE(error_of(example).starts_with("tools: the model's chat template does not show tools"));
+}
+
 // A tokenizer that puts a space in front of texts puts none between a prompt and its completion.
 TEST(PromptEncoder, TheCompletionGoesOnAfterThePrompt) {
   Json file = Json::parse(byte_level_tokenizer_json());
@@ -70,14 +128,14 @@ TEST(PromptEncoder, TheCompletionGoesOnAfterThePrompt) {
   example.prompt = "1+1=";
   example.completion = "2";
   EXPECT_EQ(encoder.encode(example, std::nullopt).ids, (std::vector<int32_t>{' ', '1', '+', '1', '=', '2'}));
-  example.messages = {{"user", "1+1"}, {"assistant", "2"}};
+  example.messages = {message_of("user", "1+1"), message_of("assistant", "2")};
   EXPECT_EQ(learned(encoder.encode(example, std::nullopt)), "2!");
 }
 
 TEST(PromptEncoder, SaysWhatIsMissing) {
   const PromptEncoder plain(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"));
   Problem chat;
-  chat.messages = {{"user", "hello"}};
+  chat.messages = {message_of("user", "hello")};
   EXPECT_THROW(plain.encode(chat), UserError);
   EXPECT_NO_THROW(testing::byte_level_encoder().encode(chat));
   Problem empty;

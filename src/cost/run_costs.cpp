@@ -6,7 +6,6 @@
 
 #include <cctype>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <optional>
 
@@ -31,11 +30,6 @@ constexpr int64_t kVersion = 8;
 
 // How long a measurement stays valid that was made while other programs were busy.
 constexpr std::chrono::minutes kProvisional{10};
-
-fs::path from_environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? fs::path(value) : fs::path();
-}
 
 // For example "Intel(R) Xeon(R) Processor"; "cpu" if the system does not report a name.
 std::string model_name() {
@@ -112,13 +106,6 @@ void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProf
 ProfileKey profile_key(at::Device device, at::ScalarType dtype) {
   if (!device.is_cpu()) return {device_name(device), 0, dtype_name(dtype)};
   return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(), dtype_name(dtype)};
-}
-
-fs::path cache_folder() {
-  if (const auto own = from_environment("BOUGH_CACHE"); !own.empty()) return own;
-  if (const auto xdg = from_environment("XDG_CACHE_HOME"); !xdg.empty()) return xdg / "bough";
-  if (const auto home = from_environment("HOME"); !home.empty()) return home / ".cache" / "bough";
-  return {};
 }
 
 DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,

@@ -29,10 +29,6 @@ struct ProfileKey {
 };
 ProfileKey profile_key(c10::Device device, at::ScalarType dtype);  // with libtorch's number of threads
 
-// Returns the first of $BOUGH_CACHE, $XDG_CACHE_HOME/bough and $HOME/.cache/bough whose variable is set.
-// Empty if none of the variables is set.
-std::filesystem::path cache_folder();
-
 // Returns the profile that `folder` holds for the key. Otherwise calls measure() and writes its result to the
 // folder atomically. An empty `folder` means no cache. The log says what is measured and why.
 // - A file that cannot be read or has another format version is measured again and replaced.

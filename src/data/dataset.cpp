@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <unordered_set>
 
@@ -17,27 +18,31 @@ struct Record {
   Kind kind = Kind::question;
   std::string where;  // "file:line"
   std::string id;
-  std::string text;               // the prompt or question
-  std::vector<Message> messages;  // the conversation without the answer
+  std::string text;          // the prompt or question
+  OrderedJson messages;      // the conversation without its last message, if that is of the assistant
+  OrderedJson tools;         // of the conversation
+  OrderedJson last_message;  // the last message, if it is of the assistant; else null
   std::optional<std::string> answer;
   std::optional<std::string> completion;
   Json fields;
 };
 
-std::string type_of(const Json& value) {
+std::string type_of(const OrderedJson& value) {
   return str(value.type_name(), " ",
-             quoted(value.is_string() ? value.get<std::string>() : dump_line(value), 40));
+             quoted(value.is_string() ? value.get<std::string>() : dump_ordered(value), 40));
 }
 
-[[noreturn]] void wrong_type(const std::string& where, const std::string& field, const Json& got,
+[[noreturn]] void wrong_type(const std::string& where, const std::string& field, const OrderedJson& got,
                              const char* expected) {
   throw UserError(str(where, ": ", field, ": got ", type_of(got), ", expected ", expected));
 }
 
 class LineReader {
  public:
-  LineReader(const DatasetSettings& settings, std::string where, Json line)
-      : settings_(settings), where_(std::move(where)), line_(std::move(line)) {}
+  LineReader(const DatasetSettings& settings, const std::string& path, std::string_view line, int64_t number)
+      : settings_(settings),
+        where_(str(path, ":", number)),
+        line_(parse_ordered_json(line, path, number, &lost_digits_)) {}
 
   Record read(int64_t line_number) {
     if (!line_.is_object())
@@ -48,56 +53,93 @@ class LineReader {
     read_what_is_asked(record);
     record.answer = text_or_number(settings_.answer_key);
     record.completion = text_or_number(settings_.completion_key);
-    if (!record.messages.empty() && record.messages.back().role == "assistant") {
-      if (!record.answer) record.answer = record.messages.back().content;
-      record.messages.pop_back();
-    }
-    if (record.kind == Record::Kind::messages &&
-        (record.messages.empty() ||
-         (record.messages.back().role != "user" && record.messages.back().role != "tool"))) {
-      throw UserError(str(
-          where_, ": ", settings_.messages_key, ": expected a user or tool message before the answer, got ",
-          record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
-    }
-    record.fields = std::move(line_);
+    refuse_lost_digits();
+    take_last_message(record);
+    record.fields = Json(line_);
     return record;
   }
 
  private:
+  // If the last message is of the assistant, it is what the model must write.
+  void take_last_message(Record& record) const {
+    OrderedJson& messages = record.messages;
+    if (!messages.empty() && messages.back()["role"] == "assistant") {
+      record.last_message = messages.back();
+      messages.erase(messages.size() - 1);
+      const OrderedJson content = record.last_message.value("content", OrderedJson());
+      const std::string text = content.is_null() ? "" : content.get<std::string>();
+      const bool is_text = !text.empty() || !has_calls_or_reasoning(record.last_message);
+      if (!record.answer && is_text) record.answer = text;
+    }
+    if (record.kind != Record::Kind::messages) return;
+    const std::string last = messages.empty() ? "" : messages.back()["role"].get<std::string>();
+    if (last != "user" && last != "tool") {
+      throw UserError(str(where_, ": ", settings_.messages_key,
+                          ": expected a user or tool message before the answer, got ",
+                          last.empty() ? "none" : "a " + last + " message"));
+    }
+  }
+
+  static bool has_calls_or_reasoning(const OrderedJson& message) {
+    return message.contains("tool_calls") || message.contains("reasoning_content");
+  }
+
+  // Whole numbers of more than 64 bits are exact as answers and ids, which are texts. A reward function would
+  // get other fields with other digits.
+  void refuse_lost_digits() {
+    for (const auto& [key, digits] : lost_digits_) {
+      if (digits.find_first_of(".eE") != std::string::npos) continue;
+      if (key == settings_.answer_key || key == settings_.completion_key || key == settings_.id_key)
+        line_[key] = digits;
+      else
+        throw UserError(str(where_, ": ", key, ": the whole number ", quoted(digits, 40),
+                            " exceeds 64 bits; write it as a text"));
+    }
+  }
+
   // nullptr where the field is missing or null.
-  const Json* find(const std::string& key) const {
+  const OrderedJson* find(const std::string& key) const {
     const auto it = line_.find(key);
     return it == line_.end() || it->is_null() ? nullptr : &*it;
   }
 
   std::optional<std::string> text_or_number(const std::string& key) const {
-    const Json* value = find(key);
+    const OrderedJson* value = find(key);
     if (value == nullptr) return std::nullopt;
     if (value->is_string()) return value->get<std::string>();
-    if (value->is_number()) return value->dump();
+    if (value->is_number()) return number_text(key, *value);
     wrong_type(where_, key, *value, "a text or a number");
   }
 
   std::string read_id(int64_t line_number) const {
-    const Json* value = find(settings_.id_key);
+    const OrderedJson* value = find(settings_.id_key);
     if (value == nullptr) return std::to_string(line_number);
     if (value->is_string()) return value->get<std::string>();
-    if (value->is_number_integer()) return value->dump();
+    const std::string number = value->is_number() ? number_text(settings_.id_key, *value) : ".";
+    if (number.find_first_of(".eE") == std::string::npos) return number;
     wrong_type(where_, settings_.id_key, *value, "a text or an integer");
+  }
+
+  // With the digits of the file.
+  std::string number_text(const std::string& key, const OrderedJson& value) const {
+    const auto lost = lost_digits_.find(key);
+    return lost == lost_digits_.end() ? value.dump() : lost->second;
   }
 
   void read_what_is_asked(Record& record) const {
     for (const std::string& key : {settings_.messages_key, settings_.prompt_key, settings_.question_key}) {
-      const Json* value = find(key);
+      const OrderedJson* value = find(key);
       if (value == nullptr) continue;
       const bool may_be_list = key != settings_.question_key;  // in some files `prompt` is a list of messages
       if (may_be_list && value->is_array()) {
         record.kind = Record::Kind::messages;
         record.messages = read_messages(key, *value);
+        record.tools = read_tools();
       } else if (key != settings_.messages_key && value->is_string()) {
         record.kind = key == settings_.prompt_key ? Record::Kind::prompt : Record::Kind::question;
         record.text = value->get<std::string>();
         if (record.text.empty()) throw UserError(str(where_, ": ", key, ": the text is empty"));
+        if (settings_.format == "chat") record.tools = read_tools();
       } else {
         wrong_type(where_, key, *value, key == settings_.messages_key ? "a list of messages" : "a text");
       }
@@ -114,32 +156,41 @@ class LineReader {
     return list.empty() ? "nothing" : quoted(list);
   }
 
-  std::vector<Message> read_messages(const std::string& key, const Json& list) const {
-    std::vector<Message> messages;
-    for (size_t i = 0; i < list.size(); ++i) {
-      const std::string field = str(key, "[", i, "]");
-      if (!list[i].is_object()) wrong_type(where_, field, list[i], "an object with role and content");
-      Message message;
-      for (auto [name, into] : {std::pair{"role", &message.role}, std::pair{"content", &message.content}}) {
-        const auto it = list[i].find(name);
-        if (it == list[i].end()) throw UserError(str(where_, ": ", field, ".", name, " is missing"));
-        if (!it->is_string()) wrong_type(where_, str(field, ".", name), *it, "a text");
-        *into = it->get<std::string>();
-      }
-      if (message.role != "system" && message.role != "user" && message.role != "assistant" &&
-          message.role != "tool") {
-        throw UserError(str(where_, ": ", field, ".role: got ", quoted(message.role),
-                            ", expected system, user, assistant or tool"));
-      }
-      messages.push_back(std::move(message));
+  OrderedJson read_messages(const std::string& key, const OrderedJson& list) const {
+    if (list.empty()) throw UserError(str(where_, ": ", key, ": the list is empty"));
+    OrderedJson messages;
+    try {
+      messages = template_messages(list, key);
+    } catch (const MessageError& error) {
+      throw UserError(str(where_, ": ", error.what()));
     }
-    if (messages.empty()) throw UserError(str(where_, ": ", key, ": the list is empty"));
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const auto role = messages[i]["role"].get<std::string>();
+      if (role != "system" && role != "user" && role != "assistant" && role != "tool")
+        throw UserError(str(where_, ": ", key, "[", i, "].role: got ", quoted(role),
+                            ", expected system, developer, user, assistant or tool"));
+      if (messages[i].value("content", OrderedJson()).is_null() && !has_calls_or_reasoning(messages[i]))
+        throw UserError(str(where_, ": ", key, "[", i, "].content: got nothing, and the message has no ",
+                            "tool_calls and no reasoning_content; expected one of them"));
+    }
     return messages;
+  }
+
+  OrderedJson read_tools() const {
+    const OrderedJson* value = find(settings_.tools_key);
+    if (value == nullptr) return {};
+    try {
+      return template_tools(*value, settings_.tools_key);
+    } catch (const UserError& error) {
+      throw UserError(str(where_, ": ", error.what(),
+                          "; if the field has no tools of the model, set tools_key to another one"));
+    }
   }
 
   const DatasetSettings& settings_;
   std::string where_;
-  Json line_;
+  std::map<std::string, std::string> lost_digits_;  // numbers that line_ holds inexactly, as written
+  OrderedJson line_;
 };
 
 std::vector<Record> read_records(const DatasetSettings& settings, const std::string& path) {
@@ -148,8 +199,8 @@ std::vector<Record> read_records(const DatasetSettings& settings, const std::str
   std::string_view text = file.text();
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // byte order mark
   std::vector<Record> records;
-  for_each_json_line(text, path, [&](Json line, int64_t number) {
-    records.push_back(LineReader(settings, str(path, ":", number), std::move(line)).read(number));
+  for_each_line(text, [&](std::string_view line, int64_t number) {
+    records.push_back(LineReader(settings, path, line, number).read(number));
   });
   if (records.empty()) throw UserError(str(path, ": no records: every line is blank"));
   return records;
@@ -214,6 +265,8 @@ template <class Target>
 void lay_out(const Record& record, const Contents& contents, const DatasetSettings& settings,
              Target& target) {
   const PromptLayout& layout = settings.layout;
+  target.where = record.where;
+  target.tools = record.tools;
   if (record.kind == Record::Kind::messages) {
     target.messages = record.messages;
   } else if (settings.format == "chat") {
@@ -248,14 +301,18 @@ std::vector<SftExample> read_sft(const DatasetSettings& settings) {
   std::vector<SftExample> examples;
   examples.reserve(contents.records.size());
   for (const Record& record : contents.records) {
-    if (!record.answer && !record.completion) {
+    const bool has_message = !record.last_message.is_null();
+    if (!record.answer && !record.completion && !has_message) {
       throw UserError(str(record.where, ": nothing to learn: expected ", settings.completion_key, ", ",
                           settings.answer_key, " or an assistant message at the end"));
     }
     SftExample example;
     lay_out(record, contents, settings, example);
     if (!example.messages.empty()) {
-      example.messages.push_back({"assistant", record.completion ? *record.completion : *record.answer});
+      if (has_message && !record.completion) example.messages.push_back(record.last_message);
+      else
+        example.messages.push_back(
+            message_of("assistant", record.completion ? *record.completion : *record.answer));
     } else {
       example.completion =
           record.completion ? *record.completion : settings.layout.answer_prefix + *record.answer;

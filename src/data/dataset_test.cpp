@@ -9,6 +9,12 @@
 namespace bough {
 namespace {
 
+OrderedJson conversation_of(const std::vector<std::pair<std::string, std::string>>& messages) {
+  OrderedJson out = OrderedJson::array();
+  for (const auto& [role, content] : messages) out.push_back(message_of(role, content));
+  return out;
+}
+
 class DatasetFile : public testing::Test {
  protected:
   DatasetFile() : folder_(std::filesystem::path(testing::TempDir()) / "bough_dataset_test") {
@@ -75,10 +81,10 @@ TEST_F(DatasetFile, ReadsConversations) {
 {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "#### 5"}]}
 {"prompt": [{"role": "user", "content": "v"}], "answer": "6"}
 )");
-  EXPECT_EQ(dataset[0].messages, (std::vector<Message>{{"system", "s"}, {"user", "u"}}));
-  EXPECT_EQ(dataset[1].messages, (std::vector<Message>{{"user", "u"}}));
+  EXPECT_EQ(dataset[0].messages, conversation_of({{"system", "s"}, {"user", "u"}}));
+  EXPECT_EQ(dataset[1].messages, conversation_of({{"user", "u"}}));
   EXPECT_EQ(dataset[1].answer, "#### 5");
-  EXPECT_EQ(dataset[2].messages, (std::vector<Message>{{"user", "v"}}));
+  EXPECT_EQ(dataset[2].messages, conversation_of({{"user", "v"}}));
   EXPECT_EQ(dataset[2].prompt, "");
 }
 
@@ -90,9 +96,8 @@ TEST_F(DatasetFile, ChatFormatMakesConversations) {
 {"question": "b", "answer": "2"}
 )");
   ASSERT_EQ(dataset.size(), 1u);
-  EXPECT_EQ(
-      dataset[0].messages,
-      (std::vector<Message>{{"system", "Be brief."}, {"user", "a"}, {"assistant", "1"}, {"user", "b"}}));
+  EXPECT_EQ(dataset[0].messages,
+            conversation_of({{"system", "Be brief."}, {"user", "a"}, {"assistant", "1"}, {"user", "b"}}));
 }
 
 TEST_F(DatasetFile, WorkedExamplesComeFirstAndAreNotAsked) {
@@ -164,7 +169,7 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
   expect(R"({"question": "q", "answer": true})", "data.jsonl:3: answer: got boolean 'true'");
   expect(R"({"q": "q", "answer": "1"})",
          "data.jsonl:3: none of the fields messages, prompt and question is there "
-         "(the line has: 'answer, q')");
+         "(the line has: 'q, answer')");
   expect(R"({"question": "", "answer": "1"})", "data.jsonl:3: question: the text is empty");
   expect(R"({"question": "q", "answer": "1", "id": [1]})", "data.jsonl:3: id: got array");
   expect(R"({"messages": [], "answer": "1"})", "data.jsonl:3: messages: the list is empty");
@@ -175,6 +180,14 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
          "data.jsonl:3: messages[0].content is missing");
   expect(R"({"messages": [{"role": "user", "content": null}]})",
          "data.jsonl:3: messages[0].content: got null");
+  expect(R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": null}]})",
+         "data.jsonl:3: messages[1].content: got nothing, and the message has no tool_calls");
+  expect(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
+         "data.jsonl:3: messages[0].content: parts of type 'image' are not supported");
+  expect(R"({"messages": [{"role": "user", "content": "u"}], "answer": 1, "tools": "hammer"})",
+         "data.jsonl:3: tools:1:1: not valid JSON");
+  expect(R"({"messages": [{"role": "user", "content": "u"}], "answer": 1, "tools": [{}]})",
+         "data.jsonl:3: tools[0].function.name: got nothing, expected a text");
   expect(R"({"messages": [{"role": "bot", "content": "x"}]})", "data.jsonl:3: messages[0].role: got 'bot'");
   expect(R"({"messages": [{"role": "system", "content": "x"}], "answer": 1})",
          "data.jsonl:3: messages: expected a user or tool message before the answer, got a system "
@@ -214,14 +227,77 @@ TEST_F(DatasetFile, SftExamplesOfEveryKind) {
 {"question": "q", "answer": "a"}
 )");
   ASSERT_EQ(examples.size(), 4u);
-  EXPECT_EQ(examples[0].messages, (std::vector<Message>{{"user", "u"}, {"assistant", "a"}}));
+  EXPECT_EQ(examples[0].messages, conversation_of({{"user", "u"}, {"assistant", "a"}}));
   EXPECT_EQ(examples[1].prompt + "|" + examples[1].completion, "p|c");
   EXPECT_EQ(examples[2].prompt + "|" + examples[2].completion, "p| a");
   EXPECT_EQ(examples[3].prompt + "|" + examples[3].completion, "Q: q\nA:| a");
   EXPECT_TRUE(error_of(R"({"question": "q"})", true).starts_with("data.jsonl:1: nothing to learn"));
   settings_.format = "chat";
   EXPECT_EQ(read_examples(R"({"prompt": "p", "completion": "c"})")[0].messages,
-            (std::vector<Message>{{"user", "p"}, {"assistant", "c"}}));
+            conversation_of({{"user", "p"}, {"assistant", "c"}}));
+}
+
+constexpr const char* kWeather =
+    R"({"messages": [{"role": "developer", "content": [{"type": "text", "text": "s"}]},
+ {"role": "user", "content": "weather?", "name": null}, {"role": "assistant", "content": null,
+ "reasoning": "look it up", "tool_calls": [{"id": "c", "type": "function", "function":
+ {"name": "get", "arguments": "{\"z\": 1, \"a\": 2}"}}]}], "tools": [{"name": "get", "z": 1, "a": 2}]})";
+
+std::string one_line(std::string text) {
+  std::erase(text, '\n');
+  return text;
+}
+
+// Keys keep their order, because templates show it to the model.
+TEST_F(DatasetFile, EveryFieldOfAMessageAndTheToolsArePassedOn) {
+  const SftExample example = read_examples(one_line(kWeather)).at(0);
+  EXPECT_EQ(
+      dump_ordered(example.messages),
+      R"([{"role":"system","content":"s"},{"role":"user","content":"weather?"},{"role":"assistant",)"
+      R"("content":null,"reasoning":"look it up","tool_calls":[{"id":"c","type":"function","function":{"name":"get",)"
+      R"("arguments":{"z":1,"a":2}}}],"reasoning_content":"look it up"}])");
+  EXPECT_EQ(dump_ordered(example.tools), R"([{"name":"get","z":1,"a":2}])");
+
+  settings_.answer_required = false;
+  const Dataset asked = read(one_line(kWeather));
+  EXPECT_EQ(asked[0].messages.size(), 2u);
+  EXPECT_EQ(asked[0].answer, "") << "a call is no reference answer";
+  EXPECT_EQ(dump_ordered(asked[0].tools), R"([{"name":"get","z":1,"a":2}])");
+  settings_.answer_required = true;
+  EXPECT_TRUE(error_of(one_line(kWeather)).starts_with("data.jsonl:1: answer is missing"));
+
+  settings_.tools_key = "functions";
+  EXPECT_TRUE(read_examples(one_line(kWeather)).at(0).tools.is_null());
+  settings_.format = "chat";
+  EXPECT_EQ(read(R"({"question": "q", "answer": 1, "functions": "[{\"name\": \"f\"}]"})")[0].tools.dump(),
+            R"([{"name":"f"}])");
+}
+
+// The answer of the line is the reference for RL; the message is what a model learns to write.
+TEST_F(DatasetFile, SftLearnsTheLastMessage) {
+  const auto examples = read_examples(
+      R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "it is 5"}], "answer": 5})");
+  EXPECT_EQ(examples.at(0).messages.at(1).at("content"), "it is 5");
+}
+
+TEST_F(DatasetFile, NumbersKeepTheirDigits) {
+  const Dataset dataset = read(
+      R"({"question": "q", "answer": 123456789012345678901234567890, "id": 98765432109876543210, "n": 2.5}
+{"question": "q", "answer": 3.14159265358979323846}
+{"question": "q", "answer": 0.30000000000000004}
+{"question": "q", "answer": 18446744073709551615})");
+  EXPECT_EQ(dataset[0].answer, "123456789012345678901234567890");
+  EXPECT_EQ(dataset[0].fields["answer"], "123456789012345678901234567890");
+  EXPECT_EQ(dataset[0].id, "98765432109876543210");
+  EXPECT_EQ(dataset[1].answer, "3.14159265358979323846");
+  EXPECT_TRUE(dataset[1].fields["answer"].is_number());
+  EXPECT_EQ(dataset[2].answer, "0.30000000000000004");
+  EXPECT_EQ(dataset[3].answer, "18446744073709551615");
+  EXPECT_EQ(error_of(R"({"question": "q", "answer": 1, "n": 123456789012345678901})"),
+            "data.jsonl:1: n: the whole number '123456789012345678901' exceeds 64 bits; write it as a text");
+  EXPECT_TRUE(
+      error_of(R"({"question": "q", "answer": 1, "n": [123456789012345678901]})").find("exceeds 64 bits") !=
+      std::string::npos);
 }
 
 TEST(DatasetSettingsYaml, ReadsAndPrints) {

@@ -23,10 +23,9 @@ uint64_t fingerprint_of(std::span<const Problem> problems) {
     bytes.clear();
     append(bytes, problem.prompt);
     append(bytes, problem.answer);
-    for (const Message& message : problem.messages) {
-      append(bytes, message.role);
-      append(bytes, message.content);
-    }
+    append(bytes, dump_ordered(problem.messages));
+    append(bytes, dump_ordered(problem.tools));
+    append(bytes, dump_line(problem.fields));
     hashes.push_back(stable_hash(bytes.data(), bytes.size()));
   }
   return stable_hash(hashes.data(), hashes.size() * sizeof(uint64_t));

@@ -19,11 +19,14 @@ namespace bough {
 
 // A problem has either a plain prompt or messages. A chat template turns the messages into the prompt.
 struct Problem {
-  std::string id;                 // unique in its data set
-  std::string prompt;             // plain text; empty if the problem has messages
-  std::vector<Message> messages;  // ends with a user message; empty for plain text
-  std::string answer;             // the reference answer as written in the record; may be empty
-  Json fields = Json::object();   // the whole record; the user's reward function gets it as keyword arguments
+  std::string id;        // unique in its data set
+  std::string prompt;    // plain text; empty if the problem has messages
+  OrderedJson messages;  // a list as of template_messages(), for the model to answer; empty: plain text
+  std::string answer;    // the reference answer as written in the record; may be empty
+  Json fields = Json::object();  // the whole record; the user's reward function gets it as keyword arguments
+  OrderedJson tools;             // of the messages: a list of function schemas; null: none
+  std::string where;             // "file:line"; empty if the problem is from no file
+  int64_t truncate_to = 0;       // most tokens of a plain prompt, which is cut at its left; 0: not cut
 };
 
 class Dataset {
@@ -37,7 +40,7 @@ class Dataset {
   std::span<const Problem> problems() const { return problems_; }
   const std::string& source() const { return source_; }
 
-  // A hash of the prompts, messages and answers, in order. It does not depend on the file's path.
+  // A hash of all fields of the problems, in order. It does not depend on the file's path.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:

@@ -32,11 +32,23 @@ TEST(Dataset, FingerprintDependsOnTheContentOnly) {
   EXPECT_EQ(numbered(5).fingerprint(), numbered(5).fingerprint());
   EXPECT_NE(numbered(5).fingerprint(), numbered(6).fingerprint());
   EXPECT_NE(numbered(5).fingerprint(), numbered(5, "Problem ").fingerprint());
-  const auto one = [](std::string prompt, std::string answer, std::vector<Message> messages) {
+  const auto one = [](std::string prompt, std::string answer, OrderedJson messages) {
     return Dataset({{"0", std::move(prompt), std::move(messages), std::move(answer)}}, "one").fingerprint();
   };
   EXPECT_NE(one("ab", "c", {}), one("a", "bc", {}));
-  EXPECT_NE(one("", "c", {{"user", "a"}}), one("", "c", {{"system", "a"}}));
+  EXPECT_NE(one("", "c", {message_of("user", "a")}), one("", "c", {message_of("system", "a")}));
+}
+
+// A run does not resume with other tests, rubrics or tools.
+TEST(Dataset, EveryFieldCountsInTheFingerprint) {
+  Problem problem = {.id = "0", .prompt = "a", .messages = {}, .answer = "c", .fields = {{"gold", 1}}};
+  const auto fingerprint = [&] { return Dataset({problem}, "one").fingerprint(); };
+  const uint64_t first = fingerprint();
+  problem.fields = {{"gold", 9}};
+  const uint64_t second = fingerprint();
+  problem.tools = OrderedJson::array({{{"name", "f"}}});
+  EXPECT_NE(first, second);
+  EXPECT_NE(second, fingerprint());
 }
 
 TEST(Dataset, RefusesTwoProblemsWithOneId) {

@@ -39,15 +39,15 @@ std::string plain_prompt(std::span<const WorkedExample> examples, std::string_vi
   return out += prompt;
 }
 
-std::vector<Message> conversation(std::span<const WorkedExample> examples, std::string_view question,
-                                  const PromptLayout& layout) {
-  std::vector<Message> messages;
-  if (!layout.system.empty()) messages.push_back({"system", layout.system});
+OrderedJson conversation(std::span<const WorkedExample> examples, std::string_view question,
+                         const PromptLayout& layout) {
+  OrderedJson messages = OrderedJson::array();
+  if (!layout.system.empty()) messages.push_back(message_of("system", layout.system));
   for (const WorkedExample& example : examples) {
-    messages.push_back({"user", example.question});
-    messages.push_back({"assistant", example.answer});
+    messages.push_back(message_of("user", example.question));
+    messages.push_back(message_of("assistant", example.answer));
   }
-  messages.push_back({"user", std::string(question)});
+  messages.push_back(message_of("user", std::string(question)));
   return messages;
 }
 

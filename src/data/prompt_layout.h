@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/settings.h"
 #include "data/problems.h"
@@ -49,7 +48,7 @@ std::string plain_prompt(std::span<const WorkedExample> examples, std::string_vi
 
 // Builds a conversation: the system message, a user and an assistant message per example, then the question.
 // question_template is not applied, because the model's chat template formats the messages.
-std::vector<Message> conversation(std::span<const WorkedExample> examples, std::string_view question,
-                                  const PromptLayout& layout);
+OrderedJson conversation(std::span<const WorkedExample> examples, std::string_view question,
+                         const PromptLayout& layout);
 
 }  // namespace bough

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "text/message.h"
 
 namespace bough {
 
@@ -40,36 +41,70 @@ std::string parse_group(Json& line, const std::string& where, int64_t line_numbe
   return std::to_string(line_number);
 }
 
-Prompt parse_prompt(Json line, const std::string& where, int64_t line_number,
+// The prompt or conversation of a line, which is taken out of it.
+Problem take_problem(OrderedJson& line, const std::string& where) {
+  Problem problem;
+  if (const auto text = line.find("prompt"); text != line.end()) {
+    if (!text->is_string()) throw UserError(str(where, "prompt: expected a text, got ", text->type_name()));
+    problem.prompt = text->get<std::string>();
+    line.erase("prompt");
+    if (problem.prompt.empty()) throw UserError(str(where, "prompt: is empty; expected a text"));
+    return problem;
+  }
+  const OrderedJson& messages = line["messages"];
+  if (!messages.is_array() || messages.empty())
+    throw UserError(
+        str(where, "messages: expected a list of messages, got ", quoted(dump_ordered(messages), 40)));
+  try {
+    problem.messages = template_messages(messages);
+    if (const auto tools = line.find("tools"); tools != line.end()) problem.tools = template_tools(*tools);
+  } catch (const UserError& error) {
+    throw UserError(where + error.what());
+  }
+  if (problem.messages.back()["role"] == "assistant")
+    throw UserError(str(where,
+                        "messages: expected a message for the assistant to answer at the end, got one of ",
+                        "the assistant"));
+  line.erase("messages");
+  line.erase("tools");
+  return problem;
+}
+
+Prompt parse_prompt(OrderedJson line, const std::string& where, int64_t line_number,
                     const PromptReadOptions& options) {
   if (!line.is_object()) {
     throw UserError(str(where, "expected an object such as {\"prompt\": \"...\"}, got ", line.type_name()));
   }
   const bool has_text = line.contains("prompt"), has_ids = line.contains("input_ids");
-  if (has_text == has_ids) {
-    throw UserError(str(where, "expected one of the fields prompt (text) and input_ids, got ",
-                        has_text ? "both" : "neither"));
+  const bool has_messages = !has_text && !has_ids && line.contains("messages");
+  if (has_text == has_ids && !has_messages) {
+    throw UserError(str(where, "expected one of the fields prompt (text), messages and input_ids, got ",
+                        has_text ? "both prompt and input_ids" : "neither"));
   }
+  const std::string given = has_ids ? "input_ids" : has_text ? "prompt" : "messages";
   Prompt prompt;
-  prompt.group = parse_group(line, where, line_number);
-  if (has_ids) {
-    prompt.input_ids = parse_ids(line["input_ids"], where, options.vocab_size);
-    line.erase("input_ids");
-  } else {
-    const Json& text = line["prompt"];
-    if (!text.is_string()) throw UserError(str(where, "prompt: expected a text, got ", text.type_name()));
-    if (!options.encode) {
-      throw UserError(
-          str(where, "prompt: the model has no tokenizer.json to encode the text; give input_ids"));
+  if (given != "input_ids") {
+    if (!options.encode)
+      throw UserError(str(where, given, ": the model has no tokenizer.json to encode it; give input_ids"));
+    const Problem problem = take_problem(line, where);
+    try {
+      prompt.input_ids = options.encode(problem);
+    } catch (const UserError& error) {
+      throw UserError(where + error.what());
     }
-    prompt.input_ids = options.encode(text.get<std::string>());
-    line.erase("prompt");
   }
-  if (prompt.input_ids.empty()) {
-    throw UserError(
-        str(where, has_ids ? "input_ids" : "prompt", ": is empty; generation needs at least one token"));
+  prompt.extra = Json(line);
+  prompt.group = parse_group(prompt.extra, where, line_number);
+  if (given == "input_ids") {
+    prompt.input_ids = parse_ids(prompt.extra["input_ids"], where, options.vocab_size);
+    prompt.extra.erase("input_ids");
   }
-  prompt.extra = std::move(line);
+  if (prompt.input_ids.empty())
+    throw UserError(str(where, given, ": is empty; generation needs at least one token"));
+  if (options.max_length > 0 && std::ssize(prompt.input_ids) >= options.max_length)
+    throw UserError(str(where, given, ": got ", prompt.input_ids.size(),
+                        " tokens, but the model's context is ", options.max_length,
+                        ", and a response needs at least one; shorten it"));
   return prompt;
 }
 
@@ -77,13 +112,14 @@ Prompt parse_prompt(Json line, const std::string& where, int64_t line_number,
 
 std::vector<Prompt> read_prompts(const std::filesystem::path& path, const PromptReadOptions& options) {
   std::vector<Prompt> prompts;
-  for_each_json_line(read_file(path), path.string(), [&](Json line, int64_t number) {
-    prompts.push_back(parse_prompt(std::move(line), str(path.string(), ":", number, ": "), number, options));
+  for_each_line(read_file(path), [&](std::string_view line, int64_t number) {
+    prompts.push_back(parse_prompt(parse_ordered_json(line, path.string(), number),
+                                   str(path.string(), ":", number, ": "), number, options));
   });
   if (prompts.empty()) {
     throw UserError(str(path.string(),
-                        ": no prompts; expected one JSON object per line, {\"prompt\": \"...\"} or "
-                        "{\"input_ids\": [...]}"));
+                        ": no prompts; expected one JSON object per line, {\"prompt\": \"...\"}, "
+                        "{\"messages\": [...]} or {\"input_ids\": [...]}"));
   }
   return prompts;
 }

@@ -1,6 +1,7 @@
-// Prompts for `bough rollout`: JSON Lines with `prompt` (a text) or `input_ids`. The optional field `group`
-// or `id` (a text or an integer) names the prompt's group of samples in the rollout file. The default name is
-// the line number.
+// Prompts for `bough rollout`: JSON Lines with `prompt` (a text), `messages` (a conversation for the
+// model's chat template, with `tools` if it has some) or `input_ids`. The optional field `group` or `id` (a
+// text or an integer) names the prompt's group of samples in the rollout file. The default name is the line
+// number.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "data/problems.h"
 
 namespace bough {
 
@@ -20,14 +22,17 @@ struct Prompt {
 };
 
 struct PromptReadOptions {
-  // Converts text to token ids. If no function is set, a line with `prompt` is an error.
-  std::function<std::vector<int32_t>(const std::string&)> encode;
+  // Converts the text of a prompt, or a conversation, to token ids. If no function is set, a line with
+  // either is an error.
+  std::function<std::vector<int32_t>(const Problem&)> encode;
   int64_t vocab_size = 0;  // a token id must be below it; 0: not checked
+  int64_t max_length = 0;  // tokens of the model's context, of which a response needs one; 0: not checked
 };
 
-// Throws UserError, with file, line and field, if a line has one of these faults: malformed JSON, both or
-// neither of `prompt` and `input_ids`, a wrong type, an empty prompt, a token id outside the vocabulary (with
-// its position). Also throws UserError if the file has no prompts or is a directory.
+// Throws UserError, with file, line and field, if a line has one of these faults: malformed JSON, not one
+// of `prompt`, `messages` and `input_ids`, a wrong type, an empty prompt, a prompt that does not fit the
+// context, a token id outside the vocabulary (with its position). Also throws UserError if the file has no
+// prompts or is a directory.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path, const PromptReadOptions& options);
 
 }  // namespace bough

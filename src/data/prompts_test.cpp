@@ -25,7 +25,13 @@ class PromptsTest : public ::testing::Test {
     PromptReadOptions options;
     options.vocab_size = vocab_size;
     if (with_tokenizer) {
-      options.encode = [](const std::string& s) { return std::vector<int32_t>(s.begin(), s.end()); };
+      options.encode = [](const Problem& problem) {
+        std::string text = problem.prompt;
+        for (const OrderedJson& message : problem.messages) text += message["content"].get<std::string>();
+        if (!problem.tools.is_null()) text += "T";
+        return std::vector<int32_t>(text.begin(), text.end());
+      };
+      options.max_length = 9;
     }
     return read_prompts(path_, options);
   }
@@ -54,6 +60,15 @@ TEST_F(PromptsTest, ReadsTextAndIds) {
   EXPECT_EQ(prompts[2].group, "4") << "the line";
 }
 
+TEST_F(PromptsTest, ReadsConversations) {
+  const auto prompts = read(
+      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "A"}]}], "tools": [{"name": "f"}], "x": 1}
+{"prompt": "B", "messages": "a field like any other"})");
+  EXPECT_EQ(prompts[0].input_ids, (std::vector<int32_t>{'A', 'T'}));
+  EXPECT_EQ(prompts[0].extra, Json({{"x", 1}}));
+  EXPECT_EQ(prompts[1].extra, Json({{"messages", "a field like any other"}}));
+}
+
 TEST_F(PromptsTest, ErrorsNameLineAndField) {
   const struct {
     const char* text;
@@ -72,6 +87,11 @@ TEST_F(PromptsTest, ErrorsNameLineAndField) {
       {"{\"input_ids\": [1.5]}", "position 0"},
       {"{\"input_ids\": [18446744073709551615]}", "position 0"},
       {"{\"input_ids\": [1], \"group\": []}", "group: expected"},
+      {R"({"messages": []})", ":1: messages: expected a list of messages"},
+      {R"({"messages": [{"role": "user"}]})", ":1: messages[0].content is missing"},
+      {R"({"messages": [{"role": "assistant", "content": "a"}]})",
+       ":1: messages: expected a message for the"},
+      {R"({"prompt": "123456789"})", ":1: prompt: got 9 tokens, but the model's context is 9"},
       {"\n\n", "no prompts"},
   };
   for (const auto& c : cases) {

@@ -154,21 +154,13 @@ OrderedJson function_tool(const std::string& name, const std::string& descriptio
              {{"type", "object"}, {"properties", std::move(parameters)}, {"required", required}}}}}};
 }
 
-OrderedJson message_of(const std::string& role, const std::string& content) {
-  return {{"role", role}, {"content", content}};
-}
-
 OrderedJson problem_json(const Problem& problem) {
   OrderedJson out =
       OrderedJson::parse(dump_line(problem.fields.is_object() ? problem.fields : Json::object()));
   out["id"] = problem.id;
   if (!problem.prompt.empty()) out["prompt"] = problem.prompt;
-  if (!problem.messages.empty()) {
-    OrderedJson messages = OrderedJson::array();
-    for (const Message& message : problem.messages)
-      messages.push_back(message_of(message.role, message.content));
-    out["messages"] = std::move(messages);
-  }
+  if (!problem.messages.empty()) out["messages"] = problem.messages;
+  if (!problem.tools.is_null()) out["tools"] = problem.tools;
   if (!out.contains("answer")) out["answer"] = problem.answer;
   return out;
 }

@@ -38,9 +38,6 @@
 
 namespace bough {
 
-// Objects keep the order of their keys, because chat templates show them to the model in that order.
-using OrderedJson = nlohmann::ordered_json;
-
 struct EnvironmentSettings {
   std::string type;
   std::string path;
@@ -103,6 +100,10 @@ struct EnvironmentSettings {
     v("python", python, "Python interpreter; empty: the same as reward_service.python");
   }
   void check() const;  // throws UserError if a setting that `type` needs is missing, or one does not fit it
+
+  // Whether a conversation begins with the problem's prompt or messages. Other environments may open it with
+  // messages of their own.
+  bool begins_with_problem() const { return type.empty() || type == "mcp"; }
 
   // Whether the setting `reward` scores the rollouts. True without an environment, if the environment gives
   // no reward (mcp), or if the user set `reward`. Otherwise the environment's rewards count. The default
@@ -225,7 +226,6 @@ std::unique_ptr<Environment> make_environment(const EnvironmentSettings& setting
 
 // A function schema in the format of OpenAI's API. `parameters` maps names to JSON schemas; all are required.
 OrderedJson function_tool(const std::string& name, const std::string& description, OrderedJson parameters);
-OrderedJson message_of(const std::string& role, const std::string& content);
 // A problem in the form that environments outside of this process receive: its record from the data set, with
 // `id`, `answer`, and `prompt` or `messages`.
 OrderedJson problem_json(const Problem& problem);

@@ -27,13 +27,13 @@ OrderedJson read_messages(const OrderedJson& value, size_t num_calls) {
       out.push_back(message_of("tool", message.get<std::string>()));
       continue;
     }
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
-        !message.contains("content"))
-      throw Malformed(
-          str("messages: got ", quoted(dump_ordered(message)), ", expected an object with role and content"));
     out.push_back(message);
   }
-  return out;
+  try {
+    return template_messages(out);
+  } catch (const MessageError& error) {
+    throw Malformed(error.what());
+  }
 }
 
 double read_number(const OrderedJson& value, const char* key) {
@@ -66,9 +66,10 @@ Observation read_observation(const OrderedJson& reply, size_t num_calls) {
     return found == reply.end() ? OrderedJson() : *found;
   };
   out.messages = read_messages(field("messages"), num_calls);
-  if (OrderedJson tools = field("tools"); !tools.is_null()) {
-    if (!tools.is_array()) throw Malformed("tools: expected a list of function schemas");
-    if (!tools.empty()) out.tools = std::move(tools);
+  try {
+    out.tools = template_tools(field("tools"));
+  } catch (const UserError& error) {
+    throw Malformed(error.what());
   }
   if (const OrderedJson reward = field("reward"); !reward.is_null())
     out.reward = read_number(reward, "reward");
@@ -84,10 +85,6 @@ Observation read_observation(const OrderedJson& reply, size_t num_calls) {
     out.done = done.get<bool>();
   }
   return out;
-}
-
-std::string dump_ordered(const OrderedJson& json) {
-  return dump_message(json);
 }
 
 }  // namespace bough

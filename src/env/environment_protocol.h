@@ -43,7 +43,4 @@ struct Malformed : std::runtime_error {
 // num_calls: calls of the turn that the reply answers. Throws Malformed.
 Observation read_observation(const OrderedJson& reply, size_t num_calls);
 
-// Writes JSON on one line. Bytes that are not UTF-8 become U+FFFD.
-std::string dump_ordered(const OrderedJson& json);
-
 }  // namespace bough

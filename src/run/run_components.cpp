@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "control/prompt_check.h"
 #include "cost/run_costs.h"
 #include "engine/server_engine.h"
 #include "kernels/common/device.h"
@@ -25,6 +26,10 @@ namespace bough {
 
 namespace {
 
+bool is_rank_zero(const Communicator* ranks) {
+  return !ranks || ranks->rank() == 0;
+}
+
 int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
   if (settings.total_train_steps > 0) return settings.total_train_steps;
   const auto size = static_cast<int64_t>(problems.size());
@@ -32,9 +37,23 @@ int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
   return (settings.total_train_epochs * size + batch - 1) / batch;
 }
 
+// Agents and some environments make prompts of their own: those cannot be checked before the run.
+Dataset read_fitting(const RunSettings& settings, const DatasetSettings& of_dataset, const char* key,
+                     const PromptEncoder& encoder, Communicator* ranks) {
+  const bool is_for_agents = settings.serve.port && &of_dataset == &settings.train_dataset;
+  Dataset dataset = read_dataset(of_dataset);
+  if (is_for_agents || !settings.environment.begins_with_problem()) return dataset;
+  return fit_prompts(dataset, of_dataset, encoder,
+                     {.key = key,
+                      .model = settings.model.path,
+                      .limits = model_limits(load_model_config(settings.model.path)),
+                      .shows_progress = is_rank_zero(ranks)});
+}
+
 // External agents may bring their own problems. The run then knows only that there is a problem.
-Dataset training_problems(const RunSettings& settings) {
-  if (!settings.train_dataset.path.empty()) return read_dataset(settings.train_dataset);
+Dataset training_problems(const RunSettings& settings, const PromptEncoder& encoder, Communicator* ranks) {
+  if (!settings.train_dataset.path.empty())
+    return read_fitting(settings, settings.train_dataset, "train_dataset", encoder, ranks);
   return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "external agents"};
 }
 
@@ -101,10 +120,6 @@ std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& tr
 
 bool has_critic(const RunSettings& settings) {
   return settings.actor.advantages.needs_values();
-}
-
-bool is_rank_zero(const Communicator* ranks) {
-  return !ranks || ranks->rank() == 0;
 }
 
 // Whether the critic uses the actor's backbone. A resumed run keeps the decision of the first process.
@@ -302,9 +317,11 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
                              Communicator* ranks)
     : settings(run_settings),
       threads(split_threads(settings, at::get_num_threads())),
-      problems(training_problems(settings)),
-      valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
+      problems(training_problems(settings, encoder, ranks)),
+      valid(settings.valid_dataset.path.empty()
+                ? Dataset()
+                : read_fitting(settings, settings.valid_dataset, "valid_dataset", encoder, ranks)),
       reward(is_rank_zero(ranks) ? make_reward(settings.reward, settings.reward_service) : nullptr),
       environment(is_rank_zero(ranks) ? make_environment(settings) : nullptr),
       filter(settings.filter.empty() || !is_rank_zero(ranks)

@@ -60,9 +60,9 @@ struct RunComponents {
   const RunSettings settings;
   const ThreadSplit threads;
   SteadyClock clock;
-  Dataset problems;
-  Dataset valid;  // empty: no evaluation
   PromptEncoder encoder;
+  Dataset problems;  // whose prompts fit the model's context, as those of `valid`
+  Dataset valid;     // empty: no evaluation
   std::unique_ptr<RewardFunction> reward;
   std::unique_ptr<Environment> environment;  // nullptr: prompts of one turn
   std::unique_ptr<GroupFilter> filter;       // nullptr: there is none

@@ -178,6 +178,10 @@ SettingAliases RunSettings::aliases() {
       {"lora.lora_dropout", "lora.dropout"},
       {"critic.value_eps_clip", "critic.eps_clip"},
       {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "environment.max_turns"},
+      {"train_dataset.filter_overlong_prompts", "train_dataset.overlong_prompts"},
+      {"train_dataset.max_prompt_length", "train_dataset.max_length"},
+      {"valid_dataset.filter_overlong_prompts", "valid_dataset.overlong_prompts"},
+      {"valid_dataset.max_prompt_length", "valid_dataset.max_length"},
       {"environment.max_assistant_turns", "environment.max_turns"},
       {"environment.max_tool_calling_iterations", "environment.max_turns"},
   };

@@ -117,7 +117,9 @@ TEST(PeerSettings, AnUnknownKeyOfAnotherTrainerSuggestsBoughsKey) {
   EXPECT_EQ(unknown_key("saver.freq_epochs"), "did you mean 'saver.freq_steps'?");
   EXPECT_EQ(unknown_key("evaluator.freq_epochs"), "did you mean 'evaluator.freq_steps'?");
   EXPECT_EQ(unknown_key("max_prompt_length"),
-            "not needed: prompts are never cut, and one that does not fit is an error");
+            "did you mean 'train_dataset.max_length' (with train_dataset.overlong_prompts)?");
+  EXPECT_EQ(unknown_key("data.filter_overlong_prompts"),
+            "did you mean 'train_dataset.overlong_prompts' (drop)?");
   EXPECT_EQ(unknown_key("trainer.type"), "docs/coming_from.md has Bough's settings")
       << "several have this name";
   EXPECT_EQ(unknown_key("data.something_else"), "docs/coming_from.md has Bough's settings");

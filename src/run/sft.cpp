@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/parallel.h"
 #include "base/progress.h"
 #include "base/random.h"
 #include "control/prompt_encoder.h"
@@ -29,6 +30,9 @@ class Sft {
 
  private:
   void encode_examples();
+  int64_t max_length() const;  // of an example, in tokens
+  bool fit(const PromptEncoder& encoder, const SftExample& example, EncodedExample& encoded,
+           int64_t limit) const;
   // The examples of a training step. Each epoch has its own order. An epoch's last batch may be smaller.
   std::vector<const Trajectory*> batch_of(int64_t step);
   double train(const std::vector<const Trajectory*>& examples);
@@ -78,19 +82,75 @@ void Sft::encode_examples() {
   else
     log_warning(
         str(settings_.model.path, ": the model has no stop token: it will not learn where answers end"));
-  for (const SftExample& example : read_sft(settings_.train_dataset)) {
-    EncodedExample encoded = encoder.encode(example, stop_token);
-    const auto length = static_cast<int64_t>(encoded.ids.size());
-    Trajectory& trajectory = examples_.emplace_back();
-    trajectory.input_ids = std::move(encoded.ids);
-    trajectory.loss_mask = std::move(encoded.loss_mask);
-    if (length > model_->config().max_length()) {
-      throw UserError(str(settings_.train_dataset.path, ": example ", examples_.size(), " has ", length,
-                          " tokens, but the model takes at most ", model_->config().max_length(), " (",
-                          model_->config().max_length_reason(),
-                          "); leave it out, or use fewer worked examples"));
-    }
+  const std::vector<SftExample> examples = read_sft(settings_.train_dataset);
+  std::vector<EncodedExample> encoded(examples.size());
+  {
+    Progress progress("encoding", static_cast<int64_t>(examples.size()), "examples",
+                      options_.show_progress && examples.size() >= 1000 ? ProgressStyle::kAutomatic
+                                                                        : ProgressStyle::kSilent);
+    parallel_for(examples.size(), [&](size_t i) {
+      try {
+        encoded[i] = encoder.encode(examples[i], stop_token);
+      } catch (const UserError& error) {
+        throw UserError(str(examples[i].where, ": ", error.what()));
+      }
+      progress.advance();
+    });
   }
+  const int64_t limit = max_length();
+  int64_t num_overlong = 0;
+  for (size_t i = 0; i < encoded.size(); ++i) {
+    if (std::ssize(encoded[i].ids) > limit) {
+      ++num_overlong;
+      if (!fit(encoder, examples[i], encoded[i], limit)) continue;
+    }
+    Trajectory& trajectory = examples_.emplace_back();
+    trajectory.input_ids = std::move(encoded[i].ids);
+    trajectory.loss_mask = std::move(encoded[i].loss_mask);
+  }
+  if (examples_.empty())
+    throw UserError(
+        str(settings_.train_dataset.path, ": no example is left: all have more than ", limit, " tokens"));
+  if (num_overlong > 0)
+    log_info(str("train_dataset: ", num_overlong, " of ", examples.size(), " examples have more than ", limit,
+                 " tokens; they were ",
+                 settings_.train_dataset.overlong_prompts == "drop" ? "left out" : "cut at their left"));
+}
+
+int64_t Sft::max_length() const {
+  const int64_t context = model_->config().max_length(), given = settings_.train_dataset.max_length;
+  return given > 0 ? std::min(given, context) : context;
+}
+
+// Makes an example of more than `limit` tokens fit, by the setting overlong_prompts. False: it is left out.
+bool Sft::fit(const PromptEncoder& encoder, const SftExample& example, EncodedExample& encoded,
+              int64_t limit) const {
+  const std::string& mode = settings_.train_dataset.overlong_prompts;
+  if (mode == "drop") return false;
+  const auto length = std::ssize(encoded.ids);
+  const auto refuse = [&](const std::string& remedy) {
+    throw UserError(str(example.where, ": the example has ", length, " tokens, but at most ", limit, " fit (",
+                        limit < model_->config().max_length() ? "train_dataset.max_length"
+                                                              : model_->config().max_length_reason(),
+                        "); ", remedy));
+  };
+  if (mode == "error")
+    refuse(
+        "leave it out (train_dataset.overlong_prompts: drop), cut its prompt (truncate_left), or use fewer "
+        "worked examples");
+  if (!example.messages.empty())
+    refuse("train_dataset.overlong_prompts is truncate_left, which cuts only plain prompts; set it to drop");
+  const auto num_prompt = std::count(encoded.loss_mask.begin(), encoded.loss_mask.end(), 0);
+  const auto completion = encoded.ids.begin() + num_prompt;
+  std::vector<int32_t> prompt(encoded.ids.begin(), completion);
+  encoder.truncate_left(prompt, std::max<int64_t>(1, limit - (length - num_prompt)));
+  std::vector<int32_t> ids = prompt;
+  ids.insert(ids.end(), completion, encoded.ids.end());
+  if (std::ssize(ids) > limit) refuse("its completion alone does not fit; shorten it");
+  encoded.loss_mask.erase(encoded.loss_mask.begin(),
+                          encoded.loss_mask.begin() + (num_prompt - std::ssize(prompt)));
+  encoded.ids = std::move(ids);
+  return true;
 }
 
 std::vector<const Trajectory*> Sft::batch_of(int64_t step) {

@@ -46,7 +46,8 @@ struct SftSettings {
     return {{"lora.r", "lora.rank"},
             {"lora.lora_alpha", "lora.alpha"},
             {"lora.target_modules", "lora.targets"},
-            {"lora.lora_dropout", "lora.dropout"}};
+            {"lora.lora_dropout", "lora.dropout"},
+            {"max_length", "train_dataset.max_length"}};
   }
 };
 
@@ -64,8 +65,9 @@ struct SftOptions {
   bool show_progress = true;
 };
 
-// Trains and writes the Hugging Face directory `out`, or PEFT's if adapters are trained. Throws UserError as
-// read_sft does, if a sequence is longer than the model's positions, and if no token is trained.
+// Trains and writes the Hugging Face directory `out`, or PEFT's if adapters are trained. Throws UserError
+// as read_sft does, if an example does not fit the model's positions (setting overlong_prompts), and if no
+// token is trained.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 
 Json to_json(const SftSummary& summary);

@@ -89,8 +89,21 @@ TEST_F(SftTest, AStopWritesNothing) {
 TEST_F(SftTest, AnExampleThatTheModelCannotHoldIsNamed) {
   write_examples({{"Q", "A"}, {std::string(300, 'x'), "y"}});
   const std::string message = message_of<UserError>([&] { run(); });
-  EXPECT_NE(message.find("example 2 has 302 tokens, but the model takes at most 256"), std::string::npos)
+  EXPECT_NE(message.find("data.jsonl:2: the example has 302 tokens, but at most 256 fit"), std::string::npos)
       << message;
+}
+
+TEST_F(SftTest, AnOverlongExampleIsLeftOutOrItsPromptIsCut) {
+  write_examples({{"Q", "A"}, {std::string(300, 'x'), "yy"}});
+  settings_.train_dataset.overlong_prompts = "drop";
+  EXPECT_EQ(run().examples, 1);
+  settings_.train_dataset.overlong_prompts = "truncate_left";
+  const SftSummary summary = run();
+  EXPECT_EQ(summary.examples, 2);
+  EXPECT_EQ(summary.trained_tokens, 2 + 3) << "completions stay whole";
+  settings_.train_dataset.max_length = 2;
+  EXPECT_NE(message_of<UserError>([&] { run(); }).find("its completion alone does not fit"),
+            std::string::npos);
 }
 
 TEST_F(SftTest, TheModelIsNotOverwritten) {

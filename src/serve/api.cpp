@@ -368,35 +368,11 @@ OrderedJson read_tools(Fields& fields, OrderedJson (*function_of)(Fields& tool))
 }
 
 std::string content_text(const OrderedJson& content, const std::string& where, const char* separator) {
-  if (content.is_null()) return "";
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) throw ApiError(400, where + ": expected a text or a list of parts", where);
-  std::string text;
-  for (const OrderedJson& part : content) {
-    if (!part.is_object() || !part.contains("type") || !part["type"].is_string())
-      throw ApiError(400, where + ": expected parts with a type", where);
-    const auto type = part["type"].get<std::string>();
-    const char* key = type == "refusal" ? "refusal" : "text";
-    if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal")
-      throw ApiError(400, str(where, ": parts of type ", quoted(type), " are not supported; text is"), where);
-    if (!part.contains(key) || !part[key].is_string())
-      throw ApiError(400, str(where, ": a part of type ", type, " has no ", key), where);
-    if (!text.empty()) text += separator;
-    text += part[key].get_ref<const std::string&>();
-  }
-  return text;
+  return with_api_errors([&] { return text_of_content(content, where, separator); });
 }
 
 OrderedJson arguments_object(const std::string& arguments, const std::string& where) {
-  if (arguments.empty()) return OrderedJson::object();
-  OrderedJson value;
-  try {
-    value = parse_ordered_json(arguments, where);
-  } catch (const UserError& error) {
-    throw ApiError(400, error.what(), where);
-  }
-  if (!value.is_object()) throw ApiError(400, where + ": expected a JSON object as a text", where);
-  return value;
+  return with_api_errors([&] { return parse_arguments(arguments, where); });
 }
 
 std::string new_id(const std::string& prefix) {

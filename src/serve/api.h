@@ -19,6 +19,7 @@
 #include "serve/sample_text.h"
 #include "serve/settings.h"
 #include "text/chat_template.h"
+#include "text/message.h"
 #include "text/tokenizer.h"
 
 namespace bough {
@@ -30,6 +31,16 @@ struct ApiError : std::runtime_error {
   int status;
   std::string param, code;
 };
+
+// Returns read(). A message of a wrong form becomes an ApiError 400 that names its field.
+template <class Read>
+auto with_api_errors(Read&& read) {
+  try {
+    return read();
+  } catch (const MessageError& error) {
+    throw ApiError(400, error.what(), error.field);
+  }
+}
 
 // The model as the APIs show it. Immutable, so threads may share it.
 struct ServedModel {

@@ -134,53 +134,6 @@ class ChatAnswer final : public Answer {
   std::vector<int64_t> calls_of_;  // calls streamed so far, by choice
 };
 
-// A field that is null means the same as a missing one. Templates may distinguish them.
-void drop_null_fields(OrderedJson& message) {
-  for (auto it = message.begin(); it != message.end();)
-    if (it->is_null() && it.key() != "content") it = message.erase(it);
-    else ++it;
-}
-
-// Messages in the form that templates expect: texts in place of lists of parts, arguments as objects.
-OrderedJson template_messages(const OrderedJson& given) {
-  OrderedJson messages = given;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const std::string where = str("messages[", i, "]");
-    OrderedJson& message = messages[i];
-    if (message.is_object()) drop_null_fields(message);
-    Fields fields(message, where);
-    const bool is_assistant = fields.required_text("role") == "assistant";
-    for (const char* name : {"audio", "function_call"})
-      fields.only(name, nullptr, "the server does not support it");
-    const auto refusal = fields.text("refusal");
-    if (refusal) message.erase("refusal");
-    if (const OrderedJson* content = fields.find("content"))
-      message["content"] = content_text(*content, where + ".content");
-    else if (refusal) message["content"] = *refusal;
-    else if (!is_assistant) fields.wrong("content", "a text or a list of parts");
-    if (const auto reasoning = fields.text("reasoning"); reasoning && !message.contains("reasoning_content"))
-      message["reasoning_content"] = *reasoning;
-    fields.text("reasoning_content");
-    fields.text("name");
-    fields.text("tool_call_id");
-    const OrderedJson* calls = fields.array("tool_calls");
-    if (!calls) continue;
-    for (size_t k = 0; k < calls->size(); ++k) {
-      const std::string place = str(where, ".tool_calls[", k, "].function");
-      OrderedJson& call = message["tool_calls"][k];
-      if (!call.is_object() || !call.contains("function")) throw ApiError(400, place + " is missing", place);
-      Fields function(call["function"], place);
-      function.required_text("name");
-      const OrderedJson* arguments = function.find("arguments");
-      if (!arguments || arguments->is_string())
-        call["function"]["arguments"] =
-            arguments_object(function.text("arguments").value_or(""), place + ".arguments");
-      else if (!arguments->is_object()) function.wrong("arguments", "a JSON object as a text");
-    }
-  }
-  return messages;
-}
-
 void check_tools(const OrderedJson* tools) {
   for (size_t i = 0; tools && i < tools->size(); ++i) {
     const std::string where = str("tools[", i, "]");
@@ -234,7 +187,7 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   check_tools(tools);
   const ToolChoice choice = read_tool_choice(fields);
   Conversation conversation;
-  conversation.messages = template_messages(*messages);
+  conversation.messages = with_api_errors([&] { return template_messages(*messages); });
   if (tools && !tools->empty()) conversation.tools = *tools;
   conversation.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
   if (const OrderedJson* documents = fields.array("documents")) conversation.documents = *documents;

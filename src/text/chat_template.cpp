@@ -24,70 +24,7 @@ std::optional<std::string> template_of(const Json& config, std::string_view name
   return std::nullopt;
 }
 
-// Builds the value from the parser's events. Only the events show duplicate keys, nesting depth and integers
-// of more than 64 bits.
-class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
- public:
-  explicit OrderedBuilder(std::string source) : source_(std::move(source)) {}
-
-  bool null() override { return put(nullptr); }
-  bool boolean(bool value) override { return put(value); }
-  bool number_integer(number_integer_t value) override { return put(value); }
-  bool number_unsigned(number_unsigned_t value) override { return put(value); }
-  bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") == std::string::npos)
-      refuse(str("a whole number exceeds 64 bits: ", quoted(text, 40)));
-    return put(value);
-  }
-  bool string(string_t& value) override { return put(std::move(value)); }
-  bool binary(binary_t&) override { return false; }
-  bool start_object(size_t) override { return open(OrderedJson::object()); }
-  bool start_array(size_t) override { return open(OrderedJson::array()); }
-  bool end_object() override { return stack_.pop_back(), true; }
-  bool end_array() override { return stack_.pop_back(), true; }
-  bool key(string_t& value) override {
-    if (stack_.back()->contains(value))
-      refuse(str("the key ", quoted(value, 40), " occurs twice in one object"));
-    key_ = value;
-    return true;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    refuse(str("not valid JSON: ", quoted(std::string_view(error.what()), 200)));
-  }
-
-  OrderedJson take() { return std::move(root_); }
-
- private:
-  [[noreturn]] void refuse(const std::string& what) const { throw UserError(str(source_, ": ", what)); }
-  bool put(OrderedJson value) {
-    if (stack_.empty()) root_ = std::move(value), last_ = &root_;
-    else if (stack_.back()->is_array())
-      stack_.back()->push_back(std::move(value)), last_ = &stack_.back()->back();
-    else last_ = &((*stack_.back())[key_] = std::move(value));
-    return true;
-  }
-  bool open(OrderedJson value) {
-    if (stack_.size() >= static_cast<size_t>(kMaxJsonDepth))
-      refuse(str("nested deeper than ", kMaxJsonDepth, " levels"));
-    put(std::move(value));
-    stack_.push_back(last_);
-    return true;
-  }
-
-  std::string source_;
-  OrderedJson root_;
-  OrderedJson* last_ = nullptr;
-  std::vector<OrderedJson*> stack_;  // open containers; only the innermost grows, so the pointers stay valid
-  std::string key_;
-};
-
 }  // namespace
-
-OrderedJson parse_ordered_json(std::string_view text, const std::string& source) {
-  OrderedBuilder builder(source);
-  OrderedJson::sax_parse(text.begin(), text.end(), &builder);
-  return builder.take();
-}
 
 struct ChatTemplate::Program {
   Program(std::string_view source, std::string given_name, OrderedJson given_variables)
@@ -174,14 +111,6 @@ std::string ChatTemplate::render(const Conversation& conversation) const {
   }
   return jinja::render(program.statements, values, program.name,
                        conversation.now.value_or(std::time(nullptr)));
-}
-
-std::string ChatTemplate::render(std::span<const Message> messages, bool add_generation_prompt) const {
-  Conversation conversation;
-  for (const Message& message : messages)
-    conversation.messages.push_back({{"role", message.role}, {"content", message.content}});
-  conversation.add_generation_prompt = add_generation_prompt;
-  return render(conversation);
 }
 
 }  // namespace bough

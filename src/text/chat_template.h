@@ -12,14 +12,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/json.h"
 #include "text/assistant_form.h"
 #include "text/chat_template_value.h"
-#include "text/message.h"
 
 namespace bough {
 
@@ -34,10 +32,6 @@ struct Conversation {
   bool add_generation_prompt = false;             // true: the text ends where the assistant's answer begins
   std::optional<std::time_t> now;                 // the time that the template sees; empty: the clock's
 };
-
-// Parses JSON; objects keep the order of their keys. Throws UserError if parse_json (base/json.h) would, or
-// if an integer has more than 64 bits, because a template would print a different number.
-OrderedJson parse_ordered_json(std::string_view text, const std::string& source);
 
 class ChatTemplate {
  public:
@@ -55,7 +49,9 @@ class ChatTemplate {
   // Throws UserError if the template refuses the conversation or executes an unsupported construct. The
   // message names the construct and its line in the template.
   std::string render(const Conversation& conversation) const;
-  std::string render(std::span<const Message> messages, bool add_generation_prompt) const;
+
+  // Found at the first call. Any thread.
+  const AssistantForm& assistant_form() const;
 
   // The format of tool calls whose markers the template (for tools) has; empty: none that is known.
   std::string tool_call_parser() const;

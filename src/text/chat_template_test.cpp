@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "text/chat_template_jinja.h"
+#include "text/message.h"
 
 namespace bough {
 namespace {
@@ -23,11 +24,13 @@ std::string error_of(const std::string& source, const OrderedJson& variables = O
 }
 
 TEST(ChatTemplate, PlainChatMl) {
-  const std::vector<Message> messages = {{"system", "S"}, {"user", "U\n"}};
-  EXPECT_EQ(ChatTemplate().render(messages, true),
-            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU\n<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(ChatTemplate().render(messages, false),
+  Conversation chat;
+  chat.messages = {message_of("system", "S"), message_of("user", "U\n")};
+  EXPECT_EQ(ChatTemplate().render(chat),
             "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU\n<|im_end|>\n");
+  chat.add_generation_prompt = true;
+  EXPECT_EQ(ChatTemplate().render(chat),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU\n<|im_end|>\n<|im_start|>assistant\n");
 }
 
 TEST(ChatTemplate, EverythingOfAConversationReachesTheTemplate) {
@@ -52,22 +55,13 @@ TEST(ChatTemplate, EverythingOfAConversationReachesTheTemplate) {
             "<s>{\"z\": 1, \"a\": 1.0}|D|fast|user:False,assistant:{\"y\": 1, \"b\": \"é\"}True,False|1971");
 }
 
-TEST(ChatTemplate, OrderedJsonIsStrict) {
-  EXPECT_EQ(parse_ordered_json(R"({"b": [1, {"z": null, "a": true}], "a": "x"})", "x").dump(),
-            R"({"b":[1,{"z":null,"a":true}],"a":"x"})");
-  std::string deep(1000, '[');
-  for (const std::string text :
-       {R"({"a": 1, "a": 2})", R"([12345678901234567890123])", R"([1)", R"()", R"([1e999])"})
-    EXPECT_THROW(parse_ordered_json(text, "x"), UserError) << text;
-  EXPECT_THROW(parse_ordered_json(deep, "x"), UserError);
-  EXPECT_EQ(parse_ordered_json("[1e30]", "x")[0], 1e30);
-}
-
 TEST(ChatTemplate, MissingTemplatesAndRefusedConversationsAreUserErrors) {
   EXPECT_THROW(ChatTemplate::from_directory("/no/such/directory"), UserError);
   const auto chat = ChatTemplate::from_text("\n{{ raise_exception('no ' + messages[0].role) }}", "file");
   try {
-    chat.render(std::vector<Message>{{"tool", ""}}, true);
+    Conversation conversation;
+    conversation.messages = {message_of("tool", "")};
+    chat.render(conversation);
     FAIL();
   } catch (const UserError& error) {
     EXPECT_STREQ(error.what(), "file:2: chat template: it refuses the conversation: no tool");

@@ -11,17 +11,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-namespace bough {
+#include "base/json.h"
 
-// JSON whose objects keep the order of their keys, because templates show this order to the model.
-using OrderedJson = nlohmann::ordered_json;
+namespace bough {
 
 namespace jinja {
 
