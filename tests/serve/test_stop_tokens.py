@@ -41,11 +41,10 @@ def test_serve(bough_program, base_model):
 
 
 def test_rollout(bough, base_model):
-    problem = {"messages": [{"role": "user", "content": "Hi"}], "answer": "Hello, world!"}
-    (bough.cwd / "problems.jsonl").write_text(json.dumps(problem) + "\n")
+    (bough.cwd / "prompts.jsonl").write_text(json.dumps({"prompt": "Hi<|think|>"}) + "\n")
     sampling = ("--temperature", 0, "--max-new-tokens", 40)
     bough(
-        "rollout", "--model", base_model, "--prompts", "problems.jsonl", "--out", "out.jsonl", *sampling,
+        "rollout", "--model", base_model, "--prompts", "prompts.jsonl", "--out", "out.jsonl", *sampling,
         ok=True,
     )  # fmt: skip
     rollout = json.loads((bough.cwd / "out.jsonl").read_text())
