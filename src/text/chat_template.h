@@ -50,9 +50,6 @@ class ChatTemplate {
   // message names the construct and its line in the template.
   std::string render(const Conversation& conversation) const;
 
-  // Found at the first call. Any thread.
-  const AssistantForm& assistant_form() const;
-
   // The format of tool calls whose markers the template (for tools) has; empty: none that is known.
   std::string tool_call_parser() const;
 

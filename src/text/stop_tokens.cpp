@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "text/chat_template.h"
+#include "text/message.h"
 #include "text/special_tokens.h"
 
 namespace bough {
@@ -44,8 +45,9 @@ std::optional<int32_t> end_of_turn(const std::filesystem::path& directory, const
   constexpr std::string_view kContent = "ContentOfTheLastMessage";
   std::string text;
   try {
-    const std::vector<Message> chat = {{"user", "Hi."}, {"assistant", std::string(kContent)}};
-    text = ChatTemplate::from_directory(directory).render(chat, false);
+    Conversation chat;
+    chat.messages = {message_of("user", "Hi."), message_of("assistant", std::string(kContent))};
+    text = ChatTemplate::from_directory(directory).render(chat);
   } catch (const UserError&) {
     return std::nullopt;
   }
