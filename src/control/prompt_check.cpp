@@ -83,7 +83,7 @@ Limit limit_of(const DatasetSettings& settings, const PromptCheckOptions& option
 std::filesystem::path prompt_length_file(const Dataset& dataset, const std::filesystem::path& model) {
   const std::filesystem::path folder = cache_folder();
   if (folder.empty() || model.empty()) return {};
-  std::string content = str("2 ", dataset.fingerprint());
+  std::string content = str("2 ", dataset.fingerprint(), " ", dataset.fields_fingerprint());
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "added_tokens.json",
                            "special_tokens_map.json", "chat_template.jinja"}) {
     std::error_code absent;

@@ -1,5 +1,6 @@
 #include "data/problems.h"
 
+#include <functional>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -15,26 +16,44 @@ void append(std::string& bytes, std::string_view text) {
   bytes += text;
 }
 
-uint64_t fingerprint_of(std::span<const Problem> problems) {
+// A hash of all problems. `write` appends to `bytes` what counts in one problem.
+uint64_t hash_of(std::span<const Problem> problems,
+                 const std::function<void(std::string& bytes, const Problem& problem)>& write) {
   std::vector<uint64_t> hashes;
   hashes.reserve(problems.size());
   std::string bytes;
   for (const Problem& problem : problems) {
     bytes.clear();
-    append(bytes, problem.prompt);
-    append(bytes, problem.answer);
-    append(bytes, dump_ordered(problem.messages));
-    append(bytes, dump_ordered(problem.tools));
-    append(bytes, dump_line(problem.fields));
+    write(bytes, problem);
     hashes.push_back(stable_hash(bytes.data(), bytes.size()));
   }
   return stable_hash(hashes.data(), hashes.size() * sizeof(uint64_t));
 }
 
+void append_texts(std::string& bytes, const Problem& problem) {
+  append(bytes, problem.prompt);
+  append(bytes, problem.answer);
+  for (const OrderedJson& message : problem.messages) {
+    append(bytes, message.value("role", ""));
+    append(bytes, message.contains("content") && message["content"].is_string()
+                      ? message["content"].get_ref<const std::string&>()
+                      : std::string());
+  }
+}
+
+void append_fields(std::string& bytes, const Problem& problem) {
+  append(bytes, dump_ordered(problem.messages));
+  append(bytes, dump_ordered(problem.tools));
+  append(bytes, dump_line(problem.fields));
+}
+
 }  // namespace
 
 Dataset::Dataset(std::vector<Problem> problems, std::string source)
-    : problems_(std::move(problems)), source_(std::move(source)), fingerprint_(fingerprint_of(problems_)) {
+    : problems_(std::move(problems)),
+      source_(std::move(source)),
+      fingerprint_(hash_of(problems_, append_texts)),
+      fields_fingerprint_(hash_of(problems_, append_fields)) {
   std::unordered_set<std::string_view> ids;
   for (const Problem& problem : problems_) {
     if (!ids.insert(problem.id).second) {
@@ -64,12 +83,14 @@ Json ProblemOrder::save() const {
   return {{"position", position_},
           {"seed", seed_},
           {"shuffle", shuffle_},
-          {"fingerprint", dataset_->fingerprint()}};
+          {"fingerprint", dataset_->fingerprint()},
+          {"fields_fingerprint", dataset_->fields_fingerprint()}};
 }
 
 void ProblemOrder::restore(const Json& saved) {
   const Json now = save();
-  for (const char* key : {"fingerprint", "seed", "shuffle"}) {
+  for (const char* key : {"fingerprint", "fields_fingerprint", "seed", "shuffle"}) {
+    if (!saved.contains(key) && key == std::string_view("fields_fingerprint")) continue;  // up to v0.1.0
     if (!saved.contains(key) || saved[key] != now[key]) {
       throw UserError(str(dataset_->source(), ": cannot resume the order of problems: ", key, " was ",
                           saved.value(key, Json()).dump(), " when it was saved, now it is ", now[key].dump(),

@@ -40,13 +40,15 @@ class Dataset {
   std::span<const Problem> problems() const { return problems_; }
   const std::string& source() const { return source_; }
 
-  // A hash of all fields of the problems, in order. It does not depend on the file's path.
+  // Hashes of the problems in order, independent of the file's path: of the texts of prompts, messages and
+  // answers, and of everything else that a line has.
   uint64_t fingerprint() const { return fingerprint_; }
+  uint64_t fields_fingerprint() const { return fields_fingerprint_; }
 
  private:
   std::vector<Problem> problems_;
   std::string source_;
-  uint64_t fingerprint_ = 0;
+  uint64_t fingerprint_ = 0, fields_fingerprint_ = 0;
 };
 
 // Maps positions to problems, epoch by epoch. The data set must outlive this object. The constructor throws
@@ -63,8 +65,9 @@ class ProblemOrder {
   int64_t position() const { return position_; }
   int64_t epoch() const { return position_ / static_cast<int64_t>(dataset_->size()); }
 
-  // save() returns {position, seed, shuffle, fingerprint}. restore() throws UserError if the data set's
-  // fingerprint, the seed or shuffle differ from `saved`, because then the order would differ too.
+  // save() returns {position, seed, shuffle, fingerprint, fields_fingerprint}. restore() throws UserError if
+  // the data set's fingerprints, the seed or shuffle differ from `saved`. fields_fingerprint may be missing,
+  // because version 0.1.0 did not save it.
   Json save() const;
   void restore(const Json& saved);
 

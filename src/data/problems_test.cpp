@@ -39,10 +39,9 @@ TEST(Dataset, FingerprintDependsOnTheContentOnly) {
   EXPECT_NE(one("", "c", {message_of("user", "a")}), one("", "c", {message_of("system", "a")}));
 }
 
-// A run does not resume with other tests, rubrics or tools.
-TEST(Dataset, EveryFieldCountsInTheFingerprint) {
+TEST(Dataset, EveryFieldCountsInTheFieldsFingerprint) {
   Problem problem = {.id = "0", .prompt = "a", .messages = {}, .answer = "c", .fields = {{"gold", 1}}};
-  const auto fingerprint = [&] { return Dataset({problem}, "one").fingerprint(); };
+  const auto fingerprint = [&] { return Dataset({problem}, "one").fields_fingerprint(); };
   const uint64_t first = fingerprint();
   problem.fields = {{"gold", 9}};
   const uint64_t second = fingerprint();
@@ -104,6 +103,19 @@ TEST(ProblemOrder, RefusesAnotherOrder) {
   Json negative = saved;
   negative["position"] = -1;
   EXPECT_THROW(ProblemOrder(dataset, 5).restore(negative), UserError);
+}
+
+// A run does not resume with other tests, rubrics or tools. Version 0.1.0 did not save their fingerprint.
+TEST(ProblemOrder, RefusesOtherFieldsIfTheirFingerprintWasSaved) {
+  const auto dataset = [](int64_t gold) {
+    return Dataset({{.id = "0", .prompt = "a", .messages = {}, .answer = "c", .fields = {{"gold", gold}}}},
+                   "one");
+  };
+  const Dataset before = dataset(1), after = dataset(9);
+  Json saved = ProblemOrder(before, 5).save();
+  EXPECT_THROW(ProblemOrder(after, 5).restore(saved), UserError);
+  saved.erase("fields_fingerprint");
+  ProblemOrder(after, 5).restore(saved);
 }
 
 TEST(ProblemOrder, NeedsAProblem) {
