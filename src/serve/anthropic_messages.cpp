@@ -221,8 +221,9 @@ ServedRequest read_conversation(Fields& fields, const ServedModel& model, const 
     conversation.variables["enable_thinking"] = inner.required_text("type") != "disabled";
   }
   set_conversation(std::move(conversation), choice, model, request);
-  for (const char* name : {"container", "diagnostics", "inference_geo", "output_config", "speed",
-                           "user_profile_id", "workspace_id"})
+  fields.only("output_config", nullptr, kUnconstrained);
+  for (const char* name :
+       {"container", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"})
     fields.only(name, nullptr, "the server does not support it");
   fields.ignore({"metadata", "service_tier", "cache_control", "betas"});
   return request;

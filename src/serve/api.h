@@ -68,6 +68,11 @@ struct ServedModel {
   }
 };
 
+// The reason for which formats of answers are refused, and what to do instead.
+inline constexpr const char* kUnconstrained =
+    "answers are not constrained to a format; for an object, offer a tool with its schema and force the call "
+    "by tool_choice";
+
 // Reads the fields of a JSON object. A field with value null counts as missing. A field of a wrong type or
 // range throws ApiError 400 that names the field.
 class Fields {

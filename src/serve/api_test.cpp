@@ -132,6 +132,16 @@ TEST(ApiTest, EveryFormOfAnAnswerIsReadAlike) {
     "summary": [{"type": "summary_text", "text": "why"}]}, {"role": "user", "content": "r"}]})")
                 .find(R"("reasoning_content": "why")"),
             std::string::npos);
+  const auto reasoned = [&](const std::string& fields) {
+    return prompt(read_response, R"({"input": [{"role": "user", "content": "q"}, {"type": "reasoning", )" +
+                                     fields + R"(}, {"role": "user", "content": "r"}]})");
+  };
+  const std::string content = R"("content": [{"type": "reasoning_text", "text": "why"}])";
+  for (const char* fields :
+       {R"("content": [], "summary": [], "encrypted_content": "reasoning: why")",
+        R"("content": [{"type": "reasoning_text", "text": "why"}], "encrypted_content": "reasoning: why")"})
+    EXPECT_EQ(reasoned(fields), reasoned(content)) << fields;
+  EXPECT_EQ(reasoned(R"("encrypted_content": "another server's")"), reasoned(R"("content": [])"));
   for (const char* fields : {R"("content": "a", "function_call": {"name": "f"})", R"("audio": {"id": "x"})"})
     EXPECT_THROW(chat(fields), ApiError) << fields;
 }

@@ -146,15 +146,15 @@ void check_tools(const OrderedJson* tools) {
 }
 
 void refuse_unsupported_chat(Fields& fields) {
-  constexpr const char* kUnconstrained = "answers are not constrained";
   if (const OrderedJson* format = fields.object("response_format"))
     Fields(*format, "response_format").only("type", "text", kUnconstrained);
   fields.only("logit_bias", OrderedJson::object(), "logits are not changed");
   fields.only("modalities", OrderedJson::array({"text"}), "only text is generated");
   for (const char* name :
-       {"audio", "moderation", "prediction", "web_search_options", "functions", "function_call",
-        "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "logits_processors", "bad_words", "allowed_token_ids"})
+       {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"})
+    fields.only(name, nullptr, kUnconstrained);
+  for (const char* name : {"audio", "moderation", "prediction", "web_search_options", "functions",
+                           "function_call", "logits_processors", "bad_words", "allowed_token_ids"})
     fields.only(name, nullptr, "the server does not support it");
   for (const char* name : {"use_beam_search", "include_stop_str_in_output", "continue_final_message", "echo"})
     fields.only(name, false, "the server does not support it");

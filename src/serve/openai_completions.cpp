@@ -184,7 +184,9 @@ ReadRequest read_completion(const OrderedJson& body, const ServedModel& model,
   fields.only("logit_bias", OrderedJson::object(), "logits are not changed");
   for (const char* name : {"use_beam_search", "include_stop_str_in_output"})
     fields.only(name, false, "the server does not support it");
-  for (const char* name : {"response_format", "prompt_logprobs", "structured_outputs", "prompt_embeds"})
+  for (const char* name : {"response_format", "structured_outputs"})
+    fields.only(name, nullptr, "answers are not constrained to a format");
+  for (const char* name : {"prompt_logprobs", "prompt_embeds"})
     fields.only(name, nullptr, "the server does not support it");
   fields.only("skip_special_tokens", true, "the server does not support it");
   fields.ignore({"user", "priority", "request_id", "cache_salt", "spaces_between_special_tokens"});

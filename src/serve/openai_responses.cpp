@@ -5,9 +5,13 @@ namespace bough {
 
 namespace {
 
+// Begins the `encrypted_content` that this server wrote, unlike that of another server, which it cannot read.
+constexpr std::string_view kReasoningText = "reasoning: ";
+
 struct ResponseOptions {
   ServedRequest request;
   bool logprobs = false;
+  bool encrypted_reasoning = false;
   Json echoed;  // request fields that the answer repeats
 };
 
@@ -148,6 +152,9 @@ class ResponseAnswer final : public Answer {
       text += event("response.content_part.done", place({{"part", part}}));
     } else {
       text += event("response.reasoning_text.done", place({{"text", part["text"]}}));
+      // Some clients keep only this field of streamed reasoning. The text is no secret.
+      if (options_.encrypted_reasoning)
+        item()["encrypted_content"] = str(kReasoningText, part["text"].get<std::string>());
     }
     return text + event("response.output_item.done", item_event());
   }
@@ -237,6 +244,9 @@ class ItemReader {
         if (const OrderedJson* parts = item.array(name); parts && text.empty())
           for (const OrderedJson& part : *parts)
             text += Fields(part, item.path(name)).text("text").value_or("");
+      if (const auto encrypted = item.text("encrypted_content");
+          text.empty() && encrypted && encrypted->starts_with(kReasoningText))
+        text = encrypted->substr(kReasoningText.size());
       if (!text.empty()) assistant()["reasoning_content"] = text;
     } else if (type == "function_call") {
       OrderedJson function({{"name", item.required_text("name")}});
@@ -279,7 +289,7 @@ void refuse_unsupported_responses(Fields& fields) {
   if (const OrderedJson* text = fields.object("text")) {
     Fields inner(*text, "text");
     if (const OrderedJson* format = inner.object("format"))
-      Fields(*format, "text.format").only("type", "text", "answers are not constrained");
+      Fields(*format, "text.format").only("type", "text", kUnconstrained);
     inner.ignore({"verbosity"});
     inner.done();
   }
@@ -316,8 +326,11 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   if (const OrderedJson* include = fields.array("include"))
     for (const OrderedJson& what : *include) {
       if (what == "message.output_text.logprobs") options.logprobs = true;
-      else if (what != "reasoning.encrypted_content")
-        fields.wrong("include", "message.output_text.logprobs: the server has nothing else to include");
+      else if (what == "reasoning.encrypted_content") options.encrypted_reasoning = true;
+      else
+        fields.wrong("include",
+                     "message.output_text.logprobs, reasoning.encrypted_content: the server has nothing else "
+                     "to include");
     }
   read_top_logprobs(fields, "top_logprobs", model, request);
   if (request.sampling.top_logprobs > 0) options.logprobs = true;

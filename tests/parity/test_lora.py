@@ -1,9 +1,9 @@
 """Adapters against torch: gradients of `bough step`, files in PEFT's format, and merging. The gradients are
-compared with autograd through transformers with the LoRA term added to its linear layers. If PEFT is
-installed, they are also compared with PEFT."""
+compared with autograd through transformers with the LoRA term added to its linear layers, and with PEFT."""
 
 import json
 
+import peft
 import pytest
 import torch
 from host_env import is_batch_invariant
@@ -140,7 +140,6 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
 
 
 def test_against_peft(bough, tiny_models, tmp_path):
-    peft = pytest.importorskip("peft")
     directory = tiny_models("qwen3")
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", init_lora_weights=False)
@@ -198,7 +197,6 @@ def test_a_merged_model_has_the_type_of_the_stored_weights(bough):
 
 
 def test_peft_reads_what_was_trained(bough):
-    peft = pytest.importorskip("peft")
     base, adapter = trained_adapter(bough)
     tensors = load_file(adapter / "adapter_model.safetensors")
     expected = adapt(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), tensors, torch.float32)

@@ -1,5 +1,5 @@
 """The table of adapter_config.json's fields in docs/lora.md, against PEFT's LoraConfig and against what Bough
-reads. PEFT is not among the tests' requirements; without it, its list of fields is not compared."""
+reads."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from field_tables import assert_tests_exist, read_table
@@ -81,7 +82,6 @@ def merge(bough, tiny_models, tmp_path):
 
 
 def test_every_field_of_peft_has_a_row():
-    peft = pytest.importorskip("peft")
     fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
     assert fields == {row["field"].strip("`") for row in ROWS}
 
@@ -146,7 +146,6 @@ def test_initialisations(merge, name):
 def test_peft_changes_the_base(merge, tiny_models, tmp_path, name):
     """PEFT's own adapter without training is no change of the model. Merged into the base as published it
     would be one, so it is refused. PEFT's conversion is accepted and right."""
-    peft = pytest.importorskip("peft")
     directory = tiny_models("qwen3")
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj"], init_lora_weights=name)

@@ -26,7 +26,8 @@ EMOJI = "😀é"  # all bytes differ
 SCRIPTS = {"<|calls|>": CALLS, "<|answer|>": ANSWER, "<|broken|>": BROKEN, "<|think|>": THINK}
 
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ '(' + message.reasoning_content + ')' if message.reasoning_content }}{{ message.content or '' }}"
     "{% for call in message.tool_calls or [] %}[{{ call.function.name }}"
     "{{ call.function.arguments | tojson }}]{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
