@@ -60,6 +60,9 @@ bool AdvantageSettings::needs_steps() const {
 bool AdvantageSettings::needs_baselines() const {
   return find_estimator(adv_estimator).needs_baselines;
 }
+bool AdvantageSettings::takes_kl_rewards() const {
+  return find_estimator(adv_estimator).takes_kl_rewards;
+}
 
 std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& settings,
                                                     const AdvantageInput& batch,
@@ -76,8 +79,11 @@ std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& set
               count);
   BOUGH_CHECK(!kind.needs_baselines || batch.baselines.size() == count, "baselines ", batch.baselines.size(),
               ", rewards ", count);
+  BOUGH_CHECK(batch.kl_rewards.empty() || (kind.takes_kl_rewards && batch.kl_rewards.size() == count),
+              "kl_rewards ", batch.kl_rewards.size(), ", rewards ", count);
   check_finite(batch.rewards);
   check_finite(batch.baselines);
+  for (const std::vector<double>& own : batch.kl_rewards) check_finite(own);
   const std::vector<int64_t> ones(batch.tokens.empty() ? count : 0, 1);
   AdvantageInput complete = batch;
   if (batch.tokens.empty()) complete.tokens = ones;

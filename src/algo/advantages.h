@@ -76,6 +76,9 @@ struct AdvantageSettings {
   bool needs_values() const;     // the critic's values
   bool needs_steps() const;      // per-token lists, AdvantageInput::steps
   bool needs_baselines() const;  // the reward of each group's most likely response, Trajectory::baseline
+  // Whether the KL in the reward (kl_ctl) is part of the rewards from which advantages are computed
+  // (AdvantageInput::kl_rewards).
+  bool takes_kl_rewards() const;
 };
 
 // A sequence for per-token and per-turn estimators. All lists have one entry per trained token, in order.
@@ -95,6 +98,8 @@ struct AdvantageInput {
   std::vector<std::vector<double>> parts = {};  // the components of each reward; only gdpo needs them
   std::vector<SequenceSteps> steps = {};        // set if needs_steps()
   std::vector<double> baselines = {};           // set if needs_baselines(); shaped rewards
+  // One reward per trained token, in addition to `rewards`. Empty: none. Only if takes_kl_rewards().
+  std::vector<std::vector<double>> kl_rewards = {};
 };
 
 // Returns for each sequence one advantage, or one per trained token if the estimator works per token.

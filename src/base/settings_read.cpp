@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/given_settings.h"
 #include "base/peer_settings.h"
 #include "base/settings.h"
 
@@ -166,6 +167,11 @@ class Reader {
       begin = end + 1;
     }
     return out;
+  }
+
+  // Adds the settings that were given, by key.
+  void add_given(std::map<std::string, std::string>& places) const {
+    for (const auto& [key, given] : given_) places[key] = given.place;
   }
 
   // `key` is canonical except for its last word.
@@ -387,10 +393,10 @@ YAML::Node override_value(const SettingField* field, const std::string& text) {
   }
   return YAML::Load(text);
 }
-}  // namespace
 
-void read_settings(SettingField& root, const SettingAliases& aliases, const std::string& yaml,
-                   const std::string& source) {
+// `places`: gets the place of each given setting, by key.
+void read_yaml(SettingField& root, const SettingAliases& aliases, const std::string& yaml,
+               const std::string& source, std::map<std::string, std::string>& places) {
   std::vector<YAML::Node> documents;
   try {
     documents = YAML::LoadAll(yaml);
@@ -404,13 +410,14 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
     reader.source = source;
     reader.has_lines = true;
     reader.read_group(&root, documents[0], "", "");
+    reader.add_given(places);
   } catch (const YAML::Exception& error) {
     bad_yaml(error, source, true);
   }
 }
 
-void override_settings(SettingField& root, const SettingAliases& aliases,
-                       const std::vector<std::string>& overrides) {
+void read_overrides(SettingField& root, const SettingAliases& aliases,
+                    const std::vector<std::string>& overrides, std::map<std::string, std::string>& places) {
   for (const std::string& text : overrides) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0)
@@ -425,10 +432,36 @@ void override_settings(SettingField& root, const SettingAliases& aliases,
       const size_t dot = key.rfind('.');
       const SettingField* group = dot == std::string::npos ? &root : reader.find(key.substr(0, dot));
       reader.read_entry(group, key, spelled, value, "command line");
+      reader.add_given(places);
     } catch (const YAML::Exception& error) {
       bad_yaml(error, str("command line: ", quoted(spelled)), false);
     }
   }
+}
+
+}  // namespace
+
+void read_settings(SettingField& root, const SettingAliases& aliases, const std::string& yaml,
+                   const std::string& source) {
+  std::map<std::string, std::string> places;
+  read_yaml(root, aliases, yaml, source, places);
+}
+
+void override_settings(SettingField& root, const SettingAliases& aliases,
+                       const std::vector<std::string>& overrides) {
+  std::map<std::string, std::string> places;
+  read_overrides(root, aliases, overrides, places);
+}
+
+std::vector<GivenSetting> given_settings(SettingField& root, const SettingAliases& aliases,
+                                         const std::string& yaml, const std::string& source,
+                                         const std::vector<std::string>& overrides) {
+  std::map<std::string, std::string> places;
+  read_yaml(root, aliases, yaml, source, places);
+  read_overrides(root, aliases, overrides, places);
+  std::vector<GivenSetting> given;
+  for (const auto& [key, place] : places) given.push_back({key, place});
+  return given;
 }
 
 }  // namespace bough::internal

@@ -1,5 +1,6 @@
 // `bough serve`: a model behind OpenAI's and Anthropic's HTTP APIs.
 #include "base/error.h"
+#include "base/given_settings.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
@@ -7,6 +8,7 @@
 #include "cli/torch_options.h"
 #include "net/http_client.h"
 #include "rollout/adapter_engines.h"
+#include "run/idle_settings.h"
 #include "serve/server.h"
 
 namespace bough {
@@ -30,6 +32,9 @@ void run_serve(const ServeOptions& options) {
   ServeSettings settings = options.config.empty()
                                ? parse_settings<ServeSettings>("", "defaults", options.overrides)
                                : load_settings<ServeSettings>(options.config, options.overrides);
+  const auto given = given_settings<ServeSettings>(options.config, options.overrides);
+  if (const auto idle = idle_engine_settings(settings.rollout, given); !idle.empty())
+    log_warning(describe(idle));
   if (options.port) settings.port = *options.port;
   if (settings.port < 0 || settings.port > 65535)
     throw UserError(str("--port: got ", settings.port, ", expected 0 (any free port) to 65535"));

@@ -2,11 +2,13 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "base/given_settings.h"
+#include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
 #include "cli/torch_options.h"
 #include "report/display.h"
-#include "run/sft.h"
+#include "run/idle_settings.h"
 
 namespace bough {
 
@@ -54,8 +56,11 @@ SftSettings settings_of(const SftCommand& command) {
     overrides.erase(overrides.begin());
   }
   overrides = overrides_of(command, overrides);
-  return config.empty() ? parse_settings<SftSettings>("", "command line", overrides)
-                        : load_settings<SftSettings>(config, overrides);
+  SftSettings settings = config.empty() ? parse_settings<SftSettings>("", "command line", overrides)
+                                        : load_settings<SftSettings>(config, overrides);
+  const auto idle = idle_settings(settings, given_settings<SftSettings>(config, overrides));
+  if (!idle.empty()) log_warning(describe(idle));
+  return settings;
 }
 
 void run_command(const SftCommand& command) {

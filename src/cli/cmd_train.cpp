@@ -14,6 +14,7 @@
 #include "net/http_client.h"
 #include "report/display.h"
 #include "run/engine_process.h"
+#include "run/idle_settings.h"
 #include "run/run.h"
 #include "run/run_components.h"
 #include "run/run_folder.h"
@@ -145,6 +146,8 @@ void run_train(const TrainOptions& options) {
   }
   const StopFlag stop;
   print_changed_settings(settings_rows(settings), (run_folder_of(settings) / "config.yaml").string());
+  run.warning =
+      describe(idle_settings(settings, given_settings<RunSettings>(options.config, options.overrides)));
   run.stop = [&stop] { return stop.requested(); };
   if (settings.serve.port)
     run.external = [&options](const RunSettings& served, Engine& engine) {

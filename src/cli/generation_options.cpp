@@ -4,9 +4,11 @@
 
 #include "base/error.h"
 #include "base/format.h"
-#include "base/settings.h"
+#include "base/given_settings.h"
+#include "base/log.h"
 #include "cli/torch_options.h"
 #include "kernels/paged_attention/paged_attention_task.h"
+#include "run/idle_settings.h"
 
 namespace bough {
 
@@ -117,6 +119,8 @@ RolloutSettings engine_settings(const EngineOptions& options) {
   if (quantization != "none" && quantization != "int8")
     throw UserError(str("--quantization: got ", quoted(quantization), ", expected none or int8"));
   RolloutSettings settings = parse_settings<EngineOverrides>("", "command line", options.overrides).rollout;
+  const auto idle = idle_engine_settings(settings, given_settings<EngineOverrides>("", options.overrides));
+  if (!idle.empty()) log_warning(describe(idle));
   const RolloutSettings& given = options.settings;
   const RolloutSettings defaults;
   if (given.max_concurrent_rollouts != defaults.max_concurrent_rollouts)

@@ -87,9 +87,11 @@ class ConversationRun {
 
   // The action that the environment must answer. Valid only while the conversation waits for the environment.
   const Action& action() const { return action_; }
-  // prompt(): the tokens that the engine must continue. max_new_tokens(): the most tokens that it may add.
+  // prompt(): the tokens that the engine must continue. sampled_tokens(): a flag for each of them, 1 if the
+  // policy sampled it. max_new_tokens(): the most tokens that it may add.
   // Valid only while the conversation waits for the engine.
   const std::vector<int32_t>& prompt() const { return rows_.back().ids; }
+  const std::vector<uint8_t>& sampled_tokens() const { return rows_.back().sampled; }
   int64_t turn() const { return turn_; }  // number of the next turn; at the end, of all turns
   int64_t max_new_tokens() const;
 

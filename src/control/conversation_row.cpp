@@ -28,6 +28,7 @@ void ConversationRow::append(Segment segment, std::span<const int32_t> added) {
   ids.insert(ids.end(), added.begin(), added.end());
   segment.end = ids.size();
   loss_mask.resize(segment.end, 0);
+  sampled.resize(segment.end, 0);
   logprobs.resize(segment.end, 0.0f);
   versions.resize(segment.end, -1);
   turns.resize(segment.end, -1);
@@ -56,9 +57,16 @@ ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, c
   ids.insert(ids.end(), sample.token_ids.begin(), sample.token_ids.end());
   segment.end = ids.size();
   loss_mask.resize(segment.end, 1);
+  sampled.resize(segment.end, 1);
   for (const double log_prob : sample.logprobs) logprobs.push_back(static_cast<float>(log_prob));
   versions.insert(versions.end(), sample.versions.begin(), sample.versions.end());
   turns.resize(segment.end, static_cast<int32_t>(turn));
+  if (!sample.top_ids.empty()) {
+    top_ids.resize(segment.begin);
+    top_ids.insert(top_ids.end(), sample.top_ids.begin(), sample.top_ids.end());
+    top_logprobs.resize(segment.begin);
+    top_logprobs.insert(top_logprobs.end(), sample.top_logprobs.begin(), sample.top_logprobs.end());
+  }
   page_choices = sample.page_choices;  // the last turn's choices include those of all earlier turns
   raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
   sampling_logprobs.insert(sampling_logprobs.end(), sample.sampling_logprobs.begin(),
@@ -83,6 +91,7 @@ void ConversationRow::drop_unanswered() {
   segments.pop_back();
   ids.resize(length);
   loss_mask.resize(length);
+  sampled.resize(length);
   logprobs.resize(length);
   versions.resize(length);
   turns.resize(length);
@@ -94,6 +103,7 @@ ConversationRow ConversationRow::prefix(size_t num_segments) const {
   const size_t length = segments[num_segments - 1].end;
   row.ids.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(length));
   row.loss_mask.assign(length, 0);
+  row.sampled.assign(sampled.begin(), sampled.begin() + static_cast<std::ptrdiff_t>(length));
   row.logprobs.assign(length, 0.0f);
   row.versions.assign(length, -1);
   row.turns.assign(length, -1);
@@ -152,6 +162,13 @@ Trajectory ConversationRow::trajectory(const ChatCodec& codec, bool all_logprobs
   out.versions = versions;
   out.turns = turns;
   out.page_choices = page_choices;
+  if (!top_ids.empty()) {
+    out.top_ids = top_ids;
+    out.top_ids.resize(ids.size());
+    out.top_logprobs = top_logprobs;
+    out.top_logprobs.resize(ids.size());
+  }
+  if (sampled != loss_mask) out.columns[kSampledColumn].assign(sampled.begin(), sampled.end());
   for (const Segment& segment : segments)
     if (segment.turn && loss_mask[segment.begin] && !out.turn) out.turn = *segment.turn;
   if (all_logprobs) {
@@ -165,8 +182,8 @@ Trajectory ConversationRow::trajectory(const ChatCodec& codec, bool all_logprobs
 
 void ConversationRow::check_integrity() const {
   const size_t length = ids.size();
-  BOUGH_CHECK(loss_mask.size() == length && logprobs.size() == length && versions.size() == length &&
-                  turns.size() == length,
+  BOUGH_CHECK(loss_mask.size() == length && sampled.size() == length && logprobs.size() == length &&
+                  versions.size() == length && turns.size() == length,
               "a row of ", length, " tokens has lists of another length");
   size_t at = 0;
   for (const Segment& segment : segments) {

@@ -52,8 +52,12 @@ struct ConversationRow {
   };
   std::vector<int32_t> ids, versions, turns;
   std::vector<uint8_t> loss_mask;
+  std::vector<uint8_t> sampled;  // 1: the policy sampled the token, also if an earlier row trains it
   std::vector<float> logprobs;
   std::vector<double> raw_logprobs, sampling_logprobs;  // only of tokens with mask 1
+  // As in Trajectory, but they may be shorter than the row. Empty if the engine reports no top-k tokens.
+  std::vector<std::vector<int32_t>> top_ids;
+  std::vector<std::vector<float>> top_logprobs;
   PageChoices page_choices;
   std::vector<Segment> segments;
 
@@ -95,7 +99,8 @@ struct ConversationRow {
   // Settles the turns that shown_by() found, and adds their differences to `found`. `row`: this row's index.
   void settle(const Shown& shown, const ChatCodec& codec, int64_t row, Differences& found);
 
-  // Sets tokens, masks, log-probabilities, versions, texts and the first turn. The caller sets the rest.
+  // Sets tokens, masks, log-probabilities, top-k tokens, versions, texts and the first turn. The caller sets
+  // the rest.
   Trajectory trajectory(const ChatCodec& codec, bool all_logprobs) const;
   void check_integrity() const;
 

@@ -212,6 +212,7 @@ void Generator::go_on(const ConversationKey& place, std::vector<FinishedGroup>& 
                                 .bits(request_id(place), static_cast<uint64_t>(conversation.turn()));
       GenerationRequest request{.id = request_id(place),
                                 .prompt_ids = conversation.prompt(),
+                                .sampled = conversation.sampled_tokens(),
                                 .sampling = options_.sampling,
                                 .seed = seed};
       request.sampling.n_samples = 1;

@@ -177,6 +177,27 @@ TEST(Generator, ConversationsOfAGroupEndTogether) {
   EXPECT_EQ(rewards[7].reward, 3) << "the environment's, of problem 2";
 }
 
+// Under sparse attention the engine computes these tokens as it did when it sampled them.
+TEST(Generator, RequestsOfLaterTurnsMarkTheTokensThatWereSampled) {
+  Conversations run;
+  run.collect();
+  int64_t later = 0;
+  for (const GenerationRequest& request : run.engine.submitted) {
+    ASSERT_EQ(request.sampled.size(), request.prompt_ids.size());
+    int64_t turns = 0;
+    for (size_t i = 0; i < request.sampled.size(); ++i) {
+      // A sampled turn is a digit after a line break, and the stop token.
+      const bool is_digit = i > 0 && request.prompt_ids[i - 1] == '\n' && request.prompt_ids[i] >= '0' &&
+                            request.prompt_ids[i] <= '9';
+      const bool is_stop = i > 0 && request.sampled[i - 1] != 0 && request.prompt_ids[i] == FakeEngine::kStop;
+      EXPECT_EQ(request.sampled[i] != 0, is_digit || is_stop) << i;
+      turns += is_digit;
+    }
+    later += turns > 0;
+  }
+  EXPECT_EQ(later, 3 * (0 + 1 + 2) * 3) << "three groups each of one, two and three turns, of three samples";
+}
+
 TEST(Generator, ConversationsWaitForRoomInTheEnvironment) {
   for (const bool in_rounds : {true, false}) {
     GeneratorOptions options = samples_of(3);

@@ -31,6 +31,10 @@ struct PageChoices {
   }
 };
 
+// A column of rows that begin with tokens which an earlier row of their conversation trains: 1 for each token
+// that the policy sampled. Such a token has loss mask 0 in this row. Other rows do not have the column.
+inline constexpr const char* kSampledColumn = "sampled";
+
 struct Trajectory {
   std::string group;            // the same for all samples of one prompt
   std::string trajectory;       // a conversation, whose rows weigh as one (train/make_batch.h); empty: none
@@ -76,7 +80,13 @@ struct Trajectory {
   }
   // Whether this row of the batch takes part in the loss.
   bool in_loss() const { return trained && valid && !baseline; }
-  // Number of tokens that the policy sampled: those of loss mask 1.
+  // One flag per token: 1 if the policy sampled it (kSampledColumn).
+  std::vector<uint8_t> sampled() const {
+    const auto column = columns.find(kSampledColumn);
+    if (column == columns.end()) return loss_mask;
+    return {column->second.begin(), column->second.end()};
+  }
+  // Number of tokens that this row trains: those of loss mask 1.
   int64_t num_generated() const {
     int64_t count = 0;
     for (const uint8_t mask : loss_mask) count += mask != 0;

@@ -53,6 +53,9 @@ struct Parameter {
   std::vector<Parameter> adapter = {};
   std::vector<AdapterSlice> adapter_slices = {};
   double adapter_scale = 1;
+  // Empty, or one Parameter with only the three fields above: a frozen adapter that acts beside `adapter`. It
+  // uses the tensors of another model's adapter, which may be trained (models/lora.h).
+  std::vector<Parameter> frozen_adapter = {};
 
   bool quantized() const { return scale.defined(); }
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -286,11 +287,33 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
   initialise_adapter(model, all_of_them, seed);
 }
 
+void freeze_adapter(Model& model) {
+  for (Parameter* matrix : model.layer_matrices()) {
+    if (matrix->adapter.empty()) continue;
+    BOUGH_CHECK(matrix->frozen_adapter.empty(), "the model already has a frozen adapter");
+    Parameter& frozen = matrix->frozen_adapter.emplace_back();
+    frozen.adapter = std::exchange(matrix->adapter, {});
+    frozen.adapter_slices = std::exchange(matrix->adapter_slices, {});
+    frozen.adapter_scale = std::exchange(matrix->adapter_scale, 1);
+    for (Parameter& parameter : frozen.adapter) parameter.main_grad.reset();
+  }
+  model.set_adapter_elements(0);
+}
+
+std::vector<Parameter*> frozen_adapters(Model& model) {
+  std::vector<Parameter*> parameters;
+  for (Parameter* matrix : model.layer_matrices())
+    for (Parameter& frozen : matrix->frozen_adapter)
+      for (Parameter& parameter : frozen.adapter) parameters.push_back(&parameter);
+  return parameters;
+}
+
 std::unique_ptr<Model> without_adapter(const Model& model) {
   auto shared = model.share();
   for (Parameter* matrix : shared->layer_matrices()) {
     matrix->adapter.clear();
     matrix->adapter_slices.clear();
+    matrix->frozen_adapter.clear();
   }
   shared->set_adapter_elements(0);
   return shared;
@@ -299,18 +322,22 @@ std::unique_ptr<Model> without_adapter(const Model& model) {
 void merge_adapter(Model& model) {
   const at::NoGradGuard no_grad;
   for (Parameter* matrix : model.layer_matrices()) {
-    if (matrix->adapter.empty()) continue;
-    BOUGH_CHECK(!matrix->quantized(), "cannot merge an adapter into a quantized matrix");
     const auto type = accumulator_type(matrix->value.scalar_type());
-    const Parameter &a = matrix->adapter[0], &b = matrix->adapter[1];
-    for (size_t i = 0; i < matrix->adapter_slices.size(); ++i) {
-      const auto& slice = matrix->adapter_slices[i];
-      auto rows = matrix->value.narrow(0, slice.begin, slice.end - slice.begin);
-      const auto product = at::mm(b.part_value(b.parts[i]).to(type), a.part_value(a.parts[i]).to(type));
-      rows.copy_(rows.to(type) + product * matrix->adapter_scale);
-    }
+    const auto merge = [&](const Parameter& adapted) {
+      BOUGH_CHECK(!matrix->quantized(), "cannot merge an adapter into a quantized matrix");
+      const Parameter &a = adapted.adapter[0], &b = adapted.adapter[1];
+      for (size_t i = 0; i < adapted.adapter_slices.size(); ++i) {
+        const auto& slice = adapted.adapter_slices[i];
+        auto rows = matrix->value.narrow(0, slice.begin, slice.end - slice.begin);
+        const auto product = at::mm(b.part_value(b.parts[i]).to(type), a.part_value(a.parts[i]).to(type));
+        rows.copy_(rows.to(type) + product * adapted.adapter_scale);
+      }
+    };
+    for (const Parameter& frozen : matrix->frozen_adapter) merge(frozen);
+    if (!matrix->adapter.empty()) merge(*matrix);
     matrix->adapter.clear();
     matrix->adapter_slices.clear();
+    matrix->frozen_adapter.clear();
   }
   model.set_adapter_elements(0);
 }

@@ -29,11 +29,18 @@ bool has_adapter(const Model& model);
 // both fused projections and tensor ranks.
 void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed);
 
+// Makes the model's adapters frozen ones (Parameter::frozen_adapter), which act beside the adapters that it
+// gets next. Does nothing if the model has no adapters. If the tensors are shared with another model, its
+// in-place changes act here too.
+void freeze_adapter(Model& model);
+// The A and B of all frozen adapters.
+std::vector<Parameter*> frozen_adapters(Model& model);
+
 // Returns a model over the same weights, without adapters.
 std::unique_ptr<Model> without_adapter(const Model& model);
 
-// Adds (alpha / rank) · B A to each W and removes the adapters. Computed in the accumulator type (fp32, or
-// fp64 for an fp64 model) and rounded once. No other model may share the weights.
+// Adds (alpha / rank) · B A of all adapters to each W and removes the adapters. Computed in the accumulator
+// type (fp32, or fp64 for an fp64 model). Each sum is rounded once. No other model may share the weights.
 void merge_adapter(Model& model);
 
 // Every A and B under its PEFT name, as views.

@@ -123,7 +123,7 @@ const std::vector<ChartPlan>& main_charts() {
        true,
        {{"sparse/kl_drawn", "sampled by the current weights"},
         {"staleness/kl", "sampled by older weights"},
-        {"sparse/kl", "sparse policy after its step"}}},
+        {"sparse/kl", "sparse policy before its step"}}},
   };
   return plans;
 }

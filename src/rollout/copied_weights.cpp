@@ -9,12 +9,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "models/lora.h"
 
 namespace bough {
 
 // Adapters are in trained_parameters() but not in parameters().
 std::vector<Parameter*> changing_parameters(Model& model, Changing changing) {
   std::vector<Parameter*> parameters = model.trained_parameters();
+  for (Parameter* frozen : frozen_adapters(model)) parameters.push_back(frozen);
   if (changing == Changing::kTrained) return parameters;
   const std::vector<Parameter*> all = model.parameters();
   if (!parameters.empty() && std::find(all.begin(), all.end(), parameters[0]) != all.end()) return all;

@@ -25,7 +25,7 @@ namespace bough {
 
 // The parameters that change between two publications. kTrained: Model::trained_parameters(), which are only
 // the adapters if the model has adapters. kAll: all parameters, for a base model that is trained beside its
-// adapters.
+// adapters. Both: also frozen adapters, which another model trains.
 enum class Changing { kTrained, kAll };
 std::vector<Parameter*> changing_parameters(Model& model, Changing changing);
 

@@ -194,7 +194,10 @@ std::unique_ptr<Model> load_generating(const RunSettings& settings) {
   const SparseTrainingSettings& sparse = settings.sparse_training;
   if (sparse.is_draft()) return load(settings, sparse.draft_path);
   auto model = load_trained(settings);
-  if (sparse.distills()) add_adapter(*model, sparse.lora, static_cast<uint64_t>(settings.seed));
+  if (sparse.distills()) {
+    freeze_adapter(*model);
+    add_adapter(*model, sparse.lora, static_cast<uint64_t>(settings.seed));
+  }
   return model;
 }
 
@@ -285,7 +288,8 @@ ThreadSplit split_threads(const RunSettings& settings, int threads) {
 }
 
 Changing what_changes(const RunSettings& settings) {
-  return settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained;
+  const bool trains_base = !settings.actor.lora.enabled();
+  return settings.sparse_training.distills() && trains_base ? Changing::kAll : Changing::kTrained;
 }
 
 bool takes_weights_in_place(const RunSettings& settings, const Model& model) {

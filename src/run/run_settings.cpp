@@ -71,10 +71,6 @@ void RunSettings::check() const {
     throw UserError(
         "actor.ref_model_sync_steps: with lora the policy is an adapter over frozen weights, and the "
         "reference cannot copy an adapter; expected 0");
-  if (actor.lora.enabled() && critic.share_backbone.value_or(false))
-    throw UserError(
-        "critic.share_backbone: with lora the backbone is frozen, and the value_head would train the "
-        "policy's adapter; got true, expected false (the critic has a separate backbone)");
   const bool needs_budget = sparse_training.mode != "sparse" && !sparse_training.is_draft();
   if (needs_budget && !rollout.sparse.is_sparse())
     throw UserError(
@@ -94,11 +90,14 @@ void RunSettings::check() const {
                         sparse_training.mode,
                         "; expected the directory of the model that generates if the mode is draft, and "
                         "nothing in other modes"));
-  if (sparse_training.has_sparse_policy() && (actor.lora.enabled() || actor.advantages.needs_values()))
+  if (sparse_training.has_sparse_policy() && actor.advantages.needs_values())
+    throw UserError(str("sparse_training.mode: ", sparse_training.mode,
+                        " trains a second policy, which generates, and supports no critic; expected an "
+                        "actor.adv_estimator other than gae"));
+  if (sparse_training.is_draft() && actor.lora.enabled())
     throw UserError(
-        str("sparse_training.mode: ", sparse_training.mode,
-            " trains a second policy, which generates, beside all weights of the model, and has no critic; "
-            "expected no lora, and an actor.adv_estimator other than gae"));
+        "sparse_training.mode: draft trains another model, whose checkpoint holds all weights, beside the "
+        "trained model; expected no lora, or the mode distill");
   if (sparse_training.has_sparse_policy() && rollout.quantization != "none")
     throw UserError(str("rollout.quantization: got ", rollout.quantization, ", but sparse_training.mode ",
                         sparse_training.mode,

@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "engine/rollouts.h"
 #include "kernels/parameter.h"
+#include "models/lora.h"
+#include "rollout/copied_weights.h"
 #include "rollout/rollout_test_util.h"
 #include "train/acceptance.h"
 #include "train/executor.h"
@@ -335,9 +337,16 @@ at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples)
 
 // The training step of the sparse policy: its gradient is the derivative of surrogate and KL with respect to
 // the adapters. The model without adapters gets no gradient and does not change.
-TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
+// with_lora: the trained policy is a low-rank adapter, which is frozen below the sparse policy's adapters.
+void expect_gradient_of_surrogate_and_kl(bool with_lora) {
   for (const std::string kl : {"k2", "k3"}) {
     const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
+    if (with_lora) {
+      add_adapter(*trained_model, {.rank = 3, .targets = {{"q_proj"}, {"down_proj"}}}, 8);
+      at::manual_seed(7);
+      for (Parameter* parameter : trained_model->trained_parameters())
+        parameter->value.copy_(at::randn_like(parameter->value) * 0.1);
+    }
     const std::vector<Trajectory> samples = scored_samples(*trained_model);
     const at::Tensor dense_R = dense_log_probs(*trained_model, samples);
     const double weight = 0.3;
@@ -365,7 +374,10 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
       return ((policy_R + weight * kl_R) * batch.fields.weights_R).sum().item<double>();
     };
     std::vector<at::Tensor> before, direction;
-    for (Parameter* parameter : trained_model->parameters()) before.push_back(parameter->value.clone());
+    std::vector<Parameter*> of_policy = trained_model->parameters();
+    if (with_lora)
+      for (Parameter* parameter : trained_model->trained_parameters()) of_policy.push_back(parameter);
+    for (Parameter* parameter : of_policy) before.push_back(parameter->value.clone());
     GradientStep gradient(sparse_trainer.model(), FrozenModels(&sparse_trainer.model()),
                           sparse_trainer.actor(), nullptr, nullptr, kPolicy);
     TrainBatch own = gradient.rows_of(pointers(samples));
@@ -394,13 +406,59 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
 
     sparse_trainer.update_weights(pointers(samples), dense_R, "blocks");
     size_t i = 0;
-    for (Parameter* parameter : trained_model->parameters()) {
+    for (Parameter* parameter : of_policy) {
       EXPECT_FALSE(parameter->main_grad.defined());
       EXPECT_TRUE(parameter->value.equal(before[i++])) << i;
     }
     for (Parameter* parameter : sparse_trainer.model().parameters())
       EXPECT_FALSE(parameter->main_grad.defined()) << "the policy's gradient is not computed";
+    EXPECT_EQ(frozen_adapters(sparse_trainer.model()).empty(), !with_lora);
+    for (Parameter* parameter : frozen_adapters(sparse_trainer.model()))
+      EXPECT_FALSE(parameter->main_grad.defined()) << "the policy's gradient is not computed";
   }
+}
+
+TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAndThePolicyStays) {
+  expect_gradient_of_surrogate_and_kl(false);
+}
+TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAboveAnAdapter) {
+  expect_gradient_of_surrogate_and_kl(true);
+}
+
+// The sparse policy's adapters act above the trained adapter, whose updates are seen at once. An engine with
+// its own copy gets both.
+TEST(SparsePolicyTrainer, AboveAnAdapterThePublishedPolicyHasBothAdapters) {
+  const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
+  add_adapter(*trained_model, {.rank = 3}, 8);
+  trained_model->allocate_gradients();
+  SparseTrainingSettings settings{.mode = "distill"};
+  settings.lora = {.rank = 2, .alpha = 6, .targets = {{"v_proj"}}};
+  SparsePolicyTrainer sparse_trainer(
+      *trained_model, 3,
+      {.settings = settings, .actor = sparse_policy_actor(), .policy = kPolicy, .total_steps = 10});
+  const auto generating = copy_of(sparse_trainer.model());
+  CopiedWeights weights(sparse_trainer.model(), *generating, false);
+  at::manual_seed(7);
+  const auto randomise = [](const std::vector<Parameter*>& parameters) {
+    for (Parameter* parameter : parameters) parameter->value.copy_(at::randn_like(parameter->value) * 0.1);
+  };
+  randomise(trained_model->trained_parameters());
+  randomise(sparse_trainer.model().trained_parameters());
+  const auto merged = copy_of(*trained_model, Changing::kAll);
+  merge_adapter(*merged);
+  const auto directory = std::filesystem::path(::testing::TempDir()) / str("bough_above_", getpid());
+  sparse_trainer.snapshot(/*copies=*/true).save(directory, "base");
+  load_adapter(directory / "sparse_adapter", *merged);
+  std::filesystem::remove_all(directory);
+  const std::vector<int32_t> tokens = random_tokens(3, 40, 97);
+  const at::Tensor expected = full_logits(*merged, tokens);
+  EXPECT_LT((full_logits(sparse_trainer.model(), tokens) - expected).abs().max().item<double>(), 1e-9);
+  EXPECT_GT((full_logits(*generating, tokens) - expected).abs().max().item<double>(), 1e-3);
+  weights.publish(1);
+  ASSERT_TRUE(weights.take().has_value());
+  EXPECT_TRUE(full_logits(*generating, tokens).equal(full_logits(sparse_trainer.model(), tokens)));
+  merge_adapter(*generating);
+  EXPECT_LT((full_logits(*generating, tokens) - expected).abs().max().item<double>(), 1e-9);
 }
 
 TEST(SparsePolicyTrainer, ReducesTheKl) {

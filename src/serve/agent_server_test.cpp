@@ -124,9 +124,13 @@ TEST_F(AgentServerTest, AnEpisodeBecomesRows) {
                        sampled = second.body["choices"][0]["token_ids"];
   all.insert(all.end(), sampled.begin(), sampled.end());
   EXPECT_EQ(row.input_ids, all) << "what is trained is what was asked and answered";
+  std::vector<uint8_t> earlier(row.loss_mask.begin(), row.loss_mask.end() - std::ssize(sampled));
   for (const char* path : {"/rl/end_session", "/rl/set_reward", "/v1/chat/completions"})
     EXPECT_EQ(ask(path, kQuestion, key).status, 410) << path;
   EXPECT_EQ(ask("/v1/messages", kQuestion, "sk-sess-of-another-run").status, 410);
+  stops_ = true;
+  engine_thread_.join();
+  EXPECT_EQ(engine_.sampled, earlier) << "the second request marks the first answer's tokens";
 }
 
 TEST_F(AgentServerTest, AllApisRecordAndSamplingIsTheRuns) {

@@ -164,6 +164,7 @@ void Jobs::submit(const JobPointer& job) {
     GenerationRequest& asked = requests.emplace_back();
     asked.id = id;
     asked.prompt_ids = request.prompts[prompt];
+    if (request.asked) asked.sampled = request.asked->row.sampled;
     asked.sampling = request.sampling;
     asked.adapter = request.adapter;
     asked.seed = request.seed.value_or(static_cast<uint64_t>(model_.settings.seed));

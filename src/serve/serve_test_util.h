@@ -27,6 +27,7 @@ class ScriptedEngine final : public BareEngine {
     if (request.prompt_ids.front() == 'X') throw UserError(str("request ", request.id, ": no X"));
     GenerationResult result{request.id, request.prompt_ids, 1.0, {}, {}};
     result.samples.resize(static_cast<size_t>(request.sampling.n_samples));
+    sampled = request.sampled;
     running_.push_back({std::move(request), std::move(result)});
     ++in_flight;
     ++submitted;
@@ -61,6 +62,8 @@ class ScriptedEngine final : public BareEngine {
   const std::string text;
   std::atomic<bool> is_open = true, fails = false;
   std::atomic<int64_t> in_flight = 0, submitted = 0, cancelled = 0;
+  std::vector<uint8_t>
+      sampled;  // GenerationRequest::sampled of the last request; read it when no thread runs
 
  private:
   struct Running {

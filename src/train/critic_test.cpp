@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/checkpoint.h"
+#include "models/lora.h"
 #include "train/reference_comparison.h"
 #include "train/sequence_steps.h"
 #include "train/small_model.h"
@@ -201,6 +202,50 @@ TEST(Critic, GradientsOfPolicyAndCriticAddInASharedExecution) {
     EXPECT_TRUE(at::allclose(gradient, is_head ? expected.at(name) : at::zeros_like(gradient), 1e-10, 1e-12))
         << name;
   }
+}
+
+// The value_head's gradient passes through the frozen backbone to the policy's adapters.
+TEST(Critic, AdaptersGetTheGradientsOfPolicyAndCriticInASharedExecution) {
+  const auto r = random_batch(6, 120);
+  const auto model = random_model(6, at::kDouble);
+  add_adapter(*model, {.rank = 3}, 5);
+  at::manual_seed(3);
+  for (Parameter* parameter : model->trained_parameters())
+    parameter->value.copy_(at::randn_like(parameter->value) * 0.1);
+  const auto loss = full_loss();
+  CriticSettings settings = critic_settings(/*share_backbone=*/true);
+  settings.loss_coef = 0.3;
+  Critic critic(*model, settings, actor_with("path", 20), 10);
+  randomise(critic);
+  add_targets(r->batch, critic.values(r->batch), 6);
+  const Plan plan = critic.plan(r->batch);
+  Executor executor(*model);
+  const auto total = [&] {
+    ValueBlockHead beside = critic.beside_policy(r->batch);
+    const double policy = executor.execute(plan, r->batch, *loss, &beside).loss;
+    return policy + 0.3 * beside.finish().loss;
+  };
+  zero_gradients(critic);
+  total();
+  std::vector<Parameter*> trained = model->trained_parameters();
+  for (Parameter* parameter : critic.head().parameters()) trained.push_back(parameter);
+  double slope = 0;
+  std::vector<at::Tensor> direction;
+  for (Parameter* parameter : trained) {
+    direction.push_back(at::randn_like(parameter->value));
+    slope += (direction.back() * parameter->main_grad).sum().item<double>();
+  }
+  EXPECT_GT(std::abs(slope), 1e-3);
+  const auto at_distance = [&](double distance) {
+    for (size_t i = 0; i < trained.size(); ++i) trained[i]->value.add_(direction[i], distance);
+    const double value = total();
+    for (size_t i = 0; i < trained.size(); ++i) trained[i]->value.sub_(direction[i], distance);
+    return value;
+  };
+  constexpr double kDistance = 1e-6;
+  EXPECT_NEAR((at_distance(kDistance) - at_distance(-kDistance)) / (2 * kDistance), slope,
+              1e-5 * std::max(1.0, std::abs(slope)));
+  for (const Parameter* parameter : model->parameters()) EXPECT_FALSE(parameter->main_grad.defined());
 }
 
 // Groups of four samples: a prompt of five tokens, then two or three tokens of each sample. One sample is
@@ -506,6 +551,64 @@ TEST(SetAdvantages, ValuesAreAskedForOfTrainedSequencesOnly) {
     EXPECT_EQ(row.columns.count("returns"), row.in_loss() && row.trains_a_token() ? 1u : 0u);
   std::vector<Trajectory> without = scored_batch(1);
   EXPECT_THROW(set_advantages(without, settings, {}), UserError) << "nobody has values";
+}
+
+// With gae and reinforce_plus_plus, the KL's reward of a token is discounted and whitened like its other
+// rewards, and the critic learns returns that include it.
+TEST(KlRewards, AreRewardsOfTheirTokens) {
+  for (const std::string estimator : {"gae", "reinforce_plus_plus"}) {
+    const bool is_gae = estimator == "gae";
+    auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2),
+         backbone = small_model(at::kDouble, 3);
+    ActorSettings settings = actor_with("path");
+    settings.advantages.adv_estimator = estimator;
+    settings.advantages.discount = 0.9;
+    settings.advantages.gae_lambda = 0.8;
+    settings.loss.kl_ctl = 0.25;
+    Critic critic(*backbone, critic_settings(), settings, 10);
+    randomise(critic);
+    const SteadyClock clock;
+    Trainer trainer(*model, reference.get(), settings, 10, clock, {.critic = is_gae ? &critic : nullptr});
+    std::vector<Trajectory> batch = scored_batch(3);
+    set_advantages(batch, settings, {}, {}, [&](std::vector<Trajectory>& rows) { trainer.set_values(rows); });
+
+    const TrainBatch plain = make_batch(batch, {}, at::kDouble);
+    const auto plan = make_plan("path", plan_request(plain, 4096));
+    const at::Tensor kl_R = Executor(*model).execute_forward(plan, plain).log_probs_R -
+                            Executor(*reference).execute_forward(plan, plain).log_probs_R;
+    std::vector<double> expected;
+    double mean_kl = 0, num_trained = 0;
+    for (size_t s = 0; s < batch.size(); ++s) {
+      const int64_t begin = plain.row_offset[s], count = plain.row_offset[s + 1] - begin;
+      if (count == 0) continue;
+      ++num_trained;
+      mean_kl += kl_R.narrow(0, begin, count).mean().item<double>();
+      const std::vector<double> values = trained_column(batch[s], kValuesColumn);
+      const std::vector<double> returns = trained_column(batch[s], kReturnsColumn);
+      EXPECT_EQ(std::ssize(returns), is_gae ? count : 0);
+      std::vector<double> advantages(static_cast<size_t>(count));
+      double next_advantage = 0, next_value = 0;
+      for (int64_t t = count; t-- > 0;) {
+        const auto i = static_cast<size_t>(t);
+        double reward = -0.25 * kl_R[begin + t].item<double>();
+        if (t + 1 == count) reward += *batch[s].reward;
+        const double value = is_gae ? values.at(i) : 0, lambda = is_gae ? 0.8 : 1;
+        next_advantage = reward + 0.9 * next_value - value + 0.9 * lambda * next_advantage;
+        next_value = value;
+        advantages[i] = next_advantage;
+        if (is_gae) {
+          EXPECT_NEAR(returns[i], next_advantage + value, 1e-12);
+        }
+      }
+      expected.insert(expected.end(), advantages.begin(), advantages.end());
+    }
+    const at::Tensor raw = at::tensor(expected, at::kDouble);
+    const at::Tensor whitened = (raw - raw.mean()) / (raw.var() + 1e-8).sqrt();
+    EXPECT_LT((plain.fields.advantages_R - whitened).abs().max().item<double>(), 1e-6) << "floats";
+    const MetricValues metrics = trainer.train_step(batch);
+    EXPECT_EQ(metrics.at("kl_ctl/coef"), 0.25);
+    EXPECT_NEAR(metrics.at("kl_ctl/kl"), mean_kl / num_trained, 1e-12);
+  }
 }
 
 }  // namespace

@@ -29,9 +29,9 @@ namespace {
 // of the allocator, because tensors of different passes have different sizes.
 constexpr double kShareOfFreeMemory = 0.9;
 
-// True for estimators that do not normalize advantages over the batch's tokens. Normalization would also
-// scale the KL per token, which is part of the advantages.
-bool takes_kl_in_reward(const std::string& estimator) {
+// Whether the KL's rewards may be subtracted from the estimator's advantages. True for estimators that do not
+// normalize advantages over the batch's tokens. Normalization would also scale the KL per token.
+bool takes_kl_in_advantages(const std::string& estimator) {
   return estimator == "grpo" || estimator == "dr_grpo" || estimator == "rloo" || estimator == "opo" ||
          estimator == "remax" || estimator == "maxrl";
 }
@@ -43,10 +43,12 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
                         ": needs a reference model, but this command has none; expected 0"));
   if (settings.teacher.is_used() && !frozen.teacher)
     throw UserError("setting teacher.path: this command has no teacher; leave it out, or use `bough train`");
-  if (settings.kl_ctl != 0.0 && !takes_kl_in_reward(advantages.adv_estimator))
+  if (settings.kl_ctl != 0.0 && !advantages.takes_kl_rewards() &&
+      !takes_kl_in_advantages(advantages.adv_estimator))
     throw UserError(str("setting kl_ctl: adv_estimator ", advantages.adv_estimator,
                         " normalizes advantages over tokens and does not support a KL in the reward; "
-                        "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, remax, maxrl"));
+                        "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, remax, maxrl, "
+                        "gae, reinforce_plus_plus"));
 }
 
 // Whether every trained token has the inference engine's top-k tokens.
@@ -115,7 +117,8 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   fields.entropy_coef = entropy_controller_.coefficient();
   const LossSettings& settings = settings_.loss;
   const bool is_policy_loss = settings.loss != "sft";
-  if (is_policy_loss && settings.uses_reference())
+  const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0 && !settings_.has_kl_rewards();
+  if (is_policy_loss && (settings.kl_loss_coef != 0.0 || in_reward))
     fields.reference_log_probs_R =
         executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch).log_probs_R;
   const TopKTokens given = loss_->top_k_tokens();
@@ -124,13 +127,15 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   if (given == TopKTokens::kEngineTop || is_asked) set_top_k_tokens(trajectories, batch);
 
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
-  const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0;
   if (keeps_old || in_reward || given == TopKTokens::kPolicyTop) {
     const RowValues old = executor_.execute_forward(
         plan(batch, strategy), batch, given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0);
     if (keeps_old) fields.proximal_log_probs_R = old.log_probs_R;
     if (keeps_old) fields.proximal_top_k_RK = old.top_k_log_probs_RK;
-    if (in_reward) penalise_kl(batch, old.log_probs_R);
+    if (in_reward && batch.num_rows() > 0) {
+      const at::Tensor kl_R = kl_in_reward(batch, old.log_probs_R, fields.reference_log_probs_R);
+      fields.advantages_R = fields.advantages_R.sub(kl_to_go(kl_R, fields.sequences_R), kl_controller_.value);
+    }
     if (given == TopKTokens::kPolicyTop) batch.top_k_ids_RK = old.top_ids_RK;
   }
   if (loss_->needs_teacher()) {
@@ -179,16 +184,21 @@ void GradientStep::set_top_k_tokens(const std::vector<const Trajectory*>& trajec
       at::tensor(log_probs, at::kDouble).to(accumulator_type(model_.dtype())).view(shape);
 }
 
-void GradientStep::penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R) {
-  LossRows& fields = batch.fields;
-  if (batch.num_rows() == 0) return;
-  const at::Tensor kl_R =
-      kl_estimate(settings_.loss.kl_estimator, old_log_probs_R, fields.reference_log_probs_R);
+at::Tensor GradientStep::kl_rewards(const TrainBatch& batch, const std::string& strategy) {
+  const at::Tensor reference_R =
+      executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch).log_probs_R;
+  return kl_in_reward(batch, values(batch, strategy).log_probs_R, reference_R).mul(-kl_controller_.value);
+}
+
+// The KL of each loss row. Also adds the batch to the mean that finish() reports.
+at::Tensor GradientStep::kl_in_reward(const TrainBatch& batch, const at::Tensor& old_log_probs_R,
+                                      const at::Tensor& reference_log_probs_R) {
+  const at::Tensor kl_R = kl_estimate(settings_.loss.kl_estimator, old_log_probs_R, reference_log_probs_R);
   const double sequences = static_cast<double>(std::ranges::count_if(
       batch.trained_positions, [](const auto& positions) { return !positions.empty(); }));
-  kl_in_reward_.merge(
-      {WeightedSum::Kind::mean, mean_of_sequence_means(kl_R, fields.sequences_R) * sequences, sequences});
-  fields.advantages_R = fields.advantages_R.sub(kl_to_go(kl_R, fields.sequences_R), kl_controller_.value);
+  kl_in_reward_.merge({WeightedSum::Kind::mean,
+                       mean_of_sequence_means(kl_R, batch.fields.sequences_R) * sequences, sequences});
+  return kl_R;
 }
 
 MetricValues GradientStep::finish(const WeightedSums& sums) {

@@ -59,6 +59,9 @@ class GradientStep {
   RowValues values(const TrainBatch& batch, const std::string& strategy) {
     return executor_.execute_forward(plan(batch, strategy), batch);
   }
+  // The KL in the reward at each loss row: -kl_ctl · KL(policy, reference), with the current weights. [R].
+  // finish() covers these rows. Only if ActorSettings::has_kl_rewards().
+  at::Tensor kl_rewards(const TrainBatch& batch, const std::string& strategy);
   // From now on, if every trained token of a batch has top-k tokens of the engine, prepare_batch() sets them
   // in the batch. Plan executions then return their log-probabilities, even if the loss does not read them.
   void ask_for_engine_top() { asks_for_engine_top_ = true; }
@@ -88,7 +91,8 @@ class GradientStep {
   ExecutionResult add_gradient_by_shares(const Plan& plan, const TrainBatch& batch);
   Plan plan_shards(const PlanRequest& request, const std::string& strategy) const;
   void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
-  void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
+  at::Tensor kl_in_reward(const TrainBatch& batch, const at::Tensor& old_log_probs_R,
+                          const at::Tensor& reference_log_probs_R);
   std::optional<int64_t> device_bytes() const;
   Executor executor_of(Model& model) const {
     return Executor(model, {.same_bits = settings_.deterministic,

@@ -177,7 +177,7 @@ TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
   GradientStep resumed(*model, reference.get(), settings, nullptr);
   resumed.restore(step.state());
   EXPECT_EQ(resumed.finish({}).at("kl_ctl/coef"), moved);
-  settings.advantages.adv_estimator = "reinforce_plus_plus";
+  settings.advantages.adv_estimator = "reinforce_plus_plus_baseline";
   EXPECT_THROW(GradientStep(*model, reference.get(), settings, nullptr), UserError);
 }
 

@@ -285,6 +285,20 @@ std::vector<SequenceSteps> collect_steps(const std::vector<Trajectory>& batch, c
   return steps;
 }
 
+// The KL's rewards of each entry's trained tokens.
+std::vector<std::vector<double>> collect_kl_rewards(const std::vector<Trajectory>& batch,
+                                                    const Entries& entries) {
+  std::vector<std::vector<double>> out(entries.rewards.size());
+  for (size_t s = 0; s < batch.size(); ++s) {
+    if (entries.entry_of[s] < 0 || !batch[s].in_loss() || !batch[s].trains_a_token()) continue;
+    const std::vector<double> own = trained_column(batch[s], kKlRewardsColumn);
+    BOUGH_CHECK(!own.empty(), "a sequence of group ", quoted(batch[s].group), " has no KL rewards");
+    std::vector<double>& all = out[static_cast<size_t>(entries.entry_of[s])];
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return out;
+}
+
 // For every entry: one number, or one per trained token; 0 for entries that filters dropped. `returns` is
 // empty unless the estimator computes returns.
 struct Estimates {
@@ -297,6 +311,8 @@ Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
   AdvantageInput kept;
   std::vector<SequenceSteps> steps;
   if (settings.advantages.needs_steps()) steps = collect_steps(batch, entries, settings);
+  std::vector<std::vector<double>> kl_rewards;
+  if (settings.has_kl_rewards()) kl_rewards = collect_kl_rewards(batch, entries);
   for (size_t e = 0; e < entries.rewards.size(); ++e) {
     if (!entries.filtered.kept[e]) continue;
     rewards.push_back(entries.rewards[e]);
@@ -304,6 +320,7 @@ Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
     tokens.push_back(entries.filtered.trained[e] ? entries.tokens[e] : 0);
     kept.parts.push_back(entries.parts[e]);
     if (!steps.empty()) kept.steps.push_back(std::move(steps[e]));
+    if (!kl_rewards.empty()) kept.kl_rewards.push_back(std::move(kl_rewards[e]));
     if (!entries.baselines.empty()) kept.baselines.push_back(entries.baselines[e]);
   }
   kept.rewards = rewards;
@@ -369,8 +386,9 @@ void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& traje
   for (const Trajectory* trajectory : trajectories) {
     if (!trajectory->in_loss()) continue;
     std::vector<int32_t>& tokens = marked->emplace_back(trajectory->input_ids);
+    const std::vector<uint8_t> sampled = trajectory->sampled();
     for (size_t i = 1; i < tokens.size(); ++i)
-      if (trajectory->loss_mask[i] != 0) tokens[i] |= kDrawnMark;
+      if (sampled[i] != 0) tokens[i] |= kDrawnMark;
     const PageChoices& choices = trajectory->page_choices;
     for (size_t i = 0; i < choices.positions.size(); ++i) {
       int32_t& token = tokens.at(static_cast<size_t>(choices.positions[i]));
@@ -401,7 +419,7 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
                    : stale_groups.contains(batch[s].group))
       batch[s].trained = false;
   }
-  if (set_values && settings.advantages.needs_values()) set_values(batch);
+  if (set_values && (settings.advantages.needs_values() || settings.has_kl_rewards())) set_values(batch);
   const Estimates estimated = estimate(batch, entries, settings);
   std::vector<int64_t> next_token(estimated.advantages.size(), 0);
   for (size_t s = 0; s < batch.size(); ++s) {

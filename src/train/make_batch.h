@@ -88,8 +88,8 @@ void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& traje
 // - The rows of one conversation get the conversation's advantage, or their part of its per-token advantages.
 // age: the action `mask` sets the advantages of too old tokens to 0 at the end; `drop_group` drops every
 // group with such a token.
-// set_values: sets a critic's values of the trained sequences (sequence_steps.h); empty if there is no
-// critic. Called only if the estimator needs values; the sequences then also get their returns.
+// set_values: sets a critic's values and the KL's rewards of the trained sequences (sequence_steps.h). Empty
+// if the estimator needs neither. Called only if it needs one; with values the sequences also get returns.
 // Returns the filters' result, in which one conversation is one sequence. Throws UserError if rows of a
 // conversation differ in reward, if overlong_reward_penalty is set without max_response_tokens, or as
 // compute_advantages does.

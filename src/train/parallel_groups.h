@@ -87,12 +87,13 @@ void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks);
 // and wait for commands without a deadline.
 struct RankOrder {
   enum class Kind : char {
-    kTrain = 't',     // train on `batch` as version `version`
-    kValues = 'v',    // compute the critic's values of `batch`
-    kLogProbs = 'l',  // compute the policy's log-probabilities of `batch`
-    kWeights = 'w',   // gather the weights of sharded layers on rank 0
-    kPublish = 'p',   // publish the weights as `version` to the rank's local engine
-    kSnapshot = 's',  // gather the training state on rank 0 (Trainer::snapshot)
+    kTrain = 't',      // train on `batch` as version `version`
+    kValues = 'v',     // compute the critic's values of `batch`
+    kLogProbs = 'l',   // compute the policy's log-probabilities of `batch`
+    kKlRewards = 'r',  // compute the KL's rewards of `batch`
+    kWeights = 'w',    // gather the weights of sharded layers on rank 0
+    kPublish = 'p',    // publish the weights as `version` to the rank's local engine
+    kSnapshot = 's',   // gather the training state on rank 0 (Trainer::snapshot)
     kEnd = 'e',
   };
   Kind kind = Kind::kEnd;

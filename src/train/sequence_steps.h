@@ -2,6 +2,7 @@
 // columns of a critic, one number per token and 0 for tokens that are not trained:
 // - `values`: the value before each token was sampled, computed when the batch was scored;
 // - `returns`: the targets of the values.
+// And a column of the KL in the reward, `kl_rewards`: -kl_ctl times the KL at each token.
 //
 // Rewards in time. The last trained token of turn k (`turns`) gets the reward turn_rewards[k] ·
 // reward_scaling. The conversation's last trained token also gets the remainder of the shaped reward. So the
@@ -18,6 +19,7 @@ namespace bough {
 
 inline constexpr const char* kValuesColumn = "values";
 inline constexpr const char* kReturnsColumn = "returns";
+inline constexpr const char* kKlRewardsColumn = "kl_rewards";
 // min(1, pi / mu) of each token under the trained policy (acceptance.h). Set only if samples are selected by
 // acceptance.
 inline constexpr const char* kAcceptanceColumn = "acceptance";

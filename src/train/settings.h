@@ -237,6 +237,9 @@ struct ActorSettings {
   // Optimizer steps per batch.
   int64_t updates_per_batch() const { return ppo_n_minibatches * ppo_epochs; }
 
+  // Whether the KL's reward of each token is part of the rewards that advantages are computed from.
+  bool has_kl_rewards() const { return loss.kl_ctl != 0.0 && advantages.takes_kl_rewards(); }
+
   // Throws UserError if settings contradict each other.
   void check() const {
     tree.check();
@@ -286,7 +289,7 @@ struct SparseTrainingSettings {
       "draft: the model that generates; it needs the tokenizer of the trained model");
     v("kl_loss_coef", kl_loss_coef,
       "distill, draft: weight of the KL from the generating policy to the trained one", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "distill, draft: estimator of the KL", one_of({"k1", "k2", "k3"}));
+    v("kl_loss_type", kl_loss_type, "distill, draft: estimator of the KL", one_of({"k2", "k3"}));
     v("lr_ratio", lr_ratio,
       "learning rate of the generating policy divided by actor.optimizer.lr; null: 5 for adapters, 1 for a "
       "draft model",

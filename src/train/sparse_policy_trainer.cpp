@@ -43,6 +43,7 @@ const char* folder_of(bool is_adapter) {
 
 std::unique_ptr<Model> adapted(const Model& trained_model, const LoraSettings& lora, uint64_t seed) {
   auto model = trained_model.share();
+  freeze_adapter(*model);
   add_adapter(*model, lora, seed);
   model->set_batch_invariant(trained_model.batch_invariant());
   return model;

@@ -1,7 +1,8 @@
 // A second policy that samples for a run and is kept near the trained policy (DistillSparse, algorithm 1).
-// theta: the trained policy's weights. phi: low-rank adapters on theta. The engine samples with theta and phi
-// under block-sparse attention. A training step first trains theta densely on these samples, with the run's
-// loss and corrections. Then theta is frozen and phi takes one optimizer step on
+// theta: the trained policy's weights, with its adapters if lora trains them. phi: low-rank adapters on
+// theta. The engine samples with theta and phi under block-sparse attention. A training step first trains
+// theta densely on these samples, with the run's loss and corrections. Then theta is frozen and phi takes one
+// optimizer step on
 //
 //   L(phi) = L_PPO(sparse) + kl_loss_coef · KL(sparse, dense)
 //

@@ -59,6 +59,9 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
       case RankOrder::Kind::kLogProbs:
         gradient_.values(gradient_.rows_of(pointers_to(order.batch)), settings_.tree.strategy());
         break;
+      case RankOrder::Kind::kKlRewards:
+        gradient_.kl_rewards(gradient_.rows_of(pointers_to(order.batch)), settings_.tree.strategy());
+        break;
       case RankOrder::Kind::kSnapshot: snapshot_on_rank(/*copies=*/false); break;
       case RankOrder::Kind::kWeights: gather_unsharded(); break;
       case RankOrder::Kind::kEnd: return;
@@ -144,18 +147,31 @@ void Trainer::order_execution(RankOrder::Kind kind, const std::vector<Trajectory
 }
 
 void Trainer::set_values(std::vector<Trajectory>& batch) {
-  if (!critic_) return;
-  const Clock::Time start = clock_.now();
+  if (!critic_ && !settings_.has_kl_rewards()) return;
   std::vector<Trajectory*> kept;
   for (Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
   if (kept.empty()) return;
+  if (settings_.has_kl_rewards()) set_kl_rewards(kept);
+  if (!critic_) return;
+  const Clock::Time started = clock_.now();
   order_execution(RankOrder::Kind::kValues, kept);
   const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
   const at::Tensor values_R = critic_->values(rows).to(at::kDouble).contiguous();
   for (size_t s = 0; s < kept.size(); ++s)
     set_trained_column(*kept[s], kValuesColumn, values_R.const_data_ptr<double>() + rows.row_offset[s]);
-  values_seconds_ += seconds_between(start, clock_.now());
+  values_seconds_ += seconds_between(started, clock_.now());
+}
+
+void Trainer::set_kl_rewards(const std::vector<Trajectory*>& rows) {
+  const Clock::Time start = clock_.now();
+  order_execution(RankOrder::Kind::kKlRewards, rows);
+  const TrainBatch batch = gradient_.rows_of({rows.begin(), rows.end()});
+  const at::Tensor rewards_R =
+      gradient_.kl_rewards(batch, settings_.tree.strategy()).to(at::kDouble).contiguous();
+  for (size_t s = 0; s < rows.size(); ++s)
+    set_trained_column(*rows[s], kKlRewardsColumn, rewards_R.const_data_ptr<double>() + batch.row_offset[s]);
+  scoring_seconds_ += seconds_between(start, clock_.now());
 }
 
 void Trainer::set_acceptance(std::vector<Trajectory>& batch) {
@@ -172,7 +188,7 @@ void Trainer::set_acceptance(std::vector<Trajectory>& batch) {
           .contiguous();
   for (size_t s = 0; s < kept.size(); ++s)
     set_trained_column(*kept[s], kAcceptanceColumn, accepted_R.const_data_ptr<double>() + rows.row_offset[s]);
-  acceptance_seconds_ += seconds_between(start, clock_.now());
+  scoring_seconds_ += seconds_between(start, clock_.now());
 }
 
 void Trainer::add_critic_gradient(MiniBatch& mini, Updates& updates) {
@@ -237,7 +253,7 @@ MetricValues Trainer::train_step_on_rank(const std::vector<Trajectory>& batch) {
   const Clock::Time recomputed = clock_.now();
   for (int64_t epoch = 0; epoch < settings_.ppo_epochs; ++epoch)
     for (MiniBatch& mini : step.minis) update_weights(step, mini);
-  values["time/recompute"] = seconds_between(start, recomputed) + std::exchange(acceptance_seconds_, 0.0);
+  values["time/recompute"] = seconds_between(start, recomputed) + std::exchange(scoring_seconds_, 0.0);
   values["time/update"] = seconds_between(recomputed, clock_.now());
   values.merge(combine(step.updates.sums, step.updates.count));
   if (keeps_log_probs() && step.trains_actor) values.merge(follow_up(step));

@@ -55,8 +55,8 @@ class BatchTrainer {
   // batch without a trained token changes no weights. Returns the metrics of docs/formats.md.
   virtual MetricValues train_step(const std::vector<Trajectory>& batch) = 0;
 
-  // Sets the critic's values of the trained sequences (sequence_steps.h), from which advantages are computed.
-  // Does nothing if there is no critic.
+  // Sets the critic's values and the KL's rewards of the trained sequences (sequence_steps.h), from which
+  // advantages are computed. Does nothing if the estimator needs neither.
   virtual void set_values(std::vector<Trajectory>&) {}
 
   // Sets each token's acceptance by the trained policy (acceptance.h) for the trained sequences. Needed for
@@ -165,6 +165,7 @@ class Trainer final : public BatchTrainer {
   void update_weights(StepState& step, MiniBatch& mini);
   // On rank 0: commands all other ranks to compute `rows` together with rank 0.
   void order_execution(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
+  void set_kl_rewards(const std::vector<Trajectory*>& rows);
   void add_critic_gradient(MiniBatch& mini, Updates& updates);
   bool keeps_log_probs() const { return sparse_trainer_ || measures_acceptance_; }
   MetricValues follow_up(const StepState& step);
@@ -182,9 +183,9 @@ class Trainer final : public BatchTrainer {
   StepCosts costs_, critic_costs_;  // of one rank's part of a pass
   std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false;
-  int64_t num_batches_ = 0;        // trained on so far
-  double values_seconds_ = 0;      // time in set_values since the last train_step()
-  double acceptance_seconds_ = 0;  // time in set_acceptance since the last train_step()
+  int64_t num_batches_ = 0;  // trained on so far
+  // Time since the last train_step(): of the critic's values, and of other forward executions before it.
+  double values_seconds_ = 0, scoring_seconds_ = 0;
 };
 
 }  // namespace bough

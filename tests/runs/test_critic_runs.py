@@ -10,6 +10,7 @@ from run_util import (
     final_state,
     last_checkpoint,
     read_metrics,
+    read_rollouts,
     write_experiment,
 )
 
@@ -34,6 +35,36 @@ REWARD = "def score(completion, **fields):\n    return float(sum(map(ord, comple
 def experiment(bough, **settings):
     (bough.cwd / "reward.py").write_text(REWARD)
     return write_experiment(bough, **SETTINGS, **settings)
+
+
+def test_an_adapter_with_a_shared_critic_and_a_kl_in_the_reward(bough):
+    """The adapter is trained by policy and critic, and the rewards of tokens include the KL. One process and
+    two ranks agree, and a resumed run ends with the same state."""
+    config = experiment(
+        bough,
+        **{
+            "critic.share_backbone": True,
+            "lora.rank": 4,
+            "actor.kl_ctl": 0.1,
+            "actor.optimizer.lr": 0.01,
+            "total_train_steps": 5,
+        },
+    )
+    runs = bough.cwd / "runs/tiny"
+    bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=parts", "total_train_steps=3", ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=parts", ok=True, env=ENVIRONMENT)
+    state = final_state(runs / "whole")
+    assert state == final_state(runs / "parts")
+    assert "adapter/adapter_model.safetensors" in state and "critic/value_head.safetensors" in state
+    records = read_metrics(runs / "whole")
+    # During the critic's warm-up the policy is the reference.
+    assert [record["kl_ctl/kl"] == 0 for record in records] == [True] * 3 + [False] * 2
+    rows = read_rollouts(runs / "whole/rollouts/step_5.jsonl.zst")
+    assert any(any(row["kl_rewards"]) for row in rows)
+    bough("train", config, "trial_name=ranks", "--ranks", 2, ok=True, env=ENVIRONMENT)
+    for record, other in zip(records, read_metrics(runs / "ranks"), strict=True):
+        assert other["kl_ctl/kl"] == pytest.approx(record["kl_ctl/kl"], abs=1e-4)
 
 
 @pytest.mark.parametrize("share_backbone", [False, True])

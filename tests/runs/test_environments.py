@@ -290,6 +290,22 @@ def test_rows_of_a_conversation(bough, experiment):
     assert all(about["messages"][0]["role"] == "user" for about in last)
 
 
+def test_obrs_reads_the_top_tokens_of_every_turn(bough, experiment):
+    config = experiment(
+        echo(), **{"total_train_steps": 2, "actor.correction": "obrs", "gconfig.top_logprobs": 20}
+    )
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    records = [r for r in read_metrics(bough.cwd / "runs/tiny/trial0") if "mismatch/obrs_acceptance" in r]
+    assert len(records) == 2
+    assert all(0.9 < record["mismatch/obrs_acceptance"] <= 1 for record in records)
+    later = 0
+    for row in rollouts(bough, "runs/tiny/trial0", 1):
+        later += max(row["turns"]) > 0
+        for mask, top in zip(row["loss_mask"], row["top_ids"], strict=True):
+            assert len(top) == (20 if mask else 0)
+    assert later > 0
+
+
 def test_an_unusable_environment_ends_the_run_at_its_start(bough, experiment):
     config = experiment({"type": "python", "path": "echo.py:Nothing", "python": sys.executable})
     for overrides, message in [

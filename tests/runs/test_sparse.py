@@ -72,6 +72,26 @@ def test_each_mode_trains_the_expected_policy(bough):
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
 
+def test_distillation_beside_a_trained_adapter(bough):
+    """With lora the trained policy is an adapter, above which the sparse policy's adapter acts. A run that is
+    resumed, and an asynchronous run."""
+    config = write_experiment(bough, **DISTILL, **{"lora.rank": 4, "actor.optimizer.lr": 0.02})
+    runs = bough.cwd / "runs/tiny"
+    bough("train", config, "total_train_steps=4", "trial_name=whole", ok=True, env=ENVIRONMENT)
+    bough("train", config, "total_train_steps=2", "trial_name=parts", ok=True, env=ENVIRONMENT)
+    bough("train", config, "total_train_steps=4", "trial_name=parts", ok=True, env=ENVIRONMENT)
+    whole, parts = final_state(runs / "whole"), final_state(runs / "parts")
+    for name in ("adapter/adapter_model.safetensors", "sparse_adapter/adapter_model.safetensors"):
+        assert whole[name] == parts[name], name
+    step = runs / "whole/checkpoints/step_4"
+    assert not (step / "model").exists()
+    bough("merge", "base", step / "adapter", "dense", ok=True)
+    bough("merge", "dense", step / "sparse_adapter", "both", ok=True)
+    eta = ("rollout.max_head_offpolicyness=1", "trial_name=async", "total_train_steps=3")
+    bough("train", config, *eta, ok=True, env=ENVIRONMENT)
+    assert len(read_metrics(runs / "async")) == 3
+
+
 def test_samples_are_chosen_by_acceptance(bough):
     config = write_experiment(bough, **SPARSE, total_train_steps=2)
     chosen = {"actor.keep_samples": 2, "actor.keep_samples_by": "acceptance", "gconfig.top_logprobs": 20}

@@ -30,9 +30,10 @@ struct EstimatorInput {
 
 struct EstimatorKind {
   Advantages (*estimate)(const EstimatorInput& input) = nullptr;
-  bool needs_values = false;     // SequenceSteps::values
-  bool needs_steps = false;      // AdvantageInput::steps
-  bool needs_baselines = false;  // AdvantageInput::baselines
+  bool needs_values = false;      // SequenceSteps::values
+  bool needs_steps = false;       // AdvantageInput::steps
+  bool needs_baselines = false;   // AdvantageInput::baselines
+  bool takes_kl_rewards = false;  // AdvantageInput::kl_rewards
 };
 
 // The values of AdvantageSettings::adv_estimator, see docs/algorithms.md.

@@ -54,7 +54,10 @@ EstimatorKind gae_estimator() {
                               "a checkpoint before the critic diverged"));
       const std::vector<uint8_t> trained(steps.values.size(), 1);
       const std::vector<int32_t> none;
-      GaeResult own = gae({steps.rewards, steps.values, trained, by_turn ? steps.turns : none,
+      std::vector<double> rewards = steps.rewards;
+      if (!input.batch.kl_rewards.empty())
+        for (size_t t = 0; t < rewards.size(); ++t) rewards[t] += input.batch.kl_rewards[s].at(t);
+      GaeResult own = gae({rewards, steps.values, trained, by_turn ? steps.turns : none,
                            steps.truncated && settings.bootstrap_truncated},
                           settings.discount, settings.gae_lambda);
       advantages.push_back(std::move(own.advantages));
@@ -63,7 +66,7 @@ EstimatorKind gae_estimator() {
     whiten(advantages, input.batch.tokens, whitening(settings.adv_norm, /*by_default=*/true));
     return advantages;
   };
-  return {.estimate = estimate, .needs_values = true, .needs_steps = true};
+  return {.estimate = estimate, .needs_values = true, .needs_steps = true, .takes_kl_rewards = true};
 }
 
 EstimatorKind turn_returns_estimator() {

@@ -39,49 +39,62 @@ void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Paramete
                         up.part_value(up.parts[i]).t(), batch_invariant);
 }
 
-// The backward of a weight's adapter. add_to_input_() adds to the gradient of the layer's input.
+// The backward of a weight's adapters. add_to_input_() adds to the gradient of the layer's input.
 // add_gradients_() takes the input itself and adds to the gradients of A and B. These are two calls, because
 // some layers recompute their input only after the gradient of the input. Both do nothing if the weight has
-// no adapter.
+// no adapter. A frozen adapter gets no gradients.
 class AdapterBackward {
  public:
-  AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO)
-      : weight_(reinterpret_cast<const Parameter*>(weight.toInt())), d_y_RO_(d_y_RO) {
-    if (!weight_) return;
-    const Parameter& up = weight_->adapter[1];
-    std::vector<at::Tensor> d_u;
-    for (size_t i = 0; i < weight_->adapter_slices.size(); ++i) {
-      d_y_slices_.push_back(slice_columns(d_y_RO, weight_->adapter_slices[i]));
-      d_u.push_back(matrix_product(d_y_slices_.back(), up.part_value(up.parts[i])));
-    }
-    d_u_ = d_u.size() == 1 ? d_u[0] : at::cat(d_u, 1);
-    if (weight_->adapter_scale != 1) d_u_.mul_(weight_->adapter_scale);
+  AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO) {
+    const auto* adapted = reinterpret_cast<const Parameter*>(weight.toInt());
+    if (!adapted) return;
+    for (const Parameter& frozen : adapted->frozen_adapter) terms_.push_back(term_of(frozen, d_y_RO));
+    if (!adapted->adapter.empty()) terms_.push_back(term_of(*adapted, d_y_RO));
   }
 
   void add_to_input_(const at::Tensor& d_x_RK) const {
-    if (weight_) add_matrix_product_(d_x_RK, d_u_, weight_->adapter[0].value);
+    for (const Term& term : terms_) add_matrix_product_(d_x_RK, term.d_u, term.weight->adapter[0].value);
   }
 
   void add_gradients_(const at::Tensor& x_RK) const {
-    if (!weight_) return;
-    const Parameter &down = weight_->adapter[0], &up = weight_->adapter[1];
-    if (!down.main_grad.defined()) return;
-    add_matrix_product_(down.main_grad, d_u_.t(), x_RK);
-    const auto u = adapter_inner(x_RK, *weight_, false);
-    for (size_t i = 0; i < d_y_slices_.size(); ++i)
-      add_matrix_product_(up.part_grad(up.parts[i]), d_y_slices_[i].t(), inner_columns(u, *weight_, i));
+    for (const Term& term : terms_) {
+      const Parameter &down = term.weight->adapter[0], &up = term.weight->adapter[1];
+      if (!down.main_grad.defined()) continue;
+      add_matrix_product_(down.main_grad, term.d_u.t(), x_RK);
+      const auto u = adapter_inner(x_RK, *term.weight, false);
+      for (size_t i = 0; i < term.d_y_slices.size(); ++i)
+        add_matrix_product_(up.part_grad(up.parts[i]), term.d_y_slices[i].t(),
+                            inner_columns(u, *term.weight, i));
+    }
   }
 
  private:
-  const Parameter* weight_;
-  at::Tensor d_y_RO_, d_u_;
-  std::vector<at::Tensor> d_y_slices_;
+  struct Term {  // one adapter
+    const Parameter* weight;
+    at::Tensor d_u;
+    std::vector<at::Tensor> d_y_slices;
+  };
+  static Term term_of(const Parameter& weight, const at::Tensor& d_y_RO) {
+    Term term{.weight = &weight, .d_u = {}, .d_y_slices = {}};
+    const Parameter& up = weight.adapter[1];
+    std::vector<at::Tensor> d_u;
+    for (size_t i = 0; i < weight.adapter_slices.size(); ++i) {
+      term.d_y_slices.push_back(slice_columns(d_y_RO, weight.adapter_slices[i]));
+      d_u.push_back(matrix_product(term.d_y_slices.back(), up.part_value(up.parts[i])));
+    }
+    term.d_u = d_u.size() == 1 ? d_u[0] : at::cat(d_u, 1);
+    if (weight.adapter_scale != 1) term.d_u.mul_(weight.adapter_scale);
+    return term;
+  }
+
+  std::vector<Term> terms_;
 };
 
 // Returns the argument of AdapterBackward, or 0 if there is no adapter. A pointer is passed as an integer,
 // because autograd functions can save only numbers and tensors.
 int64_t adapted(const Parameter& weight) {
-  return weight.adapter.empty() ? 0 : reinterpret_cast<int64_t>(&weight);
+  const bool has_adapter = !weight.adapter.empty() || !weight.frozen_adapter.empty();
+  return has_adapter ? reinterpret_cast<int64_t>(&weight) : 0;
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
@@ -128,6 +141,7 @@ at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const
   const auto y_RO = weight.quantized()  // quantized_product is always batch-invariant
                         ? quantized_product(x_RK, weight.value, weight.scale, bias_O, residual_RO)
                         : product(x_RK, weight.value.t(), bias_O, residual_RO);
+  for (const Parameter& frozen : weight.frozen_adapter) add_adapter_(y_RO, x_RK, frozen, batch_invariant);
   if (!weight.adapter.empty()) add_adapter_(y_RO, x_RK, weight, batch_invariant);
   return y_RO;
 }
