@@ -21,6 +21,7 @@ class SmallChat final : public ChatCodec {
   std::string render(const Conversation& conversation) const override {
     return template_.render(conversation);
   }
+  std::string tool_call_parser() const override { return template_.tool_call_parser(); }
   std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
     while (!text.empty()) {
