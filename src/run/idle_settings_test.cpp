@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "run/run_folder.h"
 
 namespace bough {
 namespace {
@@ -32,6 +33,23 @@ std::set<std::string> keys_in(const std::string& yaml) {
   std::set<std::string> keys;
   for (const auto& [key, reason] : idle_in(yaml)) keys.insert(key);
   return keys;
+}
+
+// A run without environment resumes after the default of environment.tool_call_parser has changed.
+TEST(IdleSettings, ARunResumesWithOtherSettingsThatHaveNoEffect) {
+  const auto settings = [](const std::string& yaml) {
+    return parse_settings<RunSettings>(kNeeded + yaml, "run.yaml");
+  };
+  const auto differences = check_resumed_settings(settings("environment: {tool_call_parser: hermes}"),
+                                                  settings(""), "config.yaml");
+  ASSERT_EQ(differences.size(), 1);
+  EXPECT_EQ(differences[0].key, "environment.tool_call_parser");
+  const RunSettings conversations = settings("environment: {type: python, path: e.py}");
+  EXPECT_THROW(
+      check_resumed_settings(settings("environment: {type: python, path: e.py, tool_call_parser: hermes}"),
+                             conversations, "config.yaml"),
+      UserError);
+  EXPECT_THROW(check_resumed_settings(settings(""), conversations, "config.yaml"), UserError);
 }
 
 TEST(IdleSettings, SettingsThatAnotherOneSwitchesOffAreNamed) {

@@ -9,6 +9,7 @@
 #include "report/html_report.h"
 #include "report/tensorboard.h"
 #include "run/batch_picture.h"
+#include "run/idle_settings.h"
 
 namespace bough {
 
@@ -67,10 +68,21 @@ fs::path run_folder_of(const RunSettings& settings) {
 
 std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
                                                       const fs::path& config_file) {
+  const std::vector<SettingDifference> differences = settings_diff(saved, now);
+  std::vector<GivenSetting> keys;
+  for (const SettingDifference& difference : differences) keys.push_back({.key = difference.key});
+  const std::vector<IdleSetting> idle_before = idle_settings(saved, keys),
+                                 idle_now = idle_settings(now, keys);
+  const auto has_no_effect = [&](const std::string& key) {
+    const auto names = [&](const std::vector<IdleSetting>& idle) {
+      return std::ranges::find(idle, key, &IdleSetting::key) != idle.end();
+    };
+    return names(idle_before) && names(idle_now);
+  };
   std::vector<SettingDifference> harmless;
   std::string refused;
-  for (const SettingDifference& difference : settings_diff(saved, now)) {
-    if (is_harmless_change(difference.key)) harmless.push_back(difference);
+  for (const SettingDifference& difference : differences) {
+    if (is_harmless_change(difference.key) || has_no_effect(difference.key)) harmless.push_back(difference);
     else
       refused +=
           str("\n  ", difference.key, ": was ", quoted(difference.left), ", now ", quoted(difference.right));
