@@ -137,7 +137,9 @@ void run_rollout(const RolloutOptions& options) {
   if (environment && !encoder)
     throw UserError(str(options.model, ": conversations need a tokenizer.json, and the model has none"));
   if (!environment) {
-    PromptReadOptions read{.vocab_size = config.vocab_size, .max_length = config.max_length()};
+    PromptReadOptions read{.vocab_size = config.vocab_size,
+                           .max_length = config.max_length(),
+                           .max_length_reason = config.max_length_reason()};
     if (encoder) read.encode = [&](const Problem& problem) { return encoder->encode(problem).ids; };
     prompts = read_prompts(options.prompts, read);
   }

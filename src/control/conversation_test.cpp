@@ -474,7 +474,7 @@ TEST(Conversation, BeginsWithAllFieldsOfTheProblem) {
   const TestCodec codec(
       "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.name or '' }}"
       "{% endfor %}");
-  const ConversationFormat format(codec, {}, 1000);
+  const ConversationFormat format(codec, {.tool_call_parser = "hermes"}, 1000);
   Problem problem;
   problem.messages = {message_of("user", "a"), message_of("tool", "b")};
   problem.messages[1]["name"] = "f";

@@ -104,6 +104,7 @@ Prompt parse_prompt(OrderedJson line, const std::string& where, int64_t line_num
   if (options.max_length > 0 && std::ssize(prompt.input_ids) >= options.max_length)
     throw UserError(str(where, given, ": got ", prompt.input_ids.size(),
                         " tokens, but the model's context is ", options.max_length,
+                        options.max_length_reason.empty() ? "" : str(" by ", options.max_length_reason),
                         ", and a response needs at least one; shorten it"));
   return prompt;
 }

@@ -27,6 +27,7 @@ struct PromptReadOptions {
   std::function<std::vector<int32_t>(const Problem&)> encode;
   int64_t vocab_size = 0;  // a token id must be below it; 0: not checked
   int64_t max_length = 0;  // tokens of the model's context, of which a response needs one; 0: not checked
+  std::string max_length_reason;  // for messages: the key of config.json that sets max_length
 };
 
 // Throws UserError, with file, line and field, if a line has one of these faults: malformed JSON, not one

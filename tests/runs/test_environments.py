@@ -173,6 +173,7 @@ def test_the_tools_of_an_mcp_server(bough, experiment):
         "command": f"exec {sys.executable} {server}",
         "workers": 12,
         "server": "worker",
+        "tool_call_parser": "hermes",
     }
     config = experiment(settings, total_train_steps=2, reward="length.py:score")
     bough("train", config, ok=True, env=ENVIRONMENT | {"BOUGH_PYTHON": sys.executable})

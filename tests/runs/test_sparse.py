@@ -207,7 +207,6 @@ def test_an_asynchronous_run_publishes_both_policies(bough, mode):
     "setting, words",
     [
         ("rollout.sparse.budget=none", "expected a budget"),
-        ("lora.rank=4", "no lora"),
         ("rollout.quantization=int8", "below its adapters"),
         ("sparse_training.mode=exact_top_k", "expected exact"),
         ("rollout.sparse.budget=[16x4, 100:16x4]", "larger budgets with growing context lengths"),
