@@ -3,22 +3,23 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace bough {
 
 void parallel_for(size_t count, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next = 0, end = count;
-  std::mutex mutex;
+  Mutex mutex;
   std::exception_ptr error;
   const auto loop = [&] {
     for (size_t i; (i = next++) < end;) {
       try {
         work(i);
       } catch (...) {
-        const std::lock_guard lock(mutex);
+        const MutexLock lock(mutex);
         if (i < end) {  // indices are handed out in order, so every lower one is done or running
           end = i;
           error = std::current_exception();

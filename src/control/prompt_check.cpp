@@ -84,8 +84,9 @@ std::filesystem::path prompt_length_file(const Dataset& dataset, const std::file
   const std::filesystem::path folder = cache_folder();
   if (folder.empty() || model.empty()) return {};
   std::string content = str("2 ", dataset.fingerprint(), " ", dataset.fields_fingerprint());
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "added_tokens.json",
-                           "special_tokens_map.json", "chat_template.jinja"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+        "config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"}) {
     std::error_code absent;
     if (!std::filesystem::is_regular_file(model / name, absent)) continue;
     const std::string text = read_file(model / name);

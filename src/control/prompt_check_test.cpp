@@ -110,6 +110,13 @@ TEST_F(PromptCheckTest, LengthsAreKeptByTheContentOfDataSetAndTokenizer) {
   EXPECT_NE(file(), first);
   std::ofstream(root / "model/tokenizer.json") << "one";
   EXPECT_EQ(file(), first);
+  for (const char* name : {"config.json", "additional_chat_templates/tool_use.jinja"}) {
+    std::filesystem::create_directories((root / "model" / name).parent_path());
+    std::ofstream(root / "model" / name) << "{}";
+    EXPECT_NE(file(), first) << name;
+    std::filesystem::remove(root / "model" / name);
+  }
+  EXPECT_EQ(file(), first);
   problems_[0].prompt += "b";
   EXPECT_NE(file(), first);
   ::unsetenv("BOUGH_CACHE");

@@ -58,8 +58,7 @@ std::string PromptEncoder::render(const OrderedJson& messages, const OrderedJson
   if (render(conversation) == text)
     throw UserError(
         "tools: the model's chat template does not show tools; use a model or a chat_template.jinja that "
-        "does, "
-        "describe the tools in a system message, or set tools_key to another field");
+        "does, describe the tools in a system message, or set tools_key to another field");
   return text;
 }
 
