@@ -4,18 +4,15 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "control/fakes.h"
 
 namespace bough {
 namespace {
 
 // Special tokens have ids from 300. "ab" is one token, 256. Every other byte is its own token.
-class TestCodec final : public ChatCodec {
+class TestCodec final : public testing::TemplateChat {
  public:
-  explicit TestCodec(const std::string& jinja) : template_(ChatTemplate::from_text(jinja, "test")) {}
-  std::string render(const Conversation& conversation) const override {
-    return template_.render(conversation);
-  }
-  std::string tool_call_parser() const override { return template_.tool_call_parser(); }
+  explicit TestCodec(const std::string& jinja) : TemplateChat(ChatTemplate::from_text(jinja, "test")) {}
   std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
     while (!text.empty()) {

@@ -124,13 +124,22 @@ class ByteCodec final : public TextCodec {
   std::string decode(std::span<const int32_t> ids) const override { return {ids.begin(), ids.end()}; }
 };
 
-// ChatML. Each byte of text is one token, and the byte-level tokenizer's special tokens are used.
-class ByteChat final : public ChatCodec {
+// Renders by a chat template. Subclasses have the tokens.
+class TemplateChat : public ChatCodec {
  public:
+  explicit TemplateChat(ChatTemplate chat_template = {}) : template_(std::move(chat_template)) {}
   std::string render(const Conversation& conversation) const override {
     return template_.render(conversation);
   }
   std::string tool_call_parser() const override { return template_.tool_call_parser(); }
+
+ private:
+  ChatTemplate template_;
+};
+
+// ChatML. Each byte of text is one token, and the byte-level tokenizer's special tokens are used.
+class ByteChat final : public TemplateChat {
+ public:
   std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
     while (!text.empty()) {
@@ -151,7 +160,6 @@ class ByteChat final : public ChatCodec {
 
  private:
   static constexpr std::string_view kStart = "<|im_start|>", kEnd = "<|im_end|>";
-  ChatTemplate template_;
 };
 
 // An episode has `turns_of(problem)` turns, each with reward 1. A thread of this object posts each answer

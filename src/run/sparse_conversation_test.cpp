@@ -15,13 +15,9 @@ namespace {
 const SparsePolicy kConversationPolicy{.budget_pages = 5, .summary = PageSummary::kMean, .dense_layers = 1};
 
 // ChatML over 97 token ids: a line break, the characters from ' ' to '}', <|im_start|> and <|im_end|>.
-class SmallChat final : public ChatCodec {
+class SmallChat final : public testing::TemplateChat {
  public:
-  explicit SmallChat(const std::string& jinja) : template_(ChatTemplate::from_text(jinja, "test")) {}
-  std::string render(const Conversation& conversation) const override {
-    return template_.render(conversation);
-  }
-  std::string tool_call_parser() const override { return template_.tool_call_parser(); }
+  explicit SmallChat(const std::string& jinja) : TemplateChat(ChatTemplate::from_text(jinja, "test")) {}
   std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
     while (!text.empty()) {
@@ -42,7 +38,6 @@ class SmallChat final : public ChatCodec {
 
  private:
   static constexpr std::string_view kBegin = "<|im_start|>", kEnd = "<|im_end|>";
-  ChatTemplate template_;
 };
 
 // The template shows the second turn of the model otherwise, once a third turn is asked for.
