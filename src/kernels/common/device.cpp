@@ -3,11 +3,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
-#include <unistd.h>
-
-#include <fstream>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "kernels/common/cpu_allocator.h"
 
 namespace bough {
@@ -26,15 +24,6 @@ c10::CachingDeviceAllocator::DeviceStats statistics(c10::Device device) {
 
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
-DeviceMemory cpu_memory() {
-  const int64_t total = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-  std::ifstream info("/proc/meminfo");
-  std::string name;
-  for (int64_t kib = 0; info >> name >> kib; info.ignore(64, '\n'))
-    if (name == "MemAvailable:") return {kib * 1024, total};
-  return {total, total};
-}
-
 }  // namespace
 
 void synchronize(c10::Device device) {
@@ -42,7 +31,10 @@ void synchronize(c10::Device device) {
 }
 
 DeviceMemory device_memory(c10::Device device) {
-  if (device.is_cpu()) return cpu_memory();
+  if (device.is_cpu()) {
+    const HostMemory host = host_memory();
+    return {host.available, host.limit};
+  }
   auto* const allocator = c10::getDeviceAllocator(device.type());
   const auto [free, total] = allocator->getMemoryInfo(index_of(device));
   const auto kept = allocator->getDeviceStats(index_of(device));

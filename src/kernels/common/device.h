@@ -17,8 +17,8 @@ struct DeviceMemory {
   int64_t free = 0;   // bytes that this process can still allocate for tensors
   int64_t total = 0;  // bytes of the device
 };
-// On a GPU, free bytes include those that libtorch's allocator keeps for reuse. On a CPU, they are the
-// system's available memory.
+// On a GPU, free bytes include those that libtorch's allocator keeps for reuse. On a CPU, they are
+// those of host_memory() (base/memory.h), which knows the limits of containers, and `total` is their limit.
 DeviceMemory device_memory(c10::Device device);
 
 // The peak bytes of tensors on the device since construction, minus the bytes at construction. Only one
