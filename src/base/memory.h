@@ -1,5 +1,5 @@
-// Memory of the host that this process may still use, with the limits of its control groups (containers, Slurm
-// jobs, systemd units). /proc/meminfo alone shows the memory of the whole machine inside a container.
+// Memory of the host that this process may still use, with the limits of its control groups (containers,
+// Slurm jobs, systemd units). /proc/meminfo alone shows the memory of the whole machine inside a container.
 #pragma once
 
 #include <cstdint>

@@ -138,6 +138,11 @@ std::string what_is_wrong(const SettingField& root) {
   return wrong.empty() ? message_of(root.check) : wrong;
 }
 
+void complete_settings(const SettingField& root) {
+  if (root.complete) root.complete();
+  for (const SettingField& field : root.fields) complete_settings(field);
+}
+
 void check_settings(const SettingField& root, const std::string& source) {
   const std::string wrong = what_is_wrong(root);
   if (!wrong.empty()) throw UserError(source + ": " + wrong);

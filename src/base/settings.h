@@ -268,6 +268,7 @@ void override_settings(SettingField& root, const SettingAliases& aliases,
 // lists of groups are left out, because they were checked when they were read.
 std::string what_is_wrong(const SettingField& root);
 void check_settings(const SettingField& root, const std::string& source);  // throws UserError
+void complete_settings(const SettingField& root);                          // runs complete() of all groups
 std::string help_text(const SettingField& root);
 std::string yaml_text(const SettingField& root);
 Json json_value(const SettingField& root);
@@ -338,11 +339,14 @@ std::vector<SettingDifference> settings_diff(S left, S right) {
   return internal::differences(describe_settings(left), describe_settings(right));
 }
 
-// Every setting with its value. The start of a run lists those that differ from their defaults.
+// Every setting with its value. The start of a run lists those that differ from their defaults, as complete()
+// sets them if nothing is given.
 template <class S>
 std::vector<SettingRow> settings_rows(S settings) {
   S defaults;
-  return internal::rows(describe_settings(settings), describe_settings(defaults));
+  const SettingField of_defaults = describe_settings(defaults);
+  internal::complete_settings(of_defaults);
+  return internal::rows(describe_settings(settings), of_defaults);
 }
 
 }  // namespace bough

@@ -163,7 +163,7 @@ void run_bench_step(const BenchStepOptions& options) {
                 {"strategies", strategies},
                 {"ops", ops},
                 {"ops_of", first != lines.end() ? first->mode : ""},
-                {"dtype", options.torch.dtype},
+                {"dtype", dtype_name(input.model->dtype())},
                 {"threads", at::get_num_threads()},
                 {"repeat", options.repeat}});
     return;
@@ -176,8 +176,8 @@ void run_bench_step(const BenchStepOptions& options) {
        {"matrix products", str(format_significant(bound.rate / 1e9, 3), " GFLOP/s, measured")},
        {"lower bound", str(format_duration(bound.seconds), " with the tree, ",
                            format_duration(bound.dense_seconds), " dense")},
-       {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, medians of ",
-                           options.repeat, " interleaved runs")}});
+       {"computed in", str(dtype_name(input.model->dtype()), ", ", at::get_num_threads(),
+                           " threads, medians of ", options.repeat, " interleaved runs")}});
   const auto dense = std::find_if(lines.begin(), lines.end(),
                                   [](const Line& line) { return line.mode == "dense" && line.timer; });
   const double dense_seconds = dense == lines.end() ? 0 : dense->timer->median_seconds();

@@ -24,6 +24,7 @@
 #include "cli/decode_bench.h"
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
+#include "cost/calibrate.h"
 #include "cost/rates.h"
 #include "cost/run_costs.h"
 #include "engine/rollouts.h"
@@ -250,7 +251,7 @@ void run_bench_rollout(BenchRolloutOptions options) {
                  {"cached_tokens", run.statistics.cached_tokens},
                  {"cache_hit_rate", cached},
                  {"preemptions", run.statistics.preemptions},
-                 {"dtype", options.torch.dtype},
+                 {"dtype", dtype_name(model->dtype())},
                  {"quantization", options.engine.quantization},
                  {"matrix_bytes", run.matrices.held},
                  {"unquantized_matrix_bytes", run.matrices.unquantized},
@@ -290,8 +291,9 @@ void run_bench_rollout(BenchRolloutOptions options) {
        {"mismatch", str("mean difference of log-probabilities from training ",
                         format_significant(mismatch.logprob_abs_diff, 2), "; largest importance weight ",
                         format_significant(mismatch.importance_weight_max, 4))},
-       {"computed in", str(options.torch.dtype, model->batch_invariant() ? ", batch-invariant, " : ", ",
-                           at::get_num_threads(), " threads, median of ", options.repeat)}});
+       {"computed in",
+        str(dtype_name(model->dtype()), model->batch_invariant() ? ", batch-invariant, " : ", ",
+            at::get_num_threads(), " threads, median of ", options.repeat)}});
   if (interruption)
     print_table({{"weight update",
                   str(format_duration(interruption->swap_seconds), "; a decoding step takes ",

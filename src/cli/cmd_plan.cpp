@@ -21,6 +21,7 @@
 #include "plan/pipeline_schedule.h"
 #include "plan/plan.h"
 #include "run/batch_picture.h"
+#include "run/memory_plan.h"
 #include "train/make_batch.h"
 
 namespace bough {
@@ -28,6 +29,8 @@ namespace bough {
 namespace {
 
 struct PlanOptions {
+  std::string run;
+  std::vector<std::string> overrides;
   std::string rollouts, html, svg;
   std::string model, shape;
   std::string device = "cpu";
@@ -171,7 +174,31 @@ PlanPicture picture_of(const StrategyCost& cost) {
                 " tokens forwarded, ", format_thousands(s.tokens_recomputed), " recomputed"));
 }
 
+// The memory plan of a run on a GPU that need not be here.
+void plan_run(const PlanOptions& options) {
+  if (!options.rollouts.empty() || !options.model.empty() || !options.shape.empty())
+    throw UserError(
+        "--run plans the memory of the run's own model; leave out --rollouts, --model and --shape");
+  if (options.device == "cpu")
+    throw UserError(
+        "--run: a run on a CPU has no memory plan; choose a GPU with --device h100, h200 or a100");
+  std::vector<std::string> overrides = {"device=cuda"};
+  overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
+  if (!options.dtype.empty()) overrides.push_back("dtype=" + options.dtype);
+  const RunSettings settings = load_settings<RunSettings>(options.run, overrides);
+  const DeviceProfile device = built_in_profile(options.device, settings.dtype);
+  const MemoryPlan plan = plan_memory(settings, device, memory_of_profile(device), options.ranks);
+  if (options.json) print_json(to_json(plan));
+  else print_text(memory_table(plan));
+  if (!plan.shortage.empty()) throw UserError(plan.shortage);
+}
+
 void run_plan(const PlanOptions& options) {
+  if (!options.run.empty()) return plan_run(options);
+  if (options.rollouts.empty())
+    throw UserError("--rollouts FILE is missing, or --run CONFIG for the memory of a run on a GPU");
+  if (!options.overrides.empty())
+    throw UserError(str("got ", quoted(options.overrides[0]), "; settings belong to --run CONFIG"));
   if (options.max_tokens_per_mb)
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
@@ -195,17 +222,16 @@ void run_plan(const PlanOptions& options) {
                         ", the layers of the model"));
   const std::vector<TokenSpan> sequences = token_spans(rollouts);
   const PrefixTree tree = build_prefix_tree(sequences);
-  const PlanRequest request{
-      .sequences = sequences,
-      .trained = trained_flags(rollouts),
-      .max_tokens_per_pass = options.max_tokens_per_mb.value_or(
-          options.device == "cpu" ? kDefaultMaxTokensPerPass : kDefaultMaxTokensPerPassOfGpu),
-      .memory_bytes = memory,
-      .costs = &costs,
-      .packer = options.packer,
-      .layers = tree_training.layers(),
-      .offload = tree_training.offload(),
-      .pipeline = {.num_stages = options.stages}};
+  const PlanRequest request{.sequences = sequences,
+                            .trained = trained_flags(rollouts),
+                            .max_tokens_per_pass = options.max_tokens_per_mb.value_or(
+                                options.device == "cpu" ? kDefaultMaxTokensPerPass : kMaxTokensPerPassOfGpu),
+                            .memory_bytes = memory,
+                            .costs = &costs,
+                            .packer = options.packer,
+                            .layers = tree_training.layers(),
+                            .offload = tree_training.offload(),
+                            .pipeline = {.num_stages = options.stages}};
   const Pipeline pipeline{.num_stages = options.stages};
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
@@ -238,9 +264,14 @@ void add_plan_command(CommandLine& line) {
   Command command =
       line.add("plan", "Shows how much a rollout file shares, and what each strategy would cost on a device",
                [options] { run_plan(*options); });
-  command.add_option("--rollouts", options->rollouts, "Rollout file, .jsonl or .jsonl.zst")
-      .required()
-      .type_name("FILE");
+  command.add_option("--rollouts", options->rollouts, "Rollout file, .jsonl or .jsonl.zst").type_name("FILE");
+  command
+      .add_option("--run", options->run,
+                  "YAML file of a run: what its parts take of a GPU's memory (--device), and\n"
+                  "whether it fits; --ranks of them train")
+      .type_name("CONFIG");
+  command.add_option("settings", options->overrides, "With --run: settings that override the file")
+      .type_name("key=value");
   command.add_option("--model", options->model, "Hugging Face directory; only config.json is read")
       .type_name("DIR");
   command
@@ -265,7 +296,7 @@ void add_plan_command(CommandLine& line) {
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
                   str("Most tokens of a pass (default: ", kDefaultMaxTokensPerPass, " on the CPU, else ",
-                      kDefaultMaxTokensPerPassOfGpu, ")"))
+                      kMaxTokensPerPassOfGpu, ")"))
       .type_name("B");
   command
       .add_option("--packer", options->packer,

@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/launch_ranks.h"
 #include "cli/step_input.h"
+#include "cost/calibrate.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/common/cuda_library.h"
 #include "models/checkpoint.h"
@@ -57,7 +58,7 @@ void print_report(const StepCommandOptions& options, const StepTimer& step, cons
                 {"passes", simulation.num_passes},
                 {"tokens_recomputed", simulation.tokens_recomputed},
                 {"blocks_on_host", simulation.num_on_host},
-                {"dtype", options.torch.dtype},
+                {"dtype", dtype_name(input.model->dtype())},
                 {"threads", at::get_num_threads()},
                 {"ranks", num_ranks},
                 {"repeat", options.repeat}});
@@ -87,7 +88,7 @@ void print_report(const StepCommandOptions& options, const StepTimer& step, cons
         str(format_bytes(static_cast<double>(step.peak_bytes())), " over weights and gradients, predicted ",
             format_bytes(static_cast<double>(simulation.peak_bytes)))},
        {"computed in",
-        str(options.torch.dtype, ", ", num_ranks > 1 ? str(num_ranks, " ranks of ") : "",
+        str(dtype_name(input.model->dtype()), ", ", num_ranks > 1 ? str(num_ranks, " ranks of ") : "",
             at::get_num_threads(), " threads", num_ranks > 1 ? "; passes and memory are rank 0's" : "")}});
 }
 

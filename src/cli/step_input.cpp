@@ -62,7 +62,7 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
   const auto memory_bytes = parse_memory("--memory", options.memory);
   std::vector<std::string> overrides = {str("actor.loss=", options.loss)};
   const int64_t default_tokens =
-      options.torch.device == "cuda" ? kDefaultMaxTokensPerPassOfGpu : kDefaultMaxTokensPerPass;
+      options.torch.device == "cuda" ? kMaxTokensPerPassOfGpu : kDefaultMaxTokensPerPass;
   overrides.push_back(
       str("actor.mb_spec.max_tokens_per_mb=", options.max_tokens_per_mb.value_or(default_tokens)));
   if (memory_bytes) overrides.push_back(str("actor.mb_spec.memory=", *memory_bytes));
@@ -117,7 +117,7 @@ void add_step_options(Command& command, StepOptions& options) {
   command
       .add_option("--max-tokens-per-mb", options.max_tokens_per_mb,
                   str("Most tokens of a pass (default: ", kDefaultMaxTokensPerPass, ", on a GPU ",
-                      kDefaultMaxTokensPerPassOfGpu, ")"))
+                      kMaxTokensPerPassOfGpu, ")"))
       .type_name("B");
   command
       .add_option("--memory", options.memory,

@@ -17,7 +17,8 @@ constexpr int64_t kMaxThreads = 4096;
 }  // namespace
 
 void add_torch_options(Command& command, TorchOptions& options) {
-  command.add_option("--dtype", options.dtype, "Type of weights and activations: fp32 | bf16 | fp64");
+  command.add_option("--dtype", options.dtype,
+                     "Type of weights and activations: fp32 | bf16 | fp64\n(default: fp32, on a GPU bf16)");
   command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")
       .type_name("N");
   command.add_option("--device", options.device, "cpu | cuda");
@@ -55,7 +56,8 @@ at::ScalarType parse_dtype(const std::string& name) {
 
 TorchSetup set_up_torch(const TorchOptions& options) {
   install_cpu_allocator();
-  TorchSetup setup{parse_dtype(options.dtype), at::kCPU};
+  const char* const by_device = options.device == "cuda" ? "bf16" : "fp32";
+  TorchSetup setup{parse_dtype(options.dtype.empty() ? by_device : options.dtype), at::kCPU};
   if (options.threads) {
     check_at_least("--threads", *options.threads, 1, "leave it out for all cores");
     if (*options.threads > kMaxThreads)

@@ -14,7 +14,7 @@
 namespace bough {
 
 struct TorchOptions {
-  std::string dtype = "fp32";
+  std::string dtype;  // empty: fp32, on a GPU bf16
   std::optional<int64_t> threads;
   std::string device = "cpu";
 };

@@ -167,6 +167,13 @@ DeviceKernels kernels_of(at::Device device, at::ScalarType dtype) {
           .threads = at::get_num_threads()};
 }
 
+int64_t largest_pass_within(int64_t bytes) {
+  constexpr int64_t kBytesPerToken = int64_t{1} << 20;
+  int64_t largest = 16384;
+  while (largest > 2048 && largest * kBytesPerToken > bytes) largest /= 2;
+  return largest;
+}
+
 DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const CalibrationEffort& effort) {
   install_cpu_allocator();
   DeviceProfile profile;
@@ -178,7 +185,9 @@ DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const Calibrati
   if (!device.is_cpu()) profile.host_bytes_per_s = host_copy_rate(kBeyondCaches, device);
   profile.kernels = kernels_of(device, dtype);
   profile.launches_overlap = !device.is_cpu();
-  const int64_t largest_pass = effort.largest_pass > 0 ? effort.largest_pass : device.is_cpu() ? 2048 : 16384;
+  const int64_t largest_pass = effort.largest_pass > 0 ? effort.largest_pass
+                               : device.is_cpu()       ? 2048
+                                                       : largest_pass_within(device_memory(device).free / 2);
   {
     CalibrationCells cells(device, dtype, largest_pass, profile.kernels.attention);
     const int rounds = cells.measure(effort);

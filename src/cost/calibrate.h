@@ -43,10 +43,15 @@ struct CalibrationEffort {
   double seconds = 6;
   int min_rounds = 3;
   int max_rounds = 7;
-  int64_t largest_pass = 0;         // tokens; 0: 2,048, GPU: 16,384. Larger passes are extrapolated
+  // Tokens; 0: 2,048, on a GPU largest_pass_within() half of the free memory. Larger passes are extrapolated.
+  int64_t largest_pass = 0;
   std::function<bool()> stop = {};  // called between measurements; if true, calibrate() throws Interrupted
   bool show_progress = false;
 };
+
+// The tokens of the largest pass that is measured on a GPU with this many bytes for the measurement: 2,048 to
+// 16,384. The cells' inputs, logits and activations take about 1 MiB per token of the largest pass.
+int64_t largest_pass_within(int64_t bytes);
 
 // dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads. Installs the CPU allocator of
 // training (kernels/common/cpu_allocator.h), which stays installed.

@@ -76,8 +76,8 @@ struct DeviceProfile {
 // An estimate, not a measurement: the usable part of the 32 GB/s of 16 lanes of PCIe 4. PCIe 5 is faster.
 constexpr double kAssumedHostBytesPerS = 25e9;
 
-// The built-in profile's name for a GPU, by the driver's name: "NVIDIA H100 80GB HBM3" is h100. Empty for
-// other GPUs, including PCIe cards and reduced versions, because their rates differ.
+// The built-in profile's name for a GPU, by the words of the driver's name: "NVIDIA H100 80GB HBM3" is h100.
+// Empty for other GPUs, including PCIe cards and parts of a GPU (MIG), because their rates differ.
 std::string_view built_in_name(std::string_view driver_name);
 
 // The profile of h100, h200 or a100 (SXM modules) for dtype fp32 or bf16, from published rates. Its `source`

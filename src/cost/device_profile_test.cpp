@@ -173,7 +173,16 @@ TEST(BuiltInProfile, SaysWhereItsRatesComeFrom) {
 TEST(DeviceProfile, OnlyTheModuleItselfHasItsRates) {
   EXPECT_EQ(built_in_name("NVIDIA H100 80GB HBM3"), "h100");
   EXPECT_EQ(built_in_name("NVIDIA H200"), "h200");
-  EXPECT_EQ(built_in_name("NVIDIA H100 PCIe"), "");
+  EXPECT_EQ(built_in_name("NVIDIA A100-SXM4-80GB"), "a100");
+  // Drivers and clouds write the same module in several ways.
+  EXPECT_EQ(built_in_name("H100 SXM5 80GB HBM3"), "h100");
+  EXPECT_EQ(built_in_name("NVIDIA H200 141GB HBM3e"), "h200");
+  EXPECT_EQ(built_in_name("NVIDIA A100-SXM-80GB"), "a100");
+  // Other rates: cards, halves of a pair, parts of a GPU, less memory, another chip.
+  for (const char* name :
+       {"NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA GH200 480GB", "NVIDIA B200", ""})
+    EXPECT_EQ(built_in_name(name), "") << name;
   EXPECT_EQ(built_in_name("cpu"), "");
 }
 

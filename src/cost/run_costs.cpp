@@ -152,11 +152,10 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype) {
 
 namespace {
 
-DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) {
-  const std::string_view known = built_in_name(device_name(model.device()));
-  if (!known.empty() && model.dtype() != at::kDouble)
-    return built_in_profile(known, dtype_name(model.dtype()));
-  return measured_profile(model.device(), model.dtype(), stop);
+DeviceProfile profile_of(at::Device device, at::ScalarType dtype, const std::function<bool()>& stop) {
+  const std::string_view known = built_in_name(device_name(device));
+  if (!known.empty() && dtype != at::kDouble) return built_in_profile(known, dtype_name(dtype));
+  return measured_profile(device, dtype, stop);
 }
 
 }  // namespace
@@ -174,27 +173,37 @@ ModelShape model_shape(const Model& model) {
 }
 
 CostModel model_costs(const Model& model, const std::function<bool()>& stop) {
-  return CostModel(profile_of(model, stop), model_shape(model));
+  return CostModel(profile_of(model.device(), model.dtype(), stop), model_shape(model));
 }
 
 CostModel shared_costs(const Model& model, Communicator& ranks) {
-  const std::string own = ranks.rank() == 0 ? profile_of(model, {}).to_json().dump() : "";
+  const std::string own =
+      ranks.rank() == 0 ? profile_of(model.device(), model.dtype(), {}).to_json().dump() : "";
   return CostModel(DeviceProfile::from_json(Json::parse(ranks.broadcast(own)), "rank 0's device profile"),
                    model_shape(model));
 }
 
-CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
-                    const std::function<bool()>& stop) {
-  const auto file = folder / "calibration.json";
-  const bool begun = std::filesystem::exists(file);
-  const std::filesystem::path source = begun ? file : std::filesystem::path(from);
-  const DeviceProfile profile =
-      source.empty() ? profile_of(model, stop) : DeviceProfile::from_json(read_json(source), source.string());
-  if (profile.dtype != dtype_name(model.dtype()))
+namespace {
+std::filesystem::path calibration_in(const std::filesystem::path& folder) {
+  return folder / "calibration.json";
+}
+}  // namespace
+
+DeviceProfile run_profile(const std::filesystem::path& folder, const std::string& from, at::Device device,
+                          at::ScalarType dtype, const std::function<bool()>& stop) {
+  const auto file = calibration_in(folder);
+  const std::filesystem::path source = std::filesystem::exists(file) ? file : std::filesystem::path(from);
+  if (source.empty()) return profile_of(device, dtype, stop);
+  DeviceProfile profile = DeviceProfile::from_json(read_json(source), source.string());
+  if (profile.dtype != dtype_name(dtype))
     throw UserError(str(source.string(), ": measured in ", profile.dtype, ", but the model computes in ",
-                        dtype_name(model.dtype()), "; use a calibration of that dtype, or none"));
-  if (!begun) write_file_atomically(file, dump_pretty(profile.to_json()));
-  return CostModel(profile, model_shape(model));
+                        dtype_name(dtype), "; use a calibration of that dtype, or none"));
+  return profile;
+}
+
+void save_run_profile(const std::filesystem::path& folder, const DeviceProfile& profile) {
+  const auto file = calibration_in(folder);
+  if (!std::filesystem::exists(file)) write_file_atomically(file, dump_pretty(profile.to_json()));
 }
 
 CostModel critic_costs(const CostModel& costs, const Model& backbone) {

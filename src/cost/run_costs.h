@@ -15,10 +15,10 @@
 
 namespace bough {
 
-// Default of B, the maximum number of tokens per pass. On a CPU, a pass of this size holds most responses,
-// and its tensors mostly fit into the caches. A GPU needs larger passes to be fully used.
+// Default of B, the maximum number of tokens per pass, for commands that measure one step on a CPU: a pass
+// of this size holds most responses, and its tensors mostly fit into the caches. On a GPU:
+// kMaxTokensPerPassOfGpu.
 inline constexpr int64_t kDefaultMaxTokensPerPass = 2048;
-inline constexpr int64_t kDefaultMaxTokensPerPassOfGpu = 16384;
 
 // The conditions that a profile was measured under. The profile is not valid for another processor, number of
 // threads or dtype.
@@ -58,12 +58,14 @@ CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 // plans.
 CostModel shared_costs(const Model& model, Communicator& ranks);
 
-// Costs from the run's calibration.json in `folder`. If the file does not exist, this function writes it: a
-// copy of the file `from`, or the profile of model_costs(model, stop) if `from` is empty. So plans of a run
-// depend only on its batches, also after a resume. Throws UserError if a file is missing, malformed or for a
-// dtype that is not the model's.
-CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
-                    const std::function<bool()>& stop);
+// The profile in the run's calibration.json in `folder`. If the file does not exist: that of the file
+// `from`, or if `from` is empty that of the device, as in model_costs(). So plans of a run depend only on its
+// batches, also after a resume. Call it before weights fill the device's memory, which a measurement needs,
+// too. Throws UserError if a file is missing, malformed or for another dtype.
+DeviceProfile run_profile(const std::filesystem::path& folder, const std::string& from, c10::Device device,
+                          at::ScalarType dtype, const std::function<bool()>& stop);
+// Writes the run's calibration.json if it does not exist.
+void save_run_profile(const std::filesystem::path& folder, const DeviceProfile& profile);
 
 // Costs on the same device for a critic with this backbone, whose value_head has one output.
 CostModel critic_costs(const CostModel& costs, const Model& backbone);

@@ -147,11 +147,15 @@ struct ServerSettings {
   }
 };
 
+// Default of prefill_chunk_tokens on the CPU and on a GPU. A chunk delays the running samples by its time. A
+// GPU needs a few thousand tokens until its products take as long as its launches.
+inline constexpr int64_t kPrefillChunkTokens = 512, kPrefillChunkTokensOfGpu = 4096;
+
 struct RolloutSettings {
   std::string backend = "embedded";
   int64_t ranks = 0;
   int64_t max_concurrent_rollouts = 128;
-  int64_t prefill_chunk_tokens = 512;
+  std::optional<int64_t> prefill_chunk_tokens;
   Bytes kv_memory = {};
   std::optional<bool> batch_invariant;
   std::string quantization = "none";
@@ -180,11 +184,12 @@ struct RolloutSettings {
     v("max_concurrent_rollouts", max_concurrent_rollouts, "maximum number of samples generated at once",
       range(1, 1000000));
     v("prefill_chunk_tokens", prefill_chunk_tokens,
-      "prompt tokens computed in one pass, in addition to one token of each running sample",
+      "prompt tokens computed in one pass, in addition to one token of each running sample; null: 512, on a "
+      "GPU 4096",
       range(1, 1000000));
     v("kv_memory", kv_memory,
       "memory limit for the keys and values of the embedded engine; auto: 4GiB, on a GPU a share of the free "
-      "memory");
+      "memory, in a run by its memory plan");
     v("batch_invariant", batch_invariant,
       "log-probabilities are bit-identical for every batch composition and in generation and training; needs "
       "device cpu with fp32 on AVX-512 or bf16 on AVX512-BF16; null: on for fp32 if supported");
@@ -234,6 +239,9 @@ struct RolloutSettings {
           "model), or embedded with rollout.ranks"));
     ranks = std::stoll(count);
     backend = "embedded";
+  }
+  int64_t prefill_chunk(bool on_gpu) const {
+    return prefill_chunk_tokens.value_or(on_gpu ? kPrefillChunkTokensOfGpu : kPrefillChunkTokens);
   }
   std::string backend_name() const { return backend.substr(0, backend.find(':')); }
   bool has_servers() const { return backend_name() != "embedded"; }

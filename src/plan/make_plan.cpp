@@ -239,11 +239,12 @@ class Planner {
           fastest, {}, [](const Candidate& candidate) { return candidate.priced.simulation.peak_bytes; })));
     if (!any_too_large) throw *refused;
     const int64_t smallest = smallest_memory(strategies);
-    throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
-                        " bytes over weights and gradients, too little for this batch with strategy ",
-                        strategies.size() > 1 ? "auto" : std::string(strategies.front()->name),
-                        "; the smallest budget that fits is ", smallest, " bytes (",
-                        format_bytes(static_cast<double>(smallest)), ")"));
+    throw MemoryTooSmall(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
+                             " bytes over weights and gradients, too little for this batch with strategy ",
+                             strategies.size() > 1 ? "auto" : std::string(strategies.front()->name),
+                             "; the smallest budget that fits is ", smallest, " bytes (",
+                             format_bytes(static_cast<double>(smallest)), ")"),
+                         smallest);
   }
 
  private:

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "plan/pass_costs.h"
 #include "tree/prefix_tree.h"
 
@@ -131,6 +132,12 @@ struct PlanRequest {
 // Returns the request for a subset of the sequences of `whole`, given by their indices.
 PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences);
 
+// memory_bytes is too small. `smallest`: bytes that would do.
+struct MemoryTooSmall : UserError {
+  MemoryTooSmall(const std::string& message, int64_t smallest) : UserError(message), smallest(smallest) {}
+  int64_t smallest;
+};
+
 // Makes a plan by the name of its strategy:
 //   dense   No common prefixes. AReaL's dynamic allocation packs sequences into passes of at most B tokens:
 //           longest first, each into the pass with the fewest sequences among those with room. A sequence
@@ -152,7 +159,8 @@ PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences
 // Throws UserError if
 //   - the strategy or the packer is unknown,
 //   - max_tokens_per_pass is below 1,
-//   - memory_bytes is too small for the strategy; the message has the smallest sufficient value.
+//   - memory_bytes is too small for the strategy (MemoryTooSmall); the message has the smallest sufficient
+//     value.
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
 
 // All names, `auto` first.

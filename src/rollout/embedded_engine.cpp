@@ -19,7 +19,7 @@ namespace bough {
 namespace {
 
 constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // meaning of `kv_memory: auto` on a CPU
-constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // maximum size of the logits computed at once
+constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // kLogitsBytesOfGpu for a CPU
 // A sample's key of random numbers: the request's id (or GenerationRequest::sequence, if set), then the
 // sample's index in 20 bits.
 constexpr int kSampleBits = 20;
@@ -85,7 +85,8 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
                      ? std::optional<QuantizedModel>(std::in_place, model)
                      : std::nullopt),
       sparse_(sparse_policy(options_.settings.sparse, model.device())),
-      scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
+      scheduler_(options_.settings.max_concurrent_rollouts,
+                 options_.settings.prefill_chunk(model_.device().is_cuda()),
                  page_budget(model, options_, sparse_), sparse_.is_sparse()),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages(), sparse_),
       forward_pass_(generating_model(), storage_, options_.attention,
@@ -249,8 +250,9 @@ void EmbeddedEngine::sample_from_pass(const Pass& pass, const at::Tensor& hidden
   }
 
   const int64_t V = model_.config().vocab_size;
+  const int64_t bytes = model_.device().is_cuda() ? kLogitsBytesOfGpu : kLogitsBytes;
   const auto chunk = static_cast<size_t>(
-      std::max<int64_t>(1, kLogitsBytes / (V * static_cast<int64_t>(c10::elementSize(model_.dtype())))));
+      std::max<int64_t>(1, bytes / (V * static_cast<int64_t>(c10::elementSize(model_.dtype())))));
   for (size_t begin = 0; begin < rows.size(); begin += chunk) {
     const size_t end = std::min(rows.size(), begin + chunk);
     std::vector<int64_t> hidden_rows;

@@ -46,6 +46,9 @@ struct PassWork {
   int64_t kv_tokens = 0;        // whose keys and values are read; a page of several sequences counts once
 };
 
+// Maximum size of the logits computed at once on a GPU.
+inline constexpr int64_t kLogitsBytesOfGpu = int64_t{512} << 20;
+
 // Default fraction of a GPU's free memory for keys and values: if the process also has a trainer, whose
 // passes need the rest, and if it has none.
 inline constexpr double kDeviceShareBesideTraining = 0.45, kDeviceShareAlone = 0.85;

@@ -5,13 +5,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/log_softmax.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "control/prompt_check.h"
 #include "cost/run_costs.h"
 #include "engine/server_engine.h"
@@ -57,10 +60,14 @@ Dataset training_problems(const RunSettings& settings, const PromptEncoder& enco
   return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "external agents"};
 }
 
+at::Device device_of(const RunSettings& settings) {
+  return settings.device == "cuda" ? at::kCUDA : at::kCPU;
+}
+
 std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path,
                             const ModelRanks& ranks = {}) {
-  return load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype),
-                            settings.device == "cuda" ? at::kCUDA : at::kCPU, ranks);
+  return load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype), device_of(settings),
+                            ranks);
 }
 
 std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRanks& ranks = {}) {
@@ -221,13 +228,51 @@ bool generates(const RunSettings& settings, const Communicator* ranks) {
   return settings.rollout.ranks == 0 && (is_rank_zero(ranks) || !settings.rollout.has_servers());
 }
 
-// All ranks use rank 0's cost model, so that they make the same plans.
-CostModel ranks_costs(Communicator* ranks, const Model& model, const std::function<CostModel()>& of_rank_0) {
-  std::optional<CostModel> own;
-  if (is_rank_zero(ranks)) own.emplace(of_rank_0());
-  if (!ranks || ranks->size() == 1) return std::move(*own);
-  const std::string profile = ranks->broadcast(own ? own->device().to_json().dump() : "");
-  return CostModel(DeviceProfile::from_json(Json::parse(profile), "rank 0's profile"), model_shape(model));
+// All ranks use rank 0's profile, so that they make the same plans.
+DeviceProfile ranks_profile(const RunSettings& settings, const std::function<bool()>& stop,
+                            Communicator* ranks) {
+  const auto own = [&] {
+    return run_profile(run_folder_of(settings), settings.calibration, device_of(settings),
+                       scalar_type_of(settings.dtype), stop);
+  };
+  if (!ranks || ranks->size() == 1) return own();
+  const std::string shared = ranks->broadcast(ranks->rank() == 0 ? own().to_json().dump() : "");
+  return DeviceProfile::from_json(Json::parse(shared), "rank 0's profile");
+}
+
+// The least memory of all ranks. The ranks of a host share its memory.
+RunMemory memory_of_ranks(const RunMemory& own, Communicator& ranks) {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  const Json mine = {host, own.device_total, own.device_free, own.host_free};
+  std::vector<Json> all;
+  for (const std::string& text : ranks.all_gather(mine.dump())) all.push_back(Json::parse(text));
+  RunMemory least = own;
+  int64_t of_each = std::numeric_limits<int64_t>::max();
+  for (const Json& rank : all) {
+    const int64_t beside = std::ranges::count(all, rank[0], [](const Json& other) { return other[0]; });
+    least.device_total = std::min(least.device_total, rank[1].get<int64_t>());
+    least.device_free = std::min(least.device_free, rank[2].get<int64_t>());
+    of_each = std::min(of_each, rank[3].get<int64_t>() / beside);
+    least.ranks_per_host = std::max(least.ranks_per_host, beside);
+  }
+  least.host_free = of_each;
+  return least;
+}
+
+// Before any weight is on the device. Collective call: all ranks plan with the memory of the fullest device.
+std::optional<MemoryPlan> memory_plan(const RunSettings& settings, const DeviceProfile& profile,
+                                      Communicator* ranks) {
+  const at::Device device = device_of(settings);
+  if (device.is_cpu()) return std::nullopt;
+  const DeviceMemory own = device_memory(device);
+  RunMemory memory{.device_total = own.total, .device_free = own.free, .host_free = host_memory().available};
+  const int64_t num_ranks = ranks ? ranks->size() : 1;
+  if (num_ranks > 1) memory = memory_of_ranks(memory, *ranks);
+  std::optional<bool> critic_shares;
+  if (const auto checkpoint = find_latest_checkpoint(run_folder_of(settings)))
+    critic_shares = !std::filesystem::exists(checkpoint->directory / "critic" / "model");
+  return plan_memory(settings, profile, memory, num_ranks, critic_shares);
 }
 
 // The adapters of a model are merged, because servers load no adapters. Other files of the initial model's
@@ -319,7 +364,9 @@ EngineParts::EngineParts(const RunSettings& run_settings)
 
 RunComponents::RunComponents(const RunSettings& run_settings, const std::function<bool()>& stop,
                              Communicator* ranks)
-    : settings(run_settings),
+    : profile(ranks_profile(run_settings, stop, ranks)),
+      memory(memory_plan(run_settings, profile, ranks)),
+      settings(memory ? with_memory_plan(run_settings, *memory) : run_settings),
       threads(split_threads(settings, at::get_num_threads())),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       problems(training_problems(settings, encoder, ranks)),
@@ -354,7 +401,7 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
       engine(generates(settings, ranks)
                  ? make_run_engine(settings, generating ? *generating : published(), encoder.tokenizer())
                  : nullptr),
-      folder(is_rank_zero(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
+      folder(is_rank_zero(ranks) ? std::make_unique<RunFolder>(run_settings) : nullptr) {
   at::set_num_threads(threads.training);
   if (training.sizes().all() > training.sizes().data) {
     for (Model* shared : {model.get(), reference.get(), teacher.get(), critic_model.get()})
@@ -371,8 +418,9 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
   }
   if (environment)
     conversations.emplace(encoder, settings.environment, model->config().max_length(), is_scored);
-  CostModel costs = ranks_costs(
-      ranks, *model, [&] { return run_costs(folder->path(), settings.calibration, *model, stop); });
+  if (folder) save_run_profile(folder->path(), profile);
+  if (folder && memory) log_info(str("memory of each GPU:\n", memory_table(*memory)));
+  CostModel costs(profile, model_shape(*model));
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
   if (settings.sparse_training.is_draft())

@@ -15,6 +15,7 @@
 #include "env/reward.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
+#include "run/memory_plan.h"
 #include "run/run_folder.h"
 #include "run/run_settings.h"
 #include "train/trainer.h"
@@ -57,7 +58,9 @@ struct RunComponents {
   RunComponents(const RunComponents&) = delete;
   RunComponents& operator=(const RunComponents&) = delete;
 
-  const RunSettings settings;
+  const DeviceProfile profile;             // the same on all ranks, so that they make the same plans
+  const std::optional<MemoryPlan> memory;  // of a GPU
+  const RunSettings settings;              // as given, with the memory plan's decisions
   const ThreadSplit threads;
   SteadyClock clock;
   PromptEncoder encoder;

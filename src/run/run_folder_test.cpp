@@ -20,6 +20,7 @@ class RunFolderTest : public ::testing::Test {
     settings_.fileroot = root_.string();
     settings_.model.path = "model";
     settings_.train_dataset.path = "data.jsonl";
+    settings_.complete();
   }
   ~RunFolderTest() override { fs::remove_all(root_); }
 

@@ -18,6 +18,9 @@ void EvaluatorSettings::check() const {
 }
 
 void RunSettings::complete() {
+  if (dtype == "auto") dtype = dtype_on(device);
+  actor.mb_spec.complete_for(device);
+  rollout.prefill_chunk_tokens = rollout.prefill_chunk(device == "cuda");
   if (allocation_mode.empty()) return;
   const size_t plus = allocation_mode.find('+');
   const bool is_two_at_most =

@@ -14,6 +14,15 @@
 
 namespace bough {
 
+// The values of a setting `dtype`, and the element type that `auto` stands for on a device.
+inline Constraint dtype_choices() {
+  return aliased({"auto", "fp32", "bf16", "fp64"},
+                 {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}});
+}
+inline std::string dtype_on(const std::string& device) {
+  return device == "cuda" ? "bf16" : "fp32";
+}
+
 struct ModelSettings {
   std::string path;
 
@@ -98,7 +107,7 @@ struct RunSettings {
   std::string fileroot = "runs";
   int64_t seed = 1;
   std::string device = "cpu";
-  std::string dtype = "fp32";
+  std::string dtype = "auto";
   int64_t threads = 0;
   RewardEntries reward;
   RewardSettings reward_service;
@@ -132,8 +141,10 @@ struct RunSettings {
     v("fileroot", fileroot, "folder of all runs", not_empty());
     v("seed", seed, "seeds all random numbers", range(0, 1e15));
     v("device", device, "device that trains and generates", one_of({"cpu", "cuda"}));
-    v("dtype", dtype, "element type of the model; gradients and the optimizer are fp32, for fp64 models fp64",
-      aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
+    v("dtype", dtype,
+      "element type of the model; gradients and the optimizer (of bf16 models with master weights) are fp32, "
+      "for fp64 models fp64; auto: fp32, on a GPU bf16",
+      dtype_choices());
     v("threads", threads, "compute threads; 0: one per core", range(0, 4096));
     v("reward", reward,
       "FILE.py:FUNCTION, http://..., a built-in verifier (number), or a list of rewards to add up; "
@@ -174,7 +185,7 @@ struct RunSettings {
       "number of last batches to time with and without the prefix tree after training; 0: none",
       range(0, 100));
   }
-  void complete();  // expands allocation_mode
+  void complete();  // sets what depends on the device, and expands allocation_mode
   void check() const;
   static SettingAliases aliases();
 

@@ -45,6 +45,46 @@ TEST(RunSettings, EvaluationSamplingTakesOnlyLengthAndStopsFromGconfig) {
     EXPECT_EQ(fields[i].get(), expected_fields[i].get()) << fields[i].key;
 }
 
+// What the terminal shows at the start, and config.yaml keeps, for settings that nobody gave.
+TEST(RunSettings, DefaultsFollowTheDevice) {
+  const auto read = [](const std::vector<std::string>& given) {
+    std::vector<std::string> overrides = {"model.path=m", "train_dataset.path=d"};
+    overrides.insert(overrides.end(), given.begin(), given.end());
+    return parse_settings<RunSettings>("", "run.yaml", overrides);
+  };
+  const auto changed = [](const RunSettings& settings) {
+    std::string keys;
+    for (const SettingRow& row : settings_rows(settings))
+      if (!row.is_default && row.key != "model.path" && row.key != "train_dataset.path")
+        keys += row.key + "=" + row.value + " ";
+    return keys;
+  };
+  const RunSettings cpu = read({});
+  EXPECT_EQ(cpu.dtype, "fp32");
+  EXPECT_EQ(cpu.actor.mb_spec.max_tokens_per_mb, 4096);
+  EXPECT_EQ(cpu.rollout.prefill_chunk_tokens, 512);
+  EXPECT_EQ(changed(cpu), "");
+  EXPECT_EQ(
+      changed(read({"device=cuda"})),
+      "device=cuda dtype=bf16 rollout.prefill_chunk_tokens=4096 actor.mb_spec.max_tokens_per_mb=16384 ");
+  const std::vector<std::string> own = {"device=cuda", "dtype=fp32", "rollout.prefill_chunk_tokens=100",
+                                        "actor.mb_spec.max_tokens_per_mb=200"};
+  EXPECT_EQ(changed(read(own)),
+            "device=cuda rollout.prefill_chunk_tokens=100 actor.mb_spec.max_tokens_per_mb=200 ");
+  // The file of a run has the values, so that a later version with other defaults resumes it with these.
+  const std::string yaml = settings_yaml(read({"device=cuda"}));
+  EXPECT_EQ(parse_settings<RunSettings>(yaml, "config.yaml").actor.mb_spec.max_tokens_per_mb, 16384);
+  EXPECT_NE(yaml.find("dtype: bf16"), std::string::npos) << yaml;
+
+  const auto sft = [](const std::string& device) {
+    return parse_settings<SftSettings>("", "command line",
+                                       {"model.path=m", "out=o", "train_dataset.path=d", "device=" + device});
+  };
+  EXPECT_EQ(sft("cpu").dtype, "fp32");
+  EXPECT_EQ(sft("cuda").dtype, "bf16");
+  EXPECT_EQ(sft("cuda").mb_spec.max_tokens_per_mb, kMaxTokensPerPassOfGpu);
+}
+
 void collect_keys(const SettingField& group, const std::string& prefix, std::set<std::string>& out) {
   for (const SettingField& field : group.fields) {
     out.insert(internal::join_key(prefix, field.key));

@@ -18,7 +18,7 @@ struct SftSettings {
   int64_t max_steps = 0;
   int64_t seed = 1;
   std::string device = "cpu";
-  std::string dtype = "fp32";
+  std::string dtype = "auto";
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
   LoraSettings lora;
@@ -34,12 +34,15 @@ struct SftSettings {
     v("max_steps", max_steps, "number of steps; 0: by epochs", at_least(0));
     v("seed", seed, "seeds the order of examples and new adapters", range(0, 1e15));
     v("device", device, "device that trains", one_of({"cpu", "cuda"}));
-    v("dtype", dtype, "element type of the model",
-      aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
+    v("dtype", dtype, "element type of the model; auto: fp32, on a GPU bf16", dtype_choices());
     tree.visit(v);
     v("mb_spec", mb_spec, "size of the passes");
     v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
     v("optimizer", optimizer, "AdamW");
+  }
+  void complete() {  // sets what depends on the device
+    if (dtype == "auto") dtype = dtype_on(device);
+    mb_spec.complete_for(device);
   }
   void check() const;
   static SettingAliases aliases() {

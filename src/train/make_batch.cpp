@@ -472,7 +472,7 @@ PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass) {
 
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
                          const TreeTrainingSettings& tree, const PassCosts* costs) {
-  PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
+  PlanRequest request = plan_request(batch, settings.max_tokens_per_mb.value_or(kMaxTokensPerPass));
   request.packer = tree.packer;
   request.layers = tree.layers();
   request.offload = tree.offload();

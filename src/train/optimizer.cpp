@@ -118,7 +118,7 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
                 .decayed = parameter->value.dim() > 1,
                 .begin = share.begin,
                 .count = share.count};
-    const bool is_apart = settings.offload && !parameter->value.is_cpu();
+    const bool is_apart = settings.offload.value_or(false) && !parameter->value.is_cpu();
     const auto options =
         at::TensorOptions().dtype(acc).device(is_apart ? at::kCPU : parameter->value.device());
     const auto zeros = [&] {  // pinned if a device reads it: transfers are twice as fast
@@ -344,7 +344,7 @@ void Optimizer::check_integrity() const {
   for (const State& state : states_) {
     const Parameter& p = *state.parameter;
     const auto acc = accumulator_type(p.value.scalar_type());
-    const at::Device device = settings_.offload ? at::Device(at::kCPU) : p.value.device();
+    const at::Device device = settings_.offload.value_or(false) ? at::Device(at::kCPU) : p.value.device();
     const auto fits = [&](const at::Tensor& x) {
       return x.defined() && x.scalar_type() == acc && x.device() == device && x.dim() == 1 &&
              x.size(0) == state.count;

@@ -27,7 +27,7 @@ struct OptimizerSettings {
   std::string lr_scheduler_type = "constant";
   double min_lr_ratio = 0.0;
   double warmup_steps_proportion = 0.05;
-  bool offload = false;
+  std::optional<bool> offload;
 
   template <class V>
   void visit(V& v) {
@@ -44,23 +44,32 @@ struct OptimizerSettings {
       range(0.0, 1.0));
     v("offload", offload,
       "moments and master weights in host memory, with the update computed on the CPU; saves 12 bytes per "
-      "parameter on a GPU, copies 6 bytes per parameter each step");
+      "parameter on a GPU, copies 6 bytes per parameter each step; null: only if a GPU's memory does not "
+      "hold "
+      "the run otherwise");
   }
 };
 
+// Default of max_tokens_per_mb on the CPU and on a GPU, which only larger passes use fully.
+inline constexpr int64_t kMaxTokensPerPass = 4096, kMaxTokensPerPassOfGpu = 16384;
+
 struct MicroBatchSettings {
-  int64_t max_tokens_per_mb = 4096;
+  std::optional<int64_t> max_tokens_per_mb;
   int64_t n_mbs = 1;
   std::string allocation = "dynamic";
   Bytes memory;
 
   // Whether the settings fix or bound the number of micro-batches.
   bool counts() const { return n_mbs != 1 || allocation != "dynamic"; }
+  // Settings that name a device call it in their complete(). Others have the CPU's default.
+  void complete_for(const std::string& device) {
+    if (!max_tokens_per_mb) max_tokens_per_mb = device == "cuda" ? kMaxTokensPerPassOfGpu : kMaxTokensPerPass;
+  }
 
   template <class V>
   void visit(V& v) {
-    v("max_tokens_per_mb", max_tokens_per_mb, "largest number of tokens in a pass (B)",
-      range(1, 1'000'000'000));
+    v("max_tokens_per_mb", max_tokens_per_mb,
+      "largest number of tokens in a pass (B); null: 4096, on a GPU 16384", range(1, 1'000'000'000));
     v("n_mbs", n_mbs,
       "with tree_training_mode dense: least number of micro-batches; allocation fixed: exact number",
       range(1, 1'000'000));
@@ -70,7 +79,7 @@ struct MicroBatchSettings {
       one_of({"dynamic", "fixed"}));
     v("memory", memory,
       "memory budget of plans over weights and gradients, for example 40GiB; auto: as much as passes of "
-      "max_tokens_per_mb take, on a GPU at most the free memory");
+      "max_tokens_per_mb take, on a GPU by the run's memory plan");
   }
 };
 
