@@ -149,6 +149,10 @@ CommandOption Command::add_flag_function(const std::string& names, std::function
   return CommandOption(app_->add_flag_function(names, std::move(take), help));
 }
 
+std::string program_version() {
+  return BOUGH_VERSION;
+}
+
 CommandLine::CommandLine()
     : app_(std::make_unique<CLI::App>(
           "RL post-training of language models over prefix trees: shared tokens are computed once.",
@@ -161,7 +165,8 @@ CommandLine::CommandLine()
   app_->get_formatter()->label("Subcommands", "Commands");
   app_->footer(
       "`bough COMMAND --help` lists the options of a command.\n"
-      "Exit codes: 0 done, 2 bad use or bad input, 3 a failure at run time, 130 interrupted.");
+      "Exit codes: 0 done, 1 `bough doctor` found that something is missing, 2 bad use or bad input,\n"
+      "3 a failure at run time, 130 interrupted.");
 }
 
 CommandLine::~CommandLine() = default;
@@ -226,7 +231,7 @@ int CommandLine::run(int argc, const char* const* argv) {
     }
     chosen_ = full_name(deepest(*app_));
     action_();
-    return kExitDone;
+    return exit_code_;
   } catch (const UserError& error) {
     return fail(kExitBadInput, error.what());
   } catch (const Interrupted& error) {

@@ -35,6 +35,7 @@ namespace bough {
 
 enum ExitCode : int {
   kExitDone = 0,
+  kExitFindings = 1,  // `bough doctor`: something that a run needs is missing
   kExitBadInput = 2,  // bad use or bad input: UserError, and errors of CLI11
   kExitFailure = 3,   // at run time: IoError, InternalError, out of memory, libtorch's errors
   kExitInterrupted = 130,
@@ -95,14 +96,21 @@ class CommandLine {
   // message of a few lines to stderr.
   int run(int argc, const char* const* argv);
 
+  // The exit code of a command that returns normally, instead of kExitDone. Called by the command.
+  void set_exit_code(ExitCode code) { exit_code_ = code; }
+
  private:
   void parse(int argc, const char* const* argv);
 
   std::unique_ptr<CLI::App> app_;
   std::string chosen_ = "bough";  // for messages: "bough step"
   std::function<void()> action_;
+  ExitCode exit_code_ = kExitDone;
 };
 
+std::string program_version();  // "0.1.0"
+
+void add_doctor_command(CommandLine& line);
 void add_init_command(CommandLine& line);
 void add_import_command(CommandLine& line);
 void add_merge_command(CommandLine& line);

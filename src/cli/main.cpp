@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
   // the default for readers of stdout that went away.
   std::signal(SIGPIPE, SIG_IGN);
   bough::CommandLine line;
+  bough::add_doctor_command(line);
   bough::add_init_command(line);
   bough::add_import_command(line);
   bough::add_merge_command(line);
