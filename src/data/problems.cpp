@@ -63,6 +63,25 @@ Dataset::Dataset(std::vector<Problem> problems, std::string source)
   }
 }
 
+Json Dataset::identity() const {
+  return {{"size", size()}, {"fingerprint", fingerprint_}, {"fields_fingerprint", fields_fingerprint_}};
+}
+
+void Dataset::check_unchanged(const Json& saved) const {
+  const Json now = identity();
+  const auto differs = [&](const char* key) { return saved.contains(key) && saved[key] != now[key]; };
+  std::string change;
+  if (differs("size")) change = str("it had ", saved["size"].dump(), " problems, now it has ", size());
+  else if (differs("fingerprint")) change = "prompts, messages or answers changed";
+  else if (differs("fields_fingerprint"))
+    change = "fields of its lines changed (prompts, answers and the texts of messages are the same)";
+  if (!change.empty()) {
+    throw UserError(str(
+        source_, ": cannot resume, because this data set differs from the one of the checkpoint: ", change,
+        "; resume with the same data set, or start a new trial_name"));
+  }
+}
+
 ProblemOrder::ProblemOrder(const Dataset& dataset, uint64_t seed, bool shuffle)
     : dataset_(&dataset), seed_(seed), shuffle_(shuffle), random_(seed, Purpose::shuffle) {
   if (dataset.size() == 0) throw UserError(str(dataset.source(), ": no problems; at least one is needed"));
@@ -80,17 +99,15 @@ size_t ProblemOrder::index_at(int64_t position) const {
 }
 
 Json ProblemOrder::save() const {
-  return {{"position", position_},
-          {"seed", seed_},
-          {"shuffle", shuffle_},
-          {"fingerprint", dataset_->fingerprint()},
-          {"fields_fingerprint", dataset_->fields_fingerprint()}};
+  Json json = dataset_->identity();
+  json.update({{"position", position_}, {"seed", seed_}, {"shuffle", shuffle_}});
+  return json;
 }
 
 void ProblemOrder::restore(const Json& saved) {
+  dataset_->check_unchanged(saved);
   const Json now = save();
-  for (const char* key : {"fingerprint", "fields_fingerprint", "seed", "shuffle"}) {
-    if (!saved.contains(key) && key == std::string_view("fields_fingerprint")) continue;  // up to v0.1.0
+  for (const char* key : {"fingerprint", "seed", "shuffle"}) {
     if (!saved.contains(key) || saved[key] != now[key]) {
       throw UserError(str(dataset_->source(), ": cannot resume the order of problems: ", key, " was ",
                           saved.value(key, Json()).dump(), " when it was saved, now it is ", now[key].dump(),

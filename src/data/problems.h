@@ -45,6 +45,12 @@ class Dataset {
   uint64_t fingerprint() const { return fingerprint_; }
   uint64_t fields_fingerprint() const { return fields_fingerprint_; }
 
+  // What a checkpoint keeps: {size, fingerprint, fields_fingerprint}.
+  Json identity() const;
+  // Throws UserError, which says what changed, if `saved` has the identity of other problems. Keys that older
+  // versions did not save (size, fields_fingerprint) are not compared.
+  void check_unchanged(const Json& saved) const;
+
  private:
   std::vector<Problem> problems_;
   std::string source_;
@@ -65,9 +71,8 @@ class ProblemOrder {
   int64_t position() const { return position_; }
   int64_t epoch() const { return position_ / static_cast<int64_t>(dataset_->size()); }
 
-  // save() returns {position, seed, shuffle, fingerprint, fields_fingerprint}. restore() throws UserError if
-  // the data set's fingerprints, the seed or shuffle differ from `saved`. fields_fingerprint may be missing,
-  // because version 0.1.0 did not save it.
+  // save() returns {position, seed, shuffle} and the data set's identity. restore() throws UserError if the
+  // data set, the seed or shuffle differ from `saved`.
   Json save() const;
   void restore(const Json& saved);
 

@@ -118,6 +118,22 @@ TEST(ProblemOrder, RefusesOtherFieldsIfTheirFingerprintWasSaved) {
   ProblemOrder(after, 5).restore(saved);
 }
 
+TEST(Dataset, SaysWhatChangedSinceItsIdentityWasSaved) {
+  const auto change = [](const Dataset& now, const Json& saved) -> std::string {
+    try {
+      now.check_unchanged(saved);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const Json saved = Json::parse(numbered(5).identity().dump());
+  EXPECT_EQ(change(numbered(5), saved), "");
+  EXPECT_NE(change(numbered(6), saved).find("it had 5 problems, now it has 6"), std::string::npos);
+  EXPECT_NE(change(numbered(5, "Problem "), saved).find("prompts, messages or answers"), std::string::npos);
+  EXPECT_EQ(change(numbered(6), Json::object()), "") << "a checkpoint without an identity";
+}
+
 TEST(ProblemOrder, NeedsAProblem) {
   EXPECT_THROW(ProblemOrder(Dataset({}, "empty"), 1), UserError);
 }

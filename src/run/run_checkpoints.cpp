@@ -38,6 +38,7 @@ RunCheckpoints::RunCheckpoints(RunComponents& parts, RunTasks& tasks, Checkpoint
     : settings_(parts.settings),
       folder_(*parts.folder),
       trainer_(parts.trainer),
+      valid_(parts.valid),
       tasks_(tasks),
       schedule_(schedule),
       total_steps_(parts.total_steps),
@@ -64,6 +65,7 @@ std::optional<ControllerState> RunCheckpoints::resume() {
   if (!folder_.checkpoint()) return std::nullopt;
   const Json saved = trainer_.load(*folder_.checkpoint());
   ControllerState state = tasks_.restore(saved.at("controller"));
+  valid_.check_unchanged(saved.value("valid_dataset", Json::object()));  // absent up to version 0.1.0
   // If a resumed run wrote these metrics and was killed, they are in the file already.
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
   if (!records.empty() && records.back().step >= state.step) state.unwritten_metrics.reset();
@@ -89,6 +91,7 @@ void RunCheckpoints::write(const ControllerState& state, bool copied) {
   if (!copied) snapshot_ = trainer_.snapshot(/*copies=*/false);
   const Json json = {{"environment", thread_state(settings_, num_threads_, num_ranks_)},
                      {"coefficients", snapshot_.coefficients},
+                     {"valid_dataset", valid_.identity()},
                      {"controller", tasks_.save(state)}};
   save_run_checkpoint(folder_.path(), state.step, *snapshot_.model, snapshot_.optimizer, json,
                       {.source_model = settings_.model.path,

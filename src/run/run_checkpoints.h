@@ -53,7 +53,7 @@ class RunCheckpoints final : public CheckpointWriter {
   RunCheckpoints(RunComponents& parts, RunTasks& tasks, CheckpointSchedule& schedule, int64_t num_ranks);
 
   // Restores the trainer from the folder's last checkpoint, and returns the controller's state. nullopt: the
-  // folder has no checkpoint.
+  // folder has no checkpoint. Throws UserError if the data sets are not those of the checkpoint.
   std::optional<ControllerState> resume();
   void take_snapshot() override;
   void write(const ControllerState& state, bool copied) override;
@@ -62,6 +62,7 @@ class RunCheckpoints final : public CheckpointWriter {
   const RunSettings& settings_;
   const RunFolder& folder_;
   Trainer& trainer_;
+  const Dataset& valid_;
   RunTasks& tasks_;
   CheckpointSchedule& schedule_;
   const int64_t total_steps_, num_ranks_, num_threads_;

@@ -124,9 +124,33 @@ def test_a_run_does_not_resume_with_another_field(bough, experiment):
     write_lines(experiment / "train.jsonl", [{**row, "gold": 9} for row in rows])
     changed = bough("train", "config.yaml", "total_train_steps=2", env=ENVIRONMENT)
     assert changed.returncode == 2
-    assert "train.jsonl: cannot resume the order of problems" in changed.stderr
+    assert "train.jsonl: cannot resume" in changed.stderr and "fields of its lines changed" in changed.stderr
     write_lines(experiment / "train.jsonl", rows)
     bough("train", "config.yaml", "total_train_steps=2", ok=True, env=ENVIRONMENT)
+
+
+def test_a_run_does_not_resume_with_another_validation_set(bough, experiment):
+    rows = [{"question": f"q{i}", "answer": "x", "gold": 1} for i in range(4)]
+    write_lines(experiment / "train.jsonl", rows)
+    write_lines(experiment / "valid.jsonl", rows)
+    keys = ["valid_dataset.path=valid.jsonl"]
+    bough("train", "config.yaml", *keys, ok=True, env=ENVIRONMENT)
+    for changed, message in (
+        (rows[1:], "it had 4 problems, now it has 3"),
+        ([{**row, "answer": "y"} for row in rows], "prompts, messages or answers changed"),
+        ([{**row, "gold": 9} for row in rows], "fields of its lines changed"),
+    ):
+        write_lines(experiment / "valid.jsonl", changed)
+        refused = bough("train", "config.yaml", *keys, "total_train_steps=2", env=ENVIRONMENT)
+        assert refused.returncode == 2
+        assert "valid.jsonl: cannot resume" in refused.stderr and message in refused.stderr
+
+    # A checkpoint of version 0.1.0 says nothing about the validation set.
+    state = experiment / "runs/tiny/trial0/checkpoints/step_1/state.json"
+    saved = json.loads(state.read_text())
+    del saved["state"]["valid_dataset"]
+    state.write_text(json.dumps(saved))
+    bough("train", "config.yaml", *keys, "total_train_steps=2", ok=True, env=ENVIRONMENT)
 
 
 def test_an_environment_may_return_messages_in_openais_form(bough, experiment):
