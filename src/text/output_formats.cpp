@@ -1,16 +1,13 @@
 // The formats of tool calls and reasoning that models are trained on, and the parsers of the text inside a
 // call.
 #include <algorithm>
-#include <cctype>
-#include <charconv>
-#include <cstdint>
-#include <initializer_list>
 #include <optional>
 
 #include "base/ascii.h"
 #include "base/error.h"
-#include "text/chat_template.h"
+#include "text/argument_types.h"
 #include "text/output_parser.h"
+#include "text/python_literal.h"
 
 namespace bough {
 namespace {
@@ -22,8 +19,6 @@ std::string_view stripped(std::string_view text) {
   return trimmed(text, kSpaces);
 }
 
-OrderedJson python_literal(std::string_view text);  // throws jinja::Error
-
 // Models also write objects as Python does: {'name': 'f', 'arguments': {'is': True}}.
 OrderedJson read_json_text(std::string_view text) {
   text = stripped(text);
@@ -31,7 +26,7 @@ OrderedJson read_json_text(std::string_view text) {
     return parse_ordered_json(text, "the call");
   } catch (const UserError& error) {
     try {
-      if (text.starts_with('{') || text.starts_with('[')) return python_literal(text);
+      if (text.starts_with('{') || text.starts_with('[')) return read_python_literal(text);
     } catch (const jinja::Error&) {  // the error in JSON says more
     }
     fail(error.what());
@@ -86,137 +81,15 @@ Calls read_bare_object(std::string_view body, const OrderedJson& tools) {
   return {call_of(value)};
 }
 
-// The types of JSON values, as bits.
-enum Types { kString = 1, kNumber = 2, kBoolean = 4, kNull = 8, kArray = 16, kObject = 32, kAnyType = 63 };
-
-int type_named(const OrderedJson& name) {
-  for (const auto& [type, names] : std::initializer_list<std::pair<int, std::vector<std::string_view>>>{
-           {kString, {"string", "str", "text"}},
-           {kNumber, {"number", "integer", "int", "float", "double"}},
-           {kBoolean, {"boolean", "bool"}},
-           {kNull, {"null", "none"}},
-           {kArray, {"array", "list", "tuple"}},
-           {kObject, {"object", "dict"}},
-           {kAnyType, {"any"}}})
-    if (name.is_string() && std::find(names.begin(), names.end(), name) != names.end()) return type;
-  return kAnyType & ~kString;
-}
-
-int type_of_value(const OrderedJson& value) {
-  return value.is_string()    ? kString
-         : value.is_number()  ? kNumber
-         : value.is_boolean() ? kBoolean
-         : value.is_null()    ? kNull
-         : value.is_array()   ? kArray
-                              : kObject;
-}
-
-// Reads the types that a tool's JSON schema allows its arguments. References (#/$defs/...) are local to the
-// schema.
-class ArgumentTypes {
- public:
-  explicit ArgumentTypes(const OrderedJson& schema) : root_(schema) {}
-
-  // The types that argument `key` may have. Nullopt if the schema does not have it.
-  std::optional<int> argument(const std::string& key) const { return argument(root_, key, 0); }
-
- private:
-  static constexpr int kMostReferences = 32;
-
-  const OrderedJson* target(const OrderedJson& schema) const {
-    const auto found = schema.find("$ref");
-    if (found == schema.end() || !found->is_string()) return nullptr;
-    const auto& reference = found->get_ref<const std::string&>();
-    if (!reference.starts_with('#')) return nullptr;
-    try {
-      return &root_.at(OrderedJson::json_pointer(reference.substr(1)));
-    } catch (const OrderedJson::exception&) {
-      return nullptr;
-    }
-  }
-
-  template <class Part>
-  static void for_each(const OrderedJson& schema, const char* name, const Part& part) {
-    if (const auto found = schema.find(name); found != schema.end() && found->is_array())
-      for (const OrderedJson& each : *found) part(each);
-  }
-
-  int types(const OrderedJson& schema, int depth) const {
-    if (!schema.is_object() || depth > kMostReferences) return kAnyType;
-    int all = kAnyType;
-    if (const OrderedJson* other = target(schema)) all &= types(*other, depth + 1);
-    if (const auto type = schema.find("type"); type != schema.end() && type->is_array()) {
-      int any = 0;
-      for (const OrderedJson& each : *type) any |= type_named(each);
-      all &= any;
-    } else if (type != schema.end()) {
-      all &= type_named(*type);
-    }
-    if (const auto value = schema.find("const"); value != schema.end()) all &= type_of_value(*value);
-    int values = 0;
-    for_each(schema, "enum", [&](const OrderedJson& each) { values |= type_of_value(each); });
-    if (values != 0) all &= values;
-    for_each(schema, "allOf", [&](const OrderedJson& each) { all &= types(each, depth + 1); });
-    for (const char* name : {"anyOf", "oneOf"}) {
-      int any = 0;
-      for_each(schema, name, [&](const OrderedJson& each) { any |= types(each, depth + 1); });
-      if (any != 0) all &= any;
-    }
-    if (all == kAnyType && schema.contains("properties")) all = kObject;
-    if (all == kAnyType && schema.contains("items")) all = kArray;
-    if (all != kAnyType && schema.value("nullable", OrderedJson()) == true) all |= kNull;
-    return all;
-  }
-
-  std::optional<int> argument(const OrderedJson& schema, const std::string& key, int depth) const {
-    if (!schema.is_object() || depth > kMostReferences) return std::nullopt;
-    std::optional<int> all;
-    const auto both = [&](std::optional<int> more) {
-      if (more) all = all.value_or(kAnyType) & *more;
-    };
-    if (const OrderedJson* other = target(schema)) both(argument(*other, key, depth + 1));
-    if (const auto properties = schema.find("properties");
-        properties != schema.end() && properties->is_object())
-      if (const auto found = properties->find(key); found != properties->end()) both(types(*found, depth));
-    for_each(schema, "allOf", [&](const OrderedJson& each) { both(argument(each, key, depth + 1)); });
-    for (const char* name : {"anyOf", "oneOf"}) {
-      std::optional<int> any;
-      for_each(schema, name, [&](const OrderedJson& each) {
-        if (const auto more = argument(each, key, depth + 1)) any = any.value_or(0) | *more;
-      });
-      both(any);
-    }
-    if (const auto rest = schema.find("additionalProperties"); !all && rest != schema.end())
-      both(types(*rest, depth));
-    return all;
-  }
-
-  const OrderedJson& root_;
-};
-
-// Returns the types that the tools' schemas allow an argument; kAnyType if they do not say.
-int argument_types(const OrderedJson& tools, const std::string& name, const std::string& key) {
-  if (!tools.is_array()) return kAnyType;
-  for (const OrderedJson& tool : tools) {
-    if (!tool.is_object()) continue;
-    const OrderedJson& function = tool.contains("function") ? tool["function"] : tool;
-    if (!function.is_object() || function.value("name", OrderedJson()) != name) continue;
-    const auto parameters = function.find("parameters");
-    if (parameters == function.end()) return kAnyType;
-    return ArgumentTypes(*parameters).argument(key).value_or(kAnyType);
-  }
-  return kAnyType;
-}
-
 // Converts an argument that is written as plain text by its types. A string stays as it is. For another type
 // the text is read as JSON or as a Python literal. If any type is allowed, `otherwise_json` says whether the
 // text is read.
-OrderedJson typed(const std::string& text, int types, bool otherwise_json) {
+OrderedJson typed(const std::string& text, AllowedTypes types, bool otherwise_json) {
   const std::string_view word = stripped(text);
-  if (types == kAnyType) {
+  if (types.any) {
     if (!otherwise_json) return text;
-  } else if (types & kString) {
-    if ((types & kNull) && (word == "null" || word == "None")) return nullptr;
+  } else if (types.string) {
+    if (types.null && (word == "null" || word == "None")) return nullptr;
     return text;
   }
   try {
@@ -224,7 +97,7 @@ OrderedJson typed(const std::string& text, int types, bool otherwise_json) {
   } catch (const UserError&) {
   }
   try {
-    return python_literal(word);
+    return read_python_literal(word);
   } catch (const jinja::Error&) {
     return text;
   }
@@ -379,153 +252,11 @@ Calls read_internlm(std::string_view body, const OrderedJson& tools) {
   return read_objects(begin == std::string_view::npos ? body : body.substr(begin), tools);
 }
 
-// Reads Python calls with named arguments that are literals.
-class PythonReader {
- public:
-  explicit PythonReader(std::string_view text) : text_(text) {}
-
-  Calls run() {
-    Calls calls;
-    const bool list = take('[');
-    while (skip(), position_ < text_.size() && !(list && peek() == ']')) {
-      calls.push_back(call());
-      take(',');
-    }
-    if (list && !take(']')) fail("a list of calls is not closed");
-    skip();
-    if (position_ != text_.size()) fail("unexpected text after the calls");
-    if (calls.empty()) fail("the list has no calls");
-    return calls;
-  }
-
-  OrderedJson literal() {
-    OrderedJson read = value(0);
-    skip();
-    if (position_ != text_.size()) fail("unexpected text after a literal");
-    return read;
-  }
-
- private:
-  char peek() const { return position_ < text_.size() ? text_[position_] : '\0'; }
-  void skip() {
-    while (position_ < text_.size() && (peek() == ' ' || (peek() >= '\t' && peek() <= '\r'))) ++position_;
-  }
-  bool take(char c) {
-    skip();
-    const bool found = peek() == c;
-    position_ += found;
-    return found;
-  }
-  std::string word() {
-    skip();
-    const size_t begin = position_;
-    while (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '_' || peek() == '.' ||
-           (position_ > begin && peek() == '-'))
-      ++position_;
-    return std::string(text_.substr(begin, position_ - begin));
-  }
-
-  ToolCall call() {
-    ToolCall result{call_name(word()), "", "", "", ""};
-    if (!take('(')) fail("expected '(' after a name");
-    OrderedJson arguments = OrderedJson::object();
-    while (!take(')')) {
-      const std::string key = word();
-      if (key.empty() || !take('=')) fail("an argument has no name");
-      arguments[key] = value(0);
-      if (!take(',') && (skip(), peek() != ')')) fail("the arguments are not closed");
-    }
-    result.arguments = dumped(arguments);
-    return result;
-  }
-
-  OrderedJson value(int depth) {
-    if (depth > 100) fail("arguments are nested too deeply");
-    skip();
-    const char c = peek();
-    if (c == '"' || c == '\'') return string(c);
-    if (take('[')) return items(']', depth);
-    if (take('(')) return items(')', depth);
-    if (take('{')) {
-      OrderedJson object = OrderedJson::object();
-      while (!take('}')) {
-        const OrderedJson key = value(depth + 1);
-        if (!key.is_string() || !take(':')) fail("a dict is malformed");
-        if (object.contains(key.get<std::string>()))
-          fail("the key ", quoted(key.get<std::string>(), 40), " occurs twice");
-        object[key.get<std::string>()] = value(depth + 1);
-        if (!take(',') && (skip(), peek() != '}')) fail("a dict is not closed");
-      }
-      return object;
-    }
-    const size_t begin = position_;
-    while (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '.' || peek() == '-' ||
-           peek() == '+')
-      ++position_;
-    const std::string_view text = text_.substr(begin, position_ - begin);
-    if (text == "True" || text == "true") return true;
-    if (text == "False" || text == "false") return false;
-    if (text == "None" || text == "null") return nullptr;
-    if (text.empty() || text.find_first_not_of("0123456789.-+eE") != std::string_view::npos)
-      fail("an argument is not a literal");
-    return read_json_text(text);
-  }
-  OrderedJson items(char close, int depth) {
-    OrderedJson list = OrderedJson::array();
-    while (!take(close)) {
-      list.push_back(value(depth + 1));
-      if (!take(',') && (skip(), peek() != close)) fail("a list is not closed");
-    }
-    return list;
-  }
-  OrderedJson string(char quote) {
-    std::string out;
-    for (++position_; position_ < text_.size() && peek() != quote; ++position_) {
-      if (peek() != '\\') {
-        out += peek();
-        continue;
-      }
-      ++position_;
-      if (const size_t digits = peek() == 'x' ? 2 : peek() == 'u' ? 4 : peek() == 'U' ? 8 : 0; digits > 0) {
-        append_code_point(out, text_.substr(position_ + 1, digits), digits);
-        position_ += digits;
-        continue;
-      }
-      constexpr std::string_view kEscapes = "ntr\\'\"0";
-      const size_t index = kEscapes.find(peek());
-      if (index != std::string_view::npos && peek() != '\0')
-        out += std::string_view("\n\t\r\\'\"\0", 7)[index];
-      else (out += '\\') += peek();
-    }
-    if (position_ >= text_.size()) fail("a string is not closed");
-    ++position_;
-    return out;
-  }
-
-  static void append_code_point(std::string& out, std::string_view digits, size_t expected) {
-    uint32_t code = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-    if (error != std::errc() || end != digits.data() + expected || code > 0x10FFFF || (code >> 11) == 0x1B)
-      fail("a string has a malformed escape");
-    if (code < 0x80) {
-      out += static_cast<char>(code);
-      return;
-    }
-    const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    out += static_cast<char>((0xFF00 >> (more + 1)) | (code >> (6 * more)));
-    for (int i = more - 1; i >= 0; --i) out += static_cast<char>(0x80 | ((code >> (6 * i)) & 0x3F));
-  }
-
-  std::string_view text_;
-  size_t position_ = 0;
-};
-
-OrderedJson python_literal(std::string_view text) {
-  return PythonReader(text).literal();
-}
-
 Calls read_python(std::string_view body, const OrderedJson&) {
-  return PythonReader(stripped(body)).run();
+  Calls calls;
+  for (const PythonCall& call : read_python_calls(stripped(body)))
+    calls.push_back({call.name, dumped(call.arguments), "", "", ""});
+  return calls;
 }
 
 Calls read_nothing(std::string_view, const OrderedJson&) {
