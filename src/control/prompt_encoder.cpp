@@ -10,8 +10,22 @@ namespace bough {
 
 namespace {
 
-// A placeholder for the last message's content. It shows what the template writes after the content.
-constexpr std::string_view kProbe = "ContentOfTheLastMessage";
+void refuse_tools(const OrderedJson& tools) {
+  if (!tools.is_null())
+    throw UserError(
+        "tools: a plain prompt shows no tools to the model; use messages, or set the data set's format to "
+        "chat, "
+        "so that the chat template shows them; if they are for the reward only, set tools_key to another "
+        "field");
+}
+
+// Whether the text names all tools. If not, it may still describe them.
+bool has_names(const std::string& text, const OrderedJson& tools) {
+  return std::ranges::all_of(tools, [&](const OrderedJson& tool) {
+    const OrderedJson& function = tool.contains("function") ? tool["function"] : tool;
+    return text.find(function["name"].get_ref<const std::string&>()) != std::string::npos;
+  });
+}
 
 }  // namespace
 
@@ -35,7 +49,7 @@ const ChatTemplate& PromptEncoder::chat_template() const {
 
 std::string PromptEncoder::render(const Conversation& conversation) const {
   Conversation shown = conversation;
-  const AssistantForm& form = chat_template().assistant_form();
+  const MessageForm& form = chat_template().message_form();
   for (size_t i = 0; i < shown.messages.size(); ++i)
     if (!form.shows_calls && shown.messages[i].contains("tool_calls"))
       throw UserError(
@@ -53,7 +67,7 @@ std::string PromptEncoder::render(const OrderedJson& messages, const OrderedJson
   conversation.tools = tools;
   conversation.add_generation_prompt = add_generation_prompt;
   const std::string text = render(conversation);
-  if (tools.is_null()) return text;
+  if (tools.is_null() || (chat_template().message_form().shows_tools && has_names(text, tools))) return text;
   conversation.tools = nullptr;
   if (render(conversation) == text)
     throw UserError(
@@ -65,6 +79,7 @@ std::string PromptEncoder::render(const OrderedJson& messages, const OrderedJson
 EncodedPrompt PromptEncoder::encode(const Problem& problem) const {
   EncodedPrompt prompt;
   if (problem.messages.empty()) {
+    refuse_tools(problem.tools);
     prompt.text = problem.prompt;
     prompt.ids = encode_plain_prompt(tokenizer_, prompt.text);
     if (problem.truncate_to > 0 && truncate_left(prompt.ids, problem.truncate_to) > 0)
@@ -81,6 +96,7 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
   EncodedExample out;
   std::vector<int32_t> completion;
   if (example.messages.empty()) {
+    refuse_tools(example.tools);
     out.ids = encode_plain_prompt(tokenizer_, example.prompt);
     completion = tokenizer_.encode_continuation(example.completion);
     if (stop_token) completion.push_back(*stop_token);
@@ -128,17 +144,16 @@ void PromptEncoder::check_reasoning(const SftExample& example, const std::string
 // begins), `stop_token` ends the turn.
 void PromptEncoder::end_turn(const SftExample& example, std::vector<int32_t>& completion,
                              std::optional<int32_t> stop_token) const {
-  OrderedJson chat = example.messages;
-  chat.back().erase("tool_calls");
-  chat.back()["content"] = kProbe;
-  const std::string all = render(chat, example.tools, false);
-  const size_t content = all.rfind(kProbe);
-  if (content == std::string::npos)
+  Conversation conversation;
+  conversation.messages = example.messages;
+  conversation.tools = example.tools;
+  const auto after = text_after_content(chat_template(), std::move(conversation));
+  if (!after)
     throw UserError(
         "the chat template does not write the last message verbatim: such a template cannot be trained on; "
         "use prompt and completion instead");
   const auto is_special = [&](int32_t id) { return tokenizer_.is_special(id); };
-  const std::vector<int32_t> tail = tokenizer_.encode_continuation(all.substr(content + kProbe.size()));
+  const std::vector<int32_t> tail = tokenizer_.encode_continuation(*after);
   auto left = std::count_if(tail.begin(), tail.end(), is_special);
   if (left == 0) {
     if (stop_token) completion.push_back(*stop_token);

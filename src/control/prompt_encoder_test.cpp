@@ -119,6 +119,44 @@ TEST(PromptEncoder, RefusesFieldsThatTheTemplateDoesNotShow) {
   EXPECT_TRUE(error_of(example).starts_with("tools: the model's chat template does not show tools"));
 }
 
+TEST(PromptEncoder, RefusesToolsThatThePromptDoesNotShow) {
+  const auto error_of = [&](const auto& asked, const char* jinja) -> std::string {
+    try {
+      PromptEncoder(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"),
+                    ChatTemplate::from_text(jinja, "test"))
+          .encode(asked);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const OrderedJson tools = OrderedJson::parse(R"([{"type": "function", "function": {"name": "get"}}])");
+  Problem plain;
+  plain.prompt = "q";
+  plain.tools = tools;
+  EXPECT_TRUE(error_of(plain, kToolTemplate).starts_with("tools: a plain prompt shows no tools"));
+  // Only without a system message.
+  constexpr const char* kNoSystem =
+      "{% if messages[0].role != 'system' and tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.content "
+      "}}{% endfor %}";
+  Problem chat;
+  chat.tools = tools;
+  chat.messages = {message_of("user", "q")};
+  EXPECT_EQ(error_of(chat, kNoSystem), "no error");
+  chat.messages = {message_of("system", "s"), message_of("user", "q")};
+  EXPECT_TRUE(error_of(chat, kNoSystem).starts_with("tools: the model's chat template does not show tools"));
+  // Without names, but with something else of them.
+  EXPECT_EQ(error_of(chat, "{{ tools | length if tools }}{{ messages[0].content }}"), "no error");
+}
+
+TEST(PromptEncoder, PlainExamplesWithToolsAreRefused) {
+  SftExample example;
+  example.prompt = "q";
+  example.completion = "a";
+  example.tools = weather().tools;
+  EXPECT_THROW(testing::byte_level_encoder().encode(example, 258), UserError);
+}
+
 // A tokenizer that puts a space in front of texts puts none between a prompt and its completion.
 TEST(PromptEncoder, TheCompletionGoesOnAfterThePrompt) {
   Json file = Json::parse(byte_level_tokenizer_json());

@@ -20,7 +20,7 @@ struct Record {
   std::string id;
   std::string text;          // the prompt or question
   OrderedJson messages;      // the conversation without its last message, if that is of the assistant
-  OrderedJson tools;         // of the conversation
+  OrderedJson tools;         // null: none
   OrderedJson last_message;  // the last message, if it is of the assistant; else null
   std::optional<std::string> answer;
   std::optional<std::string> completion;
@@ -51,6 +51,7 @@ class LineReader {
     record.where = where_;
     record.id = read_id(line_number);
     read_what_is_asked(record);
+    record.tools = read_tools();
     record.answer = text_or_number(settings_.answer_key);
     record.completion = text_or_number(settings_.completion_key);
     refuse_lost_digits();
@@ -134,12 +135,10 @@ class LineReader {
       if (may_be_list && value->is_array()) {
         record.kind = Record::Kind::messages;
         record.messages = read_messages(key, *value);
-        record.tools = read_tools();
       } else if (key != settings_.messages_key && value->is_string()) {
         record.kind = key == settings_.prompt_key ? Record::Kind::prompt : Record::Kind::question;
         record.text = value->get<std::string>();
         if (record.text.empty()) throw UserError(str(where_, ": ", key, ": the text is empty"));
-        if (settings_.format == "chat") record.tools = read_tools();
       } else {
         wrong_type(where_, key, *value, key == settings_.messages_key ? "a list of messages" : "a text");
       }

@@ -10,7 +10,8 @@
 //
 // `format` says whether a prompt or question becomes plain text, or a conversation for the model's chat
 // template. Lines with `messages` are always conversations. `tools` of a line, a list of function schemas
-// or one as a JSON text, go to the chat template with its conversation.
+// or one as a JSON text, go to the chat template with its conversation. A plain prompt with tools is refused when
+// it is encoded (PromptEncoder), unless an environment makes a conversation of it.
 //
 // All errors are UserErrors. Their messages begin with "file:line: ". They name the field, its value and what
 // was expected.
@@ -76,7 +77,7 @@ struct DatasetSettings {
     v("answer_required", answer_required,
       "true: a line without an answer is an error; false: its answer is empty");
     v("messages_key", messages_key, "field of the conversation", not_empty());
-    v("tools_key", tools_key, "field of a conversation's tools", not_empty());
+    v("tools_key", tools_key, "field of the tools that the chat template shows", not_empty());
     v("prompt_key", prompt_key, "field of a finished prompt, used as it is", not_empty());
     v("question_key", question_key, "field of the question", not_empty());
     v("answer_key", answer_key, "field of the reference answer", not_empty());
@@ -97,7 +98,7 @@ struct SftExample {
   OrderedJson messages;  // a list as of template_messages(); empty: plain text
   std::string prompt;
   std::string completion;
-  OrderedJson tools;  // of the messages: a list of function schemas; null: none
+  OrderedJson tools;  // a list of function schemas; null: none
   std::string where;  // "file:line"
 };
 

@@ -268,9 +268,12 @@ TEST_F(DatasetFile, EveryFieldOfAMessageAndTheToolsArePassedOn) {
 
   settings_.tools_key = "functions";
   EXPECT_TRUE(read_examples(one_line(kWeather)).at(0).tools.is_null());
-  settings_.format = "chat";
-  EXPECT_EQ(read(R"({"question": "q", "answer": 1, "functions": "[{\"name\": \"f\"}]"})")[0].tools.dump(),
-            R"([{"name":"f"}])");
+  for (const char* format : {"text", "chat"}) {
+    settings_.format = format;
+    const char* line = R"({"question": "q", "answer": 1, "functions": "[{\"name\": \"f\"}]"})";
+    EXPECT_EQ(read(line)[0].tools.dump(), R"([{"name":"f"}])");
+    EXPECT_EQ(read_examples(line)[0].tools.dump(), R"([{"name":"f"}])");
+  }
 }
 
 // The answer of the line is the reference for RL; the message is what a model learns to write.

@@ -24,7 +24,7 @@ struct Problem {
   OrderedJson messages;  // a list as of template_messages(), for the model to answer; empty: plain text
   std::string answer;    // the reference answer as written in the record; may be empty
   Json fields = Json::object();  // the whole record; the user's reward function gets it as keyword arguments
-  OrderedJson tools;             // of the messages: a list of function schemas; null: none
+  OrderedJson tools;             // a list of function schemas; null: none
   std::string where;             // "file:line"; empty if the problem is from no file
   int64_t truncate_to = 0;       // most tokens of a plain prompt, which is cut at its left; 0: not cut
 };

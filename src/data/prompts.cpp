@@ -44,29 +44,34 @@ std::string parse_group(Json& line, const std::string& where, int64_t line_numbe
 // The prompt or conversation of a line, which is taken out of it.
 Problem take_problem(OrderedJson& line, const std::string& where) {
   Problem problem;
-  if (const auto text = line.find("prompt"); text != line.end()) {
-    if (!text->is_string()) throw UserError(str(where, "prompt: expected a text, got ", text->type_name()));
-    problem.prompt = text->get<std::string>();
-    line.erase("prompt");
-    if (problem.prompt.empty()) throw UserError(str(where, "prompt: is empty; expected a text"));
-    return problem;
-  }
-  const OrderedJson& messages = line["messages"];
-  if (!messages.is_array() || messages.empty())
-    throw UserError(
-        str(where, "messages: expected a list of messages, got ", quoted(dump_ordered(messages), 40)));
+  const auto text = line.find("prompt");
+  const OrderedJson given = text == line.end() ? line["messages"] : *text;
   try {
-    problem.messages = template_messages(messages);
     if (const auto tools = line.find("tools"); tools != line.end()) problem.tools = template_tools(*tools);
+    if (text == line.end() && given.is_array()) problem.messages = template_messages(given);
   } catch (const UserError& error) {
     throw UserError(where + error.what());
   }
+  line.erase("tools");
+  if (text != line.end()) {
+    if (!given.is_string()) throw UserError(str(where, "prompt: expected a text, got ", given.type_name()));
+    problem.prompt = given.get<std::string>();
+    line.erase("prompt");
+    if (problem.prompt.empty()) throw UserError(str(where, "prompt: is empty; expected a text"));
+    if (!problem.tools.is_null())
+      throw UserError(str(where,
+                          "tools: a plain prompt shows no tools to the model; write the line with messages, so "
+                          "that the chat template shows them, or leave the tools out"));
+    return problem;
+  }
+  if (problem.messages.empty())
+    throw UserError(
+        str(where, "messages: expected a list of messages, got ", quoted(dump_ordered(given), 40)));
   if (problem.messages.back()["role"] == "assistant")
     throw UserError(str(where,
                         "messages: expected a message for the assistant to answer at the end, got one of ",
                         "the assistant"));
   line.erase("messages");
-  line.erase("tools");
   return problem;
 }
 

@@ -80,6 +80,7 @@ TEST_F(PromptsTest, ErrorsNameLineAndField) {
       {"{\"prompt\": \"a\", \"input_ids\": [1]}", "both"},
       {"{\"prompt\": 3}", "prompt: expected a text"},
       {"{\"prompt\": \"\"}", "prompt: is empty"},
+      {R"({"prompt": "a", "tools": [{"name": "f"}]})", ":1: tools: a plain prompt shows no tools"},
       {"{\"input_ids\": []}", "input_ids: is empty"},
       {"{\"input_ids\": \"a\"}", "input_ids: expected a list"},
       {"{\"input_ids\": [1, 100]}", "position 1: expected a token id from 0 to 99, got '100'"},

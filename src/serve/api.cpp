@@ -32,7 +32,7 @@ namespace {
 void write_calls(OrderedJson& messages, const std::string& parser) {
   for (size_t i = 0; i < messages.size(); ++i) {
     OrderedJson& message = messages[i];
-    if (!message.contains("tool_calls")) continue;
+    if (!message.contains("tool_calls") || message["tool_calls"].empty()) continue;
     const auto calls = written_calls(parser, message["tool_calls"]);
     if (!calls)
       throw ApiError(
@@ -42,7 +42,8 @@ void write_calls(OrderedJson& messages, const std::string& parser) {
                              : str("calls of the format ", parser, " cannot be written as text"),
               "; send the call as content"),
           str("messages[", i, "].tool_calls"));
-    const std::string content = message["content"].get<std::string>();
+    const OrderedJson given = message.value("content", OrderedJson());
+    const std::string content = given.is_string() ? given.get<std::string>() : "";
     message["content"] = str(content, content.empty() || content.ends_with('\n') ? "" : "\n", *calls);
     message.erase("tool_calls");
   }
@@ -53,9 +54,9 @@ void write_calls(OrderedJson& messages, const std::string& parser) {
 std::string ServedModel::render(Conversation conversation) const {
   if (!chat_template)
     throw ApiError(400, str("conversations need a chat template: ", no_template), "messages");
-  const AssistantForm& form = chat_template->assistant_form();
-  apply(form, conversation.messages);
+  const MessageForm& form = chat_template->message_form();
   if (!form.shows_calls) write_calls(conversation.messages, settings.tool_call_parser);
+  apply(form, conversation.messages);
   try {
     return chat_template->render(conversation);
   } catch (const UserError& error) {

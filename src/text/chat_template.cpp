@@ -40,7 +40,7 @@ struct ChatTemplate::Program {
 
 struct ChatTemplate::Form {
   std::once_flag once;
-  AssistantForm form;
+  MessageForm form;
 };
 
 ChatTemplate::ChatTemplate(std::shared_ptr<const Program> program, std::shared_ptr<const Program> with_tools)
@@ -50,8 +50,8 @@ std::string ChatTemplate::tool_call_parser() const {
   return tool_call_parser_of((with_tools_ ? with_tools_ : program_)->text);
 }
 
-const AssistantForm& ChatTemplate::assistant_form() const {
-  std::call_once(form_->once, [this] { form_->form = find_assistant_form(*this); });
+const MessageForm& ChatTemplate::message_form() const {
+  std::call_once(form_->once, [this] { form_->form = find_message_form(*this); });
   return form_->form;
 }
 

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "base/json.h"
-#include "text/assistant_form.h"
+#include "text/message_form.h"
 #include "text/chat_template_value.h"
 
 namespace bough {
@@ -54,7 +54,7 @@ class ChatTemplate {
   std::string tool_call_parser() const;
 
   // Found at the first call. Any thread.
-  const AssistantForm& assistant_form() const;
+  const MessageForm& message_form() const;
 
  private:
   struct Program;

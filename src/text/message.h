@@ -35,7 +35,7 @@ OrderedJson parse_arguments(const std::string& arguments, const std::string& fie
 // arguments an object, a call without `function` gets one, an instruction of the role `developer` the role
 // `system`, a refusal the content, and `reasoning` the name `reasoning_content`. A field that is null, and an
 // empty list of calls, is left out; the content of an assistant's message may be null or missing (apply() in
-// text/assistant_form.h fills it in). Other fields stay as they are. Throws MessageError.
+// text/message_form.h fills it in). Other fields stay as they are. Throws MessageError.
 OrderedJson template_messages(const OrderedJson& messages, const std::string& field = "messages");
 
 // Returns the tools for a chat template: a list of JSON schemas of functions, or null if there are none. The

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <string_view>
+#include <string>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -42,18 +42,15 @@ std::vector<int32_t> read_eos_token_ids(const std::filesystem::path& directory) 
 // special token after the content (GLM's turns end when the next one begins), or if it refuses a plain
 // conversation.
 std::optional<int32_t> end_of_turn(const std::filesystem::path& directory, const Tokenizer& tokenizer) {
-  constexpr std::string_view kContent = "ContentOfTheLastMessage";
-  std::string text;
+  std::optional<std::string> text;
   try {
     Conversation chat;
-    chat.messages = {message_of("user", "Hi."), message_of("assistant", std::string(kContent))};
-    text = ChatTemplate::from_directory(directory).render(chat);
+    chat.messages = {message_of("user", "Hi."), message_of("assistant", "")};
+    text = text_after_content(ChatTemplate::from_directory(directory), chat);
   } catch (const UserError&) {
-    return std::nullopt;
   }
-  const size_t content = text.rfind(kContent);
-  if (content == std::string::npos) return std::nullopt;
-  const std::vector<int32_t> tail = tokenizer.encode_continuation(text.substr(content + kContent.size()));
+  if (!text) return std::nullopt;
+  const std::vector<int32_t> tail = tokenizer.encode_continuation(*text);
   const auto found = std::ranges::find_if(tail, [&](int32_t id) { return tokenizer.is_special(id); });
   return found == tail.end() ? std::nullopt : std::optional(*found);
 }

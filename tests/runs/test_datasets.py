@@ -79,6 +79,38 @@ def test_all_fields_of_messages_and_tools_reach_the_template(bough, experiment, 
     assert rollout["answer"] == "x"
 
 
+def test_tools_of_a_plain_row_reach_the_template(bough, experiment):
+    row = {"question": "weather?", "answer": "x", "tools": TOOLS}
+    write_lines(experiment / "train.jsonl", [{"question": "q", "answer": "x"}, row])
+    for command in (
+        ["train", "config.yaml"],
+        ["eval", "--model", "base", "--data", "train.jsonl", "--reward", "reward.py:score"],
+        ["sft", "--model", "base", "--data", "train.jsonl", "--out", "out"],
+    ):
+        refused = bough(*command, env=ENVIRONMENT)
+        assert refused.returncode == 2
+        assert "train.jsonl:2: tools: a plain prompt shows no tools" in refused.stderr, command
+
+    write_lines(experiment / "train.jsonl", [row])
+    tokenizer = AutoTokenizer.from_pretrained(experiment / "base")
+    asked = [{"role": "user", "content": "weather?"}]
+    expected = tokenizer.apply_chat_template(asked, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    # An environment makes a conversation of a plain row.
+    (experiment / "env.py").write_text(
+        "class E:\n"
+        "    def reset(self, problem, seed):\n"
+        "        return {}\n"
+        "    def step(self, action):\n"
+        "        return {'reward': 1.0, 'done': True}\n"
+    )
+    environment = ["environment.type=python", "environment.path=env.py:E", "environment.tool_call_parser=hermes"]
+    for trial, keys in (("chat", ["train_dataset.format=chat"]), ("environment", environment)):
+        bough("train", "config.yaml", *keys, f"trial_name={trial}", ok=True, env=ENVIRONMENT)
+        samples = read_rollouts(experiment / f"runs/tiny/{trial}/rollouts/step_1.jsonl.zst")
+        ids = [id for id, mask in zip(samples[0]["input_ids"], samples[0]["loss_mask"], strict=True) if not mask]
+        assert tokenizer.decode(ids) == expected, trial
+
+
 def test_sft_learns_calls_and_reasoning(bough, experiment):
     write_lines(experiment / "train.jsonl", [{"messages": MESSAGES[:2], "tools": TOOLS}])
     arguments = ["--model", "base", "--data", "train.jsonl", "--out", "out", "--max-steps", 1, "--json"]
