@@ -415,6 +415,13 @@ int64_t count_tokens(const std::vector<ChoiceDelta>& choices) {
   return static_cast<int64_t>(sum);
 }
 
+int64_t count_reasoning_tokens(const std::vector<ChoiceDelta>& choices) {
+  int64_t sum = 0;
+  for (const ChoiceDelta& choice : choices)
+    if (choice.end) sum += choice.end->reasoning_tokens;
+  return sum;
+}
+
 std::string token_text(const Tokenizer& tokenizer, int32_t id) {
   // The JSON writer replaces bytes that are not UTF-8 by U+FFFD. Text offsets in answers count the replaced
   // text.

@@ -227,6 +227,7 @@ Json usage_json(int64_t prompt_tokens, int64_t completion_tokens);  // OpenAI's 
 std::string sse(const Json& data);                                  // "data: {...}\n\n"
 std::string sse(const std::string& event, const Json& data);
 int64_t count_tokens(const std::vector<ChoiceDelta>& choices);
+int64_t count_reasoning_tokens(const std::vector<ChoiceDelta>& choices);  // of choices that have ended
 // Reads from field `name` how many top-k tokens an answer shows for each sampled token. Throws ApiError 400
 // if logprobs_mode is not raw_logprobs.
 void read_top_logprobs(Fields& fields, const std::string& name, const ServedModel& model,

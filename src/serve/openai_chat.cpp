@@ -57,7 +57,7 @@ class ChatAnswer final : public Answer {
     }
     Json answer = frame("chat.completion");
     answer["choices"] = std::move(list);
-    answer["usage"] = usage_json(options_.request.prompt_tokens(), count_tokens(choices));
+    answer["usage"] = usage(choices);
     if (options_.return_token_ids) answer["prompt_token_ids"] = options_.request.prompts.front();
     return answer;
   }
@@ -103,7 +103,7 @@ class ChatAnswer final : public Answer {
     if (options_.include_usage) {
       Json chunk = frame("chat.completion.chunk");
       chunk["choices"] = Json::array();
-      chunk["usage"] = usage_json(options_.request.prompt_tokens(), count_tokens(choices));
+      chunk["usage"] = usage(choices);
       text = sse(chunk);
     }
     return text + "data: [DONE]\n\n";
@@ -112,6 +112,11 @@ class ChatAnswer final : public Answer {
   std::string fail(const ApiError& error) override { return sse(openai_error(error)) + "data: [DONE]\n\n"; }
 
  private:
+  Json usage(const std::vector<ChoiceDelta>& choices) const {
+    Json usage = usage_json(options_.request.prompt_tokens(), count_tokens(choices));
+    usage["completion_tokens_details"] = {{"reasoning_tokens", count_reasoning_tokens(choices)}};
+    return usage;
+  }
   Json frame(const char* object) const {
     return {{"id", id()}, {"object", object}, {"created", created_}, {"model", options_.request.model}};
   }

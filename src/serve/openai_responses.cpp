@@ -109,7 +109,7 @@ class ResponseAnswer final : public Answer {
     response["usage"] = {{"input_tokens", input},
                          {"input_tokens_details", {{"cached_tokens", 0}}},
                          {"output_tokens", output},
-                         {"output_tokens_details", {{"reasoning_tokens", 0}}},
+                         {"output_tokens_details", {{"reasoning_tokens", count_reasoning_tokens(choices)}}},
                          {"total_tokens", input + output}};
     return response;
   }

@@ -11,7 +11,11 @@ SampleText::SampleText(const Tokenizer& tokenizer, OutputParser parser, const Sa
 
 OutputParts SampleText::push(int32_t token) {
   ++num_tokens_;
-  return take(decoder_.push(token), false);
+  ++num_undecided_;
+  const OutputParser::Part before = parser_.part();
+  OutputParts parts = take(decoder_.push(token), false);
+  count_reasoning(before, parts);
+  return parts;
 }
 
 OutputParts SampleText::finish(std::optional<int32_t> last_token, FinishReason reason) {
@@ -21,10 +25,22 @@ OutputParts SampleText::finish(std::optional<int32_t> last_token, FinishReason r
   else if (last_token) text = decoder_.push(*last_token);
   ++num_tokens_;
   text += decoder_.finish();
+  if (last_token) ++num_undecided_;
+  const OutputParser::Part before = parser_.part();
   OutputParts parts = take(text, true);
+  count_reasoning(before, parts);
   if (end_.stop) end_.reason = FinishReason::kStopString;
   else if (is_over()) end_.reason = FinishReason::kStop;
   return parts;
+}
+
+// A token that ends the reasoning, and tokens that turned out to begin it, count.
+void SampleText::count_reasoning(OutputParser::Part before, const OutputParts& parts) {
+  using Part = OutputParser::Part;
+  if (before == Part::kReasoning || parser_.part() == Part::kReasoning || !parts.reasoning.empty())
+    end_.reasoning_tokens += num_undecided_;
+  else if (parser_.part() == Part::kUndecided) return;
+  num_undecided_ = 0;
 }
 
 // Looks for stop strings as the engine does: a match counts only if its last token comes at or after

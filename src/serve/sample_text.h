@@ -18,6 +18,7 @@ struct SampleEnd {
   FinishReason reason = FinishReason::kLength;
   std::optional<std::string> stop;  // the stop string that ended it
   std::optional<int32_t> stop_token;
+  int64_t reasoning_tokens = 0;  // sampled tokens of the reasoning and its markers
 };
 
 class SampleText {
@@ -38,6 +39,7 @@ class SampleText {
 
  private:
   OutputParts take(const std::string& text, bool is_last);
+  void count_reasoning(OutputParser::Part before, const OutputParts& parts);
   OutputParts readable(OutputParts parts);
 
   StreamDecoder decoder_;
@@ -45,6 +47,7 @@ class SampleText {
   const SamplingParameters* sampling_;
   std::string held_;  // text that may begin a stop string
   int64_t num_tokens_ = 0, malformed_calls_ = 0;
+  int64_t num_undecided_ = 0;  // last tokens that may turn out to be reasoning
   bool has_stopped_ = false;
   SampleEnd end_;
 };

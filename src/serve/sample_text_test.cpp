@@ -60,6 +60,26 @@ TEST_F(SampleTextTest, LooksForStopStringsFromMinNewTokensOn) {
   EXPECT_EQ(joined(pieces_of("abcd", FinishReason::kLength)), "abcd");
 }
 
+// Markers count, and so does a stop token inside the reasoning. Tokens that may begin it count if they do.
+TEST_F(SampleTextTest, CountsTheTokensOfTheReasoning) {
+  const auto reasoning_tokens = [&](const std::string& text, const char* parser, bool in_reasoning = false) {
+    SampleText sample(tokenizer_, OutputParser(parser, "", {}, {.in_reasoning = in_reasoning}), &sampling_, false);
+    for (size_t i = 0; i + 1 < text.size(); ++i) sample.push(static_cast<unsigned char>(text[i]));
+    sample.finish(static_cast<unsigned char>(text.back()), FinishReason::kLength);
+    return sample.end().reasoning_tokens;
+  };
+  const auto size = [](std::string_view text) { return std::ssize(text); };
+  EXPECT_EQ(reasoning_tokens("<think>why</think>so", "qwen3"), size("<think>why</think>"));
+  EXPECT_EQ(reasoning_tokens(" <think>why", "qwen3"), size(" <think>why"));
+  EXPECT_EQ(reasoning_tokens("why</think>so", "qwen3", true), size("why</think>"));
+  EXPECT_EQ(reasoning_tokens("why</think>so", "deepseek_r1"), size("why</think>"));
+  EXPECT_EQ(reasoning_tokens("<thin air", "qwen3"), 0);
+  EXPECT_EQ(reasoning_tokens("<think>why</think>so", ""), 0);
+  EXPECT_EQ(reasoning_tokens("<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
+                             "openai_gptoss"),
+            size("<|channel|>analysis<|message|>why<|end|>"));
+}
+
 // A streamed piece is never taken back. All pieces together are the text up to the first stop string.
 TEST_F(SampleTextTest, StreamsOfRandomTextsAreTheirCutTexts) {
   const CounterRandom random(1, Purpose::test);

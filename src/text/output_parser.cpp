@@ -96,6 +96,12 @@ OutputParts OutputParser::feed(std::string_view text) {
   return out;
 }
 
+OutputParser::Part OutputParser::part() const {
+  if (state_ == State::kStart || state_ == State::kHeader) return Part::kUndecided;
+  const bool is_message = state_ == State::kMessage && recipient_.empty() && channel_ == "analysis";
+  return state_ == State::kReasoning || is_message ? Part::kReasoning : Part::kOther;
+}
+
 OutputParts OutputParser::finish() {
   OutputParts out;
   while (step(true, out)) {

@@ -69,6 +69,10 @@ class OutputParser {
   void end_after_call() { ends_after_call_ = true; }
   bool is_over() const { return state_ == State::kOver; }
 
+  // The part to which the last text belongs. kUndecided: later text decides.
+  enum class Part { kUndecided, kReasoning, kOther };
+  Part part() const;
+
   static OutputParts parse(OutputParser parser, std::string_view text);
 
  private:

@@ -60,6 +60,7 @@ def test_chat(client: openai.OpenAI, scripted: Served):
     assert choice.message.tool_calls is None
     assert choice.finish_reason == "stop"
     assert answer.usage.completion_tokens == 8  # seven pieces and the end of the turn
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 4  # the last one ends the reasoning
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
 
 
@@ -73,6 +74,7 @@ def test_chat_stream_is_the_unstreamed_answer(client: openai.OpenAI, scripted: S
         )
     )
     assert chunks[-1].usage.completion_tokens == 8
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 4
     assert chunks[-1].choices == []
     choices = [chunk.choices[0] for chunk in chunks[:-1]]
     assert choices[0].delta.role == "assistant"
@@ -427,6 +429,7 @@ def test_responses(client: openai.OpenAI, scripted: Served):
     assert [item.type for item in answer.output] == ["reasoning", "message"]
     assert answer.output[0].content[0].text == "Hm, well."
     assert (answer.status, answer.usage.output_tokens) == ("completed", 8)
+    assert answer.usage.output_tokens_details.reasoning_tokens == 4
     short = client.responses.create(model=scripted.name, input="What is it?", max_output_tokens=5)
     assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     with pytest.raises(openai.BadRequestError):
