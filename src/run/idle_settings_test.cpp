@@ -52,6 +52,28 @@ TEST(IdleSettings, ARunResumesWithOtherSettingsThatHaveNoEffect) {
   EXPECT_THROW(check_resumed_settings(settings(""), conversations, "config.yaml"), UserError);
 }
 
+// A run that was started when `hermes` was the default resumes if `auto` selects it.
+TEST(IdleSettings, ARunResumesIfAutoSelectsItsFormatOfToolCalls) {
+  const std::filesystem::path model =
+      std::filesystem::path(::testing::TempDir()) / str("bough_auto_format_", ::getpid());
+  std::filesystem::create_directories(model);
+  write_file_atomically(model / "chat_template.jinja", R"(<tool_call>{"name": })");
+  const auto settings = [&](const char* parser) {
+    return parse_settings<RunSettings>(
+        str("model: {path: ", model.string(), "}\ntrain_dataset: {path: t.jsonl}\nreward: r.py:f\n",
+            "environment: {type: python, path: e.py, tool_call_parser: ", parser, "}"),
+        "run.yaml");
+  };
+  for (const auto& [saved, now] : {std::pair("hermes", "auto"), std::pair("auto", "hermes")}) {
+    const auto differences = check_resumed_settings(settings(saved), settings(now), "config.yaml");
+    ASSERT_EQ(differences.size(), 1);
+    EXPECT_EQ(differences[0].key, "environment.tool_call_parser");
+  }
+  for (const char* saved : {"qwen3_coder", "''"})
+    EXPECT_THROW(check_resumed_settings(settings(saved), settings("auto"), "config.yaml"), UserError) << saved;
+  std::filesystem::remove_all(model);
+}
+
 TEST(IdleSettings, SettingsThatAnotherOneSwitchesOffAreNamed) {
   using Keys = std::set<std::string>;
   EXPECT_EQ(keys_in(""), Keys{});

@@ -10,6 +10,8 @@
 #include "report/tensorboard.h"
 #include "run/batch_picture.h"
 #include "run/idle_settings.h"
+#include "text/chat_template.h"
+#include "text/output_parser.h"
 
 namespace bough {
 
@@ -62,6 +64,22 @@ fs::path rollouts_path(const fs::path& run, int64_t step) {
 
 }  // namespace
 
+namespace {
+
+// A chosen format of tool calls may be what `auto` selects from the model's chat template, and the other way round.
+bool is_same_format(const SettingDifference& difference, const fs::path& model) {
+  if (!difference.key.ends_with(".tool_call_parser")) return false;
+  if (difference.left != kAutoParser && difference.right != kAutoParser) return false;
+  try {
+    const std::string found = ChatTemplate::from_directory(model).tool_call_parser();
+    return (difference.left == kAutoParser ? difference.right : difference.left) == found;
+  } catch (const UserError&) {
+    return false;  // no usable template
+  }
+}
+
+}  // namespace
+
 fs::path run_folder_of(const RunSettings& settings) {
   return fs::path(settings.fileroot) / settings.experiment_name / settings.trial_name;
 }
@@ -82,7 +100,9 @@ std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, 
   std::vector<SettingDifference> harmless;
   std::string refused;
   for (const SettingDifference& difference : differences) {
-    if (is_harmless_change(difference.key) || has_no_effect(difference.key)) harmless.push_back(difference);
+    if (is_harmless_change(difference.key) || has_no_effect(difference.key) ||
+        is_same_format(difference, now.model.path))
+      harmless.push_back(difference);
     else
       refused +=
           str("\n  ", difference.key, ": was ", quoted(difference.left), ", now ", quoted(difference.right));
