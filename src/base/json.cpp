@@ -104,6 +104,10 @@ AnyJson build(StrictBuilder<AnyJson>& builder, std::string_view text, const std:
               int64_t first_line) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     throw UserError(str(source, ":", first_line, ": the text is empty, expected a JSON value"));
+  if (text.starts_with("PAR1"))
+    throw UserError(str(source,
+                        ": a Parquet file, expected JSON. In Python, pandas.read_parquet(FILE).to_json(OUT, "
+                        "orient=\"records\", lines=True) converts it to JSON Lines"));
   if (AnyJson::sax_parse(text, &builder)) return std::move(builder.root);
   // The parser reports the position of its own errors. The builder's errors (duplicate keys, depth) have no
   // position, so the message gets a line number only if the text is one line.
@@ -113,6 +117,9 @@ AnyJson build(StrictBuilder<AnyJson>& builder, std::string_view text, const std:
     const auto line = first_line + std::count(before.begin(), before.end(), '\n');
     place += str(":", line, ":", before.size() - (before.rfind('\n') + 1));  // npos + 1 is 0
     constexpr size_t kShown = 30;
+    const std::string_view rest = text.substr(before.size() - std::min<size_t>(before.size(), 1));
+    if (rest.starts_with("NaN") || rest.starts_with("Infinity"))
+      builder.problem = "NaN and Infinity are no JSON; write null, or a text";
     builder.problem += ", after " + quoted(before.substr(before.size() - std::min(before.size(), kShown)));
   } else if (text.find('\n') == std::string_view::npos) {
     place += str(":", first_line);

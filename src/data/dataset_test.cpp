@@ -162,6 +162,8 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
         << "line:     " << line << "\ngot:      " << got << "\nexpected: " << begin;
   };
   expect(R"({"question": )", "data.jsonl:3:");
+  expect(R"({"question": "q", "answer": NaN})",
+         "data.jsonl:3:27: not valid JSON: NaN and Infinity are no JSON; write null, or a text, after");
   expect("[1]", "data.jsonl:3: the line: got array '[1]', expected an object");
   expect(R"({"question": 3, "answer": "1"})", "data.jsonl:3: question: got number '3', expected a text");
   expect(R"({"question": "q", "answer": [1]})",
@@ -200,6 +202,7 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
 TEST_F(DatasetFile, ErrorsOfTheWholeFile) {
   EXPECT_NE(error_of("").find("data.jsonl"), std::string::npos);
   EXPECT_EQ(error_of("\n \n"), "data.jsonl: no records: every line is blank");
+  EXPECT_TRUE(error_of("PAR1\x15\x04").starts_with("data.jsonl: a Parquet file, expected JSON"));
   settings_.path = folder_.string();
   EXPECT_THROW(read_dataset(settings_), UserError);
   settings_.path = (folder_ / "missing.jsonl").string();

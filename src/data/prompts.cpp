@@ -44,16 +44,16 @@ std::string parse_group(Json& line, const std::string& where, int64_t line_numbe
 // The prompt or conversation of a line, which is taken out of it.
 Problem take_problem(OrderedJson& line, const std::string& where) {
   Problem problem;
-  const auto text = line.find("prompt");
-  const OrderedJson given = text == line.end() ? line["messages"] : *text;
+  const bool is_text = line.contains("prompt");
+  const OrderedJson given = line[is_text ? "prompt" : "messages"];
   try {
     if (const auto tools = line.find("tools"); tools != line.end()) problem.tools = template_tools(*tools);
-    if (text == line.end() && given.is_array()) problem.messages = template_messages(given);
+    if (!is_text && given.is_array()) problem.messages = template_messages(given);
   } catch (const UserError& error) {
     throw UserError(where + error.what());
   }
   line.erase("tools");
-  if (text != line.end()) {
+  if (is_text) {
     if (!given.is_string()) throw UserError(str(where, "prompt: expected a text, got ", given.type_name()));
     problem.prompt = given.get<std::string>();
     line.erase("prompt");

@@ -158,9 +158,11 @@ void refuse_unsupported_chat(Fields& fields) {
   for (const char* name :
        {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"})
     fields.only(name, nullptr, kUnconstrained);
-  for (const char* name : {"audio", "moderation", "prediction", "web_search_options", "functions",
-                           "function_call", "logits_processors", "bad_words", "allowed_token_ids"})
+  for (const char* name : {"audio", "moderation", "prediction", "web_search_options", "logits_processors",
+                           "bad_words", "allowed_token_ids"})
     fields.only(name, nullptr, "the server does not support it");
+  for (const char* name : {"functions", "function_call"})
+    fields.only(name, nullptr, "OpenAI replaced it; send tools and tool_choice");
   for (const char* name : {"use_beam_search", "include_stop_str_in_output", "continue_final_message", "echo"})
     fields.only(name, false, "the server does not support it");
   fields.only("skip_special_tokens", true, "the server does not support it");

@@ -58,7 +58,13 @@ OrderedJson template_message(const OrderedJson& given, const std::string& field)
   for (const auto& [key, value] : given.items())
     if (!value.is_null() || key == "content") message[key] = value;
   const OrderedJson* role = find(message, "role");
-  if (!role) throw MessageError(field + ".role", " is missing");
+  if (!role) {
+    std::string keys;
+    for (const auto& [key, value] : given.items()) keys += (keys.empty() ? "" : ", ") + key;
+    throw MessageError(field + ".role",
+                       str(" is missing; the message has ", keys.empty() ? "nothing" : quoted(keys),
+                           ", expected role and content"));
+  }
   if (!role->is_string()) wrong(field + ".role", role, "a text");
   for (const char* key : {"audio", "function_call"})
     if (const OrderedJson* value = find(message, key))
@@ -107,7 +113,8 @@ std::string text_of_content(const OrderedJson& content, const std::string& field
     const auto type = part["type"].get<std::string>();
     const char* key = type == "refusal" ? "refusal" : "text";
     if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal")
-      throw MessageError(field, str(": parts of type ", quoted(type), " are not supported; text is"));
+      throw MessageError(field,
+                         str(": parts of type ", quoted(type), " are not supported; expected type text"));
     if (!part.contains(key) || !part[key].is_string())
       throw MessageError(field, str(": a part of type ", type, " has no ", key));
     if (!text.empty()) text += separator;

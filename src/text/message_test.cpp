@@ -39,7 +39,8 @@ TEST(Message, FormsThatMeanTheSameBecomeOne) {
 
 TEST(Message, AWrongFormIsRefusedByItsField) {
   EXPECT_EQ(form_of("3"), "messages[0]: got number '3', expected an object with role and content");
-  EXPECT_EQ(form_of(R"({"content": "x"})"), "messages[0].role is missing");
+  EXPECT_EQ(form_of(R"({"content": "x"})"),
+            "messages[0].role is missing; the message has 'content', expected role and content");
   EXPECT_EQ(form_of(R"({"role": "tool", "content": null})"),
             "messages[0].content: got null, expected a text or a list of parts");
   EXPECT_EQ(form_of(R"({"role": "user"})"), "messages[0].content is missing");

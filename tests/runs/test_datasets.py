@@ -80,7 +80,7 @@ def test_all_fields_of_messages_and_tools_reach_the_template(bough, experiment, 
 
 
 def test_tools_of_a_plain_row_reach_the_template(bough, experiment):
-    row = {"question": "weather?", "answer": "x", "tools": TOOLS}
+    row = {"prompt": "weather?", "answer": "x", "tools": TOOLS}
     write_lines(experiment / "train.jsonl", [{"question": "q", "answer": "x"}, row])
     for command in (
         ["train", "config.yaml"],
