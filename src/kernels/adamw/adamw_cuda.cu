@@ -47,7 +47,7 @@ void adamw_cuda(const AdamwArrays<T, A>& a, const AdamwScalars<A>& scalars, Cuda
   with_pack<kArrayPack>(packs, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const int64_t blocks = std::min(divide_up(a.size, kThreads * kPack), kMaxBlocks);
-    adamw_kernel<T, A, kPack><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, scalars);
+    launch(adamw_kernel<T, A, kPack>, static_cast<unsigned>(blocks), kThreads, 0, stream, a, scalars);
   });
 }
 

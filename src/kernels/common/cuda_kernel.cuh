@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/cuda_launch.cuh"
 #include "kernels/common/element_types.h"
 
 namespace bough {
@@ -137,7 +138,7 @@ void add_parts(A* out, const A* partial, int64_t num_parts, int64_t width, int64
                cudaStream_t stream) {
   const dim3 threads(kWarp, kPartLanes);
   const auto blocks = static_cast<unsigned>(divide_up(width, kWarp));
-  add_parts_kernel<<<blocks, threads, 0, stream>>>(out, partial, num_parts, width, stride);
+  launch(add_parts_kernel<A>, blocks, threads, 0, stream, out, partial, num_parts, width, stride);
 }
 
 }  // namespace bough

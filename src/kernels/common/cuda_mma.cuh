@@ -1,5 +1,5 @@
-// Functions for PTX instructions of the tensor cores (sm_80 and up), and the launch of kernels that need
-// more than 48 KiB of shared memory.
+// Functions for PTX instructions of the tensor cores (sm_80 and up). tests/cuda_emulation has the same functions
+// with bodies for a CPU.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"); in a warp, row = lane / 4, pair = 2 · (lane % 4):
 //   A [16][16]: a0 = (row, pair), a1 = (row + 8, pair), a2 = (row, pair + 8), a3 = (row + 8, pair + 8)
@@ -20,13 +20,6 @@ using SharedAddress = uint32_t;  // bytes from the start of shared memory
 
 __device__ inline SharedAddress shared_address(const void* p) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
-}
-
-// Returns the block's dynamic shared memory. The alignment allows changing addresses in a row of 256 bytes
-// by xor.
-__device__ inline char* dynamic_shared_memory() {
-  extern __shared__ __align__(256) char bough_shared_memory[];
-  return bough_shared_memory;
 }
 
 // Reads threadIdx.x again, so that the compiler computes dependent values where they are used and does not
@@ -89,17 +82,6 @@ __device__ inline float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-// Launches a kernel. CUDA requires a call per device to allow more than 48 KiB of shared memory. The call is
-// made at every launch, so that no state is needed.
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
-            const Arguments&... arguments) {
-  if (shared_bytes > (48 << 10))
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  kernel<<<blocks, static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes), stream>>>(
-      arguments...);
 }
 
 }  // namespace bough

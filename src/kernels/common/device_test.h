@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
 #include <string>
@@ -19,11 +20,11 @@ namespace bough {
 // Opens the CUDA library before the first tensor of any test, because libtorch looks for a GPU only once and
 // starts its autograd threads only once. reason() says why tests on CUDA are skipped; it is empty if they
 // run. If the driver and the library exist but opening fails, this is a test failure, because a skip would
-// hide a fault.
+// hide a fault. The main program of tests/cuda_emulation sets BOUGH_EMULATED_CUDA, because it needs no driver.
 class CudaEnvironment : public ::testing::Environment {
  public:
   void SetUp() override {
-    if (!std::filesystem::exists("/dev/nvidiactl")) return;
+    if (!std::filesystem::exists("/dev/nvidiactl") && !std::getenv("BOUGH_EMULATED_CUDA")) return;
     if (find_cuda_library().empty()) {
       reason_ = "libbough_cuda.so was not built";
       return;

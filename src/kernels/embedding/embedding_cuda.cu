@@ -34,7 +34,7 @@ void add_embedding_gradient_cuda(const EmbeddingGradient<T, A>& gradient, CudaSt
         constexpr int kPack = decltype(pack)::value;
         const dim3 blocks(static_cast<unsigned>(divide_up(gradient.width / kPack, kThreads)),
                           static_cast<unsigned>(std::min(gradient.num_rows, kMaxBlocks)));
-        add_rows_kernel<T, A, kPack><<<blocks, kThreads, 0, stream>>>(gradient);
+        launch(add_rows_kernel<T, A, kPack>, blocks, kThreads, 0, stream, gradient);
       });
 }
 

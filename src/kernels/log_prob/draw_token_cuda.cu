@@ -2,7 +2,6 @@
 // then for the sums of exponentials. Each sum is of 256 consecutive tokens and is computed by one warp. The
 // first warp then finds the 256 tokens in whose sum the uniform number falls, and the token among them.
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/common/cuda_mma.cuh"
 #include "kernels/log_prob/log_prob_cuda.h"
 
 namespace bough {

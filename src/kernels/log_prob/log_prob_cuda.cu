@@ -122,8 +122,8 @@ void log_prob_forward_cuda(const LogProbForward<T, A>& in, CudaStream stream) {
   with_pack<kFullPack<T>>(fits_packs(in.width, kFullPack<T>, in.logits), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const auto blocks = static_cast<unsigned>(std::min(in.num_rows, kMaxBlocks));
-    forward_kernel<T, A, kPack><<<blocks, threads_for(in.width / kPack, kForwardThreads), 0, stream>>>(
-        in, static_cast<A>(1 / in.temperature));
+    launch(forward_kernel<T, A, kPack>, blocks, threads_for(in.width / kPack, kForwardThreads), 0, stream, in,
+           static_cast<A>(1 / in.temperature));
   });
 }
 
@@ -134,8 +134,8 @@ void log_prob_backward_cuda(const LogProbBackward<T, A>& in, CudaStream stream) 
     constexpr int kPack = decltype(pack)::value;
     const dim3 blocks(static_cast<unsigned>(divide_up(in.width / kPack, kBackwardThreads)),
                       static_cast<unsigned>(std::min(in.num_rows, kMaxBlocks)));
-    backward_kernel<T, A, kPack>
-        <<<blocks, kBackwardThreads, 0, stream>>>(in, static_cast<A>(1 / in.temperature));
+    launch(backward_kernel<T, A, kPack>, blocks, kBackwardThreads, 0, stream, in,
+           static_cast<A>(1 / in.temperature));
   });
 }
 

@@ -136,14 +136,14 @@ template <class T>
 void summarise_pages_cuda(const SummarisePagesCuda<T>& in, CudaStream stream) {
   const int64_t elements = in.num_complete * in.num_groups * in.padded_dim;
   if (elements == 0) return;
-  summarise_kernel<T><<<static_cast<unsigned>(divide_up(elements, kThreads)), kThreads, 0, stream>>>(in);
+  launch(summarise_kernel<T>, static_cast<unsigned>(divide_up(elements, kThreads)), kThreads, 0, stream, in);
 }
 
 template <class T>
 void choose_pages_cuda(const ChoosePagesCuda<T>& in, CudaStream stream) {
   static_assert(kThreads == kBins);
   if (in.num_queries == 0) return;
-  choose_kernel<T><<<static_cast<unsigned>(in.num_queries * in.num_groups), kThreads, 0, stream>>>(in);
+  launch(choose_kernel<T>, static_cast<unsigned>(in.num_queries * in.num_groups), kThreads, 0, stream, in);
 }
 
 #define INSTANTIATE(T)                                                             \

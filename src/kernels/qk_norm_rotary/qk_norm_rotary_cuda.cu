@@ -210,8 +210,7 @@ __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, co
 // Shared memory holds the sums of d_q_norm and d_k_norm, [warps][2][head_dim]. Without norms it is empty.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient<T, A> out) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  A* all_sums = reinterpret_cast<A*>(shared);
+  A* all_sums = reinterpret_cast<A*>(dynamic_shared_memory<16>());
   const int64_t warps = blockDim.x / kWarp;
   const int64_t row = 2 * in.head_dim;
   A* sums = all_sums + threadIdx.x / kWarp * row;
@@ -270,8 +269,8 @@ void qk_norm_rotary_forward_cuda(const QkNormRotaryInput<T, A>& in, T* q, T* k, 
       fits_packs(in.num_pairs, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, q, k, v);
   with_pack<kPairPack>(packs, [&](auto pack) {
     const int64_t blocks = std::min(divide_up(num_items(in), kWarps), kMaxBlocks);
-    forward_kernel<T, A, decltype(pack)::value>
-        <<<static_cast<unsigned>(blocks), kWarps * kWarp, 0, stream>>>(in, q, k, v);
+    launch(forward_kernel<T, A, decltype(pack)::value>, static_cast<unsigned>(blocks), kWarps * kWarp, 0, stream,
+           in, q, k, v);
   });
 }
 
@@ -286,9 +285,8 @@ void qk_norm_rotary_backward_cuda(const QkNormRotaryInput<T, A>& in, const QkNor
   const bool packs = fits_packs(in.num_pairs, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm,
                                 out.d_q, out.d_k, out.d_v, out.d_qkv);
   with_pack<kPairPack>(packs, [&](auto pack) {
-    backward_kernel<T, A, decltype(pack)::value>
-        <<<static_cast<unsigned>(num_parts), static_cast<unsigned>(warps * kWarp), warps * warp_bytes,
-           stream>>>(in, out);
+    launch(backward_kernel<T, A, decltype(pack)::value>, static_cast<unsigned>(num_parts),
+           static_cast<unsigned>(warps * kWarp), warps * warp_bytes, stream, in, out);
   });
   if (!with_norm) return;
   add_parts(out.d_q_norm, out.partial, num_parts, in.head_dim, 2 * in.head_dim, stream);

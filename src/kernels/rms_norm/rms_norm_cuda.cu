@@ -43,10 +43,9 @@ __global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64
 // columns.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
-  extern __shared__ __align__(16) unsigned char shared[];
   __shared__ A scratch[kMaxWarps];
   A* part = in.partial + blockIdx.x * in.width;
-  A* sums = in_shared ? reinterpret_cast<A*>(shared) : part;
+  A* sums = in_shared ? reinterpret_cast<A*>(dynamic_shared_memory<16>()) : part;
   const int64_t first = threadIdx.x * kPack;
   const int64_t step = blockDim.x * kPack;
   const A zeros[kPack] = {};
@@ -106,8 +105,8 @@ void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t n
   with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, y, x, weight), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const auto blocks = static_cast<unsigned>(std::min(num_rows, kMaxBlocks));
-    forward_kernel<T, A, kPack><<<blocks, threads_for(width / kPack, kThreads), 0, stream>>>(
-        y, rstd, x, weight, num_rows, width, static_cast<A>(norm.eps), static_cast<A>(norm.weight_offset));
+    launch(forward_kernel<T, A, kPack>, blocks, threads_for(width / kPack, kThreads), 0, stream, y, rstd, x,
+           weight, num_rows, width, static_cast<A>(norm.eps), static_cast<A>(norm.weight_offset));
   });
 }
 
@@ -121,8 +120,8 @@ void rms_norm_backward_cuda(const RmsNormBackward<T, A>& in, CudaStream stream) 
       fits_packs(in.width, kFullPack<T>, in.d_x, in.y, in.partial, in.d_y, in.x, in.weight, in.residual);
   with_pack<kFullPack<T>>(packs, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
-    backward_kernel<T, A, kPack><<<static_cast<unsigned>(num_parts), threads_for(in.width / kPack, kThreads),
-                                   in_shared ? bytes : 0, stream>>>(in, in_shared);
+    launch(backward_kernel<T, A, kPack>, static_cast<unsigned>(num_parts),
+           threads_for(in.width / kPack, kThreads), in_shared ? bytes : 0, stream, in, in_shared);
   });
   add_parts(in.d_weight, in.partial, num_parts, in.width, in.width, stream);
 }

@@ -1,0 +1,20 @@
+// Takes the place of torch's header: the properties of the emulated device that the ops read.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+
+namespace at::cuda {
+
+struct DeviceProperties {
+  const char* name = "emulated H100";
+  size_t sharedMemPerBlockOptin = 227 << 10;
+};
+
+inline const DeviceProperties* getDeviceProperties(c10::DeviceIndex /*device*/) {
+  static constexpr DeviceProperties properties;
+  return &properties;
+}
+
+}  // namespace at::cuda

@@ -1,0 +1,19 @@
+// The functions of src/kernels/common/cuda_launch.cuh on a CPU.
+#pragma once
+
+#include "block.h"
+
+namespace bough {
+
+template <int alignment = 256>
+inline char* dynamic_shared_memory() {
+  return emulation::block->shared;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int64_t shared_bytes,
+            cudaStream_t /*stream*/, const Arguments&... arguments) {
+  emulation::run(blocks, threads, shared_bytes, [&] { kernel(static_cast<Parameters>(arguments)...); });
+}
+
+}  // namespace bough
