@@ -75,6 +75,8 @@ Finding check_version(const DriverFacts& driver, const BuildFacts& build) {
   const std::string shown =
       str(driver.version.empty() ? "version unknown" : driver.version,
           driver.cuda_version ? str(", CUDA ", cuda_version_text(driver.cuda_version)) : "");
+  if (driver.version.empty() && driver.cuda_version == 0)
+    return {"driver", shown, kWarning, "look at the next lines, and at the output of nvidia-smi"};
   const int least = least_driver(build.torch.cuda);
   if (least == 0) return {"driver", shown, kOk, ""};
   const int major = leading_number(build.torch.cuda);
@@ -333,7 +335,7 @@ std::vector<Finding> check_driver(const DriverFacts& driver, const BuildFacts& b
          str(driver.cuda_gpus, driver.cuda_gpus == 1 ? " GPU" : " GPUs",
              host.has_visible_devices ? str(", CUDA_VISIBLE_DEVICES is ", quoted(host.visible_devices)) : ""),
          kOk, ""});
-  if (!driver.nvml_error.empty() && driver.cuda_code != kDriverQueryFailed)
+  if (!driver.nvml_error.empty())
     rows.push_back({"NVML", driver.nvml_error, kWarning,
                     "free memory and other processes of the GPUs are unknown here: install "
                     "libnvidia-ml.so.1 of the driver, in a container with "

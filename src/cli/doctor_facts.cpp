@@ -22,6 +22,10 @@
 #include "env/sandbox.h"
 #include "kernels/common/cuda_library.h"
 #include "kernels/common/isa.h"
+#if __has_include("base/build_id.h")
+#include "base/build_id.h"
+#include "base/run_time_library.h"
+#endif
 
 namespace bough {
 
@@ -164,6 +168,19 @@ std::string without_prefix(std::string text) {
   return text;
 }
 
+// The program's build id and those of its libraries. No ids where the build has none.
+std::vector<std::pair<std::string, std::string>> read_build_ids(const fs::path& cuda_library) {
+  std::vector<std::pair<std::string, std::string>> ids;
+#if __has_include("base/build_id.h")
+  ids = {{"program", build_id()}, {"libbough_kernels.so", kernels_build_id()}};
+  std::vector<fs::path> files{cuda_library, find_run_time_library("libbough_nccl.so"),
+                              find_run_time_library("libbough_mpi.so")};
+  for (const fs::path& file : files)
+    if (!file.empty()) ids.emplace_back(file.filename().string(), build_id_of(file));
+#endif
+  return ids;
+}
+
 }  // namespace
 
 HostFacts read_host(const std::string& fileroot, const fs::path& root) {
@@ -208,6 +225,7 @@ BuildFacts read_build(bool opens, double seconds) {
     build.torch = parse_torch_version(read_file(file));
   build.cuda_architectures = BOUGH_CUDA_ARCHITECTURES;
   build.cuda_library = find_cuda_library();
+  build.build_ids = read_build_ids(build.cuda_library);
   if (build.cuda_library.empty()) return build;
   if (const fs::path nccl = build.cuda_library.parent_path() / "libbough_nccl.so"; has_file(nccl))
     build.nccl_library = nccl;

@@ -162,6 +162,12 @@ TEST(Doctor, NamesTheDriverOrThePackageThatCuda13Needs) {
   const Finding shadowed = row(check_driver(driver, good_build(), good_host()), "driver");
   EXPECT_EQ(shadowed.state, kMissing);
   expect_names(shadowed.remedy, {"libcuda.so.1 is older"});
+  driver.version = "";
+  driver.cuda_version = 0;
+  EXPECT_EQ(row(check_driver(driver, good_build(), good_host()), "driver").state, kWarning);
+  driver.version = "580.65.06";  // CUDA did not answer
+  EXPECT_EQ(row(check_driver(driver, good_build(), good_host()), "driver").state, kOk);
+  driver.cuda_version = 12080;
   BuildFacts build = good_build();
   build.torch.cuda = "12.8";
   EXPECT_EQ(row(check_driver(driver, build, good_host()), "driver").state, kOk);

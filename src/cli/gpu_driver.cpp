@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <utility>
 
 #include "base/child_process.h"
 #include "base/error.h"
@@ -178,19 +179,34 @@ DriverFacts query_driver(const Symbols& nvml, const std::string& nvml_error, con
 }
 
 DriverFacts query_driver(double seconds) {
-  const ChildResult result = run_in_child(
+  // Two processes: what NVML says helps if CUDA does not answer.
+  const ChildResult by_nvml = run_in_child(
       [] {
-        std::string nvml_error, cuda_error;
-        const Symbols nvml = open_symbols("libnvidia-ml.so.1", nvml_error);
-        const Symbols cuda = open_symbols("libcuda.so.1", cuda_error);
-        return dump_line(query_driver(nvml, nvml_error, cuda, cuda_error));
+        std::string error;
+        const Symbols nvml = open_symbols("libnvidia-ml.so.1", error);
+        return dump_line(query_driver(nvml, error, {}, ""));
       },
       seconds);
-  if (result.is_done) return parse_json(result.output, "the driver's answers").get<DriverFacts>();
   DriverFacts facts;
-  facts.nvml_error = facts.cuda_error = str("the process that asks the driver ", result.failure);
-  facts.cuda_code = kDriverQueryFailed;
-  return facts;
+  if (by_nvml.is_done) facts = parse_json(by_nvml.output, "NVML's answers").get<DriverFacts>();
+  else facts.nvml_error = str("the process that asks NVML ", by_nvml.failure);
+
+  const ChildResult by_cuda = run_in_child(
+      [&facts] {
+        std::string error;
+        const Symbols cuda = open_symbols("libcuda.so.1", error);
+        return dump_line(query_driver({}, facts.nvml_error, cuda, error));
+      },
+      seconds);
+  if (!by_cuda.is_done) {
+    facts.cuda_error = str("the process that asks CUDA ", by_cuda.failure);
+    facts.cuda_code = kDriverQueryFailed;
+    return facts;
+  }
+  DriverFacts cuda = parse_json(by_cuda.output, "CUDA's answers").get<DriverFacts>();
+  cuda.version = facts.version;
+  if (facts.nvml_error.empty()) cuda.gpus = std::move(facts.gpus);
+  return cuda;
 }
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuProcess, pid, bytes)

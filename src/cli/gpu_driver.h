@@ -34,7 +34,7 @@ struct Gpu {
 
 // Values of DriverFacts::cuda_code besides CUresult's.
 inline constexpr int kNoCudaLibrary = -1;      // libcuda.so.1 cannot be opened
-inline constexpr int kDriverQueryFailed = -2;  // the process that asked crashed or hung
+inline constexpr int kDriverQueryFailed = -2;  // the process that asked CUDA crashed or hung
 
 struct DriverFacts {
   std::string nvml_error;  // why NVML did not answer; "" if it did
@@ -55,8 +55,8 @@ using Symbols = std::function<void*(const char* function)>;
 DriverFacts query_driver(const Symbols& nvml, const std::string& nvml_error, const Symbols& cuda,
                          const std::string& cuda_error);
 
-// The same of this machine's libraries, in a child process of at most `seconds`. If it crashes or hangs, both
-// errors say so.
+// The same of this machine's libraries, in a child process of at most `seconds` for each library. If it crashes
+// or hangs, the error of this library says so.
 DriverFacts query_driver(double seconds);
 
 // For passing them from the child, and for `bough doctor --json`.

@@ -201,7 +201,7 @@ TEST(GpuDriver, PassesEveryFactFromTheChildProcess) {
   const Json json = facts;
   const Json again = parse_json(dump_line(json), "test").get<DriverFacts>();
   EXPECT_EQ(json, again);
-  EXPECT_EQ(json.at("gpus").at(0).size(), 13u);
+  EXPECT_EQ(json.at("gpus").at(0).size(), 14u);
   EXPECT_EQ(json.size(), 8u);
 }
 
