@@ -1,5 +1,5 @@
 // Memory of the host that this process may still use, with the limits of its control groups (containers,
-// Slurm jobs, systemd units). /proc/meminfo alone shows the memory of the whole machine inside a container.
+// Slurm jobs, systemd units). In a container, /proc/meminfo alone shows the memory of the whole machine.
 #pragma once
 
 #include <cstdint>

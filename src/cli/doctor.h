@@ -1,4 +1,5 @@
-// The checks of `bough doctor`: facts about this build and this machine, and the findings that follow from them.
+// The checks of `bough doctor`: facts about this build and this machine, and the findings that follow from
+// them.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +36,9 @@ struct TorchVersion {
 TorchVersion parse_torch_version(const std::string& text);
 
 struct BuildFacts {
-  std::string version;  // of Bough
-  std::vector<std::pair<std::string, std::string>>
-      build_ids;                       // file of the program or a library, its build id
-  std::filesystem::path torch_folder;  // of libtorch_cpu.so's wheel
+  std::string version;                                         // of Bough
+  std::vector<std::pair<std::string, std::string>> build_ids;  // file of the program or a library, its id
+  std::filesystem::path torch_folder;                          // of libtorch_cpu.so's wheel
   TorchVersion torch;
   std::string cuda_architectures;      // that the CUDA library is compiled for, such as "80 90a-real"
   std::filesystem::path cuda_library;  // empty: not installed

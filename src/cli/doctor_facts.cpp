@@ -92,7 +92,7 @@ int64_t soft_limit(__rlimit_resource_t resource) {
   return static_cast<int64_t>(limit.rlim_cur);
 }
 
-// Of the folder, or of the folder that exists above it.
+// Describes the folder, or the nearest folder above it that exists.
 DiskFacts read_disk(const std::string& what, const fs::path& path) {
   DiskFacts disk{.what = what};
   std::error_code error;
@@ -141,7 +141,7 @@ fs::path find_torch_folder() {
   return file.parent_path().parent_path();
 }
 
-// What the child process that opens the CUDA libraries reports.
+// Runs in the child process that opens the CUDA libraries, and returns its report.
 Json open_libraries(const fs::path& nccl_library) {
   Json found = {{"opens", false}, {"error", ""}, {"nccl_error", ""}, {"nccl_version", 0}};
   try {

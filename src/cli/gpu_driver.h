@@ -1,5 +1,6 @@
-// What the NVIDIA driver says about itself and its GPUs: through NVML (libnvidia-ml.so.1) and the driver's CUDA
-// library (libcuda.so.1), both opened at run time. Neither Bough's CUDA library nor libtorch_cuda is needed.
+// Asks the NVIDIA driver about itself and its GPUs, through NVML (libnvidia-ml.so.1) and the driver's CUDA
+// library (libcuda.so.1). Both are opened at run time. Neither Bough's CUDA library nor libtorch_cuda is
+// needed.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +56,8 @@ using Symbols = std::function<void*(const char* function)>;
 DriverFacts query_driver(const Symbols& nvml, const std::string& nvml_error, const Symbols& cuda,
                          const std::string& cuda_error);
 
-// The same of this machine's libraries, in a child process of at most `seconds` for each library. If it crashes
-// or hangs, the error of this library says so.
+// Asks this machine's libraries, each in a child process of at most `seconds`. If the process crashes or
+// hangs, the error of its library says so.
 DriverFacts query_driver(double seconds);
 
 // For passing them from the child, and for `bough doctor --json`.
