@@ -1,3 +1,4 @@
+// BOUGH_EMULATION_ASAN says that the kernels are compiled with AddressSanitizer. This file is not, for speed.
 #include "block.h"
 
 #include <sys/mman.h>
@@ -14,7 +15,7 @@
 
 #include "memory.h"
 
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -78,17 +79,17 @@ char* stack_of(size_t number) {
 
 void to_scheduler([[maybe_unused]] bool ends) {
   Thread* const self = thread;
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __sanitizer_start_switch_fiber(ends ? nullptr : &self->fake_stack, scheduler_stack, scheduler_stack_bytes);
 #endif
   bough_emulation_switch(&self->stack_pointer, scheduler_stack_pointer);
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __sanitizer_finish_switch_fiber(self->fake_stack, nullptr, nullptr);
 #endif
 }
 
 void thread_main() {
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
 #endif
   (*kernel_body)();
@@ -100,11 +101,11 @@ void thread_main() {
 
 void to_fiber(Thread& next) {
   thread = &next;
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __sanitizer_start_switch_fiber(&scheduler_fake_stack, stack_of(static_cast<size_t>(next.number)), kStackBytes);
 #endif
   bough_emulation_switch(&scheduler_stack_pointer, next.stack_pointer);
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 #endif
   thread = nullptr;
@@ -183,9 +184,9 @@ void run_grid(dim3 grid, dim3 threads, int64_t shared_bytes, Order order, uint32
   block = nullptr;
 }
 
-bool repeats() {
+uint64_t repeated_threads() {
   static const char* const wanted = std::getenv("BOUGH_EMULATION_REPEAT");
-  return wanted && std::strcmp(wanted, "1") == 0;
+  return wanted ? std::strtoull(wanted, nullptr, 10) : 0;
 }
 
 }  // namespace
@@ -196,7 +197,7 @@ void fail(const char* what) {
     std::fprintf(stderr, ", block %u %u %u, thread %d", block->index.x, block->index.y, block->index.z,
                  thread ? thread->number : -1);
   std::fprintf(stderr, "\n");
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __sanitizer_print_stack_trace();
 #endif
   std::abort();
@@ -236,7 +237,8 @@ void run(dim3 grid, dim3 threads, int64_t shared_bytes, const std::function<void
     std::abort();
   }
   kernel_body = &kernel;
-  if (!repeats()) return run_grid(grid, threads, shared_bytes, Order::kForward, kFill);
+  if (uint64_t{grid.x} * grid.y * grid.z * num_threads > repeated_threads())
+    return run_grid(grid, threads, shared_bytes, Order::kForward, kFill);
   const auto before = save_device_memory();
   run_grid(grid, threads, shared_bytes, Order::kForward, kFill);
   const auto after = save_device_memory();

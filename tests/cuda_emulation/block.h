@@ -78,9 +78,9 @@ void sync_threads();
 // Waits until all lanes of the warp are here. The last lane calls `compute` with the arguments and results of all.
 void meet(Meeting meeting, const void* in, void* out, void (*compute)(const void* const*, void* const*));
 
-// Runs the kernel. If BOUGH_EMULATION_REPEAT is 1, runs it three times on the same memory: with the threads in
-// three orders, and with two fills of shared memory and of device memory that nothing has written. A difference
-// in any byte of device memory ends the process.
+// Runs the kernel. A launch of at most BOUGH_EMULATION_REPEAT threads (an environment variable; 0 without it) runs three
+// times on the same memory: with the threads in three orders, and with two fills of shared memory and of device
+// memory that nothing has written. A difference in any byte of device memory ends the process.
 void run(dim3 grid, dim3 threads, int64_t shared_bytes, const std::function<void()>& kernel);
 
 template <class In, class Out>

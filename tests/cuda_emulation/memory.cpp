@@ -8,7 +8,7 @@
 #include "block.h"
 #include "races.h"
 
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -99,7 +99,7 @@ bool device_memory_equals(const DeviceMemory& memory, uint32_t fill) {
 // The memory ends where the dynamic shared memory ends, and begins at a multiple of kAlignment.
 char* begin_shared_memory(int64_t bytes, uint32_t fill) {
   alignas(kAlignment) static char memory[kMaxSharedBytes + kAlignment];
-#if __has_feature(address_sanitizer)
+#ifdef BOUGH_EMULATION_ASAN
   __asan_unpoison_memory_region(memory, sizeof memory);
   fill_with(memory, static_cast<size_t>(bytes), fill);
   __asan_poison_memory_region(memory + bytes, sizeof memory - static_cast<size_t>(bytes));

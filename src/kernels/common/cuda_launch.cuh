@@ -6,11 +6,13 @@
 
 namespace bough {
 
-// Returns the block's dynamic shared memory. The alignment of 256 bytes allows changing addresses in a row of 256
-// bytes by xor. Kernels of one file use the same alignment.
-template <int alignment = 256>
+// Declares the block's dynamic shared memory. A macro: with a function, ptxas schedules some kernels differently.
+#define BOUGH_DYNAMIC_SHARED(name, alignment) extern __shared__ __align__(alignment) char name[]
+
+// Returns the block's dynamic shared memory. The alignment allows changing addresses in a row of 256 bytes
+// by xor.
 __device__ inline char* dynamic_shared_memory() {
-  extern __shared__ __align__(alignment) char bough_shared_memory[];
+  BOUGH_DYNAMIC_SHARED(bough_shared_memory, 256);
   return bough_shared_memory;
 }
 

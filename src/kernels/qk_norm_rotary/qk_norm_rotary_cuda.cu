@@ -210,7 +210,8 @@ __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, co
 // Shared memory holds the sums of d_q_norm and d_k_norm, [warps][2][head_dim]. Without norms it is empty.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient<T, A> out) {
-  A* all_sums = reinterpret_cast<A*>(dynamic_shared_memory<16>());
+  BOUGH_DYNAMIC_SHARED(shared, 16);
+  A* all_sums = reinterpret_cast<A*>(shared);
   const int64_t warps = blockDim.x / kWarp;
   const int64_t row = 2 * in.head_dim;
   A* sums = all_sums + threadIdx.x / kWarp * row;

@@ -43,9 +43,10 @@ __global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64
 // columns.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
+  BOUGH_DYNAMIC_SHARED(shared, 16);
   __shared__ A scratch[kMaxWarps];
   A* part = in.partial + blockIdx.x * in.width;
-  A* sums = in_shared ? reinterpret_cast<A*>(dynamic_shared_memory<16>()) : part;
+  A* sums = in_shared ? reinterpret_cast<A*>(shared) : part;
   const int64_t first = threadIdx.x * kPack;
   const int64_t step = blockDim.x * kPack;
   const A zeros[kPack] = {};

@@ -5,7 +5,8 @@
 
 namespace bough {
 
-template <int alignment = 256>
+#define BOUGH_DYNAMIC_SHARED(name, alignment) char* const name = ::bough::emulation::block->shared
+
 inline char* dynamic_shared_memory() {
   return emulation::block->shared;
 }
