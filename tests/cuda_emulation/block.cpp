@@ -71,7 +71,8 @@ char* stack_of(size_t number) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     void* const memory = mmap(nullptr, page + kStackBytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) fail("no memory for a thread's stack");
+    if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0)
+      fail("no memory for a thread's stack");
     stacks->push_back(static_cast<char*>(memory) + page);
   }
   return (*stacks)[number];
@@ -102,7 +103,8 @@ void thread_main() {
 void to_fiber(Thread& next) {
   thread = &next;
 #ifdef BOUGH_EMULATION_ASAN
-  __sanitizer_start_switch_fiber(&scheduler_fake_stack, stack_of(static_cast<size_t>(next.number)), kStackBytes);
+  __sanitizer_start_switch_fiber(&scheduler_fake_stack, stack_of(static_cast<size_t>(next.number)),
+                                 kStackBytes);
 #endif
   bough_emulation_switch(&scheduler_stack_pointer, next.stack_pointer);
 #ifdef BOUGH_EMULATION_ASAN
@@ -231,9 +233,10 @@ void run(dim3 grid, dim3 threads, int64_t shared_bytes, const std::function<void
   const std::lock_guard lock(mutex);
   const unsigned num_threads = threads.x * threads.y * threads.z;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || num_threads == 0 ||
-      num_threads > kMaxThreads || num_threads % kLanes != 0 || shared_bytes < 0 || shared_bytes > kMaxSharedBytes) {
-    std::fprintf(stderr, "CUDA emulation: a launch of %u x %u x %u blocks, %u threads, %lld bytes\n", grid.x, grid.y,
-                 grid.z, num_threads, static_cast<long long>(shared_bytes));
+      num_threads > kMaxThreads || num_threads % kLanes != 0 || shared_bytes < 0 ||
+      shared_bytes > kMaxSharedBytes) {
+    std::fprintf(stderr, "CUDA emulation: a launch of %u x %u x %u blocks, %u threads, %lld bytes\n", grid.x,
+                 grid.y, grid.z, num_threads, static_cast<long long>(shared_bytes));
     std::abort();
   }
   kernel_body = &kernel;

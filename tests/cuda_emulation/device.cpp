@@ -169,9 +169,9 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> type,
                  std::optional<bool> /*pin*/, std::optional<c10::MemoryFormat> format) {
   return at::detail::empty_generic(sizes, &allocator(), kKeys, c10::dtype_or_default(type), format);
 }
-at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<c10::ScalarType> type,
-                         std::optional<c10::Layout> /*layout*/, std::optional<c10::Device> /*device*/,
-                         std::optional<bool> /*pin*/) {
+at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         std::optional<c10::ScalarType> type, std::optional<c10::Layout> /*layout*/,
+                         std::optional<c10::Device> /*device*/, std::optional<bool> /*pin*/) {
   return at::detail::empty_strided_generic(sizes, strides, &allocator(), kKeys, c10::dtype_or_default(type));
 }
 
@@ -184,8 +184,8 @@ at::Tensor as_cpu(const at::Tensor& tensor) {
   if (!on_device(tensor)) return tensor;
   const auto& storage = tensor.storage();
   auto shared = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                             c10::DataPtr(storage.mutable_data(), c10::kCPU),
-                             c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+                             c10::DataPtr(storage.mutable_data(), c10::kCPU), c10::GetAllocator(c10::kCPU),
+                             /*resizable=*/true);
   auto result = at::detail::make_tensor<c10::TensorImpl>(
       std::move(shared), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   auto* const impl = result.unsafeGetTensorImpl();
@@ -284,7 +284,9 @@ struct EmulatedCudaHooks final : CUDAHooksInterface {
   DeviceIndex exchangeDevice(DeviceIndex /*device*/) const override { return 0; }
   DeviceIndex maybeExchangeDevice(DeviceIndex /*device*/) const override { return 0; }
   void deviceSynchronize(DeviceIndex /*device*/) const override {}
-  bool isPinnedPtr(const void* data) const override { return bough::emulation::pinned_allocator().holds(data); }
+  bool isPinnedPtr(const void* data) const override {
+    return bough::emulation::pinned_allocator().holds(data);
+  }
   Allocator* getPinnedMemoryAllocator() const override { return &bough::emulation::pinned_allocator(); }
   Allocator* getCUDADeviceAllocator() const override { return &bough::emulation::allocator(); }
 };

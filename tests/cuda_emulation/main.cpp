@@ -28,7 +28,8 @@ std::string name_of(const testing::TestInfo& test) {
 // Fails tests that skip themselves.
 class NoSkips : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
-    if (result.skipped()) ADD_FAILURE() << "skipped on the emulated device; tests/cuda_emulation/main.cpp names such tests";
+    if (result.skipped())
+      ADD_FAILURE() << "skipped on the emulated device; tests/cuda_emulation/main.cpp names such tests";
   }
 };
 

@@ -109,7 +109,8 @@ char* begin_shared_memory(int64_t bytes, uint32_t fill) {
 #ifdef BOUGH_EMULATION_RACES
   [[maybe_unused]] static const bool checked = [] {
     check_shared_memory(memory, sizeof memory);
-    check_shared_memory(__start_bough_shared, static_cast<size_t>(__stop_bough_shared - __start_bough_shared));
+    check_shared_memory(__start_bough_shared,
+                        static_cast<size_t>(__stop_bough_shared - __start_bough_shared));
     return true;
   }();
 #endif

@@ -74,8 +74,8 @@ std::vector<Region>& regions() {
 }
 
 [[noreturn]] void report(const char* what, const Region& region, const char* p) {
-  std::fprintf(stderr, "CUDA emulation: race: %s, %s memory, byte %zu\n", what, region.shared ? "shared" : "device",
-               static_cast<size_t>(p - region.begin));
+  std::fprintf(stderr, "CUDA emulation: race: %s, %s memory, byte %zu\n", what,
+               region.shared ? "shared" : "device", static_cast<size_t>(p - region.begin));
   void* frames[12];
   backtrace_symbols_fd(frames, backtrace(frames, 12), STDERR_FILENO);
   fail("race");
@@ -112,7 +112,8 @@ void access(const void* address, size_t bytes, bool is_write) {
   for (const Region& r : regions())
     if (r.holds(p)) region = &r;
   if (!region) return;
-  const auto number = static_cast<uint32_t>(thread->number), warp_number = number / kLanes, lane = number % kLanes;
+  const auto number = static_cast<uint32_t>(thread->number), warp_number = number / kLanes,
+             lane = number % kLanes;
   const Time now{block->launch, block->serial, static_cast<uint32_t>(block->barriers),
                  static_cast<uint32_t>(warp().syncs)};
   const auto first = static_cast<size_t>(p - region->begin);
@@ -120,7 +121,8 @@ void access(const void* address, size_t bytes, bool is_write) {
     Cell& cell = region->cells[first + i];
     if (cell.write.launch == now.launch) {
       if (cell.write.block != now.block) {
-        if (!region->shared) report(is_write ? "two blocks write" : "read of another block's write", *region, p);
+        if (!region->shared)
+          report(is_write ? "two blocks write" : "read of another block's write", *region, p);
       } else if (cell.writer != number && cell.write.barriers == now.barriers &&
                  (cell.writer / kLanes != warp_number || cell.write.syncs == now.syncs)) {
         report(is_write ? "two threads write" : "read of another thread's write", *region, p);
@@ -189,13 +191,25 @@ void __tsan_func_entry(void* /*caller*/) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void** /*p*/, void* /*value*/) {}
 void __tsan_vptr_read(void** /*p*/) {}
-#define BOUGH_ACCESSES(n)                                                    \
-  void __tsan_read##n(void* p) { access(p, n, false); }                      \
-  void __tsan_write##n(void* p) { access(p, n, true); }                      \
-  void __tsan_unaligned_read##n(void* p) { access(p, n, false); }            \
-  void __tsan_unaligned_write##n(void* p) { access(p, n, true); }            \
-  void __tsan_read_write##n(void* p) { access(p, n, false), access(p, n, true); } \
-  void __tsan_unaligned_read_write##n(void* p) { access(p, n, false), access(p, n, true); }
+#define BOUGH_ACCESSES(n)                        \
+  void __tsan_read##n(void* p) {                 \
+    access(p, n, false);                         \
+  }                                              \
+  void __tsan_write##n(void* p) {                \
+    access(p, n, true);                          \
+  }                                              \
+  void __tsan_unaligned_read##n(void* p) {       \
+    access(p, n, false);                         \
+  }                                              \
+  void __tsan_unaligned_write##n(void* p) {      \
+    access(p, n, true);                          \
+  }                                              \
+  void __tsan_read_write##n(void* p) {           \
+    access(p, n, false), access(p, n, true);     \
+  }                                              \
+  void __tsan_unaligned_read_write##n(void* p) { \
+    access(p, n, false), access(p, n, true);     \
+  }
 BOUGH_ACCESSES(1)
 BOUGH_ACCESSES(2)
 BOUGH_ACCESSES(4)

@@ -49,8 +49,8 @@ void sum_of_squares_cuda(double* result, double* partial, const T* x, int64_t si
   if (num_parts > 0) {
     with_pack<kFullPack<T>>(fits_packs(size, kFullPack<T>, x), [&](auto pack) {
       constexpr int kPack = decltype(pack)::value;
-      launch(part_kernel<T, kPack>, static_cast<unsigned>(std::min(num_parts, kMaxBlocks)), kThreads, 0, stream,
-             partial, x, size, num_parts);
+      launch(part_kernel<T, kPack>, static_cast<unsigned>(std::min(num_parts, kMaxBlocks)), kThreads, 0,
+             stream, partial, x, size, num_parts);
     });
   }
   launch(last_kernel, 1, kLastThreads, 0, stream, result, partial, num_parts);

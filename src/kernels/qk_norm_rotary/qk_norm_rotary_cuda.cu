@@ -270,8 +270,8 @@ void qk_norm_rotary_forward_cuda(const QkNormRotaryInput<T, A>& in, T* q, T* k, 
       fits_packs(in.num_pairs, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, q, k, v);
   with_pack<kPairPack>(packs, [&](auto pack) {
     const int64_t blocks = std::min(divide_up(num_items(in), kWarps), kMaxBlocks);
-    launch(forward_kernel<T, A, decltype(pack)::value>, static_cast<unsigned>(blocks), kWarps * kWarp, 0, stream,
-           in, q, k, v);
+    launch(forward_kernel<T, A, decltype(pack)::value>, static_cast<unsigned>(blocks), kWarps * kWarp, 0,
+           stream, in, q, k, v);
   });
 }
 

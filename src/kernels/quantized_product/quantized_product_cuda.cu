@@ -122,8 +122,8 @@ void quantize_rows_cuda(int8_t* quantized, float* scale, const T* weight, int64_
                         CudaStream stream) {
   if (rows == 0) return;
   const auto blocks = static_cast<unsigned>(std::min(rows, kMaxBlocks));
-  launch(quantize_kernel<T>, blocks, threads_for(width, kQuantizeThreads), 0, stream, quantized, scale, weight,
-         rows, width);
+  launch(quantize_kernel<T>, blocks, threads_for(width, kQuantizeThreads), 0, stream, quantized, scale,
+         weight, rows, width);
 }
 template void quantize_rows_cuda<float>(int8_t*, float*, const float*, int64_t, int64_t, CudaStream);
 template void quantize_rows_cuda<double>(int8_t*, float*, const double*, int64_t, int64_t, CudaStream);

@@ -97,8 +97,8 @@ void swiglu_backward_cuda(T* d_gate_up, T* y, const T* d_y, const T* gate_up, in
     const auto kernel = activation == GateActivation::kSilu
                             ? backward_kernel<GateActivation::kSilu, T, kPack>
                             : backward_kernel<GateActivation::kGeluTanh, T, kPack>;
-    launch(kernel, blocks_for(num_rows, width / kPack), kThreads, 0, stream, d_gate_up, y, d_y, gate_up, num_rows,
-           width);
+    launch(kernel, blocks_for(num_rows, width / kPack), kThreads, 0, stream, d_gate_up, y, d_y, gate_up,
+           num_rows, width);
   });
 }
 

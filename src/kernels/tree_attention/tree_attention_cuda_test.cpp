@@ -70,8 +70,8 @@ TEST_F(CudaTreeAttention, MatchesTheReferenceInFp64) {
           AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 40, 4, 2, 64}, AttentionCase{130, 300, 6, 2, 64},
           AttentionCase{17, 129, 8, 1, 128}, AttentionCase{64, 64, 2, 2, 128},  // whole tiles
           AttentionCase{63, 65, 2, 1, 64},                                      // one row less, one row more
-          AttentionCase{90, 77, 4, 2, 80},  // narrower than a tile's rows
-          AttentionCase{90, 77, 3, 1, 5},   // no 16-byte packs
+          AttentionCase{90, 77, 4, 2, 80},                                      // narrower than a tile's rows
+          AttentionCase{90, 77, 3, 1, 5},                                       // no 16-byte packs
           AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for the kernels
       check_tree_attention(c, type, ++seed);
 }

@@ -50,7 +50,8 @@ inline void __syncthreads() {
 }
 
 inline void check_mask(unsigned mask) {
-  if (mask != ~0u) bough::emulation::fail("a warp operation of some lanes; the emulation knows those of all lanes");
+  if (mask != ~0u)
+    bough::emulation::fail("a warp operation of some lanes; the emulation knows those of all lanes");
 }
 
 inline void __syncwarp(unsigned mask = ~0u) {
