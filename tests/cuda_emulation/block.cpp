@@ -37,8 +37,8 @@ const void* scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
 const std::function<void()>* kernel_body = nullptr;
 
-// Saves the registers that a call must keep (System V ABI of x86-64) and the stack pointer, then goes on where `to`
-// was saved.
+// Saves the registers that a call must keep (System V ABI of x86-64) and the stack pointer, then goes on
+// where `to` was saved.
 extern "C" void bough_emulation_switch(void** save, void* to);
 asm(R"(
 .text

@@ -1,8 +1,8 @@
-// Runs a kernel on a CPU. The threads of a block are fibers of one OS thread: a thread runs until it must wait for
-// others at a barrier or in an operation of its warp. Blocks run one after another.
+// Runs a kernel on a CPU. The threads of a block are fibers of one OS thread: a thread runs until it must
+// wait for others at a barrier or in an operation of its warp. Blocks run one after another.
 //
-// A launch ends the process with a message if threads wait for others that never come, if lanes of a warp meet in
-// different operations, or if a thread ends before its asynchronous copies arrived.
+// A launch ends the process with a message if threads wait for others that never come, if lanes of a warp
+// meet in different operations, or if a thread ends before its asynchronous copies arrived.
 #pragma once
 
 #include <cstdint>
@@ -75,12 +75,14 @@ inline Warp& warp() {
 [[noreturn]] void fail(const char* what);
 
 void sync_threads();
-// Waits until all lanes of the warp are here. The last lane calls `compute` with the arguments and results of all.
+// Waits until all lanes of the warp are here. The last lane calls `compute` with the arguments and results
+// of all.
 void meet(Meeting meeting, const void* in, void* out, void (*compute)(const void* const*, void* const*));
 
-// Runs the kernel. A launch of at most BOUGH_EMULATION_REPEAT threads (an environment variable; 0 without it) runs three
-// times on the same memory: with the threads in three orders, and with two fills of shared memory and of device
-// memory that nothing has written. A difference in any byte of device memory ends the process.
+// Runs the kernel. A launch of at most BOUGH_EMULATION_REPEAT threads (an environment variable; 0 without
+// it) runs three times on the same memory: with the threads in three orders, and with two fills of shared
+// memory and of device memory that nothing has written. A difference in any byte of device memory ends the
+// process.
 void run(dim3 grid, dim3 threads, int64_t shared_bytes, const std::function<void()>& kernel);
 
 template <class In, class Out>

@@ -1,5 +1,5 @@
-// A stand-in for libtorch_cuda: one device of type CUDA whose memory is the host's. Our CUDA kernels find their
-// ops' tensors on device "cuda". Every other op runs its CPU kernel on the same memory.
+// A stand-in for libtorch_cuda: one device of type CUDA whose memory is the host's. Our CUDA kernels find
+// their ops' tensors on device "cuda". Every other op runs its CPU kernel on the same memory.
 //
 // Work runs at once, so streams and events have nothing to order.
 #include <ATen/EmptyTensor.h>
@@ -207,8 +207,9 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool /*non_blocking*
   return self;
 }
 
-// Runs the CPU kernel of an op on the memory of its arguments. A result that is one of the arguments stays so;
-// any other result is copied to the device. Refuses ops whose result is a view: they need a kernel above.
+// Runs the CPU kernel of an op on the memory of its arguments. A result that is one of the arguments stays
+// so; any other result is copied to the device. Refuses ops whose result is a view: they need a kernel
+// above.
 void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t num_arguments = schema.arguments().size(), first = stack->size() - num_arguments;

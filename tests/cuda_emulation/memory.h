@@ -1,8 +1,9 @@
-// Memory of the emulated device. Under AddressSanitizer an access beyond an allocation or beyond the shared memory
-// of a block is an error.
+// Memory of the emulated device. Under AddressSanitizer an access beyond an allocation or beyond the shared
+// memory of a block is an error.
 //
-// Fresh memory holds a fill that is NaN in fp32 and bf16, and a negative integer. Words that equal the fill count as
-// never written; kOtherFill (NaN, too; positive as an integer) takes their place in a repeated launch.
+// Fresh memory holds a fill that is NaN in fp32 and bf16, and a negative integer. Words that equal the fill
+// count as never written; kOtherFill (NaN, too; positive as an integer) takes their place in a repeated
+// launch.
 #pragma once
 
 #include <cstddef>

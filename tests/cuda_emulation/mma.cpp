@@ -1,12 +1,12 @@
-// "ldmatrix" and "mma" over the arguments of all lanes, written from the PTX ISA. Compiled without sanitizers, for
-// speed.
+// "ldmatrix" and "mma" over the arguments of all lanes, written from the PTX ISA. Compiled without
+// sanitizers, for speed.
 #include <kernels/common/cuda_mma.cuh>
 
 namespace bough::emulation {
 namespace {
 
-// Each lane's fragment of matrix m is the elements (lane / 4, 2 * (lane % 4)) and the next one of the row; with
-// .trans, row and column are exchanged. Lane 8 m + i has row i of matrix m.
+// Each lane's fragment of matrix m is the elements (lane / 4, 2 * (lane % 4)) and the next one of the row;
+// with .trans, row and column are exchanged. Lane 8 m + i has row i of matrix m.
 template <bool transposed>
 void exchange_elements(const void* const* rows, void* const* registers) {
   for (int lane = 0; lane < kLanes; ++lane)

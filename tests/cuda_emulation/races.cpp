@@ -1,6 +1,6 @@
 // Checks every access of a kernel to device memory and shared memory. clang compiles the kernels with
-// -fsanitize=thread, which calls the __tsan_* functions below before each access. ThreadSanitizer's own library is not
-// linked.
+// -fsanitize=thread, which calls the __tsan_* functions below before each access. ThreadSanitizer's own
+// library is not linked.
 //
 // Two accesses to the same bytes, one of them a write, by different threads of one launch are a race unless
 //   - a barrier of the block lies between them, or
@@ -26,8 +26,8 @@ namespace {
 
 constexpr size_t kDeviceBytes = size_t{16} << 30;  // of addresses; memory is used where something is written
 constexpr size_t kAlignment = 256;
-// Each byte has a cell, but of a longer access only every second byte is checked: only arrays of int8_t have smaller
-// elements.
+// Each byte has a cell, but of a longer access only every second byte is checked: only arrays of int8_t
+// have smaller elements.
 constexpr size_t kStep = 2;
 
 // When an access happened. `block` is the serial number among the blocks of all launches.

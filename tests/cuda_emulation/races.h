@@ -1,5 +1,5 @@
-// The race detector: memory whose accesses by kernels are checked against the barriers (races.cpp). Only the variant
-// of the emulation that is compiled with BOUGH_EMULATION_RACES has it.
+// The race detector: memory whose accesses by kernels are checked against the barriers (races.cpp). Only
+// the variant of the emulation that is compiled with BOUGH_EMULATION_RACES has it.
 #pragma once
 
 #include <cstddef>

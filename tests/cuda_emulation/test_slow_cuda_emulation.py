@@ -1,5 +1,5 @@
-"""All tests of src/kernels on the emulated device (docs/cuda_emulation.md), with repeated launches and with the race
-detector, and whether faults planted in the kernels are found."""
+"""All tests of src/kernels on the emulated device (docs/cuda_emulation.md), with repeated launches and with the
+race detector, and whether faults planted in the kernels are found."""
 
 import os
 import shlex
@@ -60,58 +60,94 @@ class Fault:
     old: str
     new: str
     cases: str
-    variant: str = "cuda_emulation"
+    variant: str
 
 
 TREE, PAGED = "tree_attention/tree_attention", "paged_attention/paged_attention"
+CHOICE = "page_choice/page_choice_cuda.cu"
+QUANTIZED = "quantized_product/quantized_product_cuda.cu"
+NORM = "rms_norm/rms_norm_cuda.cu"
 TREE_CASES = "CudaTreeAttention.MatchesTheReferenceInFp64"
 PAGED_CASES = "*PagedAttentionOn*cuda"
-SUM_CASES = "*RmsNormOn*cuda"
-ARRIVED = "      __syncthreads();  // this tile has arrived"
+NORM_CASES = "*RmsNormOn*cuda"
+ASAN, RACES = "cuda_emulation", "cuda_races"
+SYNC = "__syncthreads();"
+ARRIVED = "  // this tile has arrived"
+
+
+def fault(name, variant, cases, compiled, file, old, new="//"):
+    return Fault(name, file, compiled, old, new, cases, variant)
+
+
+def tree(name, variant, file, old, new="//"):
+    return fault(name, variant, TREE_CASES, TREE + "_cuda.cu", TREE + file, old, new)
+
+
+def paged(name, variant, file, old, new="//"):
+    return fault(name, variant, PAGED_CASES, PAGED + "_cuda.cu", PAGED + file, old, new)
+
 
 FAULTS = [
-    Fault("tree_forward_barrier", TREE + "_tiles.cuh", TREE + "_cuda.cu", ARRIVED, "      //", TREE_CASES),
-    Fault("tree_forward_wait", TREE + "_tiles.cuh", TREE + "_cuda.cu", "      wait_for_copies();", "", TREE_CASES),
-    Fault("tree_backward_barrier", TREE + "_backward_cuda.cuh", TREE + "_cuda.cu",
-          "    __syncthreads();  // this tile has arrived", "    //", TREE_CASES),
-    Fault("plain_tree_barrier", TREE + "_plain_cuda.cuh", TREE + "_cuda.cu",
-          "    __syncthreads();  // all threads have read the previous tile", "    //", TREE_CASES, "cuda_races"),
-    Fault("plain_tree_warp_barrier", TREE + "_plain_cuda.cuh", TREE + "_cuda.cu", "    __syncwarp();\n", "\n",
-          TREE_CASES, "cuda_races"),
-    Fault("paged_join_barrier", PAGED + "_tensor_cuda.cuh", PAGED + "_cuda.cu",
-          "  __syncthreads();  // all warps have read the last tile", "  //", PAGED_CASES, "cuda_races"),
-    Fault("paged_wait", PAGED + "_tensor_cuda.cuh", PAGED + "_cuda.cu", "    wait_for_copies();", "", PAGED_CASES),
-    Fault("paged_tile_barrier", PAGED + "_tensor_cuda.cuh", PAGED + "_cuda.cu",
-          "    __syncthreads();  // this tile has arrived", "    //", PAGED_CASES),
-    Fault("plain_paged_warp_barrier", PAGED + "_cuda.cu", PAGED + "_cuda.cu",
-          "    __syncwarp();  // all lanes have read", "    //", PAGED_CASES, "cuda_races"),
-    Fault("block_sum_barrier", "common/cuda_kernel.cuh", "rms_norm/rms_norm_cuda.cu",
-          "  __syncthreads();  // a former sum", "  //", SUM_CASES, "cuda_races"),
-    Fault("page_choice_barrier", "page_choice/page_choice_cuda.cu", "page_choice/page_choice_cuda.cu",
-          "  __syncthreads();  // all threads have read the previous counts", "  //", "CudaPageChoice.*", "cuda_races"),
-    Fault("quantized_row_barrier", "quantized_product/quantized_product_cuda.cu",
-          "quantized_product/quantized_product_cuda.cu",
-          "    __syncthreads();  // all threads have read the previous row's maxima", "    //",
-          "*QuantizedProductOn*cuda", "cuda_races"),
-    Fault("off_by_one", "rms_norm/rms_norm_cuda.cu", "rms_norm/rms_norm_cuda.cu",
-          "for (int64_t d = first; d < width; d += step) {\n      A x_d[kPack];",
-          "for (int64_t d = first; d <= width; d += step) {\n      A x_d[kPack];", SUM_CASES),
-    Fault("uninitialised_read", "rms_norm/rms_norm_cuda.cu", "rms_norm/rms_norm_cuda.cu",
-          "store(sums + d, zeros);", "if (d > 0) store(sums + d, zeros);", SUM_CASES),
-]  # fmt: skip
+    tree("tree_forward_barrier", RACES, "_tiles.cuh", SYNC + ARRIVED),
+    tree("tree_forward_wait", ASAN, "_tiles.cuh", "wait_for_copies();", ""),
+    tree("tree_backward_barrier", RACES, "_backward_cuda.cuh", SYNC + ARRIVED),
+    tree(
+        "plain_tree_barrier", RACES, "_plain_cuda.cuh", SYNC + "  // all threads have read the previous tile"
+    ),
+    tree("plain_tree_warp_barrier", RACES, "_plain_cuda.cuh", "__syncwarp();\n", "\n"),
+    paged("paged_join_barrier", RACES, "_tensor_cuda.cuh", SYNC + "  // all warps have read the last tile"),
+    paged("paged_wait", ASAN, "_tensor_cuda.cuh", "wait_for_copies();", ""),
+    paged("paged_tile_barrier", RACES, "_tensor_cuda.cuh", SYNC + ARRIVED),
+    paged("plain_paged_warp_barrier", RACES, "_cuda.cu", "__syncwarp();  // all lanes have read"),
+    fault("block_sum_barrier", RACES, NORM_CASES, NORM, "common/cuda_kernel.cuh", SYNC + "  // a former sum"),
+    fault(
+        "page_choice_barrier",
+        RACES,
+        "CudaPageChoice.*",
+        CHOICE,
+        CHOICE,
+        SYNC + "  // all threads have read the previous counts",
+    ),
+    fault(
+        "quantized_row_barrier",
+        RACES,
+        "*QuantizedProductOn*cuda",
+        QUANTIZED,
+        QUANTIZED,
+        SYNC + "  // all threads have read the previous row's maxima",
+    ),
+    fault(
+        "off_by_one",
+        ASAN,
+        NORM_CASES,
+        NORM,
+        NORM,
+        "d < width; d += step) {\n      A x_d[kPack];",
+        "d <= width; d += step) {\n      A x_d[kPack];",
+    ),
+    fault(
+        "uninitialised_read",
+        ASAN,
+        NORM_CASES,
+        NORM,
+        NORM,
+        "store(sums + d, zeros);",
+        "if (d > 0) store(sums + d, zeros);",
+    ),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault, tmp_path):
-    folder = BUILD / fault.variant
+@pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: planted.name)
+def test_a_planted_fault_is_found(planted, tmp_path):
+    folder = BUILD / planted.variant
     shutil.copytree(ROOT / "src" / "kernels", tmp_path / "src" / "kernels")
-    path = tmp_path / "src" / "kernels" / fault.file
+    path = tmp_path / "src" / "kernels" / planted.file
     text = path.read_text()
-    assert text.count(fault.old) >= 1, f"{fault.file} has no {fault.old!r}; plant the fault elsewhere"
-    path.write_text(text.replace(fault.old, fault.new, 1))
+    assert text.count(planted.old) >= 1, f"{planted.file} has no {planted.old!r}; plant the fault elsewhere"
+    path.write_text(text.replace(planted.old, planted.new, 1))
 
     sources = ROOT / "src"
-    built = str(folder / "objects" / Path(fault.compiled).name) + ".o"
+    built = str(folder / "objects" / Path(planted.compiled).name) + ".o"
     object_file, library = str(tmp_path / "object.o"), str(tmp_path / "libbough_cuda.so")
     for target, output in ((built, object_file), (str(folder / "libbough_cuda.so"), library)):
         command = last_command(target)
@@ -125,10 +161,9 @@ def test_a_planted_fault_is_found(fault, tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
     program = tmp_path / "kernels_test"
     shutil.copy(folder / "kernels_test", program)
-    repeated = REPEATED if fault.variant == "cuda_emulation" else "0"
-    done = run(program, fault.cases, repeated)
-    assert done.returncode != 0, f"{fault.name} was not found:\n{done.stdout[-2000:]}"
-    print(fault.name, *[line for line in done.stderr.splitlines() if "emulation:" in line or "ERROR" in line][:1])
+    repeated = REPEATED if planted.variant == "cuda_emulation" else "0"
+    done = run(program, planted.cases, repeated)
+    assert done.returncode != 0, f"{planted.name} was not found:\n{done.stdout[-2000:]}"
 
 
 def last_command(target):

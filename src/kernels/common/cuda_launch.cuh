@@ -6,7 +6,8 @@
 
 namespace bough {
 
-// Declares the block's dynamic shared memory. A macro: with a function, ptxas schedules some kernels differently.
+// Declares the block's dynamic shared memory. A macro: with a function, ptxas schedules some kernels
+// differently.
 #define BOUGH_DYNAMIC_SHARED(name, alignment) \
   extern __shared__ __align__(alignment)      \
   char name[]

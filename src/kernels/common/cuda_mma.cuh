@@ -1,5 +1,5 @@
-// Functions for PTX instructions of the tensor cores (sm_80 and up). tests/cuda_emulation has the same functions
-// with bodies for a CPU.
+// Functions for PTX instructions of the tensor cores (sm_80 and up). tests/cuda_emulation has the same
+// functions with bodies for a CPU.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"); in a warp, row = lane / 4, pair = 2 · (lane % 4):
 //   A [16][16]: a0 = (row, pair), a1 = (row + 8, pair), a2 = (row, pair + 8), a3 = (row + 8, pair + 8)

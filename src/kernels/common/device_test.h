@@ -20,7 +20,7 @@ namespace bough {
 // Opens the CUDA library before the first tensor of any test, because libtorch looks for a GPU only once and
 // starts its autograd threads only once. reason() says why tests on CUDA are skipped; it is empty if they
 // run. If the driver and the library exist but opening fails, this is a test failure, because a skip would
-// hide a fault. The main program of tests/cuda_emulation sets BOUGH_EMULATED_CUDA, because it needs no driver.
+// hide a fault. The main program of tests/cuda_emulation sets BOUGH_EMULATED_CUDA: its device has no driver.
 class CudaEnvironment : public ::testing::Environment {
  public:
   void SetUp() override {

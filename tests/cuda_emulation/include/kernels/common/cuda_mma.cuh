@@ -50,8 +50,8 @@ inline void wait_for_copies() {
 
 namespace emulation {
 
-// A lane's arguments of "mma"; its results are c. Element i of a register array is in register i / 2, for even i in the
-// lower half.
+// A lane's arguments of "mma"; its results are c. Element i of a register array is in register i / 2, for
+// even i in the lower half.
 struct Factors {
   uint32_t a[4], b[2];
   float c[4];
