@@ -69,8 +69,8 @@ function(bough_emulation variant)
   set(libs $<TARGET_FILE:bough_kernels> $<TARGET_FILE:bough_base> ${torch_libs})
   add_custom_command(OUTPUT ${folder}/libbough_cuda.so
     COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} -shared ${objects} ${ARG_LINK_FLAGS} ${libs}
-      -o ${folder}/libbough_cuda.so
-    DEPENDS ${objects} bough_kernels bough_base
+      -Wl,-T,${emulation_source}/shared_memory.ld -o ${folder}/libbough_cuda.so
+    DEPENDS ${objects} ${emulation_source}/shared_memory.ld bough_kernels bough_base
     COMMENT "Linking ${variant}/libbough_cuda.so" VERBATIM COMMAND_EXPAND_LISTS)
   add_custom_command(OUTPUT ${folder}/kernels_test
     COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} ${main_object} $<TARGET_OBJECTS:kernels_test> -rdynamic -Wl,--no-as-needed

@@ -12,9 +12,9 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-// The bounds of the section that holds the arrays declared with __shared__.
-extern "C" char __start_bough_shared[] __attribute__((weak));
-extern "C" char __stop_bough_shared[] __attribute__((weak));
+// Defined in shared_memory.ld.
+extern "C" __attribute__((visibility("hidden"))) char bough_shared_begin[];
+extern "C" __attribute__((visibility("hidden"))) char bough_shared_end[];
 
 namespace bough::emulation {
 
@@ -29,9 +29,12 @@ std::map<char*, size_t>& allocations() {
   return *instance;
 }
 
-// Also fills the bytes after the last whole word.
+// Also fills the bytes after the last whole word. Volatile, because AddressSanitizer checks calls of memset and
+// memcpy, and the red zones between shared variables are filled as well.
 void fill_with(char* to, size_t bytes, uint32_t fill) {
-  for (size_t i = 0; i < bytes; i += 4) std::memcpy(to + i, &fill, std::min<size_t>(4, bytes - i));
+  size_t i = 0;
+  for (; i + 4 <= bytes; i += 4) *reinterpret_cast<volatile uint32_t*>(to + i) = fill;
+  for (; i < bytes; ++i) *reinterpret_cast<volatile char*>(to + i) = static_cast<char>(fill >> (8 * (i % 4)));
 }
 
 uint32_t word_at(const char* p) {
@@ -109,13 +112,11 @@ char* begin_shared_memory(int64_t bytes, uint32_t fill) {
 #ifdef BOUGH_EMULATION_RACES
   [[maybe_unused]] static const bool checked = [] {
     check_shared_memory(memory, sizeof memory);
-    check_shared_memory(__start_bough_shared,
-                        static_cast<size_t>(__stop_bough_shared - __start_bough_shared));
+    check_shared_memory(bough_shared_begin, static_cast<size_t>(bough_shared_end - bough_shared_begin));
     return true;
   }();
 #endif
-  if (__start_bough_shared)
-    fill_with(__start_bough_shared, static_cast<size_t>(__stop_bough_shared - __start_bough_shared), fill);
+  fill_with(bough_shared_begin, static_cast<size_t>(bough_shared_end - bough_shared_begin), fill);
   return memory;
 }
 

@@ -1,4 +1,4 @@
-"""All tests of src/kernels on the emulated device (docs/cuda_emulation.md), with repeated launches and with the
+"""All tests of src/kernels on the emulated device (docs/cuda_emulation.md), with repeated launches and the
 race detector, and whether faults planted in the kernels are found."""
 
 import os
@@ -25,7 +25,7 @@ def built():
 
 def run(program, cases, repeated="0", timeout=3600):
     return subprocess.run(
-        [program, f"--gtest_filter={cases}", "--gtest_brief=1"],
+        [program, f"--gtest_filter={cases}", "--gtest_brief=1", "--gtest_fail_fast"],
         capture_output=True,
         text=True,
         errors="replace",

@@ -18,8 +18,9 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-// One section, so that each block can begin with filled memory.
-#define __shared__ static __attribute__((section("bough_shared")))
+// One section (shared_memory.ld), so that each block can begin with filled memory. AddressSanitizer puts no
+// red zones between variables of a section whose name is an identifier, hence the dot.
+#define __shared__ static __attribute__((section(".bough_shared")))
 
 #define threadIdx (::bough::emulation::thread->index)
 #define blockIdx (::bough::emulation::block->index)
