@@ -110,6 +110,15 @@ def test_gates_and_sanitized_tests_run_on_request(checkout: Checkout):
     assert "--layout" in (checkout.root / "build/test-results/layout.log").read_text()
 
 
+def test_tests_on_the_emulated_device_are_counted(checkout: Checkout):
+    body = "sys.exit(0 if 'cuda' in sys.argv[-1] and os.environ['BOUGH_EMULATION_REPEAT'] else 1)"
+    checkout.gtest("kernels", body, gtest_report("passed", "passed"))
+    (checkout.root / "build" / "cuda_emulation").mkdir()
+    (checkout.programs / "kernels_test").rename(checkout.root / "build" / "cuda_emulation" / "kernels_test")
+    status, last, text = checkout.run("cuda_emulation")
+    assert (status, last) == (0, "2 passed, 0 failed, 0 skipped"), text
+
+
 def test_goes_on_after_a_failure_and_shows_it(checkout: Checkout):
     checkout.gtest("base", "sys.exit(1)", gtest_report("failed", "passed"))
     checkout.gtest("tree", "", gtest_report("passed"))
