@@ -44,18 +44,21 @@ add_library(bough_cuda SHARED ${cuda_ops} $<TARGET_OBJECTS:bough_cuda_kernels>)
 set_target_properties(bough_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
 target_include_directories(bough_cuda SYSTEM PRIVATE ${site_packages}/nvidia/cu13/include)
 target_link_libraries(bough_cuda PRIVATE
-  bough_kernels ${BOUGH_TORCH_DIR}/lib/libtorch_cuda.so ${BOUGH_TORCH_DIR}/lib/libc10_cuda.so)
+  bough_build_id bough_kernels ${BOUGH_TORCH_DIR}/lib/libtorch_cuda.so ${BOUGH_TORCH_DIR}/lib/libc10_cuda.so)
 
 # libbough_nccl.so: collectives between GPUs (src/comm/communicator.h). Built if the wheel has NCCL. The
 # process has already loaded this library's dependencies when it opens the library.
 find_library(BOUGH_NCCL NAMES libnccl.so.2 PATHS ${site_packages}/nvidia/nccl/lib NO_DEFAULT_PATH)
 find_library(BOUGH_CUDART NAMES libcudart.so.13 PATHS ${site_packages}/nvidia/cu13/lib NO_DEFAULT_PATH)
 if(NOT BOUGH_NCCL OR NOT BOUGH_CUDART)
-  message(STATUS "No NCCL library: the torch wheel's is not found; ranks with GPUs talk through the host's memory")
+  message(WARNING "No NCCL library: no libnccl.so.2 and libcudart.so.13 in ${site_packages}/nvidia. This build "
+    "refuses several ranks on GPUs; install nvidia-nccl-cu13, as the torch wheel requires it")
   return()
 endif()
 add_library(bough_nccl SHARED ${CMAKE_SOURCE_DIR}/src/comm/nccl_communicator.cpp)
 set_target_properties(bough_nccl PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
 target_include_directories(bough_nccl SYSTEM PRIVATE
   ${site_packages}/nvidia/cu13/include ${site_packages}/nvidia/nccl/include)
-target_link_libraries(bough_nccl PRIVATE bough_comm ${BOUGH_NCCL} ${BOUGH_CUDART})
+target_link_libraries(bough_nccl PRIVATE bough_build_id bough_comm ${BOUGH_NCCL} ${BOUGH_CUDART})
+# The program opens both libraries by name. Whoever builds the CUDA library needs this one beside it.
+add_dependencies(bough_cuda bough_nccl)

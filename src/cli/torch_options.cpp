@@ -2,6 +2,9 @@
 
 #include <ATen/Parallel.h>
 
+#include <string_view>
+
+#include "base/build_id.h"
 #include "base/error.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
@@ -55,6 +58,11 @@ at::ScalarType parse_dtype(const std::string& name) {
 }
 
 TorchSetup set_up_torch(const TorchOptions& options) {
+  if (std::string_view(kernels_build_id()) != build_id())
+    throw UserError(str("libbough_kernels.so is of another build: got build id ", kernels_build_id(),
+                        ", expected ", build_id(),
+                        ", that of this program; LD_LIBRARY_PATH may name the folder of another Bough: "
+                        "unset it, or build all targets"));
   install_cpu_allocator();
   const char* const by_device = options.device == "cuda" ? "bf16" : "fp32";
   TorchSetup setup{parse_dtype(options.dtype.empty() ? by_device : options.dtype), at::kCPU};

@@ -6,15 +6,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <thread>
 
+#include "base/build_id.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "base/mutex.h"
+#include "base/run_time_library.h"
 
 namespace bough {
 
@@ -374,58 +374,54 @@ bool is_mpi_rank() {
 }
 
 namespace {
-// Searches the program's folder, then the folder lib beside it. Returns an empty path if there is no such
-// file.
-std::filesystem::path find_library(const char* name) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (const fs::path& candidate : {folder / name, folder.parent_path() / "lib" / name})
-    if (fs::is_regular_file(candidate, ignored)) return candidate;
-  return {};
-}
-
 constexpr const char* kMpiLibrary = "libbough_mpi.so";
-
-// RTLD_GLOBAL, because MPI's own plug-ins look up libmpi's symbols in the process. Bough never closes it.
-void* open_library(const std::filesystem::path& path, const char* remedy) {
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (library) return library;
-  const char* const reason = dlerror();
-  throw UserError(str("several ranks: cannot open ", quoted(path.string()), ": ",
-                      reason ? reason : "no reason", "; ", remedy, ", or use one rank"));
-}
+constexpr const char* kNcclLibrary = "libbough_nccl.so";
 }  // namespace
 
 bool has_mpi_library() {
-  return !find_library(kMpiLibrary).empty();
+  return !find_run_time_library(kMpiLibrary).empty();
 }
 
 std::unique_ptr<Communicator> mpi_communicator() {
-  const std::filesystem::path path = find_library(kMpiLibrary);
+  const std::filesystem::path path = find_run_time_library(kMpiLibrary);
   if (path.empty())
     throw UserError(
         str("several ranks: ", kMpiLibrary,
             " is neither beside the program nor in its lib folder. Only a build with Open MPI has it: "
             "install libopenmpi-dev and build again, use --launcher processes, or use one rank"));
-  void* const library = open_library(path, "install Open MPI's libraries (openmpi-bin, libopenmpi3)");
+  // MPI's own plug-ins look up libmpi's symbols in the process.
+  void* const library = open_run_time_library(
+      {.path = path,
+       .build_id = build_id(),
+       .purpose = "several ranks",
+       .remedy = "install Open MPI's libraries (openmpi-bin, libopenmpi3), or use --launcher processes",
+       .rebuild = "bough and bough_mpi"});
   auto* const make = reinterpret_cast<Communicator* (*)()>(dlsym(library, "bough_mpi_communicator"));
   BOUGH_CHECK(make, kMpiLibrary, " has no function bough_mpi_communicator");
   return std::unique_ptr<Communicator>(make());
 }
 
-std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host) {
-  constexpr const char* kName = "libbough_nccl.so";
-  const std::filesystem::path path = find_library(kName);
-  if (path.empty()) {
-    log_warning(str("this build has no ", kName,
-                    ": ranks on GPUs communicate through the host's memory, which is slower"));
-    return host;
-  }
-  void* const library = open_library(path, "install a CUDA build of PyTorch with NCCL");
+std::filesystem::path find_nccl_library() {
+  return find_run_time_library(kNcclLibrary);
+}
+
+std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host,
+                                                const std::filesystem::path& path) {
+  if (path.empty() && host->size() == 1) return host;
+  if (path.empty())
+    throw UserError(str("several ranks on GPUs: ", kNcclLibrary,
+                        " is neither beside the program nor in its lib folder, got ", host->size(),
+                        " ranks; build the target bough_cuda, which brings it, with the package "
+                        "nvidia-nccl-cu13 installed, or use one rank or device cpu"));
+  void* const library =
+      open_run_time_library({.path = path,
+                             .build_id = build_id(),
+                             .purpose = "several ranks on GPUs",
+                             .remedy = "install a CUDA build of PyTorch with NCCL, or use one rank",
+                             .rebuild = "bough and bough_nccl"});
   auto* const make =
       reinterpret_cast<Communicator* (*)(Communicator*)>(dlsym(library, "bough_nccl_communicator"));
-  BOUGH_CHECK(make, kName, " has no function bough_nccl_communicator");
+  BOUGH_CHECK(make, kNcclLibrary, " has no function bough_nccl_communicator");
   return std::unique_ptr<Communicator>(make(host.release()));
 }
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -113,9 +114,12 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 std::unique_ptr<Communicator> mpi_communicator();
 bool has_mpi_library();  // whether libbough_mpi.so is beside the program or in ../lib
 // Returns a group of the same ranks as `host` that also takes GPU buffers, through NCCL. A collective call.
-// Call it after CUDA has been initialized. Opens libbough_nccl.so. If this build has no such library, logs a
-// warning and returns `host`. Throws UserError if the library exists but cannot be opened.
-std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host);
+// Call it after CUDA has been initialized. Opens libbough_nccl.so. If this build has no such library, returns
+// a `host` of one rank, and throws UserError for several ranks: gradients through host memory would be many
+// times slower. Throws UserError if the library cannot be opened.
+std::filesystem::path find_nccl_library();  // empty if it is neither beside the program nor in ../lib
+std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host,
+                                                const std::filesystem::path& path = find_nccl_library());
 // Returns whether mpirun, or srun with PMIx, started this process as a rank. False for torchrun's workers,
 // even if mpirun or srun started torchrun and the workers inherit their environment variables.
 bool is_mpi_rank();

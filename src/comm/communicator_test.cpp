@@ -1,7 +1,13 @@
 #include "comm/communicator.h"
 
+#include <unistd.h>
+
 #include <map>
 
+#include "base/base_test_util.h"
+#include "base/build_id.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "base/mutex.h"
 #include "comm/communicator_test_cases.h"
 #include "comm/store_communicator.h"
@@ -118,6 +124,29 @@ TEST_F(StoreCommunicatorTest, NoticesARankThatDiesOrFails) {
   } catch (const IoError&) {
   }
   EXPECT_EQ(failure_of(*others[0]), "rank 1 of 2 has failed");
+}
+
+TEST(NcclCommunicator, IsRefusedForSeveralRanksIfItsLibraryIsMissing) {
+  EXPECT_EQ(nccl_communicator(single_communicator(), {})->size(), 1);
+  auto ranks = thread_communicators(2);
+  try {
+    nccl_communicator(std::move(ranks[0]), {});
+    FAIL() << "expected UserError";
+  } catch (const UserError& error) {
+    expect_names(error.what(), {"libbough_nccl.so", "got 2 ranks", "bough_cuda", "nvidia-nccl-cu13"});
+  }
+}
+
+TEST(NcclCommunicator, IsRefusedIfItsLibraryIsOfAnotherBuild) {
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / str("nccl", ::getpid(), ".so");
+  write_file_atomically(path, str("\x7f", "ELF bough build id \n bough build id 0123456789abcdef"));
+  try {
+    nccl_communicator(single_communicator(), path);
+    ADD_FAILURE() << "expected UserError";
+  } catch (const UserError& error) {
+    expect_names(error.what(), {path.string(), "0123456789abcdef", build_id(), "bough_nccl"});
+  }
+  std::filesystem::remove(path);
 }
 
 }  // namespace

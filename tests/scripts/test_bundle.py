@@ -77,3 +77,29 @@ def test_it_never_replaces_a_folder_that_is_no_bundle(bundle: Path, bough_progra
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "is not a bundle" in done.stderr
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def refused(folder: Path, **libraries: str) -> str:
+    """What scripts/bundle says about a build folder with these texts for libraries."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib").mkdir()
+    (folder / "bin" / "bough").write_text("bough build id 0123456789abcdef")
+    for name, text in libraries.items():
+        (folder / "lib" / f"libbough_{name}.so").write_text(text)
+    command = [ROOT / "scripts" / "bundle", "--build-dir", folder, "--out", folder / "out"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and not (folder / "out").exists()
+    return done.stderr
+
+
+def test_the_cuda_library_comes_with_that_of_nccl(bundle: Path, tmp_path: Path):
+    names = {path.name for path in (bundle / "lib").iterdir()}
+    assert "libbough_cuda.so" not in names or "libbough_nccl.so" in names
+    same = "bough build id 0123456789abcdef"
+    assert "build the target bough_nccl" in refused(tmp_path, cuda=same)
+
+
+def test_libraries_of_another_build_are_refused(tmp_path: Path):
+    other = "bough build id 0123456789abcdee"
+    message = refused(tmp_path, cuda=other, nccl=other)
+    assert "bough 0123456789abcdef, libbough_cuda.so 0123456789abcdee" in message

@@ -144,6 +144,24 @@ def test_the_wheel_is_well_formed(wheel: Path):
         assert not [name for name in names if re.search(r"lib(torch|c10|cu|nv)\w*\.so", name)]
 
 
+def test_the_wheel_has_every_library_of_the_build(wheel: Path, bough_program: Path):
+    build = bough_program.parents[1]
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {Path(name).name for name in archive.namelist() if "/lib/libbough_" in name}
+    assert packed == {path.name for path in (build / "lib").glob("libbough_*.so")}
+    assert "libbough_cuda.so" not in packed or "libbough_nccl.so" in packed
+
+
+def test_whoever_builds_the_cuda_library_gets_that_of_nccl(bough_program: Path):
+    """scripts/build and scripts/wheel name only the target bough_cuda."""
+    build = bough_program.parents[1]
+    if not re.search(r"^build bough_cuda: phony", (build / "build.ninja").read_text(), re.M):
+        pytest.skip("this build was configured without nvcc")
+    command = [ROOT / ".venv/bin/ninja", "-C", build, "-t", "inputs", "bough_cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "lib/libbough_nccl.so" in done.stdout.split()
+
+
 def test_a_build_for_this_machine_alone_is_refused(bough_program: Path, tmp_path: Path):
     cache = "CMAKE_CXX_FLAGS:STRING=-O2 -march=native\n"
     (tmp_path / "CMakeCache.txt").write_text(cache)

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/build_id.h"
 #include "base/error.h"
+#include "base/run_time_library.h"
 
 namespace bough {
 
@@ -22,11 +24,11 @@ fs::path program_folder() {
 }  // namespace
 
 fs::path find_cuda_library() {
-  const fs::path folder = program_folder();
-  std::error_code error;
-  for (const fs::path& path : {folder / kName, folder.parent_path() / "lib" / kName})
-    if (fs::is_regular_file(path, error)) return path;
-  return {};
+  return find_run_time_library(kName);
+}
+
+const char* kernels_build_id() {
+  return build_id();
 }
 
 void open_cuda_library() {
@@ -35,14 +37,12 @@ void open_cuda_library() {
     throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()),
                         " nor in ", quoted((program_folder().parent_path() / "lib").string()),
                         "; build Bough with nvcc installed, or use device cpu"));
-  // The library is opened with RTLD_GLOBAL, so that libraries opened later find the same libtorch_cuda. The
-  // library is never closed.
-  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    const char* reason = dlerror();
-    throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ",
-                        reason ? reason : "no reason given",
-                        "; install a CUDA build of torch, or use device cpu"));
-  }
+  // Libraries that are opened later find the same libtorch_cuda.
+  open_run_time_library({.path = path,
+                         .build_id = build_id(),
+                         .purpose = "device cuda",
+                         .remedy = "install a CUDA build of torch, or use device cpu",
+                         .rebuild = "bough and bough_cuda"});
   if (!at::hasCUDA())
     throw UserError(
         "device cuda: found no GPU, expected one that the NVIDIA driver knows (nvidia-smi lists it); "

@@ -5,16 +5,20 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <utility>
 
 namespace bough {
 
 // Opens the library in the program's folder or in ../lib, and registers its kernels. Call it before the
 // first tensor is created, because libtorch looks for CUDA only once. Idempotent. Throws UserError if the
-// library is missing or cannot be opened, or if libtorch finds no GPU.
+// library is missing, cannot be opened or is of another build, or if libtorch finds no GPU.
 void open_cuda_library();
 
 // Returns the library's file, or an empty path if it is not installed.
 std::filesystem::path find_cuda_library();
+
+// The build id of libbough_kernels.so (base/build_id.h).
+const char* kernels_build_id();
 
 // A CUDA graph: work on the current device that is recorded once and replayed as a whole. A pass of many
 // small kernels then costs one launch.
