@@ -169,7 +169,7 @@ Cell attention_cell(const AttentionCells& cells, const Kind& kind, int64_t token
   const std::vector<int32_t> end_local = ends(tokens, stack_rows, piece);
   const KeyEnds key_ends = upload_key_ends(end_local, stack_rows, kind.device());
   std::vector<QuerySegment> segments;
-  if (vendor_attends_runs(kind.device(), scalar_type(kind), width))
+  if (vendor_attends_runs(kind.device(), scalar_type(kind), width, /*same_bits=*/false))
     segments = cut_into_segments(end_local, stack_rows);
   upload_segments(segments, kind.device());
   TreeAttentionInput in{
@@ -185,7 +185,7 @@ Cell attention_cell(const AttentionCells& cells, const Kind& kind, int64_t token
         segments.empty() ? tree_attention_forward(in) : tree_attention_forward_by_segments(in, segments);
     const Time middle = now(kind);
     if (segments.empty()) tree_attention_backward(in, out, d_o, d_k, d_v);
-    else tree_attention_backward_by_segments(in, out, d_o, d_k, d_v, segments, false);
+    else tree_attention_backward_by_segments(in, out, d_o, d_k, d_v, segments);
     return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now(kind))};
   }};
 }

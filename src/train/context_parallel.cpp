@@ -119,7 +119,7 @@ TreeAttentionOutput ContextPass::forward(const LayerInput& in, bool verify_rows)
 }
 
 TreeAttentionGradient ContextPass::backward(const LayerInput& in, const TreeAttentionOutput& out,
-                                            const at::Tensor& d_o, bool same_bits) const {
+                                            const at::Tensor& d_o) const {
   const PrefixKvStack& stack = in.stack;
   const int64_t layer = in.layer;
   if (keeps_rows_) {
@@ -137,10 +137,10 @@ TreeAttentionGradient ContextPass::backward(const LayerInput& in, const TreeAtte
                                       out.lse_TN.narrow(0, piece.at, length)};
     const at::Tensor d_o_piece = d_o.narrow(0, piece.at, length);
     const at::Tensor d_k = stack.d_k(layer, 0, first), d_v = stack.d_v(layer, 0, first);
-    const TreeAttentionGradient d = piece.segments.empty()
-                                        ? tree_attention_backward(input, own_out, d_o_piece, d_k, d_v)
-                                        : tree_attention_backward_by_segments(input, own_out, d_o_piece, d_k,
-                                                                              d_v, piece.segments, same_bits);
+    const TreeAttentionGradient d =
+        piece.segments.empty()
+            ? tree_attention_backward(input, own_out, d_o_piece, d_k, d_v)
+            : tree_attention_backward_by_segments(input, own_out, d_o_piece, d_k, d_v, piece.segments);
     own.d_q_TNH.narrow(0, piece.at, length).copy_(d.d_q_TNH);
     stack.d_k(layer, first, length).add_(d.d_k_TGH);
     stack.d_v(layer, first, length).add_(d.d_v_TGH);

@@ -66,9 +66,9 @@ class ContextPass {
   void keep_rows() { keeps_rows_ = true; }
   // Adds this rank's contribution to the key and value gradients on the stack. Returns d_q, d_k and d_v of
   // this rank's tokens; d_k and d_v are sums over the ranks. An undefined d_o means that no rank's queries
-  // have a gradient; d_q is then undefined too. same_bits: ExecutorOptions.
-  TreeAttentionGradient backward(const LayerInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o,
-                                 bool same_bits) const;
+  // have a gradient; d_q is then undefined too.
+  TreeAttentionGradient backward(const LayerInput& in, const TreeAttentionOutput& out,
+                                 const at::Tensor& d_o) const;
 
  private:
   struct Piece {

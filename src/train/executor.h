@@ -37,7 +37,7 @@ struct ExecutorOptions {
   // (kernels/tree_attention/tree_attention_segments.h). 0: kLeastRun if there is a kernel of the GPU's vendor
   // for such runs, otherwise one call computes all queries.
   int64_t least_run = 0;
-  bool same_bits = false;  // gradients are deterministic, also those of the GPU vendor's kernel
+  bool same_bits = false;  // gradients are deterministic: the GPU vendor's attention is not used
   // Page selection of tokens that are marked as sampled (mark_sampled), as in generation under this policy.
   // CPU only.
   SparsePolicy sparse = {};

@@ -331,7 +331,6 @@ class PlanExecution {
                            .ends = input_.ends,
                            .scale = model_.config().attention_scale(),
                            .segments = input_.segments,
-                           .same_bits = options_.same_bits || options_.verify_recompute,
                            .shared = input_.shared};
     if (backward_ && recomputes_layers(block.keep)) {
       pass.recomputes_layers = true;
@@ -359,7 +358,9 @@ class PlanExecution {
 
   int64_t least_run() const {
     if (options_.least_run > 0) return options_.least_run;
-    return vendor_attends_runs(model_.device(), model_.dtype(), model_.config().head_dim) ? kLeastRun : 0;
+    return vendor_attends_runs(model_.device(), model_.dtype(), model_.config().head_dim, options_.same_bits)
+               ? kLeastRun
+               : 0;
   }
 
   // Runs the model: on tokens (first stage) or on the previous stage's hidden states.

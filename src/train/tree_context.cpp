@@ -156,7 +156,7 @@ TreeAttentionGradient gradient(Pass& pass, int64_t layer, const TreeAttentionInp
     return tree_attention_backward_sparse(input, out, d_o, d_k, d_v, {*pass.pages, pass.choice->chooser},
                                           pass.choice->chosen[layer]);
   if (pass.segments.empty()) return tree_attention_backward(input, out, d_o, d_k, d_v);
-  return tree_attention_backward_by_segments(input, out, d_o, d_k, d_v, pass.segments, pass.same_bits);
+  return tree_attention_backward_by_segments(input, out, d_o, d_k, d_v, pass.segments);
 }
 
 struct AttendFunction : torch::autograd::Function<AttendFunction> {
@@ -183,8 +183,7 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     const auto round = [&](const at::Tensor& x) { return x.defined() ? x.to(k.scalar_type()) : x; };
     if (pass.shared) {
       const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0].contiguous() : at::Tensor();
-      d = pass.shared->backward({*pass.stack, layer, q, k, saved[2], pass.scale}, {saved[3], saved[4]}, d_o,
-                                pass.same_bits);
+      d = pass.shared->backward({*pass.stack, layer, q, k, saved[2], pass.scale}, {saved[3], saved[4]}, d_o);
       return {d.d_q_TNH, round(d.d_k_TGH), round(d.d_v_TGH), {}, {}};
     }
     // The outputs' gradient is undefined if backward came here only through the anchor. This happens in the

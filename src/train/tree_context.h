@@ -86,7 +86,6 @@ class TreeContext : public AttentionContext {
     bool is_batch_invariant = false;
     // Long runs of queries use the GPU vendor's kernel. Empty: one kernel call computes all queries.
     std::vector<QuerySegment> segments = {};
-    bool same_bits = false;  // gradients are deterministic, also those of the GPU vendor's kernel
     // Page selection of the pass's queries: which queries select, and the lists by layer. The first forward
     // writes the lists and a recompute reads them.
     struct Choice {

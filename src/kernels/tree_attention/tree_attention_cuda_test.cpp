@@ -128,7 +128,7 @@ TEST_F(CudaTreeAttention, BySegmentsHasASimilarError) {
       out[run] = tree_attention_forward_by_segments(in, segments);
       d_k[run] = zeros(at::kFloat);
       d_v[run] = zeros(at::kFloat);
-      d[run] = tree_attention_backward_by_segments(in, out[run], d_o, d_k[run], d_v[run], segments, true);
+      d[run] = tree_attention_backward_by_segments(in, out[run], d_o, d_k[run], d_v[run], segments);
     }
     const auto no_worse = [](const at::Tensor& got, const at::Tensor& own_got, const at::Tensor& want) {
       const auto error = [&](const at::Tensor& x) {
@@ -145,7 +145,7 @@ TEST_F(CudaTreeAttention, BySegmentsHasASimilarError) {
     EXPECT_CLOSE(d_k[0], d_k_expected, at::kBFloat16);
     EXPECT_CLOSE(d_v[0], d_v_expected, at::kBFloat16);
     EXPECT_SAME_BITS(out[0].o_TNH, out[1].o_TNH);
-    EXPECT_SAME_BITS(d[0].d_q_TNH, d[1].d_q_TNH);
+    // FlashAttention-2 adds d_q with atomics, so its last bits may differ (vendor_attends_runs()).
     EXPECT_SAME_BITS(d[0].d_k_TGH, d[1].d_k_TGH);
     EXPECT_SAME_BITS(d_k[0], d_k[1]);
   }

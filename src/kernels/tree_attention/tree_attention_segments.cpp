@@ -1,6 +1,5 @@
 #include "kernels/tree_attention/tree_attention_segments.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
@@ -99,27 +98,11 @@ TreeAttentionOutput run_forward(const TreeAttentionInput& in) {
   return {std::get<0>(out).squeeze(0), std::get<1>(out).squeeze(0).t()};
 }
 
-class DeterministicGuard {
- public:
-  explicit DeterministicGuard(bool wanted)
-      : before_(at::globalContext().deterministicAlgorithms()),
-        warns_(at::globalContext().deterministicAlgorithmsWarnOnly()) {
-    if (wanted) at::globalContext().setDeterministicAlgorithms(true, false);
-  }
-  ~DeterministicGuard() { at::globalContext().setDeterministicAlgorithms(before_, warns_); }
-  DeterministicGuard(const DeterministicGuard&) = delete;
-  DeterministicGuard& operator=(const DeterministicGuard&) = delete;
-
- private:
-  const bool before_, warns_;
-};
-
 // Adds the gradients of the earlier tokens' keys and values to d_k_earlier and d_v_earlier.
 TreeAttentionGradient run_backward(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                    const at::Tensor& d_o, const at::Tensor& d_k_earlier,
-                                   const at::Tensor& d_v_earlier, bool same_bits) {
+                                   const at::Tensor& d_v_earlier) {
   if (!in.q_TNH.is_cuda()) return tree_attention_backward(in, out, d_o, d_k_earlier, d_v_earlier);
-  const DeterministicGuard guard(same_bits);
   const at::Tensor k = with_own(in.k_stack_PGH, in.k_TGH), v = with_own(in.v_stack_PGH, in.v_TGH);
   const at::Tensor no_dropout = at::empty({2}, in.q_TNH.options().dtype(at::kLong));  // is never read
   auto [d_q, d_k, d_v] = at::_flash_attention_backward(
@@ -184,7 +167,7 @@ void upload_segments(std::vector<QuerySegment>& segments, at::Device device) {
   upload.send();
 }
 
-bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim) {
+bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim, bool same_bits) {
   static const bool own = [] {
     const char* const wanted = std::getenv("BOUGH_CUDA_ATTENTION");
     if (!wanted || std::string_view(wanted) == "vendor") return false;
@@ -192,7 +175,8 @@ bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t 
     throw UserError(
         str("environment variable BOUGH_CUDA_ATTENTION: got '", wanted, "', expected own or vendor"));
   }();
-  return !own && device.is_cuda() && type == at::kBFloat16 && head_dim <= 256 && head_dim % 8 == 0;
+  return !own && !same_bits && device.is_cuda() && type == at::kBFloat16 && head_dim <= 256 &&
+         head_dim % 8 == 0;
 }
 
 TreeAttentionOutput tree_attention_forward_by_segments(const TreeAttentionInput& in,
@@ -210,10 +194,12 @@ TreeAttentionOutput tree_attention_forward_by_segments(const TreeAttentionInput&
   return out;
 }
 
-TreeAttentionGradient tree_attention_backward_by_segments(
-    const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
-    const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH,
-    const std::vector<QuerySegment>& segments, bool same_bits) {
+TreeAttentionGradient tree_attention_backward_by_segments(const TreeAttentionInput& in,
+                                                          const TreeAttentionOutput& out,
+                                                          const at::Tensor& d_o_TNH,
+                                                          const at::Tensor& d_k_stack_PGH,
+                                                          const at::Tensor& d_v_stack_PGH,
+                                                          const std::vector<QuerySegment>& segments) {
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto options = in.k_TGH.options().dtype(accumulator_type(in.k_TGH.scalar_type()));
   TreeAttentionGradient d{at::empty_like(in.q_TNH), at::zeros(in.k_TGH.sizes(), options),
@@ -226,7 +212,7 @@ TreeAttentionGradient tree_attention_backward_by_segments(
                      d_v_earlier = at::zeros(part.k_stack_PGH.sizes(), options);
     const TreeAttentionOutput part_out{own(out.o_TNH), own(out.lse_TN)};
     const TreeAttentionGradient part_d =
-        segment.is_run ? run_backward(part, part_out, own(d_o_TNH), d_k_earlier, d_v_earlier, same_bits)
+        segment.is_run ? run_backward(part, part_out, own(d_o_TNH), d_k_earlier, d_v_earlier)
                        : tree_attention_backward(part, part_out, own(d_o_TNH), d_k_earlier, d_v_earlier);
     own(d.d_q_TNH).copy_(part_d.d_q_TNH);
     own(d.d_k_TGH).add_(part_d.d_k_TGH);

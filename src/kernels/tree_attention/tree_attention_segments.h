@@ -51,18 +51,24 @@ void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
 // Whether FlashAttention-2 computes runs: on CUDA, for bf16 heads of up to 256, a multiple of 8, unless the
 // environment variable BOUGH_CUDA_ATTENTION is "own". Throws UserError if the variable is set to anything but
 // "own" or "vendor".
-bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim);
+//
+// If same_bits, Bough's kernels compute them, whose sums have a fixed order. FlashAttention-2 adds gradients
+// of queries with atomics, unless at::globalContext().deterministicAlgorithms() is true. This flag is the
+// process's: while it is set, operators of an engine on another thread also read it, and throw or compute
+// other bits. libtorch exports no function that takes the choice as an argument.
+bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim, bool same_bits);
 
 // Compute what tree_attention_forward and _backward compute, segment by segment. `ends` of the segments must
 // be set: by upload_segments(), or by add_segments() and upload.send(). end_local and spans of the input are
 // not read. On CUDA, runs use FlashAttention-2, so vendor_attends_runs() must be true. On the CPU, for tests,
-// runs use the kernels of tree_attention.h. If same_bits, the backward of runs on CUDA adds in a fixed order,
-// which is slower.
+// runs use the kernels of tree_attention.h.
 TreeAttentionOutput tree_attention_forward_by_segments(const TreeAttentionInput& input,
                                                        const std::vector<QuerySegment>& segments);
-TreeAttentionGradient tree_attention_backward_by_segments(
-    const TreeAttentionInput& input, const TreeAttentionOutput& output, const at::Tensor& d_o_TNH,
-    const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH,
-    const std::vector<QuerySegment>& segments, bool same_bits);
+TreeAttentionGradient tree_attention_backward_by_segments(const TreeAttentionInput& input,
+                                                          const TreeAttentionOutput& output,
+                                                          const at::Tensor& d_o_TNH,
+                                                          const at::Tensor& d_k_stack_PGH,
+                                                          const at::Tensor& d_v_stack_PGH,
+                                                          const std::vector<QuerySegment>& segments);
 
 }  // namespace bough

@@ -137,6 +137,13 @@ TEST(TreeAttention, ARunSeesAllKeysOfItsPathAndSegmentsCoverThePass) {
   }
 }
 
+TEST(TreeAttention, TheVendorsKernelIsLeftOutWhereSameBitsAreWanted) {
+  const at::Device gpu(at::kCUDA);
+  EXPECT_TRUE(vendor_attends_runs(gpu, at::kBFloat16, 128, /*same_bits=*/false));
+  EXPECT_FALSE(vendor_attends_runs(gpu, at::kBFloat16, 128, /*same_bits=*/true));
+  EXPECT_FALSE(vendor_attends_runs(at::kCPU, at::kBFloat16, 128, /*same_bits=*/false));
+}
+
 TEST(TreeAttention, BySegmentsMatchesReference) {
   unsigned seed = 400;
   int num_runs = 0, num_others = 0;
@@ -154,7 +161,7 @@ TEST(TreeAttention, BySegmentsMatchesReference) {
       EXPECT_CLOSE(out.lse_TN, expected.lse_TN, at::kDouble);
       auto d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
       const auto d =
-          tree_attention_backward_by_segments(r.in, out, r.d_o, r.d_k_stack, r.d_v_stack, segments, false);
+          tree_attention_backward_by_segments(r.in, out, r.d_o, r.d_k_stack, r.d_v_stack, segments);
       const auto d_expected = tree_attention_backward_reference(r.in, expected, r.d_o, d_k_stack, d_v_stack);
       EXPECT_CLOSE(d.d_q_TNH, d_expected.d_q_TNH, at::kDouble);
       EXPECT_CLOSE(d.d_k_TGH, d_expected.d_k_TGH, at::kDouble);
