@@ -168,7 +168,7 @@ at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor&
 }
 
 // Returns the graph of this key, captured if it is new, with `work` set for the next replay. nullptr if
-// `work` exceeds the graph's capacities or the device has no graphs.
+// `work` exceeds the graph's capacities, the device has no graphs or it could not be captured.
 ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& work) {
   const auto [size, has_large, has_merges] = key;
   Captured& pass = graphs_[key];
@@ -187,13 +187,11 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& wo
     graphs_.erase(key);
     return nullptr;
   }
-  if (!device_graphs_) device_graphs_ = make_device_graphs();
-  if (!device_graphs_) return nullptr;
-  pass.graph = device_graphs_->capture([&] {
+  pass.graph = device_graphs_.capture([&] {
     pass.hidden_TD =
         model_.forward(inputs_2T_[0].narrow(0, 0, size), inputs_2T_[1].narrow(0, 0, size), *pass.attention);
   });
-  return &pass;
+  return pass.graph ? &pass : nullptr;
 }
 
 }  // namespace bough

@@ -104,8 +104,8 @@ class ForwardPass {
   PagedShape shape_;
   AttentionPath path_;
   int64_t max_decode_;
-  at::Tensor inputs_2T_, parts_;                 // of graphs: tokens and positions; partial results
-  std::unique_ptr<DeviceGraphs> device_graphs_;  // before graphs_: destroyed after them
+  at::Tensor inputs_2T_, parts_;  // of graphs: tokens and positions; partial results
+  OptionalGraphs device_graphs_;  // before graphs_: destroyed after them
   std::map<Key, Captured> graphs_;
   PagesRead pages_read_;
 };

@@ -4,6 +4,8 @@
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -16,10 +18,46 @@ namespace bough {
 
 namespace {
 
+// A graph that can be given up while it is recorded. CUDAGraph itself ends a recording only if the stream can
+// end it without an error. Otherwise the allocator would stay in the graph's memory pool.
+class RecordedGraph final : public at::cuda::CUDAGraph, public StreamRecorder {
+ public:
+  // num_discarded: counts the recordings that were given up and still hold the pool open.
+  RecordedGraph(at::cuda::MempoolId_t pool, c10::cuda::CUDAStream stream, int64_t& num_discarded)
+      : pool_id_(pool), stream_(stream), num_discarded_(num_discarded) {}
+
+  // Other threads may allocate during the capture.
+  void begin() override { capture_begin(pool_id_, cudaStreamCaptureModeThreadLocal); }
+  void end() override { capture_end(); }
+
+  void discard() noexcept override {
+    // If the recording has ended and making the graph failed, the destructor does what is left.
+    if (capture_ended_) return;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t recorded = nullptr;
+    if (cudaStreamIsCapturing(stream_, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone)
+      cudaStreamEndCapture(stream_,
+                           &recorded);  // an error says that the recording is invalid, which is known
+    if (recorded) cudaGraphDestroy(recorded);
+    cudaGetLastError();  // so that the next call does not report the error
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(stream_.device_index(), pool_id_);
+      ++num_discarded_;
+    } catch (const std::exception&) {  // begin() failed before the allocator entered the pool
+    }
+  }
+
+ private:
+  const at::cuda::MempoolId_t pool_id_;
+  const c10::cuda::CUDAStream stream_;
+  int64_t& num_discarded_;
+};
+
 class CudaGraph : public DeviceGraph {
  public:
-  CudaGraph(const std::function<void()>& work, at::cuda::MempoolId_t pool) {
-    static const auto stream = c10::cuda::getStreamFromPool();
+  CudaGraph(const std::function<void()>& work, at::cuda::MempoolId_t pool, int64_t& num_discarded)
+      : graph_(pool, recording_stream(), num_discarded) {
+    const auto stream = recording_stream();
     const auto current = c10::cuda::getCurrentCUDAStream();
     BOUGH_CHECK(current.device_index() == stream.device_index(),
                 "CUDA graphs: expected one device per process, got devices ", int(current.device_index()),
@@ -27,36 +65,42 @@ class CudaGraph : public DeviceGraph {
     order(current, stream);
     {
       const c10::cuda::CUDAStreamGuard guard(stream);
-      work();
-      // Other threads may allocate during the capture.
-      graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
-      work();
-      graph_.capture_end();
+      record(graph_, work);
     }
     order(stream, current);
   }
   void replay() override { graph_.replay(); }
 
  private:
+  static c10::cuda::CUDAStream recording_stream() {
+    static const auto stream = c10::cuda::getStreamFromPool();
+    return stream;
+  }
+
   static void order(const c10::cuda::CUDAStream& first, const c10::cuda::CUDAStream& second) {
     at::cuda::CUDAEvent event;
     event.record(first);
     event.block(second);
   }
 
-  at::cuda::CUDAGraph graph_;
+  RecordedGraph graph_;
 };
 
 // Each object has a memory pool of its own. libtorch closes a pool when the last graph recorded into it is
 // destroyed, and no graph can be recorded into a closed pool.
 class CudaGraphs : public DeviceGraphs {
  public:
+  ~CudaGraphs() override {
+    for (; num_discarded_ > 0; --num_discarded_)
+      c10::cuda::CUDACachingAllocator::releasePool(c10::cuda::current_device(), pool_);
+  }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
-    return std::make_unique<CudaGraph>(work, pool_);
+    return std::make_unique<CudaGraph>(work, pool_, num_discarded_);
   }
 
  private:
   const at::cuda::MempoolId_t pool_ = at::cuda::graph_pool_handle();
+  int64_t num_discarded_ = 0;
 };
 
 }  // namespace

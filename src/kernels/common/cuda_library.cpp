@@ -8,6 +8,7 @@
 
 #include "base/build_id.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/run_time_library.h"
 
 namespace bough {
@@ -56,6 +57,33 @@ std::unique_ptr<DeviceGraphs> make_device_graphs() {
   // was opened with RTLD_GLOBAL.
   auto* const make = reinterpret_cast<DeviceGraphs* (*)()>(dlsym(RTLD_DEFAULT, "bough_cuda_graphs"));
   return std::unique_ptr<DeviceGraphs>(make ? make() : nullptr);
+}
+
+void record(StreamRecorder& recorder, const std::function<void()>& work) {
+  work();
+  try {
+    recorder.begin();
+    work();
+    recorder.end();
+  } catch (...) {
+    recorder.discard();
+    throw;
+  }
+}
+
+std::unique_ptr<DeviceGraph> OptionalGraphs::capture(const std::function<void()>& work) {
+  if (make_) graphs_ = std::exchange(make_, nullptr)();
+  if (!graphs_ || has_failed_) return nullptr;
+  try {
+    return graphs_->capture(work);
+  } catch (const std::exception& error) {
+    has_failed_ = true;
+    log_warning(
+        str("CUDA graphs: a pass could not be recorded, so new passes run without graphs, which is "
+            "slower; the cause: ",
+            error.what()));
+    return nullptr;
+  }
 }
 
 }  // namespace bough

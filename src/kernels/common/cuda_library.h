@@ -43,4 +43,34 @@ class DeviceGraphs {
 // Returns nullptr if libbough_cuda.so is not open, or if the environment variable BOUGH_CUDA_GRAPHS is 0.
 std::unique_ptr<DeviceGraphs> make_device_graphs();
 
+// The calls with which a stream is recorded. For capture() of DeviceGraphs.
+class StreamRecorder {
+ public:
+  virtual ~StreamRecorder() = default;
+  virtual void begin() = 0;
+  virtual void end() = 0;
+  // Ends a recording that failed in begin(), in the work or in end(), and drops it. The stream and the memory
+  // pool can be used as before. Does not throw.
+  virtual void discard() noexcept = 0;
+};
+// Runs `work` once, then records it. If anything throws, the stream does not stay recording, and the
+// exception is rethrown.
+void record(StreamRecorder& recorder, const std::function<void()>& work);
+
+// Graphs for an owner that also works without them.
+class OptionalGraphs {
+ public:
+  using Maker = std::function<std::unique_ptr<DeviceGraphs>()>;
+  explicit OptionalGraphs(Maker make = make_device_graphs) : make_(std::move(make)) {}
+
+  // Like DeviceGraphs::capture(). Returns nullptr if the device has no graphs, or if this or an earlier
+  // capture threw. The first exception is logged as a warning.
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);
+
+ private:
+  Maker make_;  // empty after its call
+  std::unique_ptr<DeviceGraphs> graphs_;
+  bool has_failed_ = false;
+};
+
 }  // namespace bough
