@@ -1,6 +1,7 @@
 #include "kernels/common/cuda_library.h"
 
 #include <ATen/Context.h>
+#include <c10/core/AllocatorConfig.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -24,6 +25,12 @@ fs::path program_folder() {
 }
 }  // namespace
 
+void set_expandable_segments() {
+  for (const char* const name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
+    if (std::getenv(name)) return;
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+}
+
 fs::path find_cuda_library() {
   return find_run_time_library(kName);
 }
@@ -44,6 +51,7 @@ void open_cuda_library() {
                          .purpose = "device cuda",
                          .remedy = "install a CUDA build of torch, or use device cpu",
                          .rebuild = "bough and bough_cuda"});
+  set_expandable_segments();
   if (!at::hasCUDA())
     throw UserError(
         "device cuda: found no GPU, expected one that the NVIDIA driver knows (nvidia-smi lists it); "

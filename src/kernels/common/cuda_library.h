@@ -14,6 +14,13 @@ namespace bough {
 // library is missing, cannot be opened or is of another build, or if libtorch finds no GPU.
 void open_cuda_library();
 
+// Lets libtorch's allocator of GPU memory grow segments in place, unless the user has set
+// PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF. Each pass has a new size, and between fixed segments memory
+// is lost. The memory pools of CUDA graphs use such segments, too: libtorch excludes only pools with an
+// allocator of their own (DeviceCachingAllocator::malloc in c10/cuda/CUDACachingAllocator.cpp).
+// open_cuda_library() calls it before the first allocation.
+void set_expandable_segments();
+
 // Returns the library's file, or an empty path if it is not installed.
 std::filesystem::path find_cuda_library();
 

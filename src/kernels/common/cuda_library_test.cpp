@@ -1,5 +1,8 @@
 #include "kernels/common/cuda_library.h"
 
+#include <c10/core/AllocatorConfig.h>
+
+#include <cstdlib>
 #include <stdexcept>
 
 #include "kernels/common/device_test.h"
@@ -9,6 +12,19 @@ namespace {
 
 TEST(CudaLibrary, OpensWithoutAGpu) {
   expect_cuda_kernels({});
+}
+
+TEST(CudaLibrary, MemoryGrowsInPlaceUnlessTheUserChose) {
+  using Settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+  for (const char* const name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
+    setenv(name, "max_split_size_mb:100", 1);
+    set_expandable_segments();
+    EXPECT_FALSE(Settings::use_expandable_segments()) << name;
+    unsetenv(name);
+  }
+  set_expandable_segments();
+  EXPECT_TRUE(Settings::use_expandable_segments());
 }
 
 class FakeRecorder final : public StreamRecorder {
