@@ -5,27 +5,33 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/common/device.h"
 #include "models/lora.h"
 
 namespace bough {
 
+Bytes kv_memory_of_each(const Bytes& kv_memory, at::Device device, double device_share, int64_t count,
+                        const std::function<int64_t()>& free) {
+  if (!kv_memory.is_auto()) return {kv_memory.count / count};
+  if (device.is_cpu()) return kv_memory;
+  return {static_cast<int64_t>(device_share * static_cast<double>(free()) / static_cast<double>(count))};
+}
+
 AdapterEngines::AdapterEngines(const Model& base,
                                const std::map<std::string, std::filesystem::path>& adapters,
                                EmbeddedEngineOptions options) {
-  const auto count = static_cast<int64_t>(adapters.size()) + 1;
-  if (!options.settings.kv_memory.is_auto()) options.settings.kv_memory.count /= count;
-  options.device_share /= static_cast<double>(count);
-  const auto add = [&](const std::string& name, std::unique_ptr<Model> model) {
-    auto engine = std::make_unique<EmbeddedEngine>(*model, options);
-    members_.push_back({name, std::move(model), std::move(engine)});
-  };
-  add("", base.share());
+  members_.push_back({"", base.share(), nullptr});
   for (const auto& [name, path] : adapters) {
     if (name.empty()) throw UserError(str("the adapter ", quoted(path.string()), " has no name"));
     std::unique_ptr<Model> model = base.share();
     load_adapter(path, *model);
-    add(name, std::move(model));
+    members_.push_back({name, std::move(model), nullptr});
   }
+  // After the adapters, which take memory, and before the engines.
+  options.settings.kv_memory =
+      kv_memory_of_each(options.settings.kv_memory, base.device(), options.device_share, std::ssize(members_),
+                        [&] { return device_memory(base.device()).free; });
+  for (Member& member : members_) member.engine = std::make_unique<EmbeddedEngine>(*member.model, options);
 }
 
 void AdapterEngines::submit(GenerationRequest request) {
