@@ -37,6 +37,7 @@ class WanderingTrainer final : public BatchTrainer {
     keep();
     return {};
   }
+  int64_t peak_bytes() const override { return 0; }
 
   std::chrono::milliseconds pause{5};
   std::vector<std::vector<Trajectory>> batches;

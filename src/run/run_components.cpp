@@ -392,7 +392,8 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
       generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks)
                      ? nullptr
                      : copy_of(published(), what_changes(settings))),
-      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock,
+      device_clock(clock, model->device()),
+      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, device_clock,
               {.critic = critic.get(),
                .sparse = settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(),
                .sparse_trainer = sparse_trainer.get(),

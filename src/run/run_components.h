@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "env/group_filter.h"
 #include "env/reward.h"
+#include "kernels/common/device.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
 #include "run/memory_plan.h"
@@ -81,6 +82,7 @@ struct RunComponents {
   std::unique_ptr<SparsePolicyTrainer> sparse_trainer;  // if set, its model is the one that generates
   std::unique_ptr<const PassCosts> draft_costs;         // for plans of a separate draft policy
   std::unique_ptr<Model> generating;  // the engine's copy; nullptr: eta is 0, or `engine` is nullptr
+  const DeviceClock device_clock;     // the trainer's
   Trainer trainer;
   // The model whose weights are published: that of sparse_trainer if there is one. Else, if layers are
   // sharded, the unsharded model that Trainer::unsharded_model() fills. Else the trained model.

@@ -1,7 +1,5 @@
 #include "run/train_batch.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -13,13 +11,6 @@
 namespace bough {
 
 namespace {
-
-// The process's peak resident set so far, in bytes.
-int64_t peak_process_memory() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
-}
 
 struct Moments {
   double mean = 0, deviation = 0;
@@ -128,7 +119,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
   trainer.set_version(order.step - 1);
   metrics.merge(trainer.train_step(record.batch));
-  metrics["memory/peak"] = static_cast<double>(peak_process_memory());
+  metrics["memory/peak"] = static_cast<double>(trainer.peak_bytes());
   return record;
 }
 

@@ -22,6 +22,7 @@ class FakeTrainer final : public BatchTrainer {
     batches.push_back(batch);
     return {{"loss/policy", 0.25}};
   }
+  int64_t peak_bytes() const override { return 12345; }
   std::vector<std::vector<Trajectory>> batches;
 };
 
@@ -99,6 +100,7 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndReportsMetrics) {
   EXPECT_EQ(record.metrics.at("rollout/length_mean"), 2);
   EXPECT_EQ(record.metrics.at("rollout/truncated_fraction"), 0);
   EXPECT_EQ(record.metrics.at("loss/policy"), 0.25);
+  EXPECT_EQ(record.metrics.at("memory/peak"), 12345) << "of the trainer's device, not of the process";
 }
 
 // A conversation of several rows of the batch counts as one sample in the reward metrics.
@@ -171,6 +173,7 @@ TEST(TrainBatch, SamplesAreChosenByTheirAcceptance) {
   class AcceptingTrainer final : public BatchTrainer {
    public:
     MetricValues train_step(const std::vector<Trajectory>&) override { return {}; }
+    int64_t peak_bytes() const override { return 0; }
     void set_acceptance(std::vector<Trajectory>& batch) override {
       for (size_t i = 0; i < batch.size(); ++i)
         batch[i].columns[kAcceptanceColumn].assign(batch[i].input_ids.size(), share(i));

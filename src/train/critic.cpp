@@ -109,6 +109,7 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
                   .tensor = ranks_ ? ranks_->tensor() : nullptr,
                   .stages = backbone.ranks().stages,
                   .tied = shares_backbone() ? nullptr : backbone.trained_at_both_ends()}),
+      pass_memory_(backbone.device(), ranks_),
       resident_bytes_(largest_resident_bytes()) {
   actor_ = beside_critic(actor, this);
 }
@@ -123,6 +124,7 @@ std::vector<Parameter*> Critic::trained_parameters() {
 
 Plan Critic::plan(const TrainBatch& batch) const {
   PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
+  if (costs_ && !request.memory_bytes) request.memory_bytes = pass_memory_.bytes();
   if (ranks_) request.pipeline = ranks_->pipeline();
   if (ranks_ && ranks_->num_replicas() > 1)
     return plan_shard(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());

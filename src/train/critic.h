@@ -20,6 +20,7 @@
 #include "train/head.h"
 #include "train/optimizer.h"
 #include "train/parallel_groups.h"
+#include "train/pass_memory.h"
 
 namespace bough {
 
@@ -94,6 +95,8 @@ class Critic {
   // Sets the costs for plans of the critic's own backbone. Without costs, the plan strategy `auto` means
   // `blocks` with passes of at most max_tokens_per_mb tokens.
   void use_costs(const PassCosts* costs) { costs_ = costs; }
+  // Sets the memory for passes, in place of that of the backbone's device.
+  void use_memory(PassMemory memory) { pass_memory_ = std::move(memory); }
   Plan plan(const TrainBatch& batch) const;  // with several replicas: for this replica's shard of the batch
 
   // Values of all loss rows, forward only. [R]
@@ -139,6 +142,7 @@ class Critic {
   ValueHead head_;
   Executor executor_;
   Optimizer optimizer_;
+  PassMemory pass_memory_;
   int64_t resident_bytes_;
 };
 

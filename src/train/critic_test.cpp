@@ -10,6 +10,8 @@
 #include "base/file.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
+#include "plan/simulator.h"
+#include "plan/test_costs.h"
 #include "train/reference_comparison.h"
 #include "train/sequence_steps.h"
 #include "train/small_model.h"
@@ -422,6 +424,31 @@ TEST(Critic, MemoryForPassesExcludesTheCritics) {
   settings.mb_spec.memory.count = own.resident_bytes();
   EXPECT_THROW(beside_critic(settings, &own), UserError);
   EXPECT_EQ(beside_critic(settings, nullptr).mb_spec.memory.count, own.resident_bytes());
+}
+
+TEST(Critic, PlansOnAGpuKeepToTheFreeMemory) {
+  int calls = 0;
+  int64_t free_bytes = int64_t{1} << 40;
+  const auto free = [&] { return ++calls, free_bytes; };
+  const PassMemory on_cpu(at::kCPU, nullptr, free), on_gpu(at::kCUDA, nullptr, free);
+  EXPECT_EQ(on_cpu.bytes(), std::nullopt);
+  EXPECT_EQ(calls, 0);
+  EXPECT_EQ(on_gpu.bytes(), static_cast<int64_t>(0.9 * 0x1p40));
+  free_bytes = 1;
+  EXPECT_EQ(on_gpu.bytes(), static_cast<int64_t>(0.9 * 0x1p40)) << "later passes hold memory themselves";
+
+  const auto r = random_batch(1, 100);
+  const auto model = random_model(1, at::kFloat);
+  const TestCosts costs;
+  Critic critic(*model, critic_settings(), actor_with("auto"), 10);
+  critic.use_costs(&costs);
+  const int64_t unbounded = simulate(critic.plan(r->batch), &costs).peak_bytes;
+  free_bytes = unbounded;  // of which passes may use 0.9
+  critic.use_memory(PassMemory(at::kCUDA, nullptr, free));
+  EXPECT_LE(simulate(critic.plan(r->batch), &costs).peak_bytes, 0.9 * static_cast<double>(unbounded));
+  free_bytes = 1000;
+  critic.use_memory(PassMemory(at::kCUDA, nullptr, free));
+  EXPECT_THROW(critic.plan(r->batch), UserError);
 }
 
 TEST(Critic, TheBackboneIsSeparateIfMemoryHoldsIt) {

@@ -25,10 +25,6 @@ namespace bough {
 
 namespace {
 
-// The fraction of a GPU's free memory that a plan may fill if no limit is set. The rest is for fragmentation
-// of the allocator, because tensors of different passes have different sizes.
-constexpr double kShareOfFreeMemory = 0.9;
-
 // Whether the KL's rewards may be subtracted from the estimator's advantages. True for estimators that do not
 // normalize advantages over the batch's tokens. Normalization would also scale the KL per token.
 bool takes_kl_in_advantages(const std::string& estimator) {
@@ -69,6 +65,7 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
       costs_(costs),
       ranks_(ranks && ranks->all() ? ranks : nullptr),
       sparse_(sparse),
+      pass_memory_(model.device(), ranks_),
       loss_(make_loss(settings.loss)),
       executor_(executor_of(model)),
       kl_controller_(settings.loss),
@@ -250,23 +247,12 @@ void GradientStep::restore(const Json& state) {
 
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
   PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree, costs_);
-  if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
+  if (costs_ && !request.memory_bytes) request.memory_bytes = pass_memory_.bytes();
   if (ranks_) request.pipeline = ranks_->pipeline();
   if (settings_.deterministic) return plan_shards(request, strategy);
   return ranks_ && ranks_->num_replicas() > 1
              ? plan_shard(strategy, request, ranks_->replica(), ranks_->num_replicas())
              : make_plan(strategy, request);
-}
-
-std::optional<int64_t> GradientStep::device_bytes() const {
-  if (model_.device().is_cpu()) return {};
-  if (device_bytes_) return device_bytes_;
-  device_bytes_ =
-      static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_.device()).free));
-  // Ranks that execute the same plan must make the plan with the same number of bytes.
-  if (ranks_ && ranks_->sizes().all() > ranks_->sizes().data)
-    device_bytes_ = std::ranges::min(ranks_->gather(*device_bytes_));
-  return device_bytes_;
 }
 
 // The plans of this rank's fixed shares, one after another.

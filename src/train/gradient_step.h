@@ -13,6 +13,7 @@
 #include "train/executor.h"
 #include "train/make_batch.h"
 #include "train/parallel_groups.h"
+#include "train/pass_memory.h"
 
 namespace bough {
 
@@ -93,7 +94,6 @@ class GradientStep {
   void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   at::Tensor kl_in_reward(const TrainBatch& batch, const at::Tensor& old_log_probs_R,
                           const at::Tensor& reference_log_probs_R);
-  std::optional<int64_t> device_bytes() const;
   Executor executor_of(Model& model) const {
     return Executor(model, {.same_bits = settings_.deterministic,
                             .sparse = sparse_,
@@ -110,7 +110,7 @@ class GradientStep {
   const TrainingRanks* const ranks_;  // nullptr if this process trains alone
   bool sums_gradients_ = true;
   const SparsePolicy sparse_;
-  mutable std::optional<int64_t> device_bytes_;  // GPU bytes that plans may use, set by the first plan
+  const PassMemory pass_memory_;
   std::optional<int64_t> version_;
   bool asks_for_engine_top_ = false;
   std::unique_ptr<Loss> loss_;

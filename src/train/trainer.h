@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "kernels/common/device.h"
 #include "report/metrics.h"
 #include "train/acceptance.h"
 #include "train/critic.h"
@@ -66,6 +67,9 @@ class BatchTrainer {
   // Sets the trainer's version: the number of batches trained on so far. Must be called before train_step()
   // if token ages matter.
   virtual void set_version(int64_t) {}
+
+  // The most bytes in use so far on the device that trains (peak_memory_bytes()).
+  virtual int64_t peak_bytes() const = 0;
 };
 
 // The optional parts of a run that trains. The objects must outlive the trainer.
@@ -90,6 +94,7 @@ class Trainer final : public BatchTrainer {
   MetricValues train_step(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
   void set_acceptance(std::vector<Trajectory>& batch) override;
+  int64_t peak_bytes() const override { return peak_memory_bytes(model_.device()); }
   void set_version(int64_t version) override {
     gradient_.set_version(version);
     num_batches_ = version;

@@ -2,7 +2,9 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <sys/resource.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -28,6 +30,17 @@ constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGRE
 
 void synchronize(c10::Device device) {
   if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(index_of(device));
+}
+
+void synchronize_stream(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
+int64_t peak_memory_bytes(c10::Device device) {
+  if (!device.is_cpu()) return statistics(device).allocated_bytes[kAll].peak;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;  // Linux counts in KiB
 }
 
 DeviceMemory device_memory(c10::Device device) {

@@ -5,13 +5,39 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
+
+#include "base/clock.h"
 
 namespace bough {
 
 // Waits until all work on the device is done; returns at once for a CPU. GPU work is asynchronous: call this
 // before you read a clock, or the time covers only the launches.
 void synchronize(c10::Device device);
+
+// Waits until the work that this thread has queued on its current stream is done; returns at once for a CPU.
+void synchronize_stream(c10::Device device);
+
+// A clock for times of work on a device: now() first waits until the work that this thread queued is done.
+class DeviceClock final : public Clock {
+ public:
+  // `clock` must outlive this object. wait: replaced by tests.
+  DeviceClock(Clock& clock, c10::Device device, std::function<void()> wait = nullptr)
+      : clock_(clock), wait_(std::move(wait)) {
+    if (!wait_) wait_ = [device] { synchronize_stream(device); };
+  }
+  Time now() const override {
+    wait_();
+    return clock_.now();
+  }
+  void sleep_until(Time time) override { clock_.sleep_until(time); }
+
+ private:
+  Clock& clock_;
+  std::function<void()> wait_;
+};
 
 struct DeviceMemory {
   int64_t free = 0;   // bytes that this process can still allocate for tensors
@@ -32,6 +58,10 @@ class PeakBytes {
   c10::Device device_;
   int64_t before_;
 };
+
+// The most bytes in use so far: on a GPU those of tensors, since the last PeakBytes; on a CPU the largest
+// resident set of the process.
+int64_t peak_memory_bytes(c10::Device device);
 
 // Returns the driver's name of a GPU, for instance "NVIDIA H100 80GB HBM3", or "cpu".
 std::string device_name(c10::Device device);

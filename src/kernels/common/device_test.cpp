@@ -1,7 +1,10 @@
 #include "kernels/common/device.h"
 
 #include <ATen/ATen.h>
+#include <unistd.h>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/device_test.h"
 
@@ -22,6 +25,26 @@ TEST_P(Device, PeakCountsBytesHeldAtOnceBeyondThoseAtTheStart) {
   EXPECT_EQ(peak.bytes(), int64_t{2} << 22);
   const PeakBytes next(device());
   EXPECT_EQ(next.bytes(), 0);
+}
+
+TEST_P(Device, HasAPeakOfMemory) {
+  const int64_t before = peak_memory_bytes(device());
+  at::Tensor large = at::ones({int64_t{1} << 24}, at::TensorOptions(device()).dtype(at::kFloat));
+  EXPECT_GE(peak_memory_bytes(device()), int64_t{1} << 26);
+  EXPECT_GE(peak_memory_bytes(device()), before);
+  if (device().is_cuda()) {
+    EXPECT_GE(peak_memory_bytes(device()), before + (int64_t{1} << 26));
+  }
+}
+
+TEST(DeviceClock, WaitsForTheDeviceBeforeItReadsTheTime) {
+  FakeClock inner;
+  const DeviceClock clock(inner, at::kCPU, [&] { inner.advance(std::chrono::seconds(3)); });
+  const Clock::Time start = inner.now();
+  EXPECT_EQ(seconds_between(start, clock.now()), 3);
+  EXPECT_EQ(seconds_between(start, clock.now()), 6);
+  const DeviceClock of_cpu(inner, at::kCPU);
+  EXPECT_EQ(seconds_between(start, of_cpu.now()), 6);
 }
 
 TEST_P(Device, ReportsItsNameAndMemory) {
