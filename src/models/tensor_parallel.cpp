@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
+#include "kernels/common/host_snapshot.h"
 #include "models/model.h"
 
 namespace bough {
@@ -186,9 +187,10 @@ std::shared_ptr<Model> snapshot_of(const Model& model, bool copies) {
     gather_weights(*view, whole.get());
     return whole;
   }
+  HostCopier copier;
   if (copies)
     for (Parameter* parameter : view->trained_parameters()) {
-      parameter->value = parameter->value.clone();
+      parameter->value = copier.copy(parameter->value);
       parameter->main_grad = at::Tensor();
     }
   return view;

@@ -76,7 +76,7 @@ void gather_weights(Model& own, Model* whole);
 
 // Returns a model for saving. If the model is sharded, this is a collective call: the first rank gets an
 // unsharded model in CPU memory, the other ranks nullptr. Otherwise the result shares the tensors with
-// `model`, except that with `copies` its trained parameters are copies.
+// `model`, except that with `copies` its trained parameters are copies in host memory.
 std::shared_ptr<Model> snapshot_of(const Model& model, bool copies);
 
 // Collective call. For each piece with copies on several ranks, sets main_grad on all of them to the gradient

@@ -1,6 +1,7 @@
 // A run assembled from fakes: no model, and files in a temporary folder.
 #include "run/run_loop.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,8 +9,10 @@
 #include <filesystem>
 #include <set>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 #include "control/fakes.h"
+#include "run/run_checkpoints.h"
 
 namespace bough {
 namespace {
@@ -225,6 +228,21 @@ TEST(RunLoop, OptionsFollowTheSettings) {
   EXPECT_TRUE(worker_options(settings, {}).own_threads);
   EXPECT_FALSE(worker_options(settings, {}).generation.in_rounds);
   EXPECT_TRUE(worker_options(settings, {}).generation.with_baseline);
+}
+
+TEST(CheckpointMemory, IsCheckedAgainstTheHosts) {
+  Parameter exact, rounded;
+  exact.value = at::zeros({3, 5});
+  rounded.value = at::zeros({7}, at::kBFloat16);
+  EXPECT_EQ(snapshot_bytes({&exact}), 15 * 12) << "weight and two moments";
+  EXPECT_EQ(snapshot_bytes({&exact, &rounded}), 15 * 12 + 7 * 14) << "and the master weight";
+  EXPECT_NO_THROW(check_snapshot_memory(1000, 1000));
+  try {
+    check_snapshot_memory(1001, 1000);
+    FAIL() << "expected UserError";
+  } catch (const UserError& error) {
+    expect_names(error.what(), {"1001 bytes", "1000 available", "saver.freq_steps", "offpolicyness"});
+  }
 }
 
 TEST(CheckpointSchedule, ChecksStepsAndTheTimeSinceTheLastCheckpoint) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/common/host_snapshot.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
 #include "models/tensor_parallel.h"
@@ -176,7 +177,7 @@ int64_t Critic::largest_resident_bytes() {
 CriticSnapshot Critic::snapshot(bool copies) const {
   CriticSnapshot snapshot{nullptr, {}, optimizer_.snapshot(copies)};
   const auto take_head = [&](const std::string& name, const at::Tensor& tensor) {
-    snapshot.head.emplace_back(name, copies ? tensor.clone() : tensor);
+    snapshot.head.emplace_back(name, copies ? HostCopier().copy(tensor) : tensor);
   };
   const NamedTensors own = backbone_.stage().is_last() ? named_head(head_) : NamedTensors();
   if (backbone_.ranks().stages) gather_to_first_stage(own, *backbone_.ranks().stages, take_head);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
+#include "kernels/common/host_snapshot.h"
 #include "models/pipeline_stage.h"
 #include "models/tensor_parallel.h"
 #include "train/parallel_groups.h"
@@ -265,6 +266,7 @@ std::vector<Optimizer::Saved> Optimizer::saved() const {
 OptimizerSnapshot Optimizer::snapshot(bool copies) const {
   OptimizerSnapshot snapshot{{}, num_steps_, num_skipped_};
   const auto is_first = [](const Communicator* group) { return !group || group->rank() == 0; };
+  HostCopier copier;
   for (const Saved& saved : saved()) {
     const Parameter& parameter = *saved.state->parameter;
     at::Tensor flat = saved.state->*saved.tensor;
@@ -272,7 +274,8 @@ OptimizerSnapshot Optimizer::snapshot(bool copies) const {
     at::Tensor part =
         flat.view(parameter.value.sizes()).narrow(0, saved.part->begin, saved.part->end - saved.part->begin);
     if (tensor_ranks_ && is_first(ranks_)) part = gather_pieces(part, parameter, *saved.part, *tensor_ranks_);
-    else if (copies || ranks_) part = part.clone();
+    // The whole state never lies on the device a second time.
+    else if (copies || ranks_) part = copier.copy(part);
     if (is_first(ranks_) && is_first(tensor_ranks_)) add_pieces(snapshot.tensors, saved.name, part);
   }
   if (stages_ && is_first(ranks_) && is_first(tensor_ranks_)) {

@@ -59,7 +59,7 @@ Schedule::Shape schedule_shape(const std::string& name);
 // The schedule of a run of `total_steps` optimizer steps. Warm-up is rounded to whole steps.
 Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps);
 
-// An optimizer's state to be saved: views of its tensors, or copies that training does not change.
+// An optimizer's state to be saved: views of its tensors, or copies in host memory, which training leaves.
 struct OptimizerSnapshot {
   NamedTensors tensors;
   int64_t num_steps = 0, num_skipped = 0;
