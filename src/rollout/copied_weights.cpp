@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/common/device.h"
 #include "models/lora.h"
 
 namespace bough {
@@ -61,15 +62,42 @@ uint64_t checksum_of(const at::Tensor& tensor) {
   return sum;
 }
 
+namespace {
+int64_t num_bytes(const at::Tensor& value) {
+  return static_cast<int64_t>(value.nbytes());
+}
+int64_t num_bytes(const std::vector<const Parameter*>& parameters) {
+  int64_t bytes = 0;
+  for (const Parameter* parameter : parameters) bytes += num_bytes(parameter->value);
+  return bytes;
+}
+}  // namespace
+
 CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_place, Changing changing)
-    : generating_(generating),
-      in_place_(in_place),
-      trained_view_(trained.share()),
-      parameters_(changing_parameters(generating, changing)) {
+    : generating_(generating), in_place_(in_place), trained_view_(trained.share()) {
+  const MutexLock lock(mutex_);
+  collect(generating, changing);
+  if (trained.device().is_cpu()) {
+    for (const Parameter* parameter : trained_) snapshot_.push_back(at::empty_like(parameter->value));
+    return;
+  }
+  BOUGH_CHECK(in_place, "weights on ", trained.device().str(), " are taken in place");
+  on_host_ = std::make_unique<PinnedPieces>(num_bytes(trained_));
+}
+
+CopiedWeights::CopiedWeights(const Model& trained, Model& generating, Changing changing,
+                             const std::function<at::Tensor(int64_t)>& allocate, int64_t piece_bytes)
+    : generating_(generating), in_place_(true), trained_view_(trained.share()) {
+  const MutexLock lock(mutex_);
+  collect(generating, changing);
+  on_host_ = std::make_unique<PinnedPieces>(num_bytes(trained_), allocate, piece_bytes);
+}
+
+void CopiedWeights::collect(Model& generating, Changing changing) {
+  parameters_ = changing_parameters(generating, changing);
   for (Parameter* parameter : changing_parameters(*trained_view_, changing)) {
     BOUGH_CHECK(!parameter->quantized(), "quantized weights cannot be trained");
     trained_.push_back(parameter);
-    snapshot_.push_back(at::empty_like(parameter->value));
   }
   BOUGH_CHECK(trained_.size() == parameters_.size(), "got ", trained_.size(), " trained and ",
               parameters_.size(), " generating parameters");
@@ -79,10 +107,15 @@ void CopiedWeights::publish(int32_t version) {
   const at::NoGradGuard no_grad;
   const MutexLock lock(mutex_);
   checksums_.clear();
+  int64_t offset = 0;
   for (size_t i = 0; i < trained_.size(); ++i) {
-    snapshot_[i].copy_(trained_[i]->value);
-    checksums_.push_back(checksum_of(trained_[i]->value));
+    const at::Tensor& value = trained_[i]->value;
+    if (on_host_) on_host_->store(std::exchange(offset, offset + num_bytes(value)), value);
+    else snapshot_[i].copy_(value);
+    checksums_.push_back(checksum_of(value));
   }
+  synchronize_stream(
+      generating_.device());  // the snapshot is complete before the trainer changes the weights
   version_ = version;
   has_new_.store(true);
 }
@@ -92,13 +125,17 @@ std::optional<WeightUpdate> CopiedWeights::take() {
   const MutexLock lock(mutex_, std::adopt_lock);
   if (!has_new_.exchange(false)) return std::nullopt;
   const at::NoGradGuard no_grad;
+  int64_t offset = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (in_place_) parameters_[i]->value.copy_(snapshot_[i]);
-    else std::swap(parameters_[i]->value, snapshot_[i]);
-    BOUGH_CHECK(checksum_of(parameters_[i]->value) == checksums_[i], "publication of version ", version_,
+    at::Tensor& value = parameters_[i]->value;
+    if (on_host_) on_host_->load(std::exchange(offset, offset + num_bytes(value)), value);
+    else if (in_place_) value.copy_(snapshot_[i]);
+    else std::swap(value, snapshot_[i]);
+    BOUGH_CHECK(checksum_of(value) == checksums_[i], "publication of version ", version_,
                 ": the engine's weights differ from the trainer's, parameter ", i, " of ",
                 parameters_.size());
   }
+  synchronize_stream(generating_.device());  // publish() may write the next snapshot
   return WeightUpdate{.version = version_, .model = &generating_};
 }
 
