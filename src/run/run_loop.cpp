@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "control/evaluation.h"
+#include "kernels/common/priority_stream.h"
 #include "train/make_batch.h"
 
 namespace bough {
@@ -39,7 +40,12 @@ WorkerOptions worker_options(const RunSettings& settings, const ThreadSplit& thr
   // One thread per group: as many groups are scored at once as the reward with the most workers can take.
   for (const RewardEntry& entry : settings.reward)
     options.reward_threads = std::max(options.reward_threads, entry.workers.value_or(0));
-  options.on_engine_thread = [threads] { at::set_num_threads(threads.generating); };
+  // Only asynchronous runs have an engine thread. On the trainer's stream, generation would wait for steps.
+  const at::Device device = settings.device == "cuda" ? at::kCUDA : at::kCPU;
+  options.on_engine_thread = [threads, device] {
+    at::set_num_threads(threads.generating);
+    use_priority_stream(device);
+  };
   options.on_trainer_thread = [threads] { at::set_num_threads(threads.training); };
   return options;
 }

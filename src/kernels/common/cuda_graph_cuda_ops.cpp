@@ -73,7 +73,8 @@ class CudaGraph : public DeviceGraph {
 
  private:
   static c10::cuda::CUDAStream recording_stream() {
-    static const auto stream = c10::cuda::getStreamFromPool();
+    // Kernels of a graph keep the priority of the stream on which they were recorded.
+    static const auto stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/true);
     return stream;
   }
 
