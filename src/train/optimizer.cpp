@@ -14,6 +14,7 @@
 #include "kernels/common/host_snapshot.h"
 #include "models/pipeline_stage.h"
 #include "models/tensor_parallel.h"
+#include "train/offloaded_update.h"
 #include "train/parallel_groups.h"
 
 namespace bough {
@@ -131,6 +132,8 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
       state.master = zeros();
       state.master.copy_(state.own(parameter->value));
     }
+    if (is_apart && !offloaded_)
+      offloaded_ = std::make_shared<OffloadedUpdate>(copies_on_side_stream(parameter->value.device()));
     states_.push_back(std::move(state));
   }
   check_integrity();
@@ -222,12 +225,12 @@ Optimizer::Report Optimizer::step() {
                    .weight_decay = 0,
                    .gradient_scale = clip > 0 && report.grad_norm > clip ? clip / report.grad_norm : 1.0,
                    .step = num_steps_ - num_skipped_};
+  std::vector<OffloadedUpdate::Call> offloaded;
   for (size_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
-    at::Tensor& value = state.parameter->value;
+    const at::Tensor& value = state.parameter->value;
     update.weight_decay = state.decayed ? settings_.weight_decay : 0.0;
-    const at::Tensor own = state.own(value), updated = state.here(own);
-    const at::Tensor gradient = state.here(gradients[i]);
+    const at::Tensor own = state.own(value);
     // A kernel may round its last few elements differently. If fixed_, the pieces are therefore the same for
     // any number of ranks.
     const int64_t most = share_of(value.numel(), ranks_, fixed_).most / pieces_of(fixed_, ranks_);
@@ -235,16 +238,21 @@ Optimizer::Report Optimizer::step() {
       const auto piece = [&](const at::Tensor& whole) {
         return whole.defined() ? whole.narrow(0, begin, std::min(most, state.count - begin)) : whole;
       };
-      adamw({piece(updated), piece(state.master), piece(state.exp_avg), piece(state.exp_avg_sq),
-             piece(gradient)},
-            update);
+      const AdamwState of_piece{piece(own), piece(state.master), piece(state.exp_avg),
+                                piece(state.exp_avg_sq), piece(gradients[i])};
+      if (state.is_offloaded()) offloaded.push_back({of_piece, update});
+      else adamw(of_piece, update);
     }
-    if (!updated.is_same(own)) {
-      own.copy_(updated);
-      gradients[i].zero_();
-    }
-    if (ranks_) value.view(-1).copy_(all_gather(own, value.numel(), *ranks_, fixed_));
   }
+  if (!offloaded.empty()) {
+    offloaded_->run(offloaded);
+    for (const at::Tensor& gradient : gradients) gradient.zero_();
+  }
+  if (ranks_)
+    for (const State& state : states_) {
+      at::Tensor& value = state.parameter->value;
+      value.view(-1).copy_(all_gather(state.own(value), value.numel(), *ranks_, fixed_));
+    }
   return report;
 }
 

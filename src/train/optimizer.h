@@ -10,7 +10,7 @@
 // gradient.
 //
 // With `offload` the state is in host memory and the update is computed there (Ren et al. 2021,
-// "ZeRO-Offload"). Gradients are copied to the host and weights back, one parameter at a time.
+// "ZeRO-Offload"), while the next gradients arrive and updated weights leave (offloaded_update.h).
 //
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,8 @@ struct OptimizerRanks {
   bool fixed_shards = false;
 };
 
+class OffloadedUpdate;
+
 class Optimizer {
  public:
   // Allocates the state, and main_grads that are missing. The model must outlive the optimizer. Masters are
@@ -131,6 +134,7 @@ class Optimizer {
     at::Tensor master;  // undefined if the value is its own master
     at::Tensor exp_avg, exp_avg_sq;
     at::Tensor own(const at::Tensor& whole) const { return whole.view(-1).narrow(0, begin, count); }
+    bool is_offloaded() const { return exp_avg.device() != parameter->value.device(); }
     // x on the state's device, which is the CPU if the state is offloaded.
     at::Tensor here(const at::Tensor& x) const { return x.to(exp_avg.device()); }
   };
@@ -153,6 +157,7 @@ class Optimizer {
   const Parameter* tied_;       // or nullptr
   bool fixed_;                  // shards are cut by kFixedShares
   std::vector<State> states_;
+  std::shared_ptr<OffloadedUpdate> offloaded_;  // nullptr if the state is on the device of the weights
   int64_t num_steps_ = 0;
   int64_t num_skipped_ = 0;
 };
