@@ -113,6 +113,8 @@ class Planning {
     return accumulator(ceil_div(elements, sizes_.data)) *
            (policy_.element_bytes < policy_.accumulator_bytes ? 3 : 2);
   }
+  // Of all ranks together: rank 0 gathers the state of the others.
+  int64_t checkpoint_bytes(int64_t trained) const { return weights(trained) + sizes_.data * state(trained); }
   bool engine_is_here() const { return !settings_.rollout.generates_elsewhere() && !is_sharded(); }
   bool is_sharded() const { return sizes_.tensor * sizes_.pipeline > 1; }
   bool runs_in_parallel() const { return settings_.rollout.max_head_offpolicyness > 0; }
@@ -148,10 +150,11 @@ class Planning {
     }
     if (is_sharded()) add("whole model for publishing", 0, weights(policy_.num_parameters()), "on rank 0");
     if (runs_in_parallel() && engine_is_here())
-      add("weights of generation", 2 * weights(trained), 0,
-          "rollout.max_head_offpolicyness above 0: the engine's copy and the published one");
-    if (runs_in_parallel())
-      add("snapshot for checkpoints", 0, weights(trained) + state(trained), "in pinned memory");
+      add("weights of generation", weights(trained), weights(trained),
+          "the engine's copy, and in pinned memory the published one");
+    if (runs_in_parallel() && (settings_.saver.freq_steps > 0 || settings_.saver.freq_minutes > 0))
+      add("copies for checkpoints", 0, checkpoint_bytes(trained) / plan_.memory.ranks_per_host,
+          "written while training goes on");
     add("cuBLAS workspaces", kWorkspaceBytes, 0, "assumed");
     if (num_ranks_ > 1) add("NCCL", kNcclBytes, 0, "assumed");
   }

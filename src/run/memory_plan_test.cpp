@@ -65,8 +65,12 @@ TEST_F(MemoryPlanTest, EveryPartHasItsBytes) {
                                    "actor.adv_estimator=gae", "actor.teacher.path=" + own.model.path}));
   EXPECT_EQ(row(of_more, "reference").device_bytes, 2 * elements);
   EXPECT_EQ(row(of_more, "teacher").device_bytes, 2 * elements);
-  EXPECT_EQ(row(of_more, "weights of generation").device_bytes, 4 * elements);
-  EXPECT_EQ(row(of_more, "snapshot for checkpoints").host_bytes, 14 * elements);
+  EXPECT_EQ(row(of_more, "weights of generation").device_bytes, 2 * elements);
+  EXPECT_EQ(row(of_more, "weights of generation").host_bytes, 2 * elements);
+  EXPECT_EQ(row(of_more, "copies for checkpoints").host_bytes, 14 * elements);
+  const MemoryPlan without =
+      plan(settings("qwen3-0.6b", {"rollout.max_head_offpolicyness=1", "saver.freq_minutes=0"}));
+  EXPECT_EQ(row(without, "copies for checkpoints").host_bytes, 0) << "none while training goes on";
   EXPECT_EQ(row(of_more, "critic: optimizer").device_bytes, 12 * elements);  // tied: no lm_head less
   EXPECT_EQ(of_more.critic_bytes, 18 * elements);
 

@@ -3,11 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
 #include "base/log.h"
-#include "base/memory.h"
-#include "kernels/common/device.h"
-#include "kernels/parameter.h"
 
 namespace bough {
 
@@ -37,39 +33,6 @@ bool CheckpointSchedule::is_due(int64_t step) const {
          (saver_.freq_minutes > 0 && minutes >= saver_.freq_minutes);
 }
 
-int64_t snapshot_bytes(const std::vector<Parameter*>& trained) {
-  int64_t bytes = 0;
-  for (const Parameter* parameter : trained) {
-    const at::ScalarType type = parameter->value.scalar_type(), acc = accumulator_type(type);
-    bytes += parameter->value.numel() *
-             static_cast<int64_t>(c10::elementSize(type) + (acc == type ? 2 : 3) * c10::elementSize(acc));
-  }
-  return bytes;
-}
-
-void check_snapshot_memory(int64_t bytes, int64_t available) {
-  if (bytes > available)
-    throw UserError(
-        str("checkpoints of an asynchronous run: weights, master weights and moments are copied to host "
-            "memory, and training goes on while they are written. The copies take ",
-            bytes, " bytes, and the host has ", available,
-            " available (the container's limit counts); give the process more memory, set lora, set "
-            "saver.freq_steps and saver.freq_minutes to 0, or set rollout.max_head_offpolicyness to 0"));
-}
-
-namespace {
-// On a CPU, the copies lie where the weights do. A rank with a part of the layers counts only this part.
-void check_host_memory(RunComponents& parts) {
-  const RunSettings& settings = parts.settings;
-  const bool copies = settings.rollout.max_head_offpolicyness > 0 &&
-                      (settings.saver.freq_steps > 0 || settings.saver.freq_minutes > 0);
-  if (!copies || parts.model->device().is_cpu()) return;
-  int64_t bytes = snapshot_bytes(parts.model->trained_parameters());
-  if (parts.critic_model) bytes += snapshot_bytes(parts.critic_model->trained_parameters());
-  check_snapshot_memory(bytes, host_memory().available);
-}
-}  // namespace
-
 RunCheckpoints::RunCheckpoints(RunComponents& parts, RunTasks& tasks, CheckpointSchedule& schedule,
                                int64_t num_ranks)
     : settings_(parts.settings),
@@ -80,9 +43,7 @@ RunCheckpoints::RunCheckpoints(RunComponents& parts, RunTasks& tasks, Checkpoint
       schedule_(schedule),
       total_steps_(parts.total_steps),
       num_ranks_(num_ranks),
-      num_threads_(parts.threads.training) {
-  check_host_memory(parts);
-}
+      num_threads_(parts.threads.training) {}
 
 namespace {
 

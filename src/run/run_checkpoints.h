@@ -47,11 +47,6 @@ class CheckpointSchedule {
   std::atomic<Clock::Time> last_;
 };
 
-// Bytes of the copies that a checkpoint takes of parameters, their moments and their masters.
-int64_t snapshot_bytes(const std::vector<Parameter*>& trained);
-// Throws UserError if the host has less than `bytes` for the copies of a checkpoint.
-void check_snapshot_memory(int64_t bytes, int64_t available);
-
 class RunCheckpoints final : public CheckpointWriter {
  public:
   // All references must outlive this object. num_ranks: processes of the run.

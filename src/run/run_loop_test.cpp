@@ -230,21 +230,6 @@ TEST(RunLoop, OptionsFollowTheSettings) {
   EXPECT_TRUE(worker_options(settings, {}).generation.with_baseline);
 }
 
-TEST(CheckpointMemory, IsCheckedAgainstTheHosts) {
-  Parameter exact, rounded;
-  exact.value = at::zeros({3, 5});
-  rounded.value = at::zeros({7}, at::kBFloat16);
-  EXPECT_EQ(snapshot_bytes({&exact}), 15 * 12) << "weight and two moments";
-  EXPECT_EQ(snapshot_bytes({&exact, &rounded}), 15 * 12 + 7 * 14) << "and the master weight";
-  EXPECT_NO_THROW(check_snapshot_memory(1000, 1000));
-  try {
-    check_snapshot_memory(1001, 1000);
-    FAIL() << "expected UserError";
-  } catch (const UserError& error) {
-    expect_names(error.what(), {"1001 bytes", "1000 available", "saver.freq_steps", "offpolicyness"});
-  }
-}
-
 TEST(CheckpointSchedule, ChecksStepsAndTheTimeSinceTheLastCheckpoint) {
   FakeClock clock;
   CheckpointSchedule by_steps({.freq_steps = 3, .freq_minutes = 0}, clock);
