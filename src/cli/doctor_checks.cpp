@@ -147,8 +147,8 @@ Finding check_capability(const std::string& name, const Gpu& gpu, const std::str
 std::vector<Finding> check_gpu(const std::string& name, const Gpu& gpu, const std::string& architectures) {
   if (!gpu.error.empty())
     return {{name, gpu.error, kMissing,
-             "the GPU does not answer: look for Xid lines in `dmesg`, reset it (nvidia-smi --gpu-reset), or "
-             "leave it out by CUDA_VISIBLE_DEVICES"}};
+             "the GPU does not answer: look for Xid lines in `dmesg`, or reset it (nvidia-smi "
+             "--gpu-reset)"}};
   std::vector<Finding> rows{check_capability(name, gpu, architectures), check_memory(name + ": memory", gpu)};
   if (gpu.compute_mode == 2)
     rows.push_back({name + ": compute mode", "prohibited", kMissing, "allow it: nvidia-smi -c DEFAULT"});
@@ -346,8 +346,21 @@ std::vector<Finding> check_driver(const DriverFacts& driver, const BuildFacts& b
 std::vector<Finding> check_gpus(const DriverFacts& driver, const BuildFacts& build) {
   std::vector<Finding> rows;
   const std::string compiled = build.cuda_library.empty() ? "" : build.cuda_architectures;
-  for (size_t i = 0; i < driver.gpus.size(); ++i)
-    for (Finding& row : check_gpu(str("gpu ", i), driver.gpus[i], compiled)) rows.push_back(std::move(row));
+  size_t unusable = 0;
+  for (size_t i = 0; i < driver.gpus.size(); ++i) {
+    bool is_usable = true;
+    for (Finding& row : check_gpu(str("gpu ", i), driver.gpus[i], compiled)) {
+      is_usable &= row.state != kMissing;
+      rows.push_back(std::move(row));
+    }
+    unusable += !is_usable;
+  }
+  if (unusable < driver.gpus.size())
+    for (Finding& row : rows)
+      if (row.state == kMissing) {
+        row.state = kWarning;
+        row.remedy += "; until then set CUDA_VISIBLE_DEVICES to the other GPUs";
+      }
   if (driver.peers.size() > 1) rows.push_back(check_links(driver));
   return rows;
 }

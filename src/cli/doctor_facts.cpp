@@ -107,6 +107,20 @@ DiskFacts read_disk(const std::string& what, const fs::path& path) {
   return disk;
 }
 
+// Asks in a child process: a network drive may hang.
+DiskFacts read_disk_in_child(const std::string& what, const fs::path& path) {
+  const ChildResult result = run_in_child(
+      [&] {
+        const DiskFacts disk = read_disk(what, path);
+        return dump_line({{"path", disk.path}, {"free", disk.free}, {"is_writable", disk.is_writable}});
+      },
+      kToolSeconds);
+  if (!result.is_done) return {what, str(path.string(), " (", result.failure, ")")};
+  const Json disk = parse_json(result.output, what);
+  return {what, disk.at("path").get<std::string>(), disk.at("free").get<int64_t>(),
+          disk.at("is_writable").get<bool>()};
+}
+
 // Starts Python in a child process: it may lie on a network drive that hangs.
 void read_python(HostFacts& host) {
   const ChildResult result = run_in_child(
@@ -212,7 +226,8 @@ HostFacts read_host(const std::string& fileroot, const fs::path& root) {
   host.has_mpirun = is_on_path("mpirun");
   host.has_mpi_library = has_mpi_library();
   host.zstd_version = ZSTD_versionString();
-  host.disks = {read_disk("disk: fileroot", fileroot), read_disk("disk: cache", cache_folder())};
+  host.disks = {read_disk_in_child("disk: fileroot", fileroot),
+                read_disk_in_child("disk: cache", cache_folder())};
   return host;
 }
 

@@ -257,6 +257,17 @@ TEST(Doctor, KnowsOnWhichGpusTheKernelsRun) {
   EXPECT_EQ(row(check_gpus(driver, good_build()), "gpu 0").state, kMissing);
 }
 
+TEST(Doctor, WarnsOfAGpuThatCannotBeUsedBesideOneThatCan) {
+  DriverFacts driver = good_driver(2);
+  driver.gpus[0].major = 6;
+  const Finding old = row(check_gpus(driver, good_build()), "gpu 0");
+  EXPECT_EQ(old.state, kWarning);
+  expect_names(old.remedy, {"CUDA_VISIBLE_DEVICES"});
+  driver.gpus[1].error = "GPU is lost";
+  EXPECT_EQ(row(check_gpus(driver, good_build()), "gpu 0").state, kMissing);
+  EXPECT_EQ(row(check_gpus(driver, good_build()), "gpu 1").state, kMissing);
+}
+
 TEST(Doctor, SaysWhyTheCudaLibraryIsOfNoUse) {
   BuildFacts build = good_build();
   build.cuda_library_opens = false;
