@@ -32,8 +32,8 @@ class PromptEncoder final : public TextCodec, public ChatCodec {
 
   // A plain prompt gets the special tokens of the tokenizer's own template (such as a BOS). A conversation
   // gets those that the chat template writes, as in transformers' apply_chat_template. Throws UserError if a
-  // conversation has no usable chat template, if a plain prompt has tools, or if the prompt is empty; the last
-  // message names the problem.
+  // conversation has no usable chat template, if a plain prompt has tools, or if the prompt is empty; the
+  // last message names the problem.
   EncodedPrompt encode(const Problem& problem) const override;
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 

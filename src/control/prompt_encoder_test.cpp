@@ -137,8 +137,8 @@ TEST(PromptEncoder, RefusesToolsThatThePromptDoesNotShow) {
   EXPECT_TRUE(error_of(plain, kToolTemplate).starts_with("tools: a plain prompt shows no tools"));
   // Only without a system message.
   constexpr const char* kNoSystem =
-      "{% if messages[0].role != 'system' and tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.content "
-      "}}{% endfor %}";
+      "{% if messages[0].role != 'system' and tools %}{{ tools }}{% endif %}"
+      "{% for m in messages %}{{ m.content }}{% endfor %}";
   Problem chat;
   chat.tools = tools;
   chat.messages = {message_of("user", "q")};

@@ -9,9 +9,9 @@
 // are kept for the user's reward function.
 //
 // `format` says whether a prompt or question becomes plain text, or a conversation for the model's chat
-// template. Lines with `messages` are always conversations. `tools` of a line, a list of function schemas
-// or one as a JSON text, go to the chat template with its conversation. A plain prompt with tools is refused when
-// it is encoded (PromptEncoder), unless an environment makes a conversation of it.
+// template. Lines with `messages` are always conversations. `tools` of a line, a list of function schemas or
+// one as a JSON text, go to the chat template with its conversation. A plain prompt with tools is refused
+// when it is encoded (PromptEncoder), unless an environment makes a conversation of it.
 //
 // All errors are UserErrors. Their messages begin with "file:line: ". They name the field, its value and what
 // was expected.

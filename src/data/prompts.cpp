@@ -44,11 +44,13 @@ std::string parse_group(Json& line, const std::string& where, int64_t line_numbe
 // The prompt or conversation of a line, which is taken out of it.
 Problem take_problem(OrderedJson& line, const std::string& where) {
   Problem problem;
-  const bool is_text = line.contains("prompt");
-  const OrderedJson given = line[is_text ? "prompt" : "messages"];
+  const char* const key = line.contains("prompt") ? "prompt" : "messages";
+  const OrderedJson given = line[key];
+  // In some files `prompt` is a list of messages.
+  const bool is_text = key == std::string_view("prompt") && !given.is_array();
   try {
     if (const auto tools = line.find("tools"); tools != line.end()) problem.tools = template_tools(*tools);
-    if (!is_text && given.is_array()) problem.messages = template_messages(given);
+    if (!is_text && given.is_array()) problem.messages = template_messages(given, key);
   } catch (const UserError& error) {
     throw UserError(where + error.what());
   }
@@ -59,19 +61,19 @@ Problem take_problem(OrderedJson& line, const std::string& where) {
     line.erase("prompt");
     if (problem.prompt.empty()) throw UserError(str(where, "prompt: is empty; expected a text"));
     if (!problem.tools.is_null())
-      throw UserError(str(where,
-                          "tools: a plain prompt shows no tools to the model; write the line with messages, so "
-                          "that the chat template shows them, or leave the tools out"));
+      throw UserError(
+          str(where,
+              "tools: a plain prompt shows no tools to the model; write the line with messages, so "
+              "that the chat template shows them, or leave the tools out"));
     return problem;
   }
   if (problem.messages.empty())
-    throw UserError(
-        str(where, "messages: expected a list of messages, got ", quoted(dump_ordered(given), 40)));
+    throw UserError(str(where, key, ": expected a list of messages, got ", quoted(dump_ordered(given), 40)));
   if (problem.messages.back()["role"] == "assistant")
-    throw UserError(str(where,
-                        "messages: expected a message for the assistant to answer at the end, got one of ",
+    throw UserError(str(where, key,
+                        ": expected a message for the assistant to answer at the end, got one of ",
                         "the assistant"));
-  line.erase("messages");
+  line.erase(key);
   return problem;
 }
 

@@ -1,7 +1,7 @@
-// Prompts for `bough rollout`: JSON Lines with `prompt` (a text), `messages` (a conversation for the
-// model's chat template, with `tools` if it has some) or `input_ids`. The optional field `group` or `id` (a
-// text or an integer) names the prompt's group of samples in the rollout file. The default name is the line
-// number.
+// Prompts for `bough rollout`: JSON Lines with `prompt` (a text), `messages` (a conversation for the model's
+// chat template, with `tools` if it has some; `prompt` may be this list, too) or `input_ids`. The optional
+// field `group` or `id` (a text or an integer) names the prompt's group of samples in the rollout file. The
+// default name is the line number.
 #pragma once
 
 #include <cstdint>

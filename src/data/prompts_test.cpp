@@ -63,10 +63,12 @@ TEST_F(PromptsTest, ReadsTextAndIds) {
 TEST_F(PromptsTest, ReadsConversations) {
   const auto prompts = read(
       R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "A"}]}], "tools": [{"name": "f"}], "x": 1}
-{"prompt": "B", "messages": "a field like any other"})");
+{"prompt": "B", "messages": "a field like any other"}
+{"prompt": [{"role": "user", "content": "A"}], "tools": [{"name": "f"}]})");
   EXPECT_EQ(prompts[0].input_ids, (std::vector<int32_t>{'A', 'T'}));
   EXPECT_EQ(prompts[0].extra, Json({{"x", 1}}));
   EXPECT_EQ(prompts[1].extra, Json({{"messages", "a field like any other"}}));
+  EXPECT_EQ(prompts[2].input_ids, prompts[0].input_ids);
 }
 
 TEST_F(PromptsTest, ErrorsNameLineAndField) {
@@ -89,6 +91,7 @@ TEST_F(PromptsTest, ErrorsNameLineAndField) {
       {"{\"input_ids\": [18446744073709551615]}", "position 0"},
       {"{\"input_ids\": [1], \"group\": []}", "group: expected"},
       {R"({"messages": []})", ":1: messages: expected a list of messages"},
+      {R"({"prompt": []})", ":1: prompt: expected a list of messages"},
       {R"({"messages": [{"role": "user"}]})", ":1: messages[0].content is missing"},
       {R"({"messages": [{"role": "assistant", "content": "a"}]})",
        ":1: messages: expected a message for the"},

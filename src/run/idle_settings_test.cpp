@@ -70,7 +70,8 @@ TEST(IdleSettings, ARunResumesIfAutoSelectsItsFormatOfToolCalls) {
     EXPECT_EQ(differences[0].key, "environment.tool_call_parser");
   }
   for (const char* saved : {"qwen3_coder", "''"})
-    EXPECT_THROW(check_resumed_settings(settings(saved), settings("auto"), "config.yaml"), UserError) << saved;
+    EXPECT_THROW(check_resumed_settings(settings(saved), settings("auto"), "config.yaml"), UserError)
+        << saved;
   std::filesystem::remove_all(model);
 }
 

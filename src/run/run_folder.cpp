@@ -66,7 +66,8 @@ fs::path rollouts_path(const fs::path& run, int64_t step) {
 
 namespace {
 
-// A chosen format of tool calls may be what `auto` selects from the model's chat template, and the other way round.
+// A chosen format of tool calls may be what `auto` selects from the model's chat template, and the other way
+// round.
 bool is_same_format(const SettingDifference& difference, const fs::path& model) {
   if (!difference.key.ends_with(".tool_call_parser")) return false;
   if (difference.left != kAutoParser && difference.right != kAutoParser) return false;

@@ -23,8 +23,8 @@ std::filesystem::path run_folder_of(
     const RunSettings& settings);  // <fileroot>/<experiment_name>/<trial_name>
 
 // Returns the differences that are harmless: is_harmless_change, the setting has no effect in either run
-// (idle_settings), or `auto` selects the other value of tool_call_parser. Throws UserError if there are other differences. The message lists them with both values
-// and the remedy.
+// (idle_settings), or `auto` selects the other value of tool_call_parser. Throws UserError if there are other
+// differences. The message lists them with both values and the remedy.
 std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
                                                       const std::filesystem::path& config_file);
 

@@ -63,7 +63,8 @@ TEST_F(SampleTextTest, LooksForStopStringsFromMinNewTokensOn) {
 // Markers count, and so does a stop token inside the reasoning. Tokens that may begin it count if they do.
 TEST_F(SampleTextTest, CountsTheTokensOfTheReasoning) {
   const auto reasoning_tokens = [&](const std::string& text, const char* parser, bool in_reasoning = false) {
-    SampleText sample(tokenizer_, OutputParser(parser, "", {}, {.in_reasoning = in_reasoning}), &sampling_, false);
+    SampleText sample(tokenizer_, OutputParser(parser, "", {}, {.in_reasoning = in_reasoning}), &sampling_,
+                      /*skip_special_tokens=*/false);
     for (size_t i = 0; i + 1 < text.size(); ++i) sample.push(static_cast<unsigned char>(text[i]));
     sample.finish(static_cast<unsigned char>(text.back()), FinishReason::kLength);
     return sample.end().reasoning_tokens;
@@ -75,9 +76,9 @@ TEST_F(SampleTextTest, CountsTheTokensOfTheReasoning) {
   EXPECT_EQ(reasoning_tokens("why</think>so", "deepseek_r1"), size("why</think>"));
   EXPECT_EQ(reasoning_tokens("<thin air", "qwen3"), 0);
   EXPECT_EQ(reasoning_tokens("<think>why</think>so", ""), 0);
-  EXPECT_EQ(reasoning_tokens("<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
-                             "openai_gptoss"),
-            size("<|channel|>analysis<|message|>why<|end|>"));
+  const std::string analysis = "<|channel|>analysis<|message|>why<|end|>";
+  EXPECT_EQ(reasoning_tokens(analysis + "<|start|>assistant<|channel|>final<|message|>so", "openai_gptoss"),
+            size(analysis));
 }
 
 // A streamed piece is never taken back. All pieces together are the text up to the first stop string.

@@ -16,8 +16,8 @@
 #include <string_view>
 
 #include "base/json.h"
-#include "text/message_form.h"
 #include "text/chat_template_value.h"
+#include "text/message_form.h"
 
 namespace bough {
 

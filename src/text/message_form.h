@@ -1,9 +1,9 @@
 // How a chat template reads messages.
 //
-// Templates disagree: text may have to be a list of parts, content beside calls may have to be null (a template
-// may skip the calls otherwise) or a text (a template may write the word None otherwise), arguments may have to be
-// an object or JSON text, and reasoning has two names. Rendering a few short conversations shows what a template
-// reads.
+// Templates disagree: text may have to be a list of parts, content beside calls may have to be null (a
+// template may skip the calls otherwise) or a text (a template may write the word None otherwise), arguments
+// may have to be an object or JSON text, and reasoning has two names. Rendering a few short conversations
+// shows what a template reads.
 #pragma once
 
 #include <optional>
@@ -28,12 +28,12 @@ struct MessageForm {
 
 MessageForm find_message_form(const ChatTemplate& chat_template);
 
-// Puts messages into the form that a template reads. Null, "" and absent content of an assistant's message mean
-// the same, and so do null, [] and absent tool calls. Content must be a text or null, arguments must be objects.
+// Puts messages into the form that a template reads. Null, "" and absent content of the assistant mean the
+// same, and so do null, [] and absent tool calls. Content must be a text or null, arguments must be objects.
 void apply(const MessageForm& form, OrderedJson& messages);
 
-// Returns the text that the template writes after the content of a last message of the assistant without calls.
-// nullopt if the template does not write the content unchanged. Throws UserError if it refuses the conversation.
+// Returns the text after the content of the last message, an assistant's, of which no calls are shown. nullopt
+// if the template does not write the content unchanged. Throws UserError if it refuses the conversation.
 std::optional<std::string> text_after_content(const ChatTemplate& chat_template, Conversation conversation);
 
 }  // namespace bough

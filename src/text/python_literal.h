@@ -9,7 +9,8 @@
 
 namespace bough {
 
-// Reads a text, number, True, False, None, list, tuple or dict with texts as keys. JSON's words are accepted, too.
+// Reads a text, number, True, False, None, list, tuple or dict with texts as keys. JSON's words are accepted,
+// too.
 OrderedJson read_python_literal(std::string_view text);
 
 struct PythonCall {

@@ -103,11 +103,17 @@ def test_tools_of_a_plain_row_reach_the_template(bough, experiment):
         "    def step(self, action):\n"
         "        return {'reward': 1.0, 'done': True}\n"
     )
-    environment = ["environment.type=python", "environment.path=env.py:E", "environment.tool_call_parser=hermes"]
+    environment = [
+        "environment.type=python",
+        "environment.path=env.py:E",
+        "environment.tool_call_parser=hermes",
+    ]
     for trial, keys in (("chat", ["train_dataset.format=chat"]), ("environment", environment)):
         bough("train", "config.yaml", *keys, f"trial_name={trial}", ok=True, env=ENVIRONMENT)
         samples = read_rollouts(experiment / f"runs/tiny/{trial}/rollouts/step_1.jsonl.zst")
-        ids = [id for id, mask in zip(samples[0]["input_ids"], samples[0]["loss_mask"], strict=True) if not mask]
+        ids = [
+            id for id, mask in zip(samples[0]["input_ids"], samples[0]["loss_mask"], strict=True) if not mask
+        ]
         assert tokenizer.decode(ids) == expected, trial
 
 
