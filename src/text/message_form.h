@@ -32,7 +32,7 @@ MessageForm find_message_form(const ChatTemplate& chat_template);
 // same, and so do null, [] and absent tool calls. Content must be a text or null, arguments must be objects.
 void apply(const MessageForm& form, OrderedJson& messages);
 
-// Returns the text after the content of the last message, an assistant's, of which no calls are shown. nullopt
+// Returns the text after the content of the last message, an assistant's, whose calls are removed. nullopt
 // if the template does not write the content unchanged. Throws UserError if it refuses the conversation.
 std::optional<std::string> text_after_content(const ChatTemplate& chat_template, Conversation conversation);
 
