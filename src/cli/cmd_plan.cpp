@@ -175,10 +175,13 @@ PlanPicture picture_of(const StrategyCost& cost) {
 }
 
 // The memory plan of a run on a GPU that need not be here.
-void plan_run(const PlanOptions& options) {
-  if (!options.rollouts.empty() || !options.model.empty() || !options.shape.empty())
-    throw UserError(
-        "--run plans the memory of the run's own model; leave out --rollouts, --model and --shape");
+void plan_run(const PlanOptions& options, const std::vector<std::string>& given) {
+  for (const std::string& option : given)
+    if (option != "--run" && option != "--device" && option != "--dtype" && option != "--ranks" &&
+        option != "--json" && option != "settings")
+      throw UserError(str(option,
+                          ": has no effect with --run, whose settings say what it would; leave it out, or "
+                          "give a setting behind --run CONFIG (actor.mb_spec.memory=40GiB)"));
   if (options.device == "cpu")
     throw UserError(
         "--run: a run on a CPU has no memory plan; choose a GPU with --device h100, h200 or a100");
@@ -193,8 +196,8 @@ void plan_run(const PlanOptions& options) {
   if (!plan.shortage.empty()) throw UserError(plan.shortage);
 }
 
-void run_plan(const PlanOptions& options) {
-  if (!options.run.empty()) return plan_run(options);
+void run_plan(const PlanOptions& options, const std::vector<std::string>& given) {
+  if (!options.run.empty()) return plan_run(options, given);
   if (options.rollouts.empty())
     throw UserError("--rollouts FILE is missing, or --run CONFIG for the memory of a run on a GPU");
   if (!options.overrides.empty())
@@ -261,9 +264,11 @@ void run_plan(const PlanOptions& options) {
 
 void add_plan_command(CommandLine& line) {
   auto options = std::make_shared<PlanOptions>();
+  auto self = std::make_shared<std::optional<Command>>();
   Command command =
       line.add("plan", "Shows how much a rollout file shares, and what each strategy would cost on a device",
-               [options] { run_plan(*options); });
+               [options, self] { run_plan(*options, (*self)->given_options()); });
+  *self = command;
   command.add_option("--rollouts", options->rollouts, "Rollout file, .jsonl or .jsonl.zst").type_name("FILE");
   command
       .add_option("--run", options->run,

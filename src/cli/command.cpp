@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "cli/device_errors.h"
 #include "cli/launch_ranks.h"
 
 namespace bough {
@@ -144,6 +145,13 @@ CommandOption Command::add_flag(const std::string& names, bool& value, const std
   return CommandOption(app_->add_flag(names, value, help));
 }
 
+std::vector<std::string> Command::given_options() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app_->get_options())
+    if (option->count() > 0) names.push_back(option->get_name());
+  return names;
+}
+
 CommandOption Command::add_flag_function(const std::string& names, std::function<void(int64_t)> take,
                                          const std::string& help) {
   return CommandOption(app_->add_flag_function(names, std::move(take), help));
@@ -239,7 +247,8 @@ int CommandLine::run(int argc, const char* const* argv) {
   } catch (const c10::Error& error) {
     // libtorch reports "not enough memory" with the same type as all other errors. The stack trace does not
     // help users.
-    return fail(kExitFailure, error.what_without_backtrace());
+    const std::string text = error.what_without_backtrace(), remedy = remedy_for_device_error(text);
+    return fail(kExitFailure, remedy.empty() ? text : str(text, "\n", remedy));
   } catch (const std::bad_alloc&) {
     return fail(kExitFailure, "out of memory");
   } catch (const std::exception& error) {  // IoError, InternalError, and unforeseen exceptions

@@ -75,6 +75,8 @@ class Command {
   // `take` gets the number of times that the flag was given, negative for a name with `!` before it.
   CommandOption add_flag_function(const std::string& names, std::function<void(int64_t)> take,
                                   const std::string& help);
+  // The options that the parsed command line gives, by their first names.
+  std::vector<std::string> given_options() const;
 
  private:
   friend class CommandLine;

@@ -235,8 +235,8 @@ class Planning {
       const int64_t running = settings_.rollout.max_concurrent_rollouts;
       const int64_t at_once = std::min(running, plan_.kv_bytes * running / kv_most);
       plan_.rows.push_back({"keys and values", plan_.kv_bytes, 0,
-                            str("of ", std::max<int64_t>(1, at_once), " of ", running,
-                                " running samples at full length (rollout.max_concurrent_rollouts)")});
+                            str("for ", std::max<int64_t>(1, at_once), " of ", running,
+                                " samples of full length (rollout.max_concurrent_rollouts)")});
     }
     plan_.rows.push_back({"training passes", plan_.pass_bytes, 0,
                           str(gib(passes.least), " to ", gib(passes.most), " of use: ", longest.samples,
