@@ -45,7 +45,7 @@ class Dataset {
   uint64_t fingerprint() const { return fingerprint_; }
   uint64_t fields_fingerprint() const { return fields_fingerprint_; }
 
-  // What a checkpoint keeps: {size, fingerprint, fields_fingerprint}.
+  // A checkpoint keeps {size, fingerprint, fields_fingerprint}.
   Json identity() const;
   // Throws UserError, which says what changed, if `saved` has the identity of other problems. Keys that older
   // versions did not save (size, fields_fingerprint) are not compared.

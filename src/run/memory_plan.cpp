@@ -29,7 +29,7 @@ constexpr int64_t kWorkspaceBytes = 4 * 32 * kMiB;
 constexpr int64_t kNcclBytes = 512 * kMiB;
 // Recorded kernels, page tables and partial results of the captured decoding passes.
 constexpr int64_t kGraphBytes = 256 * kMiB;
-// Of the device's total memory: gaps between the allocator's blocks.
+// Share of the device's total memory for gaps between the allocator's blocks.
 constexpr double kReserveShare = 0.03;
 // Tokens of a prompt, where the settings do not bound them.
 constexpr int64_t kAssumedPromptTokens = 1024;
@@ -113,7 +113,7 @@ class Planning {
     return accumulator(ceil_div(elements, sizes_.data)) *
            (policy_.element_bytes < policy_.accumulator_bytes ? 3 : 2);
   }
-  // Of all ranks together: rank 0 gathers the state of the others.
+  // Bytes of all ranks together: rank 0 gathers the state of the others.
   int64_t checkpoint_bytes(int64_t trained) const { return weights(trained) + sizes_.data * state(trained); }
   bool engine_is_here() const { return !settings_.rollout.generates_elsewhere() && !is_sharded(); }
   bool is_sharded() const { return sizes_.tensor * sizes_.pipeline > 1; }
@@ -247,7 +247,7 @@ class Planning {
   struct PassNeed {
     int64_t least = 0, most = 0;
   };
-  // Of one group of the longest samples: the peak of the fastest plan without a bound, and the least peak.
+  // For one group of the longest samples: the peak of the fastest plan without a bound, and the least peak.
   PassNeed passes_of(const CostModel& costs, const Longest& longest) const {
     std::vector<std::vector<int32_t>> samples;
     int32_t next = 0;

@@ -42,7 +42,7 @@ struct MemoryRow {
 struct MemoryPlan {
   std::vector<MemoryRow> rows;  // in the order of the sum above; the last two are keys and values, and passes
   RunMemory memory;
-  // What the plan decides. With kv_bytes and pass_bytes the device is full up to the reserve, unless the run
+  // The plan's decisions. With kv_bytes and pass_bytes the device is full up to the reserve, unless the run
   // cannot use as much.
   int64_t kv_bytes = 0;
   int64_t pass_bytes = 0;  // over weights, gradients and optimizers
@@ -56,8 +56,8 @@ struct MemoryPlan {
   int64_t host_bytes() const;
 };
 
-// Plans the memory of one of `num_ranks` ranks that train. `profile`: of the device; only its kernels and rates count, not its
-// memory. `resumed_critic_shares`: the decision of the process that began the run. Throws UserError if a
+// Plans the memory of one of `num_ranks` ranks that train. `profile`: of the device; only its kernels and
+// rates count, not its memory. `resumed_critic_shares`: the decision of the process that began the run. Throws UserError if a
 // config.json is missing or wrong.
 MemoryPlan plan_memory(const RunSettings& settings, const DeviceProfile& profile, const RunMemory& memory,
                        int64_t num_ranks, std::optional<bool> resumed_critic_shares = {});

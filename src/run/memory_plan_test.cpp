@@ -94,7 +94,7 @@ TEST_F(MemoryPlanTest, AnAdapterIsAllThatIsTrained) {
   EXPECT_FALSE(of_run.offloads);
 }
 
-// What the settings leave open is decided: the rest of the device is divided, offloading only where nothing
+// The plan decides what the settings leave open: the rest of the device is divided, offloading only where nothing
 // else fits.
 TEST_F(MemoryPlanTest, DecidesWhatIsLeftOpen) {
   const RunSettings small = settings("qwen3-0.6b"), large = settings("qwen3-8b");

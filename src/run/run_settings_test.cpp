@@ -45,7 +45,7 @@ TEST(RunSettings, EvaluationSamplingTakesOnlyLengthAndStopsFromGconfig) {
     EXPECT_EQ(fields[i].get(), expected_fields[i].get()) << fields[i].key;
 }
 
-// What the terminal shows at the start, and config.yaml keeps, for settings that nobody gave.
+// The terminal shows at the start, and config.yaml keeps, the values for settings that nobody gave.
 TEST(RunSettings, DefaultsFollowTheDevice) {
   const auto read = [](const std::vector<std::string>& given) {
     std::vector<std::string> overrides = {"model.path=m", "train_dataset.path=d"};

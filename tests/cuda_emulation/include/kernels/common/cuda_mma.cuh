@@ -9,7 +9,7 @@ namespace bough {
 
 using SharedAddress = uint32_t;
 
-// Where shared memory begins in its address space. Any multiple of 256 is possible on a GPU.
+// The beginning of shared memory in its address space. Any multiple of 256 is possible on a GPU.
 constexpr SharedAddress kSharedBegin = 1024;
 
 inline SharedAddress shared_address(const void* p) {
