@@ -10,10 +10,12 @@
 #include <fstream>
 #include <thread>
 
+#include "base/build_id.h"
 #include "base/child_process.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/run_time_library.h"
 #include "cli/command.h"
 #include "cli/doctor.h"
 #include "cli/launcher.h"
@@ -22,10 +24,6 @@
 #include "env/sandbox.h"
 #include "kernels/common/cuda_library.h"
 #include "kernels/common/isa.h"
-#if __has_include("base/build_id.h")
-#include "base/build_id.h"
-#include "base/run_time_library.h"
-#endif
 
 namespace bough {
 
@@ -185,13 +183,11 @@ std::string without_prefix(std::string text) {
 // The program's build id and those of its libraries. No ids where the build has none.
 std::vector<std::pair<std::string, std::string>> read_build_ids(const fs::path& cuda_library) {
   std::vector<std::pair<std::string, std::string>> ids;
-#if __has_include("base/build_id.h")
   ids = {{"program", build_id()}, {"libbough_kernels.so", kernels_build_id()}};
   std::vector<fs::path> files{cuda_library, find_run_time_library("libbough_nccl.so"),
                               find_run_time_library("libbough_mpi.so")};
   for (const fs::path& file : files)
     if (!file.empty()) ids.emplace_back(file.filename().string(), build_id_of(file));
-#endif
   return ids;
 }
 
