@@ -84,17 +84,13 @@ void restore_device_memory(const DeviceMemory& memory, uint32_t fill) {
   }
 }
 
+// By bytes, because a kernel may write half a word.
 bool device_memory_equals(const DeviceMemory& memory, uint32_t fill) {
+  const auto byte = [](uint32_t word, size_t i) { return static_cast<char>(word >> (8 * (i % 4))); };
   for (const auto& [data, bytes] : memory) {
     if (std::memcmp(data, bytes.data(), bytes.size()) == 0) continue;
-    for (size_t i = 0; i < bytes.size(); i += 4) {
-      if (i + 4 > bytes.size()) {
-        if (std::memcmp(data + i, bytes.data() + i, bytes.size() - i) != 0) return false;
-      } else if (word_at(bytes.data() + i) != word_at(data + i) &&
-                 !(word_at(bytes.data() + i) == kFill && word_at(data + i) == fill)) {
-        return false;
-      }
-    }
+    for (size_t i = 0; i < bytes.size(); ++i)
+      if (bytes[i] != data[i] && !(bytes[i] == byte(kFill, i) && data[i] == byte(fill, i))) return false;
   }
   return true;
 }
