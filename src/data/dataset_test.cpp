@@ -163,7 +163,7 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
   };
   expect(R"({"question": )", "data.jsonl:3:");
   expect(R"({"question": "q", "answer": NaN})",
-         "data.jsonl:3:27: not valid JSON: NaN and Infinity are no JSON; write null, or a text, after");
+         "data.jsonl:3:29: not valid JSON: NaN and Infinity are no JSON; write null, or a text, after");
   expect("[1]", "data.jsonl:3: the line: got array '[1]', expected an object");
   expect(R"({"question": 3, "answer": "1"})", "data.jsonl:3: question: got number '3', expected a text");
   expect(R"({"question": "q", "answer": [1]})",
