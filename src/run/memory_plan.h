@@ -57,8 +57,8 @@ struct MemoryPlan {
 };
 
 // Plans the memory of one of `num_ranks` ranks that train. `profile`: of the device; only its kernels and
-// rates count, not its memory. `resumed_critic_shares`: the decision of the process that began the run. Throws UserError if a
-// config.json is missing or wrong.
+// rates count, not its memory. `resumed_critic_shares`: the decision of the process that began the run.
+// Throws UserError if a config.json is missing or wrong.
 MemoryPlan plan_memory(const RunSettings& settings, const DeviceProfile& profile, const RunMemory& memory,
                        int64_t num_ranks, std::optional<bool> resumed_critic_shares = {});
 

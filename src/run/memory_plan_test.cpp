@@ -94,8 +94,8 @@ TEST_F(MemoryPlanTest, AnAdapterIsAllThatIsTrained) {
   EXPECT_FALSE(of_run.offloads);
 }
 
-// The plan decides what the settings leave open: the rest of the device is divided, offloading only where nothing
-// else fits.
+// The plan decides what the settings leave open: the rest of the device is divided, offloading only if
+// nothing else fits.
 TEST_F(MemoryPlanTest, DecidesWhatIsLeftOpen) {
   const RunSettings small = settings("qwen3-0.6b"), large = settings("qwen3-8b");
   const RunSettings planned = with_memory_plan(small, plan(small));
