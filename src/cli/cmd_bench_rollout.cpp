@@ -101,7 +101,7 @@ std::vector<GenerationRequest> make_requests(const Model& model, const BenchRoll
 
 Run run_once(const Model& model, const BenchRolloutOptions& options) {
   Run run;
-  const auto engine = make_engine(model, options.model, std::nullopt, options.engine, kDeviceShareAlone,
+  const auto engine = make_engine(model, options.model, std::nullopt, options.engine,
                                   [&](const PassWork& work) { run.passes.push_back(work); });
   auto requests = make_requests(model, options);
   const auto start = std::chrono::steady_clock::now();
@@ -144,7 +144,7 @@ struct Interruption {
 Interruption run_interrupted(const Model& model, const BenchRolloutOptions& options,
                              const Run& uninterrupted) {
   PassWork last;
-  const auto engine = make_engine(model, options.model, std::nullopt, options.engine, kDeviceShareAlone,
+  const auto engine = make_engine(model, options.model, std::nullopt, options.engine,
                                   [&](const PassWork& work) { last = work; });
   for (GenerationRequest& request : make_requests(model, options)) engine->submit(std::move(request));
   Interruption interruption;

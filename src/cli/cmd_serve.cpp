@@ -54,8 +54,7 @@ void run_serve(const ServeOptions& options) {
     std::map<std::string, std::filesystem::path> adapters;
     for (const LoraModule& each : settings.lora_modules) adapters[each.name] = each.path;
     engine = std::make_unique<AdapterEngines>(
-        *loaded.model, adapters,
-        load_engine_options(options.model, served.tokenizer, settings.rollout, kDeviceShareAlone));
+        *loaded.model, adapters, load_engine_options(options.model, served.tokenizer, settings.rollout));
   }
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;

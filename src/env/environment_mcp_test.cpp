@@ -156,6 +156,20 @@ TEST_F(McpEnvironmentTest, TheModelGetsTheServersTools) {
   EXPECT_TRUE(wait().observation.done);
 }
 
+TEST_F(McpEnvironmentTest, ToolsOfAProblemAreRefused) {
+  const auto environment = make_environment(settings_);
+  Problem problem{.id = "a", .prompt = "p", .messages = {}, .answer = ""};
+  environment->check({{problem}, "d.jsonl"});
+  problem.tools = OrderedJson::array();
+  problem.where = "d.jsonl:1";
+  try {
+    environment->check({{problem}, "d.jsonl"});
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("d.jsonl:1: tools: ")) << error.what();
+  }
+}
+
 TEST_F(McpEnvironmentTest, AnswersAreTextsForTheModel) {
   settings_.server = "worker";
   const auto environment = make_environment(settings_);

@@ -46,6 +46,15 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
   }
   int64_t max_open() const override { return settings_.workers; }
   void end(uint64_t episode) override { order({Order::kEnd, episode, {}, nullptr}); }
+  void check(const Dataset& dataset) const override {
+    if (settings_.type != "mcp") return;
+    for (const Problem& problem : dataset.problems())
+      if (!problem.tools.is_null())
+        throw UserError(
+            str(problem.where, problem.where.empty() ? "" : ": ",
+                "tools: the model is shown the tools of the MCP server (", name_,
+                "), not these; leave them out, or set the data set's tools_key to another field"));
+  }
 
  private:
   struct Order {

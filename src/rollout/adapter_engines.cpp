@@ -10,11 +10,11 @@
 
 namespace bough {
 
-Bytes kv_memory_of_each(const Bytes& kv_memory, at::Device device, double device_share, int64_t count,
+Bytes kv_memory_of_each(const Bytes& kv_memory, at::Device device, int64_t count,
                         const std::function<int64_t()>& free) {
   if (!kv_memory.is_auto()) return {kv_memory.count / count};
   if (device.is_cpu()) return kv_memory;
-  return {static_cast<int64_t>(device_share * static_cast<double>(free()) / static_cast<double>(count))};
+  return {static_cast<int64_t>(kDeviceShare * static_cast<double>(free()) / static_cast<double>(count))};
 }
 
 AdapterEngines::AdapterEngines(const Model& base,
@@ -29,7 +29,7 @@ AdapterEngines::AdapterEngines(const Model& base,
   }
   // After the adapters, which take memory, and before the engines.
   options.settings.kv_memory =
-      kv_memory_of_each(options.settings.kv_memory, base.device(), options.device_share, std::ssize(members_),
+      kv_memory_of_each(options.settings.kv_memory, base.device(), std::ssize(members_),
                         [&] { return device_memory(base.device()).free; });
   for (Member& member : members_) member.engine = std::make_unique<EmbeddedEngine>(*member.model, options);
 }

@@ -16,9 +16,9 @@
 namespace bough {
 
 // Returns the bytes for keys and values of each of `count` engines: `kv_memory` divided by `count`. auto on a
-// GPU: device_share of the memory that is free now, divided. free(): that memory; called once at most, as
+// GPU: kDeviceShare of the memory that is free now, divided. free(): that memory; called once at most, as
 // it shrinks with every engine. auto on the CPU stays auto.
-Bytes kv_memory_of_each(const Bytes& kv_memory, at::Device device, double device_share, int64_t count,
+Bytes kv_memory_of_each(const Bytes& kv_memory, at::Device device, int64_t count,
                         const std::function<int64_t()>& free);
 
 class AdapterEngines final : public Engine {

@@ -24,15 +24,15 @@ constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // kLogitsBytesOfGpu for a 
 // sample's index in 20 bits.
 constexpr int kSampleBits = 20;
 
-int64_t auto_kv_bytes(at::Device device, double share) {
+int64_t auto_kv_bytes(at::Device device) {
   if (device.is_cpu()) return kAutoKvBytes;
-  return static_cast<int64_t>(share * static_cast<double>(device_memory(device).free));
+  return static_cast<int64_t>(kDeviceShare * static_cast<double>(device_memory(device).free));
 }
 
 int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, const SparsePolicy& sparse) {
   const RolloutSettings& settings = options.settings;
-  const int64_t bytes = settings.kv_memory.is_auto() ? auto_kv_bytes(model.device(), options.device_share)
-                                                     : settings.kv_memory.count;
+  const int64_t bytes =
+      settings.kv_memory.is_auto() ? auto_kv_bytes(model.device()) : settings.kv_memory.count;
   const int64_t page_bytes = KvStorage::bytes_per_page(model.config(), model.dtype(), sparse);
   if (bytes < page_bytes) {
     throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(),
@@ -388,21 +388,20 @@ EngineStatistics EmbeddedEngine::statistics() const {
 
 EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory,
                                           const std::optional<Tokenizer>& tokenizer,
-                                          const RolloutSettings& settings, double device_share) {
+                                          const RolloutSettings& settings) {
   if (settings.has_servers())
     throw UserError(str("rollout.backend: got ", settings.backend,
                         "; expected embedded: only `bough train` generates with servers"));
   EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory, tokenizer)};
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
-  options.device_share = device_share;
   return options;
 }
 
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
-                                            const RolloutSettings& settings, double device_share,
+                                            const RolloutSettings& settings,
                                             std::function<void(const PassWork&)> on_pass) {
-  EmbeddedEngineOptions options = load_engine_options(directory, tokenizer, settings, device_share);
+  EmbeddedEngineOptions options = load_engine_options(directory, tokenizer, settings);
   options.on_pass = std::move(on_pass);
   return std::make_unique<EmbeddedEngine>(model, std::move(options));
 }
@@ -412,7 +411,7 @@ LoadedEngine load_engine(const std::filesystem::path& directory, const std::opti
   LoadedEngine loaded;
   loaded.model = load_rollout_model(directory, settings, dtype, device);
   loaded.matrices = apply_quantization(settings, *loaded.model);
-  loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings, kDeviceShareAlone);
+  loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings);
   return loaded;
 }
 

@@ -49,9 +49,9 @@ struct PassWork {
 // Maximum size of the logits computed at once on a GPU.
 inline constexpr int64_t kLogitsBytesOfGpu = int64_t{512} << 20;
 
-// Default fraction of a GPU's free memory for keys and values: if the process also has a trainer, whose
-// passes need the rest, and if it has none.
-inline constexpr double kDeviceShareBesideTraining = 0.45, kDeviceShareAlone = 0.85;
+// Default fraction of a GPU's free memory for keys and values, if the process has no trainer. In a run, its
+// memory plan says how many bytes (run/memory_plan.h).
+inline constexpr double kDeviceShare = 0.85;
 
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
@@ -62,7 +62,6 @@ struct EmbeddedEngineOptions {
   int32_t version = 0;  // of the current weights
   AttentionPath attention = AttentionPath::kFastest;
   std::function<void(const PassWork&)> on_pass;  // called after each pass, if set
-  double device_share = kDeviceShareAlone;       // fraction of a GPU's free memory, if kv_memory is auto
 };
 
 // Returns the policy by which an engine on the device chooses pages. Throws UserError if `summary` is exact
@@ -144,10 +143,10 @@ class EmbeddedEngine : public Engine {
 // requests with stop strings are refused. Throws UserError if the settings name servers.
 EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory,
                                           const std::optional<Tokenizer>& tokenizer,
-                                          const RolloutSettings& settings, double device_share);
+                                          const RolloutSettings& settings);
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
-                                            const RolloutSettings& settings, double device_share,
+                                            const RolloutSettings& settings,
                                             std::function<void(const PassWork&)> on_pass = {});
 
 // A model that is only used for generation, and its engine.

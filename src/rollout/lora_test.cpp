@@ -160,10 +160,10 @@ TEST(AdapterEngines, DivideTheFreeMemoryOnce) {
   int calls = 0;
   const auto free = [&] { return int64_t{80} << (30 - 10 * calls++); };
   const at::Device gpu(at::kCUDA);
-  EXPECT_EQ(kv_memory_of_each({}, gpu, 0.5, 4, free).count, int64_t{10} << 30);
+  EXPECT_EQ(kv_memory_of_each({}, gpu, 4, free).count, int64_t{17} << 30);
   EXPECT_EQ(calls, 1);
-  EXPECT_EQ(kv_memory_of_each({int64_t{1} << 20}, gpu, 0.5, 4, free).count, 1 << 18);
-  EXPECT_TRUE(kv_memory_of_each({}, at::kCPU, 0.5, 4, free).is_auto());
+  EXPECT_EQ(kv_memory_of_each({int64_t{1} << 20}, gpu, 4, free).count, 1 << 18);
+  EXPECT_TRUE(kv_memory_of_each({}, at::kCPU, 4, free).is_auto());
   EXPECT_EQ(calls, 1) << "only auto on a GPU depends on the free memory";
 }
 

@@ -121,7 +121,7 @@ class Planning {
 
   void add_optimizer(const std::string& what, int64_t trained, bool offloads) {
     add(what + "gradients", accumulator(trained), 0);
-    const std::string note = offloads ? "offloaded to pinned memory" : "";
+    const std::string note = offloads ? "offloaded to host memory" : "";
     add(what + "optimizer", offloads ? 0 : state(trained), offloads ? state(trained) : 0, note);
   }
 

@@ -108,7 +108,7 @@ TEST_F(MemoryPlanTest, DecidesWhatIsLeftOpen) {
   EXPECT_TRUE(of_large.offloads);
   EXPECT_EQ(of_large.shortage, "");
   EXPECT_EQ(row(of_large, "optimizer").device_bytes, 0);
-  EXPECT_NE(memory_table(of_large).find("offloaded to pinned memory"), std::string::npos);
+  EXPECT_NE(memory_table(of_large).find("offloaded to host memory"), std::string::npos);
   EXPECT_EQ(with_memory_plan(large, of_large).actor.optimizer.offload, true);
 
   // The given settings count, whatever the rest would be.

@@ -286,8 +286,7 @@ void write_weights(const RunSettings& settings, const std::filesystem::path& dir
 std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model& model,
                                         const std::optional<Tokenizer>& tokenizer) {
   const RolloutSettings& rollout = settings.rollout;
-  if (!rollout.has_servers())
-    return make_engine(model, settings.model.path, tokenizer, rollout, kDeviceShareBesideTraining);
+  if (!rollout.has_servers()) return make_engine(model, settings.model.path, tokenizer, rollout);
   const std::filesystem::path own = std::filesystem::absolute(run_folder_of(settings)) / "weights";
   const std::filesystem::path given = rollout.servers.weights_path;
   const auto weights_folder =
@@ -357,8 +356,7 @@ EngineParts::EngineParts(const RunSettings& run_settings)
     : settings(run_settings),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       model(load_generating(settings)),
-      engine(make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout,
-                         kDeviceShareAlone)) {
+      engine(make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout)) {
   if (settings.rollout.threads > 0) at::set_num_threads(static_cast<int>(settings.rollout.threads));
 }
 

@@ -123,9 +123,7 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
     const bool is_apart = settings.offload.value_or(false) && !parameter->value.is_cpu();
     const auto options =
         at::TensorOptions().dtype(acc).device(is_apart ? at::kCPU : parameter->value.device());
-    const auto zeros = [&] {  // pinned if a device reads it: transfers are twice as fast
-      return at::zeros({state.count}, options.pinned_memory(is_apart));
-    };
+    const auto zeros = [&] { return at::zeros({state.count}, options); };
     state.exp_avg = zeros();
     state.exp_avg_sq = zeros();
     if (acc != parameter->value.scalar_type()) {
