@@ -43,11 +43,15 @@ function(bough_emulation_objects variant objects)
   set(${objects} ${outputs} PARENT_SCOPE)
 endfunction()
 
-# Adds a target `variant` that builds <build>/<variant>/kernels_test and libbough_cuda.so beside it. With `ALL ALL`,
+# Adds a target `variant` that builds <build>/<variant>/kernels_test and libbough_cuda.so beside it. With `ALL`,
 # the target is built by default.
 function(bough_emulation variant)
-  cmake_parse_arguments(ARG "" "ALL" "SOURCES;DEFINITIONS;FLAGS;KERNEL_FLAGS;LINK_FLAGS" ${ARGN})
+  cmake_parse_arguments(ARG "ALL" "" "SOURCES;DEFINITIONS;FLAGS;KERNEL_FLAGS;LINK_FLAGS" ${ARGN})
   set(folder ${CMAKE_BINARY_DIR}/${variant})
+  set(all "")
+  if(ARG_ALL)
+    set(all ALL)
+  endif()
   file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cu)
   # One file includes all ops: most of their compile time goes into the same headers. cuBLAS and CUDA graphs have no
   # stand-in.
@@ -68,9 +72,9 @@ function(bough_emulation variant)
     ${BOUGH_TORCH_DIR}/lib/libgomp.so.1)
   set(libs $<TARGET_FILE:bough_kernels> $<TARGET_FILE:bough_base> ${torch_libs})
   add_custom_command(OUTPUT ${folder}/libbough_cuda.so
-    COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} -shared ${objects} ${ARG_LINK_FLAGS} ${libs}
+    COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} -shared ${objects} $<TARGET_OBJECTS:bough_build_id> ${ARG_LINK_FLAGS} ${libs}
       -Wl,-T,${emulation_source}/shared_memory.ld -o ${folder}/libbough_cuda.so
-    DEPENDS ${objects} ${emulation_source}/shared_memory.ld bough_kernels bough_base
+    DEPENDS ${objects} $<TARGET_OBJECTS:bough_build_id> ${emulation_source}/shared_memory.ld bough_kernels bough_base
     COMMENT "Linking ${variant}/libbough_cuda.so" VERBATIM COMMAND_EXPAND_LISTS)
   add_custom_command(OUTPUT ${folder}/kernels_test
     COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} ${main_object} $<TARGET_OBJECTS:kernels_test> -rdynamic -Wl,--no-as-needed
@@ -78,10 +82,10 @@ function(bough_emulation variant)
       -lyaml-cpp -lspdlog -lfmt -o ${folder}/kernels_test
     DEPENDS ${main_object} $<TARGET_OBJECTS:kernels_test> bough_kernels bough_base
     COMMENT "Linking ${variant}/kernels_test" VERBATIM COMMAND_EXPAND_LISTS)
-  add_custom_target(${variant} ${ARG_ALL} DEPENDS ${folder}/libbough_cuda.so ${folder}/kernels_test)
+  add_custom_target(${variant} ${all} DEPENDS ${folder}/libbough_cuda.so ${folder}/kernels_test)
 endfunction()
 
-bough_emulation(cuda_emulation ALL ALL FLAGS ${emulation_sanitizers} DEFINITIONS -DBOUGH_EMULATION_ASAN)
+bough_emulation(cuda_emulation ALL FLAGS ${emulation_sanitizers} DEFINITIONS -DBOUGH_EMULATION_ASAN)
 # The race detector instead of the sanitizers. The optimiser must not join accesses of different threads' bytes.
 bough_emulation(cuda_races FLAGS -O1 DEFINITIONS -DBOUGH_EMULATION_RACES SOURCES ${emulation_source}/races.cpp
   KERNEL_FLAGS -fsanitize=thread -fno-threadsafe-statics -fno-vectorize -fno-slp-vectorize
