@@ -113,8 +113,12 @@ def test_gates_and_sanitized_tests_run_on_request(checkout: Checkout):
 def test_tests_on_the_emulated_device_are_counted(checkout: Checkout):
     body = "sys.exit(0 if 'cuda' in sys.argv[-1] and os.environ['BOUGH_EMULATION_REPEAT'] else 1)"
     checkout.gtest("kernels", body, gtest_report("passed", "passed"))
-    (checkout.root / "build" / "cuda_emulation").mkdir()
-    (checkout.programs / "kernels_test").rename(checkout.root / "build" / "cuda_emulation" / "kernels_test")
+    build = checkout.root / "build"
+    (build / "CMakeCache.txt").write_text("BOUGH_CUDA_EMULATION:BOOL=ON\n")
+    status, last, text = checkout.run("cuda_emulation")
+    assert (status, last) == (1, "0 passed, 1 failed, 0 skipped"), f"the program is not built: {text}"
+    (build / "cuda_emulation").mkdir()
+    (checkout.programs / "kernels_test").rename(build / "cuda_emulation" / "kernels_test")
     status, last, text = checkout.run("cuda_emulation")
     assert (status, last) == (0, "2 passed, 0 failed, 0 skipped"), text
 
