@@ -260,18 +260,23 @@ RunMemory memory_of_ranks(const RunMemory& own, Communicator& ranks) {
   return least;
 }
 
-// Before any weight is on the device. Collective call: all ranks plan with the memory of the fullest device.
-std::optional<MemoryPlan> memory_plan(const RunSettings& settings, const DeviceProfile& profile,
-                                      Communicator* ranks) {
-  const at::Device device = device_of(settings);
-  if (device.is_cpu()) return std::nullopt;
-  const DeviceMemory own = device_memory(device);
+// Before any weight is on the GPU. Collective call: all ranks plan with the memory of the fullest GPU. A
+// resumed run keeps its kind of critic.
+MemoryPlan memory_plan(const RunSettings& settings, const DeviceProfile& profile, Communicator* ranks) {
+  const DeviceMemory own = device_memory(device_of(settings));
   RunMemory memory{.device_total = own.total, .device_free = own.free, .host_free = host_memory().available};
-  const int64_t num_ranks = ranks ? ranks->size() : 1;
-  if (num_ranks > 1) memory = memory_of_ranks(memory, *ranks);
   std::optional<bool> critic_shares;
-  if (const auto checkpoint = find_latest_checkpoint(run_folder_of(settings)))
-    critic_shares = !std::filesystem::exists(checkpoint->directory / "critic" / "model");
+  if (is_rank_zero(ranks))
+    if (const auto checkpoint = find_latest_checkpoint(run_folder_of(settings)))
+      critic_shares = !std::filesystem::exists(checkpoint->directory / "critic" / "model");
+  const int64_t num_ranks = ranks ? ranks->size() : 1;
+  if (num_ranks > 1) {
+    memory = memory_of_ranks(memory, *ranks);
+    // Other hosts need not see the run's folder.
+    const Json of_rank_zero =
+        Json::parse(ranks->broadcast((critic_shares ? Json(*critic_shares) : Json()).dump()));
+    if (of_rank_zero.is_boolean()) critic_shares = of_rank_zero.get<bool>();
+  }
   return plan_memory(settings, profile, memory, num_ranks, critic_shares);
 }
 
@@ -362,20 +367,21 @@ EngineParts::EngineParts(const RunSettings& run_settings)
 
 RunComponents::RunComponents(const RunSettings& run_settings, const std::function<bool()>& stop,
                              Communicator* ranks)
-    : profile(ranks_profile(run_settings, stop, ranks)),
-      memory(memory_plan(run_settings, profile, ranks)),
-      settings(memory ? with_memory_plan(run_settings, *memory) : run_settings),
-      threads(split_threads(settings, at::get_num_threads())),
-      encoder(PromptEncoder::from_directory(settings.model.path)),
-      problems(training_problems(settings, encoder, ranks)),
-      valid(settings.valid_dataset.path.empty()
+    : threads(split_threads(run_settings, at::get_num_threads())),
+      encoder(PromptEncoder::from_directory(run_settings.model.path)),
+      problems(training_problems(run_settings, encoder, ranks)),
+      valid(run_settings.valid_dataset.path.empty()
                 ? Dataset()
-                : read_fitting(settings, settings.valid_dataset, "valid_dataset", encoder, ranks)),
-      reward(is_rank_zero(ranks) ? make_reward(settings.reward, settings.reward_service) : nullptr),
-      environment(is_rank_zero(ranks) ? make_environment(settings) : nullptr),
-      filter(settings.filter.empty() || !is_rank_zero(ranks)
+                : read_fitting(run_settings, run_settings.valid_dataset, "valid_dataset", encoder, ranks)),
+      reward(is_rank_zero(ranks) ? make_reward(run_settings.reward, run_settings.reward_service) : nullptr),
+      environment(is_rank_zero(ranks) ? make_environment(run_settings) : nullptr),
+      filter(run_settings.filter.empty() || !is_rank_zero(ranks)
                  ? nullptr
-                 : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
+                 : std::make_unique<GroupFilter>(run_settings.filter, run_settings.reward_service)),
+      gpu_profile(device_of(run_settings).is_cpu() ? std::nullopt
+                                                   : std::optional(ranks_profile(run_settings, stop, ranks))),
+      memory(gpu_profile ? std::optional(memory_plan(run_settings, *gpu_profile, ranks)) : std::nullopt),
+      settings(memory ? with_memory_plan(run_settings, *memory) : run_settings),
       training(ranks, settings.actor.sizes_of(ranks ? ranks->size() : 1)),
       model(load_trained(settings, training.model())),
       unsharded(!training.has_unsharded_model() && training.is_rank_zero() ? load_unsharded(settings)
@@ -417,6 +423,7 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
   }
   if (environment)
     conversations.emplace(encoder, settings.environment, model->config().max_length(), is_scored);
+  const DeviceProfile profile = gpu_profile ? *gpu_profile : ranks_profile(settings, stop, ranks);
   if (folder) save_run_profile(folder->path(), profile);
   if (folder && memory) log_info(str("memory of each GPU:\n", memory_table(*memory)));
   CostModel costs(profile, model_shape(*model));

@@ -59,22 +59,22 @@ struct RunComponents {
   RunComponents(const RunComponents&) = delete;
   RunComponents& operator=(const RunComponents&) = delete;
 
-  const DeviceProfile profile;             // the same on all ranks, so that they make the same plans
-  const std::optional<MemoryPlan> memory;  // of a GPU
-  const RunSettings settings;              // as given, with the memory plan's decisions
   const ThreadSplit threads;
   SteadyClock clock;
   PromptEncoder encoder;
   Dataset problems;  // whose prompts fit the model's context, as those of `valid`
   Dataset valid;     // empty: no evaluation
   std::unique_ptr<RewardFunction> reward;
-  std::unique_ptr<Environment> environment;  // nullptr: prompts of one turn
-  std::unique_ptr<GroupFilter> filter;       // nullptr: there is none
-  const TrainingRanks training;              // the ranks that train together
-  std::unique_ptr<Model> model;              // trained; shared with the engine in synchronous runs
-  std::unique_ptr<Model> unsharded;          // on rank 0, if layers are sharded: for publishing; else nullptr
-  std::unique_ptr<Model> reference;          // for the KL terms; nullptr if there is none
-  std::unique_ptr<Model> teacher;            // nullptr if there is none
+  std::unique_ptr<Environment> environment;        // nullptr: prompts of one turn
+  std::unique_ptr<GroupFilter> filter;             // nullptr: there is none
+  const std::optional<DeviceProfile> gpu_profile;  // measured before weights fill the GPU; nullopt: a CPU
+  const std::optional<MemoryPlan> memory;          // of a GPU
+  const RunSettings settings;                      // as given, with the memory plan's decisions
+  const TrainingRanks training;                    // the ranks that train together
+  std::unique_ptr<Model> model;                    // trained; shared with the engine in synchronous runs
+  std::unique_ptr<Model> unsharded;  // on rank 0, if layers are sharded: for publishing; else nullptr
+  std::unique_ptr<Model> reference;  // for the KL terms; nullptr if there is none
+  std::unique_ptr<Model> teacher;    // nullptr if there is none
   const int64_t total_steps;
   std::unique_ptr<Model> critic_model;  // the critic's backbone; nullptr: it is the actor's, or no critic
   std::unique_ptr<Critic> critic;       // for adv_estimator gae; else nullptr

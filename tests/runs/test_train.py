@@ -109,6 +109,13 @@ def test_the_start_lists_the_settings_that_differ_from_their_defaults(bough):
     ]
 
 
+def test_an_asynchronous_run_is_planned_for_the_threads_that_train(bough):
+    config = write_experiment(bough, **{"rollout.max_head_offpolicyness": 2, "total_train_steps": 1})
+    bough("train", config, ok=True, env={"OMP_NUM_THREADS": "2"})
+    profile = json.loads((bough.cwd / "runs/tiny/trial0/calibration.json").read_text())
+    assert profile["threads"] == 1, "the other thread generates"
+
+
 def test_the_saved_rollouts_are_a_rollout_file(bough):
     config = write_experiment(bough)
     bough("train", config, "total_train_steps=1", ok=True, env=ENVIRONMENT)
