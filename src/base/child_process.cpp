@@ -20,6 +20,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace bough {
@@ -32,16 +33,6 @@ using ChildClock = std::chrono::steady_clock;
 constexpr size_t kErrorsKept = 2048;
 constexpr milliseconds kReapLimit{1000};
 constexpr int kThrew = 71;  // the output is an exception's message
-
-// Closes a descriptor at the end of its scope.
-struct OwnedDescriptor {
-  int value = -1;
-  ~OwnedDescriptor() { reset(); }
-  void reset() {
-    if (value >= 0) ::close(value);
-    value = -1;
-  }
-};
 
 [[noreturn]] void no_child(const char* what) {
   throw IoError(str("cannot make a ", what, " for a child process: ", std::strerror(errno)));
@@ -123,11 +114,11 @@ std::string end_of(int file) {
 
 ChildResult run_in_child(const std::function<std::string()>& work, double seconds) {
   const auto deadline = ChildClock::now() + milliseconds(static_cast<int64_t>(seconds * 1000));
-  OwnedDescriptor errors{::memfd_create("child", MFD_CLOEXEC)};
+  const Descriptor errors(::memfd_create("child", MFD_CLOEXEC));
   if (errors.value < 0) no_child("memory file");
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) no_child("pipe");
-  OwnedDescriptor read_end{ends[0]}, write_end{ends[1]};
+  Descriptor read_end(ends[0]), write_end(ends[1]);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child < 0) no_child("process");
   if (child == 0) run_child(work, write_end.value, errors.value, parent);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -83,6 +84,14 @@ CpuFeatures cpu_features() {
 }
 void apply_cpu_workarounds() {}
 #endif
+
+std::string cpu_model(const std::filesystem::path& root) {
+  std::ifstream info(root / "proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name"))
+      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return {};
+}
 
 std::string describe(const CpuFeatures& features) {
   std::string out;

@@ -1,6 +1,7 @@
 // Features of the processor, and a workaround for machines that report them wrongly.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 namespace bough {
@@ -16,6 +17,10 @@ struct CpuFeatures {
 // Features of this machine's processor; all false on architectures other than x86-64. A feature counts only
 // if the operating system saves its registers.
 CpuFeatures cpu_features();
+
+// The processor's name, for example "Intel(R) Xeon(R) Processor"; empty if the system does not report one.
+// `root`: another root folder, for tests.
+std::string cpu_model(const std::filesystem::path& root = "/");
 
 // "avx512 avx512_bf16", for logs and calibration files.
 std::string describe(const CpuFeatures& features);

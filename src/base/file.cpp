@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace bough {
@@ -46,21 +47,6 @@ int open_retrying(const fs::path& path, int flags, mode_t mode = 0666) {
   while (descriptor < 0 && errno == EINTR);
   return descriptor;
 }
-
-// A descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  operator int() const { return value_; }
-
- private:
-  int value_;
-};
 
 // Opens a file for reading and refuses folders, which open() accepts.
 int open_to_read(const fs::path& path, struct stat& status) {
@@ -96,8 +82,8 @@ void sync_descriptor(int descriptor, const fs::path& path) {
 
 void sync_path(const fs::path& path, int flags) {
   const Descriptor descriptor(open_retrying(path, O_RDONLY | flags));
-  if (descriptor < 0) fail("flush", path, errno);
-  sync_descriptor(descriptor, path);
+  if (descriptor.value < 0) fail("flush", path, errno);
+  sync_descriptor(descriptor.value, path);
 }
 
 // The folder that holds `path`'s entry.
@@ -120,7 +106,7 @@ std::string read_file(const fs::path& path) {
   content.resize(static_cast<size_t>(status.st_size) + 1);
   size_t size = 0;
   while (true) {
-    const ssize_t got = ::read(descriptor, content.data() + size, content.size() - size);
+    const ssize_t got = ::read(descriptor.value, content.data() + size, content.size() - size);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail("read", path, errno);
     if (got == 0) break;
@@ -215,7 +201,8 @@ MappedFile::MappedFile(const fs::path& path) {
   const Descriptor descriptor(open_to_read(path, status));
   if (status.st_size == 0)
     throw UserError(str("cannot use ", quoted(path.string(), 300), ": the file is empty"));
-  void* address = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
+  void* address =
+      ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor.value, 0);
   if (address == MAP_FAILED) fail("map", path, errno);
   data_ = static_cast<const std::byte*>(address);
   size_ = static_cast<size_t>(status.st_size);

@@ -17,9 +17,14 @@ constexpr std::string_view kIdMark = "bough build id ";
 constexpr size_t kIdLength = 16;
 }  // namespace
 
-fs::path find_run_time_library(const std::string& name) {
+fs::path program_folder() {
   std::error_code ignored;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  return fs::read_symlink("/proc/self/exe", ignored).parent_path();
+}
+
+fs::path find_run_time_library(const std::string& name) {
+  const fs::path folder = program_folder();
+  std::error_code ignored;
   for (const fs::path& candidate : {folder / name, folder.parent_path() / "lib" / name})
     if (fs::is_regular_file(candidate, ignored)) return candidate;
   return {};

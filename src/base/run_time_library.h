@@ -7,6 +7,8 @@
 
 namespace bough {
 
+std::filesystem::path program_folder();  // of this process's program
+
 // Searches the program's folder, then the folder lib beside it. Returns an empty path if nothing is found.
 std::filesystem::path find_run_time_library(const std::string& name);
 

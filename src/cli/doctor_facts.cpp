@@ -56,17 +56,11 @@ int count_pci_gpus(const fs::path& root) {
   return count;
 }
 
-std::string cpu_model(const fs::path& root) {
-  std::ifstream info(root / "proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name") && line.find(": ") != std::string::npos)
-      return line.substr(line.find(": ") + 2);
-  return "CPU of unknown model";
-}
-
 void read_cpu(const fs::path& root, HostFacts& host) {
   const CpuFeatures has = cpu_features();
-  host.cpu = str(cpu_model(root), ", ", std::thread::hardware_concurrency(), " cores, ", describe(has));
+  const std::string model = cpu_model(root);
+  host.cpu = str(model.empty() ? "CPU of unknown model" : model, ", ", std::thread::hardware_concurrency(),
+                 " cores, ", describe(has));
   try {
     CpuFeatures used, left;
     used.avx2 = best_isa() >= Isa::kAvx2;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
+#include "run/run_settings.h"
 
 namespace bough {
 
@@ -64,8 +65,7 @@ TorchSetup set_up_torch(const TorchOptions& options) {
                         ", that of this program; LD_LIBRARY_PATH may name the folder of another Bough: "
                         "unset it, or build all targets"));
   install_cpu_allocator();
-  const char* const by_device = options.device == "cuda" ? "bf16" : "fp32";
-  TorchSetup setup{parse_dtype(options.dtype.empty() ? by_device : options.dtype), at::kCPU};
+  TorchSetup setup{parse_dtype(options.dtype.empty() ? dtype_on(options.device) : options.dtype), at::kCPU};
   if (options.threads) {
     check_at_least("--threads", *options.threads, 1, "leave it out for all cores");
     if (*options.threads > kMaxThreads)

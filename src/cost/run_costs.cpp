@@ -6,7 +6,6 @@
 
 #include <cctype>
 #include <chrono>
-#include <fstream>
 #include <optional>
 
 #include "base/clock.h"
@@ -30,15 +29,6 @@ constexpr int64_t kVersion = 8;
 
 // How long a measurement stays valid that was made while other programs were busy.
 constexpr std::chrono::minutes kProvisional{10};
-
-// For example "Intel(R) Xeon(R) Processor"; "cpu" if the system does not report a name.
-std::string model_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name"))
-      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  return "cpu";
-}
 
 // Text for use in a file name: letters, digits and single dashes.
 std::string plain(const std::string& text) {
@@ -105,7 +95,9 @@ void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProf
 
 ProfileKey profile_key(at::Device device, at::ScalarType dtype) {
   if (!device.is_cpu()) return {device_name(device), 0, dtype_name(dtype)};
-  return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(), dtype_name(dtype)};
+  const std::string model = cpu_model();
+  return {str(model.empty() ? "cpu" : model, ", ", describe(cpu_features())), at::get_num_threads(),
+          dtype_name(dtype)};
 }
 
 DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,

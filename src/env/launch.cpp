@@ -21,11 +21,6 @@
 
 namespace bough {
 
-void Descriptor::reset() {
-  if (value >= 0) close(value);
-  value = -1;
-}
-
 void no_descriptor(const char* what) {
   throw IoError(str("sandbox: cannot make a ", what, ": ", std::strerror(errno)));
 }

@@ -11,21 +11,9 @@
 #include <utility>
 #include <vector>
 
-namespace bough {
+#include "base/descriptor.h"
 
-// An open descriptor, or -1.
-struct Descriptor {
-  int value = -1;
-  Descriptor() = default;
-  explicit Descriptor(int v) : value(v) {}
-  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value, other.value);
-    return *this;
-  }
-  ~Descriptor() { reset(); }
-  void reset();  // closes it
-};
+namespace bough {
 
 // Throws IoError with errno's message: "sandbox: cannot make a WHAT: ...".
 [[noreturn]] void no_descriptor(const char* what);

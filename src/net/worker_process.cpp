@@ -15,6 +15,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace bough {
@@ -85,16 +86,6 @@ struct Child {
   throw IoError(str("cannot start ", quoted(program), ": ", std::strerror(error)));
 }
 
-// Closes what an early exit would leak.
-struct Descriptor {
-  int value = -1;
-  ~Descriptor() { reset(); }
-  void reset() {
-    if (value >= 0) close(value);
-    value = -1;
-  }
-};
-
 std::string find_bubblewrap() {
   const char* variable = std::getenv("PATH");
   std::string_view path = variable == nullptr ? "/usr/bin:/bin" : variable;
@@ -136,10 +127,10 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& arguments, bool in_
 
   std::array<int, 2> pair;
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0) cannot_start(program, errno);
-  Descriptor ours{pair[0]}, theirs{pair[1]};
+  Descriptor ours(pair[0]), theirs(pair[1]);
   if (fcntl(ours.value, F_SETFL, O_NONBLOCK) != 0) cannot_start(program, errno);
   if (pipe2(pair.data(), O_CLOEXEC) != 0) cannot_start(program, errno);
-  Descriptor error_read{pair[0]}, error_write{pair[1]};
+  Descriptor error_read(pair[0]), error_write(pair[1]);
 
   const pid_t parent = getpid();
   pid_ = fork();

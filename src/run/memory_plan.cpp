@@ -83,14 +83,18 @@ class Planning {
         profile_(profile),
         num_ranks_(num_ranks),
         sizes_(settings.actor.sizes_of(num_ranks_)),
+        memory_(memory),
         policy_(shape_of(settings.model.path)) {
-    plan_.memory = memory;
     if (settings.actor.lora.enabled())
       policy_.adapter_elements = adapter_elements(policy_, settings.actor.lora);
+    longest_ = longest_group();
+    passes_ = passes_of_longest();
   }
 
   // With a critic that shares the policy's backbone, or with one of its own.
   MemoryPlan plan(bool offloads, bool shares) {
+    plan_ = {};
+    plan_.memory = memory_;
     plan_.offloads = offloads;
     plan_.shares_backbone = shares;
     add_fixed();
@@ -199,9 +203,8 @@ class Planning {
   }
 
   void divide_the_rest() {
-    const Longest longest = longest_group();
-    const CostModel costs(profile_, policy_);
-    PassNeed passes = passes_of(costs, longest);
+    const Longest& longest = longest_;
+    PassNeed passes = passes_;
     // Generation and training take turns, and then use the same memory.
     const int64_t shared = runs_in_parallel() ? 0 : generation_bytes_;
     if (runs_in_parallel() && generation_bytes_ > 0) add("passes of generation", generation_bytes_, 0);
@@ -248,7 +251,9 @@ class Planning {
     int64_t least = 0, most = 0;
   };
   // For one group of the longest samples: the peak of the fastest plan without a bound, and the least peak.
-  PassNeed passes_of(const CostModel& costs, const Longest& longest) const {
+  PassNeed passes_of_longest() const {
+    const Longest& longest = longest_;
+    const CostModel costs(profile_, policy_);
     std::vector<std::vector<int32_t>> samples;
     int32_t next = 0;
     for (int64_t s = 0; s < longest.samples; ++s) {
@@ -289,7 +294,10 @@ class Planning {
   const DeviceProfile& profile_;
   const int64_t num_ranks_;
   const ParallelSizes sizes_;
+  const RunMemory memory_;
   ModelShape policy_;
+  Longest longest_;
+  PassNeed passes_;
   int64_t generation_bytes_ = 0;
   MemoryPlan plan_;
 };
@@ -307,12 +315,13 @@ MemoryPlan best_plan(const RunSettings& settings, const DeviceProfile& profile, 
   else if (!settings.critic.path.empty() || settings.actor.lora.enabled()) critic_shares = false;
   if (!has_critic) critic_shares = false;
   const bool may_offload = !settings.actor.optimizer.offload.has_value();
+  Planning planning(settings, profile, memory, num_ranks);
   MemoryPlan first;
   for (const bool offloads : {false, true}) {
     if (offloads && !may_offload) continue;
     for (const bool shares : {false, true}) {
       if (critic_shares && *critic_shares != shares) continue;
-      MemoryPlan plan = Planning(settings, profile, memory, num_ranks).plan(offloads, shares);
+      MemoryPlan plan = planning.plan(offloads, shares);
       if (fits(plan)) return plan;
       // The message speaks of the plan without offloading, unless only the host's memory is short.
       if (first.rows.empty() || plan.least_bytes <= memory.device_total) first = std::move(plan);

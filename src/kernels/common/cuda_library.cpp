@@ -18,11 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 constexpr const char* kName = "libbough_cuda.so";
-
-fs::path program_folder() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).parent_path();
-}
 }  // namespace
 
 void set_expandable_segments() {
