@@ -43,6 +43,7 @@ struct LossRows {
   at::Tensor weights_R;              // 1 / denominator of the row: aggregation.h
   at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
+  at::Tensor rows_R;                 // int64: index of each row in the batch; read only by losses in Python
 
   // [R, K]: log-probabilities of K top-k tokens at each row's position. Loss::top_k_tokens() says which
   // tokens. The four tensors list the same tokens. If a row has fewer than K tokens, behaviour_top_k_RK has
@@ -71,7 +72,7 @@ struct LossRows {
          {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R, &LossRows::proximal_log_probs_R,
           &LossRows::reference_log_probs_R, &LossRows::teacher_log_probs_R, &LossRows::behaviour_top_k_RK,
           &LossRows::proximal_top_k_RK, &LossRows::teacher_top_k_RK, &LossRows::weights_R,
-          &LossRows::versions_R, &LossRows::sequences_R})
+          &LossRows::versions_R, &LossRows::sequences_R, &LossRows::rows_R})
       if ((this->*field).defined()) picked.*field = pick(this->*field);
     picked.entropy_coef = entropy_coef;
     picked.proximal_is_current = proximal_is_current;

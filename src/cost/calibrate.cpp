@@ -175,7 +175,7 @@ int64_t largest_pass_within(int64_t bytes) {
 }
 
 DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const CalibrationEffort& effort) {
-  install_cpu_allocator();
+  const CpuAllocatorScope allocator;
   DeviceProfile profile;
   profile.name = device_name(device);
   profile.dtype = dtype_name(dtype);

@@ -53,8 +53,8 @@ struct CalibrationEffort {
 // 16,384. The cells' inputs, logits and activations take about 1 MiB per token of the largest pass.
 int64_t largest_pass_within(int64_t bytes);
 
-// dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads. Installs the CPU allocator of
-// training (kernels/common/cpu_allocator.h), which stays installed.
+// dtype: fp32, bf16 or fp64. Uses libtorch's current number of threads, and the CPU allocator of
+// training (kernels/common/cpu_allocator.h).
 DeviceProfile calibrate(c10::Device device, at::ScalarType dtype, const CalibrationEffort& effort = {});
 
 }  // namespace bough

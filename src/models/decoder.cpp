@@ -43,7 +43,9 @@ Parameter make_parameter(const std::vector<Rows>& rows, std::optional<int64_t> c
 
 class Decoder : public Model {
  public:
-  Decoder(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks);
+  // weights_on: where the parameters' values are allocated, the model's device or meta.
+  Decoder(const ModelConfig& config, const at::TensorOptions& model_options, const ModelRanks& ranks,
+          at::Device weights_on);
 
   at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                      AttentionContext& attention) const override;
@@ -105,8 +107,10 @@ bool has_rope(const ModelConfig& config, LayerRope rope) {
   return false;
 }
 
-Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks)
-    : Model(config, options, ranks) {
+Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& model_options, const ModelRanks& ranks,
+                 at::Device weights_on)
+    : Model(config, model_options, ranks) {
+  const at::TensorOptions options = model_options.device(weights_on);
   const int64_t width = config.hidden_size;
   const Slice tokens = vocabulary_slice(config.vocab_size, rank(), num_ranks());
   const auto of_vocabulary = [&](const char* name) -> Rows {
@@ -337,7 +341,13 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
 
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device,
                                   const ModelRanks& ranks) {
-  return std::make_unique<Decoder>(config, at::TensorOptions().dtype(dtype).device(device), ranks);
+  return std::make_unique<Decoder>(config, at::TensorOptions().dtype(dtype).device(device), ranks, device);
+}
+
+std::unique_ptr<Model> make_model_without_weights(const ModelConfig& config, at::ScalarType dtype,
+                                                  at::Device device) {
+  return std::make_unique<Decoder>(config, at::TensorOptions().dtype(dtype).device(device), ModelRanks(),
+                                   at::kMeta);
 }
 
 }  // namespace bough

@@ -287,6 +287,15 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
   initialise_adapter(model, all_of_them, seed);
 }
 
+void set_adapted_modules(Model& model, const std::vector<std::string>& modules, int64_t rank, double scale) {
+  const std::set<std::string> there = modules_of(model), wanted(modules.begin(), modules.end());
+  for (const std::string& module : wanted)
+    if (!there.contains(module))
+      throw UserError(str("adapter: got the module ", quoted(module),
+                          ", which the model does not have, or which is not a linear layer of its decoder"));
+  attach_all(model, model, rank, scale, [&](const std::string& module) { return wanted.contains(module); });
+}
+
 void freeze_adapter(Model& model) {
   for (Parameter* matrix : model.layer_matrices()) {
     if (matrix->adapter.empty()) continue;

@@ -130,6 +130,10 @@ class Model {
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
                                   at::Device device = at::kCPU, const ModelRanks& ranks = {});
 
+// The same without memory for weights: each parameter's value is on the device meta until the caller sets it.
+std::unique_ptr<Model> make_model_without_weights(const ModelConfig& config, at::ScalarType dtype,
+                                                  at::Device device);
+
 // Initialises as transformers does: matrices from Normal(0, 0.02), norms that multiply by 1, biases 0. A
 // function of the seed only. The model must be unsharded.
 void initialise(Model& model, uint64_t seed);

@@ -25,6 +25,42 @@ void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
                           config.beyond_exact_length, "; leave the sequence out, or shorten it"));
 }
 
+// Allocates the values of all loss rows, on the model's device.
+void allocate_values(const Model& model, const TrainBatch& batch, int64_t top_k, RowValues& values) {
+  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
+  const int64_t num_rows = batch.num_rows();
+  values.log_probs_R = at::zeros({num_rows}, type);
+  values.entropies_R = at::zeros({num_rows}, type);
+  if (batch.top_k_ids_RK.defined())
+    values.top_k_log_probs_RK = at::zeros({num_rows, batch.top_k_ids_RK.size(1)}, type);
+  if (top_k == 0) return;
+  values.top_ids_RK = at::zeros({num_rows, top_k}, type.dtype(at::kLong));
+  values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
+}
+
+class HeldExecution final : public HeldForward {
+ public:
+  HeldExecution(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch)
+      : model_(model), options_(options), batch_(batch) {
+    allocate_values(model, batch, /*top_k=*/0, result_.values);
+    Head head(model, batch, {.chunk_rows = options.head_chunk_rows}, &result_);
+    phases_.emplace(model_, options_, plan, batch, std::vector<BlockHead*>{&head});
+    values_.log_probs_R = result_.values.log_probs_R.cpu();
+    values_.entropies_R = result_.values.entropies_R.cpu();
+  }
+  void backward(const Seeds& seeds) override {
+    Head head(model_, batch_, {.seeds = &seeds, .chunk_rows = options_.head_chunk_rows}, &result_);
+    phases_->backward({&head});
+  }
+
+ private:
+  Model& model_;
+  const ExecutorOptions options_;
+  const TrainBatch& batch_;
+  ExecutionResult result_;
+  std::optional<TwoPhases> phases_;
+};
+
 // Runs the policy's head with `head_options` and, if it is not nullptr, the head `beside`.
 ExecutionResult execute_policy_head(Model& model, const ExecutorOptions& options, const Plan& plan,
                                     const TrainBatch& batch, Head::Options head_options,
@@ -38,19 +74,10 @@ ExecutionResult execute_policy_head(Model& model, const ExecutorOptions& options
   if (model.stage().size > 1)
     BOUGH_CHECK(!options.sparse.is_sparse(), "pipeline parallelism supports dense attention only");
   ExecutionResult result;
-  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
-  const int64_t num_rows = batch.num_rows();
   RowValues& values = result.values;
-  values.log_probs_R = at::zeros({num_rows}, type);
-  values.entropies_R = at::zeros({num_rows}, type);
-  if (batch.top_k_ids_RK.defined())
-    values.top_k_log_probs_RK = at::zeros({num_rows, batch.top_k_ids_RK.size(1)}, type);
   head_options.chunk_rows = options.head_chunk_rows;
   head_options.top_k = std::min(head_options.top_k, model.config().vocab_size);
-  if (const int64_t top_k = head_options.top_k; top_k > 0) {
-    values.top_ids_RK = at::zeros({num_rows, top_k}, type.dtype(at::kLong));
-    values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
-  }
+  allocate_values(model, batch, head_options.top_k, values);
   std::optional<Head> head;
   std::vector<BlockHead*> heads;
   if (model.stage().is_last()) heads.push_back(&head.emplace(model, batch, head_options, &result));
@@ -94,6 +121,17 @@ Executor::Executor(Model& model, ExecutorOptions options) : model_(model), optio
 
 RowValues Executor::execute_forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
   return execute_policy_head(model_, options_, plan, batch, {.top_k = top_k}).values;
+}
+
+void Executor::add_gradient(const Plan& plan, const TrainBatch& batch, const Seeds& seeds) {
+  model_.allocate_gradients();
+  execute_policy_head(model_, options_, plan, batch, {.seeds = &seeds});
+}
+
+std::unique_ptr<HeldForward> Executor::execute_held(const Plan& plan, const TrainBatch& batch) {
+  check_lengths(model_.config(), batch);
+  model_.allocate_gradients();
+  return std::make_unique<HeldExecution>(model_, options_, plan, batch);
 }
 
 void Executor::execute_head(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {

@@ -65,11 +65,26 @@ struct ExecutionResult {
 };
 
 class BlockHead;
+struct Seeds;
 
 // Whether the loss of some plan block depends on loss rows of other blocks. If so, a forward-only plan
 // execution first computes all log-probabilities, and then an execution with backward the gradients. False if
 // every pass holds the loss's whole coupling scope: whole sequences, or the batch.
 bool needs_values_first(const Plan& plan, const Loss& loss);
+
+// A forward plan execution that holds the activations of the whole batch for its backward. Made by
+// Executor::execute_held().
+class HeldForward {
+ public:
+  virtual ~HeldForward() = default;
+  const RowValues& values() const { return values_; }
+  // Adds the gradient to main_grad and frees the activations. Call it at most once, with the weights of the
+  // forward.
+  virtual void backward(const Seeds& seeds) = 0;
+
+ protected:
+  RowValues values_;
+};
 
 class Executor {
  public:
@@ -85,6 +100,13 @@ class Executor {
   // Executes the plan without backward. Computes log-probabilities, entropies and, if top_k > 0, the top-k
   // tokens.
   RowValues execute_forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
+
+  // Adds the gradient of sum over loss rows of seed · value to main_grad, where the values are the
+  // log-probabilities and entropies of execute_forward(). Computes the forward again.
+  void add_gradient(const Plan& plan, const TrainBatch& batch, const Seeds& seeds);
+  // The same in two steps without a second forward. The plan must have leaf blocks only (plan_execution.h).
+  // plan, batch and model must outlive the result.
+  std::unique_ptr<HeldForward> execute_held(const Plan& plan, const TrainBatch& batch);
 
   // Executes the plan with `head` in place of the policy's head. backward: backpropagates the gradient that
   // `head` returns into main_grad. If false, each block is computed once, forward only.

@@ -74,6 +74,19 @@ class PlanExecution {
         stacks_(static_cast<size_t>(passes_under_way(pipeline_, model.stage().index))),
         trees_(plan.trees.size()) {}
 
+  // TwoPhases, first phase: the stacks have no rows, but each pass refers to its stack until its backward.
+  void run_forward_phase() {
+    stacks_.resize(plan_.trees.size());
+    for (const auto& place : leaves()) forward_block(place, /*runs_head=*/true);
+  }
+  void run_backward_phase(std::vector<BlockHead*> heads) {
+    heads_ = std::move(heads);
+    for (const auto& place : leaves()) {
+      upload_rows(place);
+      backward_block(place);
+    }
+  }
+
   BlockCounts run() {
     const std::vector<ExecutionStep> steps = execution_steps(plan_);
     const std::vector<ScheduleSlot> order = schedule_slots(steps, pipeline_, model_.stage().index);
@@ -130,6 +143,22 @@ class PlanExecution {
     Open& open;
   };
 
+  // The needed blocks of a plan of leaf blocks, each in a tree of its own. Allocates the trees.
+  std::vector<BlockVisit> leaves() {
+    std::vector<BlockVisit> visits;
+    for (size_t t = 0; t < trees_.size(); ++t) {
+      if (plan_.trees[t].blocks.empty()) continue;
+      if (!trees_[t]) trees_[t] = std::make_unique<Tree>(plan_.trees[t], batch_);
+      Tree& tree = *trees_[t];
+      for (size_t b = 0; b < tree.planned.blocks.size(); ++b)
+        if (tree.rows.needed[b])
+          visits.push_back({tree, static_cast<int32_t>(b), tree.planned.blocks[b],
+                            stack_of({.tree = static_cast<int32_t>(t), .chain = static_cast<int32_t>(t)}, tree),
+                            tree.open[b]});
+    }
+    return visits;
+  }
+
   // The blocks at and below one root block are a chain (ExecutionStep::chain). Chain i uses prefix KV stack i
   // modulo the number of stacks. If the stack was last used for another tree, it is allocated again, with the
   // capacity that this tree needs.
@@ -144,7 +173,8 @@ class PlanExecution {
     return *stack.rows;
   }
 
-  void forward_block(const BlockVisit& place) {
+  // runs_head: run the head after a forward that records a graph, too.
+  void forward_block(const BlockVisit& place, bool runs_head = false) {
     const Block& block = place.block;
     Open& open = place.open;
     const bool with_graph = backward_ && (!block.interior || keeps_graph(block.keep));
@@ -160,7 +190,7 @@ class PlanExecution {
           links_.receive({input_.tokens_T.size(0), model_.config().hidden_size}, StageLinks::Way::kForward);
     const auto hidden_TD = run_pass(open, *context);
     open.shared = input_.shared;
-    if (model_.stage().is_last()) finish_forward(place, hidden_TD);
+    if (model_.stage().is_last()) finish_forward(place, hidden_TD, runs_head || !backward_);
     else links_.send(hidden_TD.detach(), StageLinks::Way::kForward);
     if (with_graph) {
       open.context = std::move(context);
@@ -174,8 +204,8 @@ class PlanExecution {
   }
 
   // Called on the last stage only. Stores the boundary hidden states, which other blocks' heads read. Runs
-  // the head if the plan is executed without backward.
-  void finish_forward(const BlockVisit& place, const at::Tensor& hidden_TD) {
+  // the head if `runs_head`.
+  void finish_forward(const BlockVisit& place, const at::Tensor& hidden_TD, bool runs_head) {
     Open& open = place.open;
     if (open.boundary_rows_E.defined()) {
       open.boundary_ED = of_all(open, hidden_TD).index_select(0, open.boundary_rows_E);
@@ -183,7 +213,7 @@ class PlanExecution {
         open.d_boundary_ED = at::zeros(open.boundary_ED.sizes(),
                                        open.boundary_ED.options().dtype(accumulator_type(model_.dtype())));
     }
-    if (!backward_) run_head(place, hidden_TD);
+    if (runs_head) run_head(place, hidden_TD);
   }
 
   void backward_block(const BlockVisit& place) {
@@ -439,6 +469,33 @@ class PlanExecution {
 BlockCounts execute_blocks(Model& model, const ExecutorOptions& options, const Plan& plan,
                            const TrainBatch& batch, std::vector<BlockHead*> heads, bool backward) {
   return PlanExecution(model, options, plan, batch, std::move(heads), backward).run();
+}
+
+bool has_only_leaf_blocks(const Plan& plan) {
+  for (const PlannedTree& planned : plan.trees)
+    for (const Block& block : planned.blocks)
+      if (block.interior || block.above >= 0 || planned.blocks.size() > 1) return false;
+  return true;
+}
+
+class TwoPhases::Execution : public PlanExecution {
+ public:
+  using PlanExecution::PlanExecution;
+};
+
+TwoPhases::TwoPhases(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
+                     std::vector<BlockHead*> heads) {
+  BOUGH_CHECK(has_only_leaf_blocks(plan), "strategy ", plan.strategy, " has interior blocks");
+  BOUGH_CHECK(model.is_unsharded() && !options.ranks, "the model or the batch is divided among ranks");
+  execution_ = std::make_unique<Execution>(model, options, plan, batch, std::move(heads), /*backward=*/true);
+  execution_->run_forward_phase();
+}
+TwoPhases::~TwoPhases() = default;
+
+void TwoPhases::backward(std::vector<BlockHead*> heads) {
+  BOUGH_CHECK(execution_, "the backward phase ran before");
+  const std::unique_ptr<Execution> execution = std::move(execution_);
+  execution->run_backward_phase(std::move(heads));
 }
 
 }  // namespace bough

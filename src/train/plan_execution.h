@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "train/executor.h"
@@ -22,5 +23,26 @@ struct BlockCounts {
 // block is computed once, forward only.
 BlockCounts execute_blocks(Model& model, const ExecutorOptions& options, const Plan& plan,
                            const TrainBatch& batch, std::vector<BlockHead*> heads, bool backward);
+
+// Whether every tree of the plan is one leaf block without a prefix KV stack, as in plans of `packed`. Only
+// such a plan can be executed in two phases (TwoPhases), because blocks of a path share rows of the stack.
+bool has_only_leaf_blocks(const Plan& plan);
+
+// The forward of all blocks, then the backward of all blocks, with the activations of the whole batch held in
+// between. A head runs once in each phase. Throws InternalError unless has_only_leaf_blocks(plan). The arguments
+// must outlive the object.
+class TwoPhases {
+ public:
+  // Runs the forward phase. The heads must return no gradient.
+  TwoPhases(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
+            std::vector<BlockHead*> heads);
+  ~TwoPhases();
+  // Backpropagates the heads' gradients into main_grad and frees the activations. Call it at most once.
+  void backward(std::vector<BlockHead*> heads);
+
+ private:
+  class Execution;
+  std::unique_ptr<Execution> execution_;
+};
 
 }  // namespace bough

@@ -110,6 +110,14 @@ void install_cpu_allocator() {
 #endif
   c10::SetCPUAllocator(&ArenaAllocator::instance(), /*priority=*/100);
 }
+
+CpuAllocatorScope::CpuAllocatorScope() : before_(c10::GetCPUAllocator()) {
+  c10::SetCPUAllocator(&ArenaAllocator::instance(), /*priority=*/100);
+}
+CpuAllocatorScope::~CpuAllocatorScope() {
+  c10::SetCPUAllocator(before_, /*priority=*/100);
+}
+
 int64_t cpu_allocated_bytes() {
   return ArenaAllocator::instance().allocated();
 }

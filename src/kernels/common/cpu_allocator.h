@@ -6,12 +6,28 @@
 // live bytes.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <cstdint>
 
 namespace bough {
 
 // Sets libtorch's CPU allocator. Blocks allocated before are freed by their own allocator. Idempotent.
 void install_cpu_allocator();
+
+// Sets the same allocator until the end of the scope, then the one before. For a process that is not ours: a
+// Python program. Blocks that are still live afterwards are freed by the allocator that they came from. Other
+// threads use the allocator, too, while the scope lasts. Scopes of several threads must not overlap.
+class CpuAllocatorScope {
+ public:
+  CpuAllocatorScope();
+  ~CpuAllocatorScope();
+  CpuAllocatorScope(const CpuAllocatorScope&) = delete;
+  CpuAllocatorScope& operator=(const CpuAllocatorScope&) = delete;
+
+ private:
+  c10::Allocator* const before_;
+};
 
 // Requested bytes of the live tensors that were allocated since install_cpu_allocator().
 int64_t cpu_allocated_bytes();

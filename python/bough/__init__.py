@@ -1,0 +1,45 @@
+"""Bough: RL post-training of language models over prefix trees.
+
+A batch of rollouts is a tree: samples of one prompt share its tokens. Bough computes each shared token once,
+forward and backward, with the gradients of the flat batch.
+
+    engine = bough.TreeEngine(model)                       # a transformers model, weights in place
+    log_probs, entropies = engine(sequences)               # differentiable; then loss.backward() as usual
+    engine.step(sequences, loss_fn)                        # or: the loss runs inside, faster
+
+`import bough` loads neither torch nor the library. The first use of a name that needs them does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES = {
+    "Support": "bough.tree_engine",
+    "TreeEngine": "bough.tree_engine",
+    "UserError": "bough.native",
+    "supports": "bough.tree_engine",
+    "sequences_from_padded": "bough.sequences",
+}
+
+__all__ = sorted([*_NAMES, "main"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'bough' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def main() -> None:
+    """The command `bough`: becomes the program, beside the torch of this environment."""
+    from bough.program import run
+
+    run()

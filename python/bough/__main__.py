@@ -1,0 +1,3 @@
+from bough import main
+
+main()

@@ -1,0 +1,75 @@
+"""Loads libbough_python.so, which registers the classes torch.classes.bough.*."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from bough.program import library_folder
+
+TORCH = "2.11"  # the version that the library is built for
+_PREFIX = "bough.UserError: "  # kUserError in src/python/tree_engine.h
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class UserError(ValueError):
+    """Wrong input or use. The message says what, where, got, expected, and what to do. Nothing was changed."""
+
+
+@functools.cache
+def classes() -> Any:
+    """torch.classes.bough. Loads the library at the first call."""
+    version = torch.__version__
+    if version.split("+")[0].rsplit(".", 1)[0] != TORCH:
+        raise ImportError(
+            f"bough: got torch {version}, expected torch {TORCH}, for which this build is compiled; install it with "
+            f"`pip install 'torch=={TORCH}.*'`, or install the build of bough for torch {version}"
+        )
+    folder = library_folder()
+    library = folder / "libbough_python.so"
+    if not library.is_file():
+        raise ImportError(
+            f"bough: no libbough_python.so in {str(folder)!r}; build it with `make build`, name a build folder in "
+            "BOUGH_BUILD_DIR, or install the wheel"
+        )
+    _load_dependencies(library)
+    torch.ops.load_library(library)
+    return torch.classes.bough
+
+
+def _load_dependencies(library: Any) -> None:
+    """Loads the libraries beside it that it needs, each after its own dependencies."""
+    if library.parent.parent.name != "bundle":
+        return  # a build folder: the library knows where its dependencies are
+    waiting = [path for path in library.parent.glob("*.so*") if not path.name.startswith("libbough_")]
+    waiting.append(library.parent / "libbough_kernels.so")
+    while waiting:
+        missing = []
+        for path in waiting:
+            try:
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+            except OSError:
+                missing.append(path)
+        if len(missing) == len(waiting):
+            break  # load_library() names what is missing
+        waiting = missing
+
+
+def raises_user_errors(function: Function) -> Function:
+    """The library's UserError as the exception UserError."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            text = str(error)
+            if _PREFIX not in text:
+                raise
+            raise UserError(text.split(_PREFIX, 1)[1].split("\nException raised from")[0].strip()) from None
+
+    return wrapped  # type: ignore[return-value]

@@ -1,0 +1,270 @@
+"""TreeEngine: log-probabilities and gradients of a transformers model over the prefix tree of a batch."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bough.native import UserError, classes, raises_user_errors
+from bough.sequences import Flat, flatten
+from bough.weights import Adapters, Weights, supports, unwrapped
+from bough.weights import Support as Support
+
+_COUPLES = ("token", "sequence", "batch")
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss: the sum of what loss_fn returned. log_probs, entropies: [R], fp32 (fp64 for an fp64 model), on the
+    model's device. plan: the plan that was executed."""
+
+    loss: float
+    log_probs: Tensor
+    entropies: Tensor
+    plan: dict[str, Any]
+
+
+class TreeEngine:
+    """Computes log-probabilities, entropies and gradients of a causal language model of transformers. Tokens that
+    several sequences of a batch share are computed once, forward and backward. Values and gradients are those of
+    each sequence alone (docs/numerics.md).
+
+    Args:
+        model: a transformers model of a family in docs/models.md, with or without PEFT's LoRA adapters.
+            `bough.supports(model)` says whether and why not. The engine computes in the dtype of its weights
+            (float32, bfloat16 or float64), also under autocast, and without dropout.
+        copy: False: the engine uses the model's own weights. Those that it holds as one matrix (q, k, v; gate, up)
+            become views of that matrix, with the same names, shapes and values. True: the engine copies them at
+            each call, which takes the memory of the weights once more.
+        memory: the most bytes that a call may take beyond weights and gradients, such as 8e9. None: on a GPU what
+            is free; on a CPU unlimited, and half of what is free for holding activations (see __call__).
+        max_tokens_per_pass: the most tokens that go through the model at once. None: by device.
+        strategy: how a batch is planned (docs/plans.md): auto, blocks, packed, path or dense.
+
+    Raises:
+        UserError: the model or an argument is not supported.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        copy: bool = False,
+        memory: float | None = None,
+        max_tokens_per_pass: int | None = None,
+        strategy: str = "auto",
+    ) -> None:
+        if not (support := supports(model)):
+            raise UserError(f"TreeEngine: {support.reason}")
+        if memory is not None and not memory >= 1:
+            raise UserError(f"memory: got {memory}, expected a number of bytes, or None")
+        if max_tokens_per_pass is not None and max_tokens_per_pass < 1:
+            raise UserError(f"max_tokens_per_pass: got {max_tokens_per_pass}, expected at least 1, or None")
+        self.model = unwrapped(model)
+        self._memory, self._max_tokens, self._strategy = int(memory or 0), max_tokens_per_pass or 0, strategy
+        self._weights = Weights(self.model, copies=copy)
+        self._native = self._weights.native
+        self._adapters = Adapters(self.model, self._native)
+        self._plan: dict[str, Any] = {}
+
+    @property
+    def last_plan(self) -> dict[str, Any]:
+        """The plan of the last call: strategy, passes, tokens, tree_tokens, compression, work_ratio (W), predicted
+        seconds and bytes, and holds_activations (see __call__)."""
+        return dict(self._plan)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak bytes of the engine's tensors in its last computation, over those before it."""
+        return self._native.peak_bytes()
+
+    def __call__(self, sequences: Iterable[Any], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the trained tokens.
+
+        Args:
+            sequences: a list; each one (prompt, response) or {"input_ids": ..., "loss_mask": ...} (token ids).
+            temperature: the logits are divided by it.
+
+        Returns:
+            log_probs, entropies: [R] each, one per trained token, sequence after sequence; fp32 (fp64 for an fp64
+            model), on the model's device. With gradients enabled, they are differentiable once: backward adds to
+            the parameters' .grad like any other backward. Gradients are summed in fp32 and rounded to the
+            parameter's dtype once. Between forward and backward the activations are held if `memory` allows;
+            otherwise the forward runs twice.
+
+        Raises:
+            UserError: wrong input. The model and its gradients are unchanged.
+        """
+        flat = flatten(sequences)
+        parameters = self._prepare(needs_gradients=torch.is_grad_enabled())
+        batch = self._make_batch(flat, temperature, separate=bool(parameters))
+        if not parameters:
+            log_probs, entropies = self._forward(batch, False)
+            return log_probs.to(self._weights.device), entropies.to(self._weights.device)
+        return _Values.apply(self, batch, *parameters)
+
+    def step(
+        self,
+        sequences: Iterable[Any],
+        loss_fn: Callable[[Tensor, Tensor, Tensor], Tensor],
+        *,
+        couples: str = "token",
+        temperature: float = 1.0,
+    ) -> StepResult:
+        """Adds the gradient of a loss to the parameters' .grad. loss_fn runs inside the plan's execution, so the
+        forward runs once and no more than one pass's activations are held.
+
+        Args:
+            sequences: as in __call__.
+            loss_fn: loss_fn(log_probs, entropies, rows) returns a scalar. log_probs, entropies: [r] each, of some
+                of the trained tokens; rows: int64 [r], their indices among all R trained tokens of the batch, so
+                that `advantages[rows]` are theirs. The losses of all calls are added, so a mean must divide by the
+                whole batch's count.
+            couples: the tokens that one call of loss_fn must get together: "token" (any), "sequence" (all trained
+                tokens of a sequence) or "batch" (all).
+            temperature: the logits are divided by it.
+
+        Raises:
+            UserError: wrong input. Exceptions of loss_fn are raised unchanged. In both cases .grad is unchanged.
+        """
+        if couples not in _COUPLES:
+            raise UserError(f"couples: got {couples!r}, expected one of {', '.join(_COUPLES)}")
+        flat = flatten(sequences)
+        parameters = self._prepare(needs_gradients=True)
+        batch = self._make_batch(flat, temperature, separate=False)
+        call = _LossCall(self._native, loss_fn)
+        self._native.zero_gradients()
+        try:
+            loss, log_probs, entropies = raises_user_errors(self._native.step)(batch, call.address, couples)
+        except Exception:
+            if call.error is not None:
+                raise call.error from None
+            raise
+        if not call.has_graph and batch.num_rows() > 0:
+            raise UserError(
+                "loss_fn: got losses that do not depend on log_probs or entropies (they have no grad_fn), expected a "
+                "differentiable function of them"
+            )
+        for parameter, gradient in zip(parameters, self._gradients(), strict=True):
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
+        device = self._weights.device
+        return StepResult(loss, log_probs.to(device), entropies.to(device), self.last_plan)
+
+    def plan(self, sequences: Iterable[Any], *, separate: bool = False) -> dict[str, Any]:
+        """The plan of a batch, without computing it (see last_plan). separate: the plan of __call__ with gradients,
+        otherwise of step()."""
+        self._prepare(needs_gradients=False)
+        self._make_batch(flatten(sequences), 1.0, separate)
+        return self.last_plan
+
+    def _prepare(self, needs_gradients: bool) -> list[torch.nn.Parameter]:
+        """Binds weights and adapters as they are now. Returns the parameters that get gradients, in the order of
+        _gradients()."""
+        self._weights.refresh()
+        adapter = self._adapters.refresh(self._weights.dtype, self._weights.device)
+        if not needs_gradients:
+            return []
+        self._trained = adapter if adapter is not None else self._weights.parts
+        parameters = [part.parameter for part in self._trained if part.parameter.requires_grad]
+        if not parameters:
+            raise UserError(
+                "TreeEngine: no parameter of the model requires a gradient, so there is nothing to train; set "
+                "requires_grad, enable an adapter, or call the engine under torch.no_grad()"
+            )
+        if adapter is not None and any(part.parameter.requires_grad for part in self._weights.parts):
+            raise UserError(
+                "TreeEngine: the model has an active adapter and base weights that require gradients; expected one of "
+                "the two: freeze the base weights (PEFT does), or merge or disable the adapter"
+            )
+        return parameters
+
+    def _make_batch(self, flat: Flat, temperature: float, separate: bool) -> Any:
+        if not temperature > 0:
+            raise UserError(f"temperature: got {temperature}, expected a number above 0")
+        native = self._native
+        batch = raises_user_errors(native.make_batch)(flat.tokens, flat.lengths, flat.trained, float(temperature))
+        plan = raises_user_errors(native.plan)(batch, self._strategy, self._max_tokens, self._memory, separate)
+        self._plan = json.loads(plan)
+        return batch
+
+    def _forward(self, batch: Any, holds: bool) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return raises_user_errors(self._native.forward)(batch, holds)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """The gradient of each trained parameter that requires one, in its dtype."""
+        whole = self._native.gradients()
+        for part in self._trained:
+            if part.parameter.requires_grad:
+                yield whole[part.index][part.begin : part.end].to(part.parameter.dtype)
+
+
+class _Values(torch.autograd.Function):
+    """Log-probabilities and entropies as functions of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: TreeEngine, batch: Any, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs, entropies = engine._forward(batch, True)
+        ctx.engine, ctx.batch, ctx.trained = engine, batch, engine._trained
+        ctx.versions = [p._version for p in parameters]
+        ctx.parameters = parameters
+        return log_probs.to(engine._weights.device), entropies.to(engine._weights.device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_log_probs: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        engine, batch, ctx.batch = ctx.engine, ctx.batch, None
+        if batch is None:
+            raise UserError(
+                "TreeEngine: a second backward through the same values; their activations are freed after the first. "
+                "Call the engine again, or add the losses and call backward once"
+            )
+        if [p._version for p in ctx.parameters] != ctx.versions:
+            raise UserError(
+                "TreeEngine: a parameter was changed in place between forward and backward (by an optimizer step?), "
+                "so the gradients would be wrong; call backward before the change"
+            )
+        engine._weights.check_unmoved()
+        native = engine._native
+        native.zero_gradients()
+        dtype = engine._weights.accumulator
+        with torch.no_grad():
+            raises_user_errors(native.backward)(batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype))
+        engine._trained = ctx.trained
+        return (None, None, *engine._gradients())
+
+
+class _LossCall:
+    """A Python loss function as a C function without arguments."""
+
+    def __init__(self, native: Any, loss_fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self._native, self._loss_fn = native, loss_fn
+        self.error: BaseException | None = None
+        self.has_graph = False
+        self._callback = _CALLBACK(self._run)  # must live as long as its address is used
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
+
+    def _run(self) -> int:
+        try:
+            log_probs, entropies, rows = self._native.rows()
+            loss = self._loss_fn(log_probs, entropies, rows)
+            if not isinstance(loss, Tensor) or loss.dim() != 0:
+                got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise UserError(f"loss_fn: got {got}, expected a scalar tensor")
+            self.has_graph |= loss.requires_grad
+            self._native.set_loss(loss)
+        except BaseException as error:  # raised again by step(), outside of the library
+            self.error = error
+            return 1
+        return 0
+
