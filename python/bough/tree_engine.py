@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bough.native import UserError, classes, raises_user_errors
+from bough.native import UserError, raises_user_errors
 from bough.sequences import Flat, flatten
-from bough.weights import Adapters, Weights, supports, unwrapped
+from bough.weights import Adapters, Part, Weights, supports, unwrapped
 from bough.weights import Support as Support
 
 _COUPLES = ("token", "sequence", "batch")
@@ -70,8 +70,8 @@ class TreeEngine:
         self.model = unwrapped(model)
         self._memory, self._max_tokens, self._strategy = int(memory or 0), max_tokens_per_pass or 0, strategy
         self._weights = Weights(self.model, copies=copy)
-        self._native = self._weights.native
-        self._adapters = Adapters(self.model, self._native)
+        self._adapters = Adapters(self.model)
+        self._call = _Call(self._weights.native, [], [])
         self._plan: dict[str, Any] = {}
 
     @property
@@ -83,7 +83,7 @@ class TreeEngine:
     @property
     def peak_bytes(self) -> int:
         """Peak bytes of the engine's tensors in its last computation, over those before it."""
-        return self._native.peak_bytes()
+        return self._call.native.peak_bytes()
 
     def __call__(self, sequences: Iterable[Any], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the trained tokens.
@@ -103,12 +103,12 @@ class TreeEngine:
             UserError: wrong input. The model and its gradients are unchanged.
         """
         flat = flatten(sequences)
-        parameters = self._prepare(needs_gradients=torch.is_grad_enabled())
-        batch = self._make_batch(flat, temperature, separate=bool(parameters))
-        if not parameters:
-            log_probs, entropies = self._forward(batch, False)
+        call = self._prepare(needs_gradients=torch.is_grad_enabled())
+        batch = self._make_batch(call, flat, temperature, separate=bool(call.parameters))
+        if not call.parameters:
+            log_probs, entropies = call.forward(batch, holds=False)
             return log_probs.to(self._weights.device), entropies.to(self._weights.device)
-        return _Values.apply(self, batch, *parameters)
+        return _Values.apply(self, call, batch, *call.parameters)
 
     def step(
         self,
@@ -137,22 +137,22 @@ class TreeEngine:
         if couples not in _COUPLES:
             raise UserError(f"couples: got {couples!r}, expected one of {', '.join(_COUPLES)}")
         flat = flatten(sequences)
-        parameters = self._prepare(needs_gradients=True)
-        batch = self._make_batch(flat, temperature, separate=False)
-        call = _LossCall(self._native, loss_fn)
-        self._native.zero_gradients()
+        call = self._prepare(needs_gradients=True)
+        batch = self._make_batch(call, flat, temperature, separate=False)
+        loss_call = _LossCall(call.native, loss_fn)
+        call.native.zero_gradients()
         try:
-            loss, log_probs, entropies = raises_user_errors(self._native.step)(batch, call.address, couples)
+            loss, log_probs, entropies = raises_user_errors(call.native.step)(batch, loss_call.address, couples)
         except Exception:
-            if call.error is not None:
-                raise call.error from None
+            if loss_call.error is not None:
+                raise loss_call.error from None
             raise
-        if not call.has_graph and batch.num_rows() > 0:
+        if not loss_call.has_graph and batch.num_rows() > 0:
             raise UserError(
                 "loss_fn: got losses that do not depend on log_probs or entropies (they have no grad_fn), expected a "
                 "differentiable function of them"
             )
-        for parameter, gradient in zip(parameters, self._gradients(), strict=True):
+        for parameter, gradient in zip(call.parameters, call.gradients(), strict=True):
             if parameter.grad is None:
                 parameter.grad = gradient
             else:
@@ -163,20 +163,20 @@ class TreeEngine:
     def plan(self, sequences: Iterable[Any], *, separate: bool = False) -> dict[str, Any]:
         """The plan of a batch, without computing it (see last_plan). separate: the plan of __call__ with gradients,
         otherwise of step()."""
-        self._prepare(needs_gradients=False)
-        self._make_batch(flatten(sequences), 1.0, separate)
+        call = self._prepare(needs_gradients=False)
+        self._make_batch(call, flatten(sequences), 1.0, separate)
         return self.last_plan
 
-    def _prepare(self, needs_gradients: bool) -> list[torch.nn.Parameter]:
-        """Binds weights and adapters as they are now. Returns the parameters that get gradients, in the order of
-        _gradients()."""
+    def _prepare(self, needs_gradients: bool) -> _Call:
+        """Binds weights and adapters as they are now."""
         self._weights.refresh()
-        adapter = self._adapters.refresh(self._weights.dtype, self._weights.device)
+        native, adapter = self._adapters.bind(self._weights)
+        trained = adapter if adapter is not None else self._weights.parts
+        self._call = call = _Call(native, trained, [])
         if not needs_gradients:
-            return []
-        self._trained = adapter if adapter is not None else self._weights.parts
-        parameters = [part.parameter for part in self._trained if part.parameter.requires_grad]
-        if not parameters:
+            return call
+        call.parameters = [part.parameter for part in trained if part.parameter.requires_grad]
+        if not call.parameters:
             raise UserError(
                 "TreeEngine: no parameter of the model requires a gradient, so there is nothing to train; set "
                 "requires_grad, enable an adapter, or call the engine under torch.no_grad()"
@@ -186,25 +186,35 @@ class TreeEngine:
                 "TreeEngine: the model has an active adapter and base weights that require gradients; expected one of "
                 "the two: freeze the base weights (PEFT does), or merge or disable the adapter"
             )
-        return parameters
+        return call
 
-    def _make_batch(self, flat: Flat, temperature: float, separate: bool) -> Any:
+    def _make_batch(self, call: _Call, flat: Flat, temperature: float, separate: bool) -> Any:
         if not temperature > 0:
             raise UserError(f"temperature: got {temperature}, expected a number above 0")
-        native = self._native
+        native = call.native
         batch = raises_user_errors(native.make_batch)(flat.tokens, flat.lengths, flat.trained, float(temperature))
         plan = raises_user_errors(native.plan)(batch, self._strategy, self._max_tokens, self._memory, separate)
         self._plan = json.loads(plan)
         return batch
 
-    def _forward(self, batch: Any, holds: bool) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return raises_user_errors(self._native.forward)(batch, holds)
 
-    def _gradients(self) -> Iterator[Tensor]:
-        """The gradient of each trained parameter that requires one, in its dtype."""
-        whole = self._native.gradients()
-        for part in self._trained:
+@dataclass
+class _Call:
+    """What one call computes with: the engine with the active adapters, the parts of its trained parameters, and
+    the parameters that get gradients (none: forward only)."""
+
+    native: Any
+    trained: list[Part]
+    parameters: list[torch.nn.Parameter]
+
+    def forward(self, batch: Any, holds: bool) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return raises_user_errors(self.native.forward)(batch, holds)
+
+    def gradients(self) -> Iterator[Tensor]:
+        """The gradient of each of `parameters`, in its dtype."""
+        whole = self.native.gradients()
+        for part in self.trained:
             if part.parameter.requires_grad:
                 yield whole[part.index][part.begin : part.end].to(part.parameter.dtype)
 
@@ -213,35 +223,33 @@ class _Values(torch.autograd.Function):
     """Log-probabilities and entropies as functions of the parameters."""
 
     @staticmethod
-    def forward(ctx: Any, engine: TreeEngine, batch: Any, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs, entropies = engine._forward(batch, True)
-        ctx.engine, ctx.batch, ctx.trained = engine, batch, engine._trained
+    def forward(ctx: Any, engine: TreeEngine, call: _Call, batch: Any, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs, entropies = call.forward(batch, holds=True)
+        ctx.weights, ctx.call, ctx.batch = engine._weights, call, batch
         ctx.versions = [p._version for p in parameters]
-        ctx.parameters = parameters
-        return log_probs.to(engine._weights.device), entropies.to(engine._weights.device)
+        device = engine._weights.device
+        return log_probs.to(device), entropies.to(device)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_log_probs: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        engine, batch, ctx.batch = ctx.engine, ctx.batch, None
+        call, batch, ctx.batch = ctx.call, ctx.batch, None
         if batch is None:
             raise UserError(
                 "TreeEngine: a second backward through the same values; their activations are freed after the first. "
                 "Call the engine again, or add the losses and call backward once"
             )
-        if [p._version for p in ctx.parameters] != ctx.versions:
+        if [p._version for p in call.parameters] != ctx.versions:
             raise UserError(
                 "TreeEngine: a parameter was changed in place between forward and backward (by an optimizer step?), "
                 "so the gradients would be wrong; call backward before the change"
             )
-        engine._weights.check_unmoved()
-        native = engine._native
-        native.zero_gradients()
-        dtype = engine._weights.accumulator
+        ctx.weights.check_unmoved()
+        call.native.zero_gradients()
+        dtype = ctx.weights.accumulator
         with torch.no_grad():
-            raises_user_errors(native.backward)(batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype))
-        engine._trained = ctx.trained
-        return (None, None, *engine._gradients())
+            raises_user_errors(call.native.backward)(batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype))
+        return (None, None, None, *call.gradients())
 
 
 class _LossCall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,8 +66,6 @@ def _named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Param
 
 
 def _config_text(model: torch.nn.Module) -> str:
-    import json
-
     base = _base(model)
     config = json.loads(base.config.to_json_string(use_diff=False))
     config["architectures"] = [type(base).__name__]
@@ -110,8 +109,8 @@ def supports(model: torch.nn.Module) -> Support:
     """Whether TreeEngine can compute the model, and if not, why: family, config, dtype, wrapper, adapters."""
     model = unwrapped(model)
     try:
-        native, dtype, device = _make_native(model)
-        Adapters(model, native).check()
+        _make_native(model)
+        Adapters(model).active()
     except UserError as error:
         return Support(str(error))
     return Support()
@@ -121,19 +120,39 @@ class Weights:
     """Gives the engine the model's weights, and keeps the two the same tensors (or copies, with `copies`)."""
 
     def __init__(self, model: torch.nn.Module, copies: bool) -> None:
-        self.native, self.dtype, self.device = _make_native(model)
+        native, self.dtype, self.device = _make_native(model)
+        self._natives = [native]
         self.accumulator = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._model, self._copies = model, copies
         named = dict(_named_weights(model))
         self.parts = [
             Part(name, named[name], index, begin, end)
-            for name, index, begin, end in zip(*self.native.parts(False), strict=True)
+            for name, index, begin, end in zip(*native.parts(False), strict=True)
         ]
-        self._by_parameter: list[list[Part]] = [[] for _ in self.native.shapes(False)]
+        self._shapes = native.shapes(False)
+        self._by_parameter: list[list[Part]] = [[] for _ in self._shapes]
         for part in self.parts:
             self._by_parameter[part.index].append(part)
         self._values: list[Tensor | None] = [None] * len(self._by_parameter)
         self.refresh()
+
+    @property
+    def native(self) -> Any:
+        """The engine of the weights without adapters."""
+        return self._natives[0]
+
+    def another_native(self) -> Any:
+        """One more engine of the same weights."""
+        native, _, _ = _make_native(self._model)
+        for index, value in enumerate(self._values):
+            native.set_weight(False, index, value)
+        self._natives.append(native)
+        return native
+
+    def _set(self, index: int, value: Tensor) -> None:
+        for native in self._natives:
+            native.set_weight(False, index, value)
+        self._values[index] = value
 
     def refresh(self) -> None:
         """Makes the engine read the weights as they are now: binds those whose memory is another one."""
@@ -176,15 +195,14 @@ class Weights:
         )
 
     def _bind(self, index: int, parts: list[Part]) -> None:
-        shape = self.native.shapes(False)[index]
+        shape = self._shapes[index]
         if len(parts) == 1 and parts[0].parameter.is_contiguous():
             value = parts[0].parameter.data
         else:
             value = self._joined(shape, parts)
         if list(value.shape) != shape:
             raise UserError(f"TreeEngine: {parts[0].name}: got shape {list(value.shape)}, expected {shape}")
-        self.native.set_weight(False, index, value)
-        self._values[index] = value
+        self._set(index, value)
 
     def _joined(self, shape: list[int], parts: list[Part]) -> Tensor:
         """One matrix of which the parts are views. If another engine has made them views already, its matrix."""
@@ -212,9 +230,8 @@ class Weights:
     def _copy(self, index: int, parts: list[Part]) -> None:
         value = self._values[index]
         if value is None:
-            value = torch.empty(self.native.shapes(False)[index], dtype=self.dtype, device=self.device)
-            self.native.set_weight(False, index, value)
-            self._values[index] = value
+            value = torch.empty(self._shapes[index], dtype=self.dtype, device=self.device)
+            self._set(index, value)
         with torch.no_grad():
             for part in parts:
                 value[part.begin : part.end].copy_(part.parameter)
@@ -222,36 +239,37 @@ class Weights:
 
 class Adapters:
     """PEFT's LoRA adapters. They are small, so the engine gets a copy of the active ones at each call, in the
-    model's dtype, and never reads stale values. Their gradients are not rounded to that dtype."""
+    model's dtype, and never reads stale values. Their gradients are not rounded to that dtype.
 
-    def __init__(self, model: torch.nn.Module, native: Any) -> None:
-        self._native = native
+    Each set of active adapters has an engine of its own: a call with another set (the reference policy) must not
+    change the one that waits for its backward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._layers: dict[str, Any] = {}
-        self._bound: tuple[Any, ...] = ()
+        self._natives: dict[tuple[Any, ...], Any] = {}
         if _is_peft(model):
             lora_layer = sys.modules["peft"].tuners.lora.LoraLayer
             self._layers = {
                 name: module for name, module in _base(model).named_modules() if isinstance(module, lora_layer)
             }
 
-    def check(self) -> None:
-        """Raises UserError if the adapters, as they are now, are of a kind that the engine does not compute."""
-        self._active()
-
-    def refresh(self, dtype: torch.dtype, device: torch.device) -> list[Part] | None:
-        """Gives the engine the adapters that are active now. Returns their parts, or None if none is active."""
-        active = self._active()
-        modules = tuple(sorted(active))
-        rank, scale = self._rank_and_scale(active)
-        if (modules, rank, scale) != self._bound:
-            raises_user_errors(self._native.set_adapted_modules)(list(modules), rank, scale)
-            self._bound = (modules, rank, scale)
+    def bind(self, weights: Weights) -> tuple[Any, list[Part] | None]:
+        """The engine with the adapters that are active now, and their parts. Without any: None."""
+        active = self.active()
         if not active:
-            return None
+            return weights.native, None
+        rank, scale = self._rank_and_scale(active)
+        key = (rank, scale, tuple((module, adapter) for module, (_, adapter) in sorted(active.items())))
+        if (native := self._natives.get(key)) is None:
+            native = weights.another_native()
+            raises_user_errors(native.set_adapted_modules)(sorted(active), rank, scale)
+            self._natives[key] = native
         parts = []
-        values = [torch.empty(shape, dtype=dtype, device=device) for shape in self._native.shapes(True)]
-        for name, index, begin, end in zip(*self._native.parts(True), strict=True):
+        values = [
+            torch.empty(shape, dtype=weights.dtype, device=weights.device) for shape in native.shapes(True)
+        ]
+        for name, index, begin, end in zip(*native.parts(True), strict=True):
             module = name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0]
             layer, adapter = active[module]
             factor = layer.lora_A if name.endswith(".lora_A.weight") else layer.lora_B
@@ -259,8 +277,8 @@ class Adapters:
             values[index][begin:end].copy_(parameter.data)
             parts.append(Part(name, parameter, index, begin, end))
         for index, value in enumerate(values):
-            self._native.set_weight(True, index, value)
-        return parts
+            native.set_weight(True, index, value)
+        return native, parts
 
     def _rank_and_scale(self, active: dict[str, tuple[Any, str]]) -> tuple[int, float]:
         kinds = {(layer.r[adapter], float(layer.scaling[adapter])) for layer, adapter in active.values()}
@@ -269,9 +287,9 @@ class Adapters:
                 f"adapters of several ranks or scales are active ({', '.join(map(str, sorted(kinds)))}), expected one; "
                 "rank_pattern and alpha_pattern are not supported"
             )
-        return kinds.pop() if kinds else (0, 1.0)
+        return kinds.pop()
 
-    def _active(self) -> dict[str, tuple[Any, str]]:
+    def active(self) -> dict[str, tuple[Any, str]]:
         """The module's name to its layer and the name of its active adapter. Raises UserError for other kinds."""
         if not _is_peft(self._model):
             return {}

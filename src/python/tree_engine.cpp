@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <numeric>
@@ -232,7 +233,12 @@ BatchHandle TreeEngine::make_batch(const at::Tensor& tokens_N, const at::Tensor&
 }
 
 const CostModel& TreeEngine::costs() {
-  if (!costs_) costs_ = model_costs(*model_, {});
+  if (!costs_) {  // may measure the device, with gradients
+    const Computation computation(*this);
+    const c10::InferenceMode no_inference(false);
+    const at::AutoGradMode with_gradients(true);
+    costs_ = model_costs(*model_, {});
+  }
   return *costs_;
 }
 
