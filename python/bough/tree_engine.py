@@ -140,7 +140,6 @@ class TreeEngine:
         call = self._prepare(needs_gradients=True)
         batch = self._make_batch(call, flat, temperature, separate=False)
         loss_call = _LossCall(call.native, loss_fn)
-        call.native.zero_gradients()
         try:
             loss, log_probs, entropies = raises_user_errors(call.native.step)(batch, loss_call.address, couples)
         except Exception:
@@ -245,7 +244,6 @@ class _Values(torch.autograd.Function):
                 "so the gradients would be wrong; call backward before the change"
             )
         ctx.weights.check_unmoved()
-        call.native.zero_gradients()
         dtype = ctx.weights.accumulator
         with torch.no_grad():
             raises_user_errors(call.native.backward)(batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype))

@@ -109,8 +109,8 @@ def supports(model: torch.nn.Module) -> Support:
     """Whether TreeEngine can compute the model, and if not, why: family, config, dtype, wrapper, adapters."""
     model = unwrapped(model)
     try:
+        Adapters(model).check()
         _make_native(model)
-        Adapters(model).active()
     except UserError as error:
         return Support(str(error))
     return Support()
@@ -254,6 +254,11 @@ class Adapters:
                 name: module for name, module in _base(model).named_modules() if isinstance(module, lora_layer)
             }
 
+    def check(self) -> None:
+        """Raises UserError if the adapters, as they are now, are of a kind that the engine does not compute."""
+        if active := self.active():
+            self._rank_and_scale(active)
+
     def bind(self, weights: Weights) -> tuple[Any, list[Part] | None]:
         """The engine with the adapters that are active now, and their parts. Without any: None."""
         active = self.active()
@@ -303,6 +308,8 @@ class Adapters:
         for name, layer in self._layers.items():
             if layer.disable_adapters or layer.merged:
                 continue
+            if any(adapter in layer.lora_embedding_A for adapter in layer.active_adapters):
+                raise UserError(f"{name} is an embedding with an adapter, expected adapters on linear layers alone")
             names = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
             if len(names) > 1:
                 raise UserError(f"{name}: got the active adapters {', '.join(names)}, expected one")

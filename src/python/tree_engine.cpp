@@ -245,6 +245,7 @@ const CostModel& TreeEngine::costs() {
 std::string TreeEngine::plan(const BatchHandle& handle, const std::string& strategy, int64_t max_tokens_per_pass,
                              int64_t memory_bytes, bool separate) {
   return guarded([&] {
+    check_strategy("strategy", strategy);
     EngineBatch& batch = *handle;
     const bool on_gpu = !model_->device().is_cpu();
     if (max_tokens_per_pass == 0)
@@ -311,6 +312,8 @@ std::tuple<at::Tensor, at::Tensor> TreeEngine::forward(const BatchHandle& handle
     const Computation computation(*this);
     Executor executor(*model_);
     if (holds && batch.holds_) {
+      zero_gradients();
+      batch.gradients_ = gradients();
       batch.held_ = executor.execute_held(*batch.plan_, batch.batch_);
       return {batch.held_->values().log_probs_R, batch.held_->values().entropies_R};
     }
@@ -325,8 +328,15 @@ void TreeEngine::backward(const BatchHandle& handle, const at::Tensor& d_log_pro
     EngineBatch& batch = *handle;
     const Computation computation(*this);
     const Seeds seeds{d_log_probs_R, d_entropies_R, {}};
-    if (batch.held_) std::exchange(batch.held_, nullptr)->backward(seeds);
-    else Executor(*model_).add_gradient(*batch.plan_, batch.batch_, seeds);
+    if (!batch.held_) {
+      zero_gradients();
+      Executor(*model_).add_gradient(*batch.plan_, batch.batch_, seeds);
+      return;
+    }
+    std::exchange(batch.held_, nullptr)->backward(seeds);
+    const std::vector<Parameter*> parameters = model_->trained_parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->main_grad = batch.gradients_[i];
+    batch.gradients_.clear();
   });
 }
 
@@ -334,6 +344,7 @@ std::tuple<double, at::Tensor, at::Tensor> TreeEngine::step(const BatchHandle& h
                                                             const std::string& coupling) {
   return guarded([&]() -> std::tuple<double, at::Tensor, at::Tensor> {
     const Computation computation(*this);
+    zero_gradients();
     const PythonLoss loss(*this, callback, coupling_named(coupling));
     const ExecutionResult result = Executor(*model_).execute(*handle->plan_, handle->batch_, loss);
     synchronize(model_->device());
@@ -357,17 +368,12 @@ std::vector<at::Tensor> TreeEngine::gradients() {
 }
 
 void TreeEngine::zero_gradients() {
-  guarded([&] {
-    for (Parameter* parameter : model_->trained_parameters())
-      if (parameter->main_grad.defined() && parameter->main_grad.storage().use_count() > 1)
-        parameter->main_grad.reset();
-    model_->zero_gradients();
-    model_->allocate_gradients();
-  });
-}
-
-void TreeEngine::release_gradients() {
-  for (Parameter* parameter : model_->trained_parameters()) parameter->main_grad.reset();
+  for (Parameter* parameter : model_->trained_parameters()) {
+    at::Tensor& gradient = parameter->main_grad;
+    if (gradient.defined() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1)) gradient.reset();
+  }
+  model_->zero_gradients();
+  model_->allocate_gradients();
 }
 
 }  // namespace bough
@@ -388,7 +394,5 @@ TORCH_LIBRARY_FRAGMENT(bough, m) {
       .def("rows", &bough::TreeEngine::rows)
       .def("set_loss", &bough::TreeEngine::set_loss)
       .def("gradients", &bough::TreeEngine::gradients)
-      .def("zero_gradients", &bough::TreeEngine::zero_gradients)
-      .def("release_gradients", &bough::TreeEngine::release_gradients)
       .def("peak_bytes", &bough::TreeEngine::peak_bytes);
 }

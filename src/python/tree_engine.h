@@ -40,6 +40,7 @@ class EngineBatch : public torch::CustomClassHolder {
   std::optional<Plan> plan_;
   bool holds_ = false;  // the plan holds all activations between forward and backward
   std::unique_ptr<HeldForward> held_;
+  std::vector<at::Tensor> gradients_;  // to which the backward of held_ adds: its graph refers to them
 };
 using BatchHandle = c10::intrusive_ptr<EngineBatch>;
 
@@ -70,10 +71,10 @@ class TreeEngine : public torch::CustomClassHolder {
   std::string plan(const BatchHandle& batch, const std::string& strategy, int64_t max_tokens_per_pass,
                    int64_t memory_bytes, bool separate);
 
-  // Log-probabilities and entropies, [R] each, accumulator type, CPU. holds: keep the activations for
+  // Returns log-probabilities and entropies, [R] each, accumulator type, CPU. holds: keep the activations for
   // backward(), if the plan says so.
   std::tuple<at::Tensor, at::Tensor> forward(const BatchHandle& batch, bool holds);
-  // Adds the gradients of sum(d_log_probs_R · log_probs_R + d_entropies_R · entropies_R).
+  // Computes the gradients of sum(d_log_probs_R · log_probs_R + d_entropies_R · entropies_R).
   void backward(const BatchHandle& batch, const at::Tensor& d_log_probs_R, const at::Tensor& d_entropies_R);
   // Gradient of the loss that `callback` computes. callback: the address of a C function `int f(void)`, which
   // returns 0 after it has called rows() and set_loss(), anything else if it failed. coupling: the rows that one
@@ -84,11 +85,9 @@ class TreeEngine : public torch::CustomClassHolder {
   std::tuple<at::Tensor, at::Tensor, at::Tensor> rows() const;
   void set_loss(const at::Tensor& loss);
 
-  // The gradient of each trained parameter (the adapters' A and B if there are adapters), accumulator type.
+  // The gradient of each trained parameter (the adapters' A and B if there are adapters), accumulator type: that of
+  // the last backward() or step() alone. Later calls do not change these tensors as long as Python holds them.
   std::vector<at::Tensor> gradients();
-  // Zeroes the gradients. Those that are missing, or that Python still refers to, are allocated.
-  void zero_gradients();
-  void release_gradients();  // frees their memory, unless Python holds them
 
   // Peak bytes of tensors in the last forward(), backward() or step(), over those before it. CPU and GPU.
   int64_t peak_bytes() const { return peak_bytes_; }
@@ -97,6 +96,8 @@ class TreeEngine : public torch::CustomClassHolder {
   friend class PythonLoss;
   class Computation;
   const CostModel& costs();
+  // Zeroes the gradients. Those that are missing, or that anything else refers to, are allocated.
+  void zero_gradients();
 
   std::unique_ptr<Model> model_;
   std::optional<CostModel> costs_;

@@ -1,10 +1,13 @@
 """bough.TreeEngine against transformers, which runs each sequence by itself."""
 
 import copy
+import functools
 
 import bough
+import peft
 import pytest
 import torch
+import transformers
 from rollout_files import compute_in_double, gradient_error, random_rollouts
 from tiny_models import ARCHITECTURES, make_tiny_model
 
@@ -39,6 +42,13 @@ def some_loss(log_probs, entropies, weights):
 
 def gradients_of(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_similar_gradients(got, expected, tolerance):
+    """For bf16, in which single parameters may err more: all parameters together."""
+    assert got.keys() == expected.keys()
+    error = sum((g.float() - expected[name].float()).norm() ** 2 for name, g in got.items()) ** 0.5
+    assert error <= tolerance * sum(g.float().norm() ** 2 for g in expected.values()) ** 0.5
 
 
 def assert_equal_gradients(got, expected, tolerance):
@@ -77,3 +87,342 @@ def test_values_and_gradients_in_fp64(monkeypatch, index):
     )
     assert result.loss == pytest.approx(some_loss(expected_log_probs, expected_entropies, weights).item())
     assert_equal_gradients(gradients_of(model), expected, 1e-10)
+
+
+@pytest.fixture
+def model():
+    return make_tiny_model("qwen3", seed=5)
+
+
+SEQUENCES = [([5, 6, 7, 8, 9], [10, 11, 12]), ([5, 6, 7, 8, 9], [10, 13]), ([5, 6, 7], [8, 9, 30, 31])]
+NUM_ROWS = 9
+
+
+def as_dicts(sequences):
+    return [{"input_ids": a + b, "loss_mask": [0] * len(a) + [1] * len(b)} for a, b in sequences]
+
+
+def loss_of(log_probs, entropies=None):
+    return (torch.linspace(-1, 1, NUM_ROWS, dtype=log_probs.dtype) * log_probs).sum()
+
+
+def flat_gradients(model, sequences=SEQUENCES):
+    model.zero_grad()
+    log_probs, _ = flat_values(model, as_dicts(sequences))
+    loss_of(log_probs).backward()
+    gradients = gradients_of(model)
+    model.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_add_to_grad_in_the_parameters_dtype(model, dtype):
+    model = model.to(dtype)
+    engine = bough.TreeEngine(model)
+    expected = flat_gradients(model.float() if dtype == torch.float32 else copy.deepcopy(model).float())
+    exact = dtype == torch.float32
+    check = functools.partial(assert_equal_gradients if exact else assert_similar_gradients, expected=expected)
+    for once in range(2):  # added to what is there
+        loss_of(engine(SEQUENCES)[0]).backward()
+        assert all(p.grad.dtype == dtype for p in model.parameters())
+        got = {name: g.float() / (once + 1) for name, g in gradients_of(model).items()}
+        check(got, tolerance=1e-5 if exact else 0.03)
+    model.zero_grad()
+    for once in range(2):
+        engine.step(SEQUENCES, lambda lp, ent, rows: (torch.linspace(-1, 1, NUM_ROWS)[rows] * lp).sum())
+        got = {name: g.float() / (once + 1) for name, g in gradients_of(model).items()}
+        check(got, tolerance=1e-5 if exact else 0.03)
+
+
+def test_an_optimizer_trains_the_models_own_weights(model):
+    """Weights in place: what the optimizer changes is what the engine reads, and what transformers reads."""
+    engine, twin = bough.TreeEngine(model), copy.deepcopy(model)
+    for one in (model, twin):
+        optimizer = torch.optim.SGD(one.parameters(), lr=1e-2, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            values = engine(SEQUENCES)[0] if one is model else flat_values(one, as_dicts(SEQUENCES))[0]
+            loss_of(values).backward()
+            optimizer.step()
+    for (name, a), (_, b) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-4, msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(engine(SEQUENCES)[0], flat_values(model, as_dicts(SEQUENCES))[0])
+
+
+def test_saving_and_loading_see_the_same_weights(model, tmp_path):
+    engine = bough.TreeEngine(model)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    for (name, a), (_, b) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    other = make_tiny_model("qwen3", seed=6)
+    model.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(engine(SEQUENCES)[0], flat_values(other, as_dicts(SEQUENCES))[0])
+
+
+def test_moved_weights_are_bound_again_and_never_read_stale(model):
+    engine = bough.TreeEngine(model)
+    for parameter in model.parameters():  # as FSDP, merge_and_unload or an assignment do
+        parameter.data = parameter.data * 1.5
+    with torch.no_grad():
+        torch.testing.assert_close(engine(SEQUENCES)[0], flat_values(model, as_dicts(SEQUENCES))[0])
+    second = bough.TreeEngine(model)  # shares the joined matrices
+    with torch.no_grad():
+        assert torch.equal(engine(SEQUENCES)[0], second(SEQUENCES)[0])
+    assert engine._weights._is_bound(1, engine._weights._by_parameter[1])
+    model.to(torch.bfloat16)
+    with pytest.raises(bough.UserError, match=r"is now torch.bfloat16.*make a new TreeEngine"):
+        engine(SEQUENCES)
+
+
+def test_copies_leave_the_models_tensors_alone(model):
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    engine = bough.TreeEngine(model, copy=True)
+    expected = flat_gradients(model)
+    loss_of(engine(SEQUENCES)[0]).backward()
+    assert_equal_gradients(gradients_of(model), expected, 1e-5)
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+
+
+def test_hooks_and_autograd_grad_see_the_gradients(model):
+    engine, expected = bough.TreeEngine(model), flat_gradients(model)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    got = torch.autograd.grad(loss_of(engine(SEQUENCES)[0]), parameters)
+    assert all(p.grad is None for p in parameters)
+    assert_equal_gradients(dict(zip(names, got, strict=True)), expected, 1e-5)
+    model.model.norm.weight.register_hook(lambda gradient: 2 * gradient)
+    loss_of(engine(SEQUENCES)[0]).backward()
+    torch.testing.assert_close(model.model.norm.weight.grad, 2 * expected["model.norm.weight"], rtol=1e-4, atol=1e-6)
+
+
+def test_frozen_parameters_get_no_gradient(model):
+    expected = flat_gradients(model)
+    model.model.layers[0].self_attn.k_proj.weight.requires_grad_(False)
+    engine = bough.TreeEngine(model)
+    loss_of(engine(SEQUENCES)[0]).backward()
+    del expected["model.layers.0.self_attn.k_proj.weight"]
+    assert_equal_gradients(gradients_of(model), expected, 1e-5)
+
+
+def test_losses_that_couple_tokens_get_them_together(model):
+    engine, sizes = bough.TreeEngine(model, strategy="path", max_tokens_per_pass=2), []
+
+    def sequence_loss(log_probs, entropies, rows):
+        sizes.append(len(rows))
+        return sum(log_probs[rows // 3 == s].sum().square() for s in set((rows // 3).tolist()))
+
+    result = engine.step(SEQUENCES, sequence_loss, couples="batch")
+    assert sizes == [NUM_ROWS]
+    got = gradients_of(model)
+    model.zero_grad()
+    log_probs, _ = flat_values(model, as_dicts(SEQUENCES))
+    loss = sum(part.sum().square() for part in log_probs.split(3))
+    loss.backward()
+    assert result.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert_equal_gradients(got, gradients_of(model), 1e-4)
+
+
+def test_two_calls_may_wait_for_their_backward(model):
+    """Two micro-batches go forward before the first goes backward."""
+    engine, expected = bough.TreeEngine(model), flat_gradients(model)
+    for strategy in ("packed", "path"):
+        model.zero_grad()
+        engine = bough.TreeEngine(model, strategy=strategy)
+        first, second = loss_of(engine(SEQUENCES)[0]), loss_of(engine(SEQUENCES)[0])
+        with torch.no_grad():
+            engine([([1, 2], [3])])
+        (first + 2 * second).backward()
+        assert_equal_gradients({n: g / 3 for n, g in gradients_of(model).items()}, expected, 1e-5)
+
+
+def wrong_uses():
+    ids = [5, 6, 7]
+    return {
+        "token outside": ([([5, 400], [6])], r"sequence 0, position 1: got token id 400, expected 0 to 310"),
+        "empty prompt": ([([], ids)], r"sequence 0: its prompt is empty"),
+        "first trained": ([{"input_ids": ids, "loss_mask": [1, 1, 1]}], r"first token is marked as trained"),
+        "lengths": ([{"input_ids": ids, "loss_mask": [0, 1]}], r"got 2 loss_mask values for 3 input_ids"),
+        "no mask": ([{"input_ids": ids}], r"has no loss_mask; got the keys input_ids"),
+        "floats": ([([5.0], [6.0])], r"got torch.float32, expected integers"),
+        "two dimensions": ([(torch.ones(1, 2), torch.ones(1, 2))], r"got shape \(1, 2\)"),
+        "a text": (["text"], r"sequence 0: got str, expected"),
+        "none": ([], r"got none, expected at least one"),
+    }
+
+
+@pytest.mark.parametrize("case", wrong_uses())
+def test_wrong_sequences_are_refused_and_leave_grad_alone(model, case):
+    sequences, message = wrong_uses()[case]
+    engine = bough.TreeEngine(model)
+    loss_of(engine(SEQUENCES)[0]).backward()
+    before = gradients_of(model)
+    with pytest.raises(bough.UserError, match=message):
+        engine(sequences)
+    with pytest.raises(bough.UserError, match=message):
+        engine.step(sequences, lambda lp, ent, rows: lp.sum())
+    assert all(torch.equal(g, before[name]) for name, g in gradients_of(model).items())
+
+
+def test_a_sequence_beyond_the_models_window_is_refused():
+    engine = bough.TreeEngine(make_tiny_model("mistral"))
+    with pytest.raises(bough.UserError, match=r"sequence 1: got 600 tokens, expected at most 512"):
+        engine([([1], [2]), ([1] * 590, [2] * 10)])
+
+
+def test_wrong_use_is_refused_and_leaves_grad_alone(model):
+    engine = bough.TreeEngine(model)
+    loss = loss_of(engine(SEQUENCES)[0])
+    loss.backward(retain_graph=True)
+    before = gradients_of(model)
+
+    def unchanged():
+        return all(torch.equal(g, before[name]) for name, g in gradients_of(model).items())
+
+    with pytest.raises(bough.UserError, match="a second backward"):
+        loss.backward()
+    loss = loss_of(engine(SEQUENCES)[0])
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    with pytest.raises(bough.UserError, match="changed in place between forward and backward"):
+        loss.backward()
+
+    class Mine(Exception):
+        pass
+
+    def raises(log_probs, entropies, rows):
+        raise Mine("of the user")
+
+    with pytest.raises(Mine, match="of the user"):
+        engine.step(SEQUENCES, raises)
+    with pytest.raises(bough.UserError, match=r"loss_fn: got shape \(9,\), expected a scalar"):
+        engine.step(SEQUENCES, lambda lp, ent, rows: lp)
+    with pytest.raises(bough.UserError, match="do not depend on log_probs"):
+        engine.step(SEQUENCES, lambda lp, ent, rows: torch.tensor(1.0))
+    with pytest.raises(bough.UserError, match="couples: got 'group'"):
+        engine.step(SEQUENCES, lambda lp, ent, rows: lp.sum(), couples="group")
+    with pytest.raises(bough.UserError, match="temperature: got 0"):
+        engine(SEQUENCES, temperature=0)
+    with pytest.raises(bough.UserError, match=r"memory.*smallest"):
+        bough.TreeEngine(model, memory=1000).step(SEQUENCES, lambda lp, ent, rows: lp.sum())
+    with pytest.raises(bough.UserError, match="strategy: got 'forest'"):
+        bough.TreeEngine(model, strategy="forest")(SEQUENCES)
+    assert unchanged()
+    model.requires_grad_(False)
+    with pytest.raises(bough.UserError, match="no parameter of the model requires a gradient"):
+        engine(SEQUENCES)
+    with torch.no_grad():
+        assert not engine(SEQUENCES)[0].requires_grad
+
+
+def test_supports_says_why_not(model):
+    assert bough.supports(model) and bough.supports(model).reason == ""
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50))
+    reasons = {
+        "GPT2LMHeadModel": gpt2,
+        "expected float32, bfloat16 or float64": copy.deepcopy(model).half(),
+        "DistributedDataParallel": type("DistributedDataParallel", (torch.nn.Module,), {})(),
+        "several dtypes": copy.deepcopy(model),
+        "expected a model of transformers": torch.nn.Linear(2, 2),
+        "the model has the weight 'model.extra'": copy.deepcopy(model),
+    }
+    reasons["several dtypes"].lm_head.to(torch.bfloat16)
+    reasons["the model has the weight 'model.extra'"].model.register_parameter(
+        "extra", torch.nn.Parameter(torch.zeros(1))
+    )
+    for reason, other in reasons.items():
+        support = bough.supports(other)
+        assert not support and reason in support.reason, support
+        with pytest.raises(bough.UserError):
+            bough.TreeEngine(other)
+
+
+class TestAdapters:
+    @staticmethod
+    def adapted(model, **settings):
+        settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **settings}
+        adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(0, 0.05)
+        return adapted
+
+    @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
+    @pytest.mark.parametrize("strategy", ["packed", "path"])
+    def test_gradients_equal_pefts(self, monkeypatch, model, targets, strategy):
+        compute_in_double(monkeypatch)
+        adapted = self.adapted(model.double(), target_modules=targets)
+        adapted.base_model.set_attn_implementation("sdpa") if hasattr(
+            adapted.base_model, "set_attn_implementation"
+        ) else adapted.get_base_model().set_attn_implementation("sdpa")
+        expected = flat_gradients(adapted)
+        assert expected and all("lora_" in name for name in expected)
+        engine = bough.TreeEngine(adapted, strategy=strategy)
+        loss_of(engine(SEQUENCES)[0]).backward()
+        assert_equal_gradients(gradients_of(adapted), expected, 1e-10)
+        adapted.zero_grad()
+        weights = torch.linspace(-1, 1, NUM_ROWS, dtype=torch.float64)
+        engine.step(SEQUENCES, lambda lp, ent, rows: (weights[rows] * lp).sum())
+        assert_equal_gradients(gradients_of(adapted), expected, 1e-10)
+
+    def test_the_active_adapter_is_read_at_each_call(self, model):
+        """Switching, disabling, changing in place, and a reference between forward and backward."""
+        adapted = self.adapted(model)
+        adapted.add_adapter("ref", peft.LoraConfig(r=4, lora_alpha=6, target_modules="all-linear"))
+        engine, expected = bough.TreeEngine(adapted), flat_gradients(adapted)
+        log_probs, _ = engine(SEQUENCES)
+        values = {}
+        with torch.no_grad():
+            with adapted.disable_adapter():
+                values["disabled"] = engine(SEQUENCES)[0]
+                torch.testing.assert_close(values["disabled"], flat_values(adapted, as_dicts(SEQUENCES))[0])
+            adapted.set_adapter("ref")
+            for name, parameter in adapted.named_parameters():
+                if "lora_B.ref" in name:
+                    parameter.normal_(0, 0.1)
+            values["ref"] = engine(SEQUENCES)[0]
+            torch.testing.assert_close(values["ref"], flat_values(adapted, as_dicts(SEQUENCES))[0])
+            adapted.set_adapter("default")
+        loss_of(log_probs).backward()
+        assert_equal_gradients(gradients_of(adapted), expected, 1e-5)
+        assert (values["disabled"] - log_probs).abs().max() > 1e-3 < (values["ref"] - log_probs).abs().max()
+
+    def test_merging_is_seen(self, model):
+        adapted = self.adapted(model)
+        engine = bough.TreeEngine(adapted)
+        with torch.no_grad():
+            before = engine(SEQUENCES)[0]
+            adapted.merge_adapter()
+            torch.testing.assert_close(engine(SEQUENCES)[0], before, rtol=0, atol=1e-5)
+            merged = adapted.merge_and_unload()
+            torch.testing.assert_close(bough.TreeEngine(merged)(SEQUENCES)[0], before, rtol=0, atol=1e-5)
+
+    def test_adapters_in_fp32_on_a_model_in_bf16(self, model):
+        """PEFT's default. The gradients have the adapters' precision."""
+        adapted = self.adapted(model.to(torch.bfloat16))
+        assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
+        loss_of(bough.TreeEngine(adapted)(SEQUENCES)[0]).backward()
+        got = gradients_of(adapted)
+        assert {g.dtype for g in got.values()} == {torch.float32}
+        assert_similar_gradients(got, flat_gradients(adapted.float()), 0.05)
+
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({"lora_dropout": 0.1}, "lora_dropout 0.1"),
+            ({"use_dora": True}, "DoRA"),
+            ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+            ({"rank_pattern": {"q_proj": 2}}, "several ranks"),
+            ({"target_modules": ["embed_tokens"]}, "embed_tokens"),
+            ({"lora_bias": True}, "bias"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_other_kinds_are_refused(self, model, settings, reason):
+        adapted = self.adapted(model, **settings).train()
+        support = bough.supports(adapted)
+        with pytest.raises(bough.UserError, match=reason):
+            bough.TreeEngine(adapted)(SEQUENCES)
+        assert not support and reason in support.reason

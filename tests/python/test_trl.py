@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tiny_models import make_tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
@@ -31,13 +32,18 @@ def make_dataset():
     return Dataset.from_list([{"prompt": prompt} for prompt in prompts])
 
 
-def recorded_completions(prompts, trainer):
-    """The same completions whatever the weights are."""
-    prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+def completions_of(prompts):
     completion_ids = []
     for index, prompt in enumerate(prompts):
         draw = random.Random(f"{prompt} {index % NUM_SAMPLES}")
         completion_ids.append([draw.randrange(2, 311) for _ in range(draw.randint(1, 12))] + [1])
+    return completion_ids
+
+
+def recorded_completions(prompts, trainer):
+    """The same completions whatever the weights are."""
+    prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    completion_ids = completions_of(prompts)
     return {
         "prompt_ids": prompt_ids,
         "completion_ids": completion_ids,
@@ -145,3 +151,46 @@ def test_grpo_trains_the_same_weights(tmp_path, case):
     plain = run(GRPOTrainer, tmp_path / "plain", **case)
     tree = run(TreeGRPOTrainer, tmp_path / "tree", extra={"keep_groups": False}, **case)
     assert_same_run(plain, tree)
+
+
+def test_defaults_of_grpo_config_train(tmp_path):
+    """bf16 autocast and gradient checkpointing, as GRPOConfig sets them, and groups that stay together."""
+    seen = []
+
+    class Trainer(TreeGRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            seen.append([tuple(row) for row in inputs["prompt_ids"].tolist()])
+            return super()._compute_loss(model, inputs)
+
+    settings = {"bf16": True, "gradient_checkpointing": True, "steps_per_generation": 2, "num_iterations": 1}
+    trainer, norms, log_probs = run(Trainer, tmp_path, steps=4, **settings)
+    assert all(torch.isfinite(torch.tensor(norms))) and max(norms) > 1e-3
+    assert log_probs[0].dtype == torch.float32
+    for prompts in seen:
+        assert all(prompts.count(prompt) == NUM_SAMPLES for prompt in prompts)
+
+
+def test_rloo_trains_the_same_weights(tmp_path, monkeypatch):
+    """RLOOTrainer has no rollout_func, so generation itself is replaced by recorded completions."""
+
+    def recorded(trainer, prompt_ids, images, multimodal_fields):
+        return completions_of([trainer.processing_class.decode(ids) for ids in prompt_ids])
+
+    monkeypatch.setattr(RLOOTrainer, "_generate_single_turn", recorded)
+    plain, tree = (RLOOTrainer, tmp_path / "plain"), (TreeRLOOTrainer, tmp_path / "tree")
+    assert_same_run(
+        run(*plain, config=RLOOConfig), run(*tree, config=RLOOConfig, extra={"keep_groups": False})
+    )
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_an_adapter_trains_as_in_trl(tmp_path, beta):
+    """PEFT's LoRA. With beta > 0 the reference is the model without its adapter: a stale adapter would make the
+    KL 0."""
+    peft = {"peft_config": LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", lora_dropout=0.0)}
+    plain = run(GRPOTrainer, tmp_path / "plain", extra=dict(peft), beta=beta)
+    tree = run(TreeGRPOTrainer, tmp_path / "tree", extra={**peft, "keep_groups": False}, beta=beta)
+    assert_same_run(plain, tree)
+    if beta:
+        kls = [entry["kl"] for entry in tree[0].state.log_history if "kl" in entry]
+        assert max(kls) > 1e-3
