@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Times one training step of TRL's GRPOTrainer and of bough.trl.TreeGRPOTrainer, on the same completions.
 
-A step is log-probabilities, loss, backward and optimizer. Nothing is generated: both replay random completions.
-The model has the shape of SmolLM2-135M with fewer layers and random weights. The runs alternate; the last line is
-a JSON object with the medians, W (the FLOPs of the flat batch / those of the tree) and the speed-up.
+A step is log-probabilities, loss, backward and optimizer. Nothing is generated: both replay random
+completions. The model has the shape of SmolLM2-135M with fewer layers and random weights. The runs alternate;
+the last line is a JSON object with the medians, W (the FLOPs of the flat batch / those of the tree) and the
+speed-up.
 """
 
 import argparse
@@ -21,24 +22,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from bough.trl import TreeGRPOTrainer
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bough.trl import TreeGRPOTrainer
-
 VOCABULARY = 49152
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of a prompt")
-    parser.add_argument("--response", type=int, default=40, help="most tokens of a response; the least: a quarter")
+    parser.add_argument(
+        "--response", type=int, default=40, help="most tokens of a response; the least: a quarter"
+    )
     parser.add_argument("--samples", type=int, default=16, help="responses to a prompt")
     parser.add_argument("--prompts", type=int, default=1, help="prompts of a batch")
-    parser.add_argument("--steps", type=int, default=4, help="counted steps of each trainer, after one that is not")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="counted steps of each trainer, after one that is not"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     return parser.parse_args()
@@ -123,7 +129,10 @@ def main() -> None:
             ratio = engine.last_plan["work_ratio"]
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     speedup = medians["trl"] / medians["bough"]
-    print(f"TRL {medians['trl']:.2f} s, Bough {medians['bough']:.2f} s a step: {speedup:.1f} times as fast, W {ratio:.1f}")
+    print(
+        f"TRL {medians['trl']:.2f} s, Bough {medians['bough']:.2f} s a step: {speedup:.1f} times as fast, W "
+        f"{ratio:.1f}"
+    )
     print(json.dumps({**medians, "speedup": speedup, "work_ratio": ratio, "share_of_w": speedup / ratio}))
 
 

@@ -13,7 +13,10 @@ forward and backward, with the gradients of the flat batch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+TORCH_CAME_FIRST = "torch" in sys.modules
 
 _NAMES = {
     "Support": "bough.tree_engine",

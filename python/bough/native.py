@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
+from bough import TORCH_CAME_FIRST
 from bough.program import library_folder
 
 TORCH = "2.11"  # the version that the library is built for
@@ -17,7 +19,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class UserError(ValueError):
-    """Wrong input or use. The message says what, where, got, expected, and what to do. Nothing was changed."""
+    """Wrong input or use. The message says what, where, got, expected and the remedy. Nothing was
+    changed."""
 
 
 @functools.cache
@@ -26,24 +29,34 @@ def classes() -> Any:
     version = torch.__version__
     if version.split("+")[0].rsplit(".", 1)[0] != TORCH:
         raise ImportError(
-            f"bough: got torch {version}, expected torch {TORCH}, for which this build is compiled; install it with "
-            f"`pip install 'torch=={TORCH}.*'`, or install the build of bough for torch {version}"
+            f"bough: got torch {version}, expected torch {TORCH}, for which this build is compiled; install "
+            f"it with `pip install 'torch=={TORCH}.*'`, or install the build of bough for torch {version}"
         )
     folder = library_folder()
     library = folder / "libbough_python.so"
     if not library.is_file():
         raise ImportError(
-            f"bough: no libbough_python.so in {str(folder)!r}; build it with `make build`, name a build folder in "
-            "BOUGH_BUILD_DIR, or install the wheel"
+            f"bough: no libbough_python.so in {str(folder)!r}; build it with `make build`, name a build "
+            "folder in BOUGH_BUILD_DIR, or install the wheel"
         )
     _load_dependencies(library)
     torch.ops.load_library(library)
+    if torch.ops.bough.apply_cpu_workarounds() and TORCH_CAME_FIRST:
+        warnings.warn(
+            "this CPU's hypervisor hides the size of its AMX tiles, and PyTorch's bf16 products may die of "
+            "SIGILL. bough has set ONEDNN_MAX_CPU_ISA, which has no effect if PyTorch has computed a "
+            "product before; import bough before torch, or set the variable in the environment "
+            "(docs/numerics.md)",
+            stacklevel=2,
+        )
     return torch.classes.bough
 
 
 def _load_dependencies(library: Any) -> None:
     """Loads the libraries beside it that it needs, each after its own dependencies."""
-    if library.parent.parent.name != "bundle":
+    if (library.parent.parent / "bin" / "bough").is_file() and not (
+        library.parent.parent / "bough"
+    ).is_file():
         return  # a build folder: the library knows where its dependencies are
     waiting = [path for path in library.parent.glob("*.so*") if not path.name.startswith("libbough_")]
     waiting.append(library.parent / "libbough_kernels.so")

@@ -11,19 +11,25 @@ from typing import NoReturn
 PACKAGE = Path(__file__).resolve().parent
 
 
-def library_folder() -> Path:
-    """The folder of libbough_python.so: that of the installed wheel, $BOUGH_BUILD_DIR/lib, or the build folder of
-    the checkout that contains this file."""
+def _installation() -> Path:
+    """The folder with lib/: the wheel's bundle, $BOUGH_BUILD_DIR, or of a bundle or a checkout that contains
+    this file."""
     if (named := os.environ.get("BOUGH_BUILD_DIR")) is not None:
-        return Path(named) / "lib"
-    bundled = PACKAGE / "bundle" / "lib"
-    return bundled if bundled.is_dir() else PACKAGE.parent.parent / "build" / "lib"
+        return Path(named)
+    above = PACKAGE.parent.parent
+    candidates = [PACKAGE / "bundle", above, above / "build"]
+    return next((folder for folder in candidates if (folder / "lib").is_dir()), candidates[-1])
+
+
+def library_folder() -> Path:
+    """The folder of libbough_python.so."""
+    return _installation() / "lib"
 
 
 def program() -> Path:
-    """The command of the wheel's bundle, or the program in the build folder."""
-    launcher = PACKAGE / "bundle" / "bough"
-    return launcher if launcher.is_file() else library_folder().parent / "bin" / "bough"
+    """The launcher of a bundle, or the program of a build folder."""
+    launcher = _installation() / "bough"
+    return launcher if launcher.is_file() else _installation() / "bin" / "bough"
 
 
 def environment() -> dict[str, str]:

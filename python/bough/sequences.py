@@ -14,7 +14,8 @@ from bough.native import UserError
 
 @dataclass
 class Flat:
-    """All sequences, one after another. tokens: int32 [N], lengths: int64 [S], trained: uint8 [N]; on the CPU."""
+    """All sequences, one after another. tokens: int32 [N], lengths: int64 [S], trained: uint8 [N]; on the
+    CPU."""
 
     tokens: Tensor
     lengths: Tensor
@@ -29,7 +30,9 @@ class Flat:
 def _vector(value: Any, where: str) -> Tensor:
     tensor = value if isinstance(value, Tensor) else torch.tensor(list(value))
     if tensor.dim() != 1:
-        raise UserError(f"{where}: got shape {tuple(tensor.shape)}, expected a list or tensor with one dimension")
+        raise UserError(
+            f"{where}: got shape {tuple(tensor.shape)}, expected a list or tensor with one dimension"
+        )
     if tensor.is_floating_point() and tensor.numel() > 0:
         raise UserError(f"{where}: got {tensor.dtype}, expected integers")
     return tensor.detach().cpu()
@@ -58,12 +61,14 @@ def flatten(sequences: Iterable[Any]) -> Flat:
             mask = torch.zeros(len(ids), dtype=torch.uint8)
             mask[len(prompt) :] = 1
             if len(prompt) == 0 and len(mask):
-                raise UserError(f"{where}: its prompt is empty, so no token comes before its first trained token; "
-                                "expected at least one token, such as BOS")
+                raise UserError(
+                    f"{where}: its prompt is empty, so no token comes before its first trained token; "
+                    "expected at least one token, such as BOS"
+                )
         else:
             raise UserError(
-                f"{where}: got {type(sequence).__name__}, expected (prompt, response), both token ids, or a mapping "
-                "with input_ids and loss_mask"
+                f"{where}: got {type(sequence).__name__}, expected (prompt, response), both token ids, or a "
+                "mapping with input_ids and loss_mask"
             )
         tokens.append(ids.to(torch.int32))
         trained.append((mask != 0).to(torch.uint8))
@@ -73,9 +78,11 @@ def flatten(sequences: Iterable[Any]) -> Flat:
     return Flat(torch.cat(tokens), torch.tensor(lengths), torch.cat(trained))
 
 
-def sequences_from_padded(input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> list[dict[str, Tensor]]:
-    """Sequences from padded batches, padding on either side. All arguments: [S, T]. Rows of the result hold only
-    the tokens whose attention_mask is not 0."""
+def sequences_from_padded(
+    input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor
+) -> list[dict[str, Tensor]]:
+    """Sequences from padded batches, padding on either side. All arguments: [S, T]. Rows of the result hold
+    only the tokens whose attention_mask is not 0."""
     if not input_ids.shape == attention_mask.shape == loss_mask.shape or input_ids.dim() != 2:
         raise UserError(
             f"sequences_from_padded: got shapes {tuple(input_ids.shape)}, {tuple(attention_mask.shape)} and "

@@ -22,8 +22,8 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: the sum of what loss_fn returned. log_probs, entropies: [R], fp32 (fp64 for an fp64 model), on the
-    model's device. plan: the plan that was executed."""
+    """loss: the sum of what loss_fn returned. log_probs, entropies: [R], fp32 (fp64 for an fp64 model), on
+    the model's device. plan: the plan that was executed."""
 
     loss: float
     log_probs: Tensor
@@ -32,19 +32,19 @@ class StepResult:
 
 
 class TreeEngine:
-    """Computes log-probabilities, entropies and gradients of a causal language model of transformers. Tokens that
-    several sequences of a batch share are computed once, forward and backward. Values and gradients are those of
-    each sequence alone (docs/numerics.md).
+    """Computes log-probabilities, entropies and gradients of a causal language model of transformers. Tokens
+    that several sequences of a batch share are computed once, forward and backward. Values and gradients are
+    those of each sequence alone (docs/numerics.md).
 
     Args:
         model: a transformers model of a family in docs/models.md, with or without PEFT's LoRA adapters.
             `bough.supports(model)` says whether and why not. The engine computes in the dtype of its weights
             (float32, bfloat16 or float64), also under autocast, and without dropout.
-        copy: False: the engine uses the model's own weights. Those that it holds as one matrix (q, k, v; gate, up)
-            become views of that matrix, with the same names, shapes and values. True: the engine copies them at
-            each call, which takes the memory of the weights once more.
-        memory: the most bytes that a call may take beyond weights and gradients, such as 8e9. None: on a GPU what
-            is free; on a CPU unlimited, and half of what is free for holding activations (see __call__).
+        copy: False: the engine uses the model's own weights. Weights that it holds as one matrix (q, k, v;
+            gate, up) become views of that matrix, with the same names, shapes and values. True: the engine
+            copies the weights at each call, which takes their memory once more.
+        memory: the most bytes that a call may take beyond weights and gradients, such as 8e9. None: on a GPU
+            all that is free; on a CPU no limit, except half of what is free for held activations (__call__).
         max_tokens_per_pass: the most tokens that go through the model at once. None: by device.
         strategy: how a batch is planned (docs/plans.md): auto, blocks, packed, path or dense.
 
@@ -76,8 +76,8 @@ class TreeEngine:
 
     @property
     def last_plan(self) -> dict[str, Any]:
-        """The plan of the last call: strategy, passes, tokens, tree_tokens, compression, work_ratio (W), predicted
-        seconds and bytes, and holds_activations (see __call__)."""
+        """The plan of the last call: strategy, passes, tokens, tree_tokens, compression, work_ratio (W),
+        predicted seconds and bytes, and holds_activations (see __call__)."""
         return dict(self._plan)
 
     @property
@@ -89,15 +89,15 @@ class TreeEngine:
         """Log-probabilities and entropies of the trained tokens.
 
         Args:
-            sequences: a list; each one (prompt, response) or {"input_ids": ..., "loss_mask": ...} (token ids).
+            sequences: a list of (prompt, response) or {"input_ids": ..., "loss_mask": ...}, in token ids.
             temperature: the logits are divided by it.
 
         Returns:
-            log_probs, entropies: [R] each, one per trained token, sequence after sequence; fp32 (fp64 for an fp64
-            model), on the model's device. With gradients enabled, they are differentiable once: backward adds to
-            the parameters' .grad like any other backward. Gradients are summed in fp32 and rounded to the
-            parameter's dtype once. Between forward and backward the activations are held if `memory` allows;
-            otherwise the forward runs twice.
+            log_probs, entropies: [R] each, one per trained token, sequence after sequence; fp32 (fp64 for an
+            fp64 model), on the model's device. With gradients enabled, they are differentiable once: backward
+            adds to the parameters' .grad like any other backward. Gradients are summed in fp32 and rounded to
+            the parameter's dtype once. Between forward and backward the activations are held if `memory`
+            allows; otherwise the forward runs twice.
 
         Raises:
             UserError: wrong input. The model and its gradients are unchanged.
@@ -118,21 +118,22 @@ class TreeEngine:
         couples: str = "token",
         temperature: float = 1.0,
     ) -> StepResult:
-        """Adds the gradient of a loss to the parameters' .grad. loss_fn runs inside the plan's execution, so the
-        forward runs once and no more than one pass's activations are held.
+        """Adds the gradient of a loss to the parameters' .grad. loss_fn runs inside the plan's execution, so
+        the forward runs once and no more than one pass's activations are held.
 
         Args:
             sequences: as in __call__.
-            loss_fn: loss_fn(log_probs, entropies, rows) returns a scalar. log_probs, entropies: [r] each, of some
-                of the trained tokens; rows: int64 [r], their indices among all R trained tokens of the batch, so
-                that `advantages[rows]` are theirs. The losses of all calls are added, so a mean must divide by the
-                whole batch's count.
-            couples: the tokens that one call of loss_fn must get together: "token" (any), "sequence" (all trained
-                tokens of a sequence) or "batch" (all).
+            loss_fn: loss_fn(log_probs, entropies, rows) returns a scalar. log_probs, entropies: [r] each, of
+                some of the trained tokens. rows: int64 [r], the indices of these tokens among all R trained
+                tokens of the batch, so `advantages[rows]` are their advantages. The losses of all calls are
+                added, so a mean must divide by the count of the whole batch.
+            couples: the tokens that one call of loss_fn must get together: "token" (any), "sequence" (all
+                trained tokens of a sequence) or "batch" (all).
             temperature: the logits are divided by it.
 
         Raises:
-            UserError: wrong input. Exceptions of loss_fn are raised unchanged. In both cases .grad is unchanged.
+            UserError: wrong input. Exceptions of loss_fn are raised unchanged. In both cases .grad is
+            unchanged.
         """
         if couples not in _COUPLES:
             raise UserError(f"couples: got {couples!r}, expected one of {', '.join(_COUPLES)}")
@@ -141,15 +142,17 @@ class TreeEngine:
         batch = self._make_batch(call, flat, temperature, separate=False)
         loss_call = _LossCall(call.native, loss_fn)
         try:
-            loss, log_probs, entropies = raises_user_errors(call.native.step)(batch, loss_call.address, couples)
+            loss, log_probs, entropies = raises_user_errors(call.native.step)(
+                batch, loss_call.address, couples
+            )
         except Exception:
             if loss_call.error is not None:
                 raise loss_call.error from None
             raise
         if not loss_call.has_graph and batch.num_rows() > 0:
             raise UserError(
-                "loss_fn: got losses that do not depend on log_probs or entropies (they have no grad_fn), expected a "
-                "differentiable function of them"
+                "loss_fn: got losses that do not depend on log_probs or entropies (they have no grad_fn), "
+                "expected a differentiable function of them"
             )
         for parameter, gradient in zip(call.parameters, call.gradients(), strict=True):
             if parameter.grad is None:
@@ -160,8 +163,8 @@ class TreeEngine:
         return StepResult(loss, log_probs.to(device), entropies.to(device), self.last_plan)
 
     def plan(self, sequences: Iterable[Any], *, separate: bool = False) -> dict[str, Any]:
-        """The plan of a batch, without computing it (see last_plan). separate: the plan of __call__ with gradients,
-        otherwise of step()."""
+        """The plan of a batch, without computing it (see last_plan). separate: the plan of __call__ with
+        gradients, otherwise of step()."""
         call = self._prepare(needs_gradients=False)
         self._make_batch(call, flatten(sequences), 1.0, separate)
         return self.last_plan
@@ -177,13 +180,14 @@ class TreeEngine:
         call.parameters = [part.parameter for part in trained if part.parameter.requires_grad]
         if not call.parameters:
             raise UserError(
-                "TreeEngine: no parameter of the model requires a gradient, so there is nothing to train; set "
-                "requires_grad, enable an adapter, or call the engine under torch.no_grad()"
+                "TreeEngine: no parameter of the model requires a gradient, so there is nothing to train; "
+                "set requires_grad, enable an adapter, or call the engine under torch.no_grad()"
             )
         if adapter is not None and any(part.parameter.requires_grad for part in self._weights.parts):
             raise UserError(
-                "TreeEngine: the model has an active adapter and base weights that require gradients; expected one of "
-                "the two: freeze the base weights (PEFT does), or merge or disable the adapter"
+                "TreeEngine: the model has an active adapter and base weights that require gradients; "
+                "expected one of the two: freeze the base weights (PEFT does), or merge or disable the "
+                "adapter"
             )
         return call
 
@@ -191,16 +195,20 @@ class TreeEngine:
         if not temperature > 0:
             raise UserError(f"temperature: got {temperature}, expected a number above 0")
         native = call.native
-        batch = raises_user_errors(native.make_batch)(flat.tokens, flat.lengths, flat.trained, float(temperature))
-        plan = raises_user_errors(native.plan)(batch, self._strategy, self._max_tokens, self._memory, separate)
+        batch = raises_user_errors(native.make_batch)(
+            flat.tokens, flat.lengths, flat.trained, float(temperature)
+        )
+        plan = raises_user_errors(native.plan)(
+            batch, self._strategy, self._max_tokens, self._memory, separate
+        )
         self._plan = json.loads(plan)
         return batch
 
 
 @dataclass
 class _Call:
-    """What one call computes with: the engine with the active adapters, the parts of its trained parameters, and
-    the parameters that get gradients (none: forward only)."""
+    """What one call computes with: the engine with the active adapters, the parts of its trained parameters,
+    and the parameters that get gradients (none: forward only)."""
 
     native: Any
     trained: list[Part]
@@ -222,7 +230,9 @@ class _Values(torch.autograd.Function):
     """Log-probabilities and entropies as functions of the parameters."""
 
     @staticmethod
-    def forward(ctx: Any, engine: TreeEngine, call: _Call, batch: Any, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, engine: TreeEngine, call: _Call, batch: Any, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
         log_probs, entropies = call.forward(batch, holds=True)
         ctx.weights, ctx.call, ctx.batch = engine._weights, call, batch
         ctx.versions = [p._version for p in parameters]
@@ -235,18 +245,20 @@ class _Values(torch.autograd.Function):
         call, batch, ctx.batch = ctx.call, ctx.batch, None
         if batch is None:
             raise UserError(
-                "TreeEngine: a second backward through the same values; their activations are freed after the first. "
-                "Call the engine again, or add the losses and call backward once"
+                "TreeEngine: a second backward through the same values; their activations are freed after "
+                "the first. Call the engine again, or add the losses and call backward once"
             )
         if [p._version for p in call.parameters] != ctx.versions:
             raise UserError(
-                "TreeEngine: a parameter was changed in place between forward and backward (by an optimizer step?), "
-                "so the gradients would be wrong; call backward before the change"
+                "TreeEngine: a parameter was changed in place between forward and backward (by an "
+                "optimizer step?), so the gradients would be wrong; call backward before the change"
             )
         ctx.weights.check_unmoved()
         dtype = ctx.weights.accumulator
         with torch.no_grad():
-            raises_user_errors(call.native.backward)(batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype))
+            raises_user_errors(call.native.backward)(
+                batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype)
+            )
         return (None, None, None, *call.gradients())
 
 
@@ -273,4 +285,3 @@ class _LossCall:
             self.error = error
             return 1
         return 0
-

@@ -3,8 +3,8 @@
     from bough.trl import TreeGRPOTrainer
     trainer = TreeGRPOTrainer(model=..., reward_funcs=..., args=GRPOConfig(...), train_dataset=...)
 
-They compute what TRL's own trainers compute. Only the log-probabilities and entropies of policy, old policy and
-reference come from a TreeEngine, so tokens that the samples of a prompt share are computed once.
+They compute what TRL's own trainers compute. Only the log-probabilities and entropies of policy, old policy
+and reference come from a TreeEngine, so tokens that the samples of a prompt share are computed once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ class TreeTrainerMixin:
 
     Args:
         keep_groups: TRL shuffles the samples of a generation batch before it splits them into steps. True: it
-            shuffles whole groups, so that a step gets samples that share their prompt. False: as TRL does, for
-            runs that must repeat TRL's with the same seed.
+            shuffles whole groups, so that a step gets samples that share their prompt. False: as TRL does,
+            for runs that must repeat TRL's with the same seed.
         engine_options: arguments of TreeEngine, such as {"memory": 8e9}.
         All others are TRL's.
 
-    Gradient checkpointing of TRL has no effect: the engine keeps what fits into `memory`. Under autocast (bf16 of
-    TRL's defaults) it computes in the dtype of the weights.
+    Gradient checkpointing of TRL has no effect: the engine keeps what fits into `memory`. Under autocast
+    (bf16 of TRL's defaults) it computes in the dtype of the weights.
     """
 
     def __init__(
-        self, *args: Any, keep_groups: bool = True, engine_options: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        keep_groups: bool = True,
+        engine_options: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.keep_groups = keep_groups
@@ -45,16 +49,21 @@ class TreeTrainerMixin:
         self._engines: dict[int, TreeEngine] = {}
         self._engine_of(self.model)  # refuses the model before the first step
         if getattr(self.args, "cast_lm_head_to_fp32", False):
-            raise UserError("cast_lm_head_to_fp32: got True, expected False: the engine computes in one dtype")
+            raise UserError(
+                "cast_lm_head_to_fp32: got True, expected False: the engine computes in one dtype"
+            )
         if getattr(self, "aux_loss_enabled", False):
-            raise UserError("the auxiliary loss of a mixture of experts is on; the engine computes no such models")
+            raise UserError(
+                "the auxiliary loss of a mixture of experts is on; the engine computes no such models"
+            )
 
     def _engine_of(self, model: torch.nn.Module) -> TreeEngine:
         module = self.accelerator.unwrap_model(model)
         if self.accelerator.num_processes > 1:
             raise UserError(
-                f"{type(self).__name__}: got {self.accelerator.num_processes} processes, expected 1: the engine does not "
-                "take part in the reduction of gradients by DistributedDataParallel, FSDP or DeepSpeed"
+                f"{type(self).__name__}: got {self.accelerator.num_processes} processes, expected 1: the "
+                "engine does not take part in the reduction of gradients by DistributedDataParallel, FSDP "
+                "or DeepSpeed"
             )
         if id(module) not in self._engines:
             self._engines[id(module)] = TreeEngine(module, **self._engine_options)
@@ -71,9 +80,9 @@ class TreeTrainerMixin:
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """TRL's method. input_ids, attention_mask: [S, T], padding on both sides. Returns log-probabilities and
-        entropies of the last logits_to_keep tokens, [S, logits_to_keep], 0 at padding. batch_size is not needed:
-        the plan bounds the memory."""
+        """TRL's method. input_ids, attention_mask: [S, T], padding on both sides. Returns log-probabilities
+        and entropies of the last logits_to_keep tokens, [S, logits_to_keep], 0 at padding. batch_size is not
+        needed: the plan bounds the memory."""
         given = sorted(name for name, value in images.items() if value is not None)
         if given:
             raise UserError(f"{type(self).__name__}: got {', '.join(given)}, expected a batch of text alone")
@@ -91,7 +100,9 @@ class TreeTrainerMixin:
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         if not self.keep_groups:
             return super()._prepare_inputs(generation_batch)
-        module = sys.modules[next(c for c in type(self).__mro__ if c.__module__.startswith("trl.")).__module__]
+        module = sys.modules[
+            next(c for c in type(self).__mro__ if c.__module__.startswith("trl.")).__module__
+        ]
         with mock.patch.object(module, "shuffle_sequence_dict", self._shuffle_groups):
             return super()._prepare_inputs(generation_batch)
 

@@ -15,8 +15,9 @@ from bough.native import UserError, classes, raises_user_errors
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64"}
 _WRAPPERS = {  # class names, so that nothing is imported
-    "DistributedDataParallel": "DistributedDataParallel, whose reduction of gradients the engine does not take part "
-    "in; give the engine model.module, and average the gradients over the processes after backward",
+    "DistributedDataParallel": "DistributedDataParallel, whose reduction of gradients the engine does not "
+    "take part in; give the engine model.module, and average the gradients over the processes after "
+    "backward",
     "FullyShardedDataParallel": "FSDP, which divides weights among processes",
     "DeepSpeedEngine": "DeepSpeed, which holds weights and gradients of its own",
     "DataParallel": "DataParallel; give the engine model.module",
@@ -25,7 +26,8 @@ _WRAPPERS = {  # class names, so that nothing is imported
 
 @dataclass(frozen=True)
 class Support:
-    """Whether the engine can compute a model; true or false in conditions. reason: why not, empty if it can."""
+    """Whether the engine can compute a model; true or false in conditions. reason: why not, empty if it
+    can."""
 
     reason: str = ""
 
@@ -83,25 +85,36 @@ def _make_native(model: torch.nn.Module) -> tuple[Any, torch.dtype, torch.device
     named = dict(_named_weights(model))
     kinds = {(parameter.dtype, parameter.device) for parameter in named.values()}
     if any(type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor" for p in named.values()):
-        raise UserError("got weights that are divided among processes (DTensor, FSDP), expected whole weights")
-    if len(kinds) != 1:
         raise UserError(
-            f"got weights of several dtypes or devices ({', '.join(sorted(f'{d} on {w}' for d, w in kinds))}), expected "
-            "one; load the model with one dtype and without device_map"
+            "got weights that are divided among processes (DTensor, FSDP), expected whole weights"
+        )
+    if len(kinds) != 1:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise UserError(
+            f"got weights of several dtypes or devices ({listed}), expected one; load the model with one "
+            "dtype and without device_map"
         )
     dtype, device = kinds.pop()
     if dtype not in DTYPES:
-        raise UserError(f"got weights of {dtype}, expected float32, bfloat16 or float64; quantized weights are refused")
+        raise UserError(
+            f"got weights of {dtype}, expected float32, bfloat16 or float64; quantized weights are refused"
+        )
     native = raises_user_errors(classes().TreeEngine)(_config_text(model), DTYPES[dtype], device.type)
     expected = set(native.parts(False)[0])
     if missing := sorted(expected - named.keys()):
-        raise UserError(f"the model has no weight {missing[0]!r}, which its config asks for ({len(missing)} missing)")
+        raise UserError(
+            f"the model has no weight {missing[0]!r}, which its config asks for ({len(missing)} missing)"
+        )
     tied = bool(getattr(base.config, "tie_word_embeddings", False))
     extra = sorted(named.keys() - expected - ({"lm_head.weight"} if tied else set()))
     if extra:
-        raise UserError(f"the model has the weight {extra[0]!r}, which no {type(base).__name__} has ({len(extra)} extra)")
+        raise UserError(
+            f"the model has the weight {extra[0]!r}, which no {type(base).__name__} has ({len(extra)} extra)"
+        )
     if tied and named.get("lm_head.weight") is not named["model.embed_tokens.weight"]:
-        raise UserError("config.tie_word_embeddings is true, but lm_head.weight is another tensor than the embedding")
+        raise UserError(
+            "config.tie_word_embeddings is true, but lm_head.weight is another tensor than the embedding"
+        )
     return native, dtype, device
 
 
@@ -168,8 +181,8 @@ class Weights:
         for index, parts in enumerate(self._by_parameter):
             if not self._copies and not self._is_bound(index, parts):
                 raise UserError(
-                    f"TreeEngine: {parts[0].name} was moved between forward and backward (by .to() or an assignment); "
-                    "call backward before"
+                    f"TreeEngine: {parts[0].name} was moved between forward and backward (by .to() or an "
+                    "assignment); call backward before"
                 )
 
     def _check_parameters(self) -> None:
@@ -177,8 +190,9 @@ class Weights:
             parameter = part.parameter
             if parameter.dtype != self.dtype or parameter.device != self.device:
                 raise UserError(
-                    f"TreeEngine: {part.name} is now {parameter.dtype} on {parameter.device}, but the engine was made "
-                    f"for {self.dtype} on {self.device}; make a new TreeEngine after .to() or .half()"
+                    f"TreeEngine: {part.name} is now {parameter.dtype} on {parameter.device}, but the "
+                    f"engine was made for {self.dtype} on {self.device}; make a new TreeEngine after .to() "
+                    "or .half()"
                 )
         if dict(_named_weights(self._model))[self.parts[-1].name] is not self.parts[-1].parameter:
             raise UserError("TreeEngine: the model's parameters were replaced; make a new TreeEngine")
@@ -205,16 +219,20 @@ class Weights:
         self._set(index, value)
 
     def _joined(self, shape: list[int], parts: list[Part]) -> Tensor:
-        """One matrix of which the parts are views. If another engine has made them views already, its matrix."""
+        """One matrix of which the parts are views. If another engine has made them views already, its
+        matrix."""
         first = parts[0].parameter.data
         whole = torch.empty(0, dtype=self.dtype, device=self.device)
         row_bytes = first[0].numel() * first.element_size()
         storage = first.untyped_storage()
-        if all(
-            part.parameter.untyped_storage().data_ptr() == storage.data_ptr()
-            and part.parameter.data_ptr() == first.data_ptr() + part.begin * row_bytes
-            for part in parts
-        ) and storage.nbytes() >= first.storage_offset() * first.element_size() + shape[0] * row_bytes:
+        if (
+            all(
+                part.parameter.untyped_storage().data_ptr() == storage.data_ptr()
+                and part.parameter.data_ptr() == first.data_ptr() + part.begin * row_bytes
+                for part in parts
+            )
+            and storage.nbytes() >= first.storage_offset() * first.element_size() + shape[0] * row_bytes
+        ):
             return whole.set_(storage, first.storage_offset(), shape)
         whole = torch.empty(shape, dtype=self.dtype, device=self.device)
         for part in parts:
@@ -241,8 +259,8 @@ class Adapters:
     """PEFT's LoRA adapters. They are small, so the engine gets a copy of the active ones at each call, in the
     model's dtype, and never reads stale values. Their gradients are not rounded to that dtype.
 
-    Each set of active adapters has an engine of its own: a call with another set (the reference policy) must not
-    change the one that waits for its backward."""
+    Each set of active adapters has an engine of its own: a call with another set (the reference policy) must
+    not change the one that waits for its backward."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -251,11 +269,14 @@ class Adapters:
         if _is_peft(model):
             lora_layer = sys.modules["peft"].tuners.lora.LoraLayer
             self._layers = {
-                name: module for name, module in _base(model).named_modules() if isinstance(module, lora_layer)
+                name: module
+                for name, module in _base(model).named_modules()
+                if isinstance(module, lora_layer)
             }
 
     def check(self) -> None:
-        """Raises UserError if the adapters, as they are now, are of a kind that the engine does not compute."""
+        """Raises UserError if the adapters, as they are now, are of a kind that the engine does not
+        compute."""
         if active := self.active():
             self._rank_and_scale(active)
 
@@ -289,27 +310,34 @@ class Adapters:
         kinds = {(layer.r[adapter], float(layer.scaling[adapter])) for layer, adapter in active.values()}
         if len(kinds) > 1:
             raise UserError(
-                f"adapters of several ranks or scales are active ({', '.join(map(str, sorted(kinds)))}), expected one; "
-                "rank_pattern and alpha_pattern are not supported"
+                f"adapters of several ranks or scales are active ({', '.join(map(str, sorted(kinds)))}), "
+                "expected one; rank_pattern and alpha_pattern are not supported"
             )
         return kinds.pop()
 
     def active(self) -> dict[str, tuple[Any, str]]:
-        """The module's name to its layer and the name of its active adapter. Raises UserError for other kinds."""
+        """The module's name to its layer and the name of its active adapter. Raises UserError for other
+        kinds."""
         if not _is_peft(self._model):
             return {}
         for name, module in _base(self._model).named_modules():
             kind = type(module).__name__
             if kind in ("ModulesToSaveWrapper", "TrainableTokensWrapper"):
-                raise UserError(f"{name} is trained beside the adapter (modules_to_save); expected adapters alone")
+                raise UserError(
+                    f"{name} is trained beside the adapter (modules_to_save); expected adapters alone"
+                )
             if hasattr(module, "base_layer") and name not in self._layers:
-                raise UserError(f"{name} has an adapter of type {kind}, expected PEFT's LoRA on linear layers")
+                raise UserError(
+                    f"{name} has an adapter of type {kind}, expected PEFT's LoRA on linear layers"
+                )
         active = {}
         for name, layer in self._layers.items():
             if layer.disable_adapters or layer.merged:
                 continue
             if any(adapter in layer.lora_embedding_A for adapter in layer.active_adapters):
-                raise UserError(f"{name} is an embedding with an adapter, expected adapters on linear layers alone")
+                raise UserError(
+                    f"{name} is an embedding with an adapter, expected adapters on linear layers alone"
+                )
             names = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
             if len(names) > 1:
                 raise UserError(f"{name}: got the active adapters {', '.join(names)}, expected one")
@@ -323,8 +351,9 @@ class Adapters:
             dropout = layer.lora_dropout[adapter]
             if layer.training and getattr(dropout, "p", 0) > 0:
                 raise UserError(
-                    f"{name}: got lora_dropout {dropout.p}, expected 0: with dropout, tokens that sequences share would "
-                    "have other values in each; set lora_dropout=0 in LoraConfig, or call model.eval()"
+                    f"{name}: got lora_dropout {dropout.p}, expected 0: with dropout, tokens that sequences "
+                    "share would have other values in each; set lora_dropout=0 in LoraConfig, or call "
+                    "model.eval()"
                 )
             active[name] = (layer, adapter)
         return active

@@ -29,9 +29,9 @@ bool has_adapter(const Model& model);
 // both fused projections and tensor ranks.
 void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed);
 
-// Adds uninitialized adapters of one rank to exactly these modules (model.layers.0.self_attn.q_proj), in place
-// of those that the model has. `modules` empty: the model then has no adapters, and its weights are trained.
-// Throws UserError if the model has no such module.
+// Adds uninitialized adapters of one rank to exactly these modules (model.layers.0.self_attn.q_proj), in
+// place of those that the model has. `modules` empty: the model then has no adapters, and its weights are
+// trained. Throws UserError if the model has no such module.
 void set_adapted_modules(Model& model, const std::vector<std::string>& modules, int64_t rank, double scale);
 
 // Makes the model's adapters frozen ones (Parameter::frozen_adapter), which act beside the adapters that it

@@ -1,13 +1,15 @@
 #include "python/tree_engine.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "cost/run_costs.h"
@@ -156,7 +158,8 @@ EngineBatch::EngineBatch(const at::Tensor& tokens_N, const at::Tensor& lengths_S
                             vocab_size - 1, " (vocab_size of the model)"));
       if (trained[begin + i] == 0) continue;
       if (i == 0)
-        throw UserError(str("sequence ", s, ": its first token is marked as trained, but no token comes before "
+        throw UserError(str("sequence ", s,
+                            ": its first token is marked as trained, but no token comes before "
                             "it; expected 0 there"));
       positions.push_back(static_cast<int32_t>(i));
       row_sequences.push_back(s);
@@ -204,8 +207,8 @@ std::vector<std::vector<int64_t>> TreeEngine::shapes(bool adapters) const {
 }
 
 void TreeEngine::set_weight(bool adapters, int64_t parameter, const at::Tensor& value) {
-  Parameter& to = *(adapters ? model_->trained_parameters() : model_->parameters())
-                       .at(static_cast<size_t>(parameter));
+  Parameter& to =
+      *(adapters ? model_->trained_parameters() : model_->parameters()).at(static_cast<size_t>(parameter));
   BOUGH_CHECK(value.sizes() == to.value.sizes() && value.scalar_type() == model_->dtype() &&
                   value.device().type() == model_->device().type() && value.is_contiguous(),
               "parameter ", parameter, ": got ", value.toString(), " ", value.sizes(), ", expected ",
@@ -242,8 +245,8 @@ const CostModel& TreeEngine::costs() {
   return *costs_;
 }
 
-std::string TreeEngine::plan(const BatchHandle& handle, const std::string& strategy, int64_t max_tokens_per_pass,
-                             int64_t memory_bytes, bool separate) {
+std::string TreeEngine::plan(const BatchHandle& handle, const std::string& strategy,
+                             int64_t max_tokens_per_pass, int64_t memory_bytes, bool separate) {
   return guarded([&] {
     check_strategy("strategy", strategy);
     EngineBatch& batch = *handle;
@@ -263,8 +266,8 @@ std::string TreeEngine::plan(const BatchHandle& handle, const std::string& strat
     int64_t bytes = whole.peak_bytes;
     bool holds = false;
     if (separate && (strategy == "auto" || strategy == "packed" || strategy == "dense")) {
-      const int64_t budget = memory_bytes > 0 ? memory_bytes
-                                              : static_cast<int64_t>(0.5 * device_memory(model_->device()).free);
+      const int64_t budget =
+          memory_bytes > 0 ? memory_bytes : static_cast<int64_t>(0.5 * device_memory(model_->device()).free);
       PlanRequest in_passes = request;
       in_passes.memory_bytes.reset();
       in_passes.layers = LayerRecompute::kNever;
@@ -370,7 +373,8 @@ std::vector<at::Tensor> TreeEngine::gradients() {
 void TreeEngine::zero_gradients() {
   for (Parameter* parameter : model_->trained_parameters()) {
     at::Tensor& gradient = parameter->main_grad;
-    if (gradient.defined() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1)) gradient.reset();
+    if (gradient.defined() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1))
+      gradient.reset();
   }
   model_->zero_gradients();
   model_->allocate_gradients();
@@ -379,6 +383,12 @@ void TreeEngine::zero_gradients() {
 }  // namespace bough
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
+  // Returns whether it set the environment variable ONEDNN_MAX_CPU_ISA (base/cpu.h).
+  m.def("apply_cpu_workarounds", [] {
+    const bool was_set = std::getenv("ONEDNN_MAX_CPU_ISA");
+    bough::apply_cpu_workarounds();
+    return !was_set && std::getenv("ONEDNN_MAX_CPU_ISA");
+  });
   m.class_<bough::EngineBatch>("EngineBatch").def("num_rows", &bough::EngineBatch::num_rows);
   m.class_<bough::TreeEngine>("TreeEngine")
       .def(torch::init<const std::string&, const std::string&, const std::string&>())

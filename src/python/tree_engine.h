@@ -27,7 +27,8 @@ inline constexpr const char* kUserError = "bough.UserError: ";
 class EngineBatch : public torch::CustomClassHolder {
  public:
   // tokens_N: int32, CPU, the tokens of all sequences, one sequence after another. lengths_S: int64, CPU.
-  // trained_N: uint8, CPU, 1 for each token that has a loss row; the flag of a sequence's first token must be 0.
+  // trained_N: uint8, CPU, 1 for each token that has a loss row; the flag of a sequence's first token must be
+  // 0.
   EngineBatch(const at::Tensor& tokens_N, const at::Tensor& lengths_S, const at::Tensor& trained_N,
               double temperature, int64_t vocab_size);
 
@@ -49,13 +50,14 @@ class TreeEngine : public torch::CustomClassHolder {
   // config: the text of a config.json. dtype: fp32, bf16 or fp64. device: cpu or cuda.
   TreeEngine(const std::string& config, const std::string& dtype, const std::string& device);
 
-  // The parts of the parameters. adapters: of the adapters' A and B, else of the weights. By part: the Hugging
-  // Face or PEFT name, the parameter's index, and its rows [begin, end).
-  std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>> parts(
-      bool adapters) const;
+  // The parts of the parameters. adapters: of the adapters' A and B, else of the weights. By part: the
+  // Hugging Face or PEFT name, the parameter's index, and its rows [begin, end).
+  std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>
+  parts(bool adapters) const;
   // The shape of each parameter, [rows, columns] or [rows].
   std::vector<std::vector<int64_t>> shapes(bool adapters) const;
-  // Sets a parameter's value, which this object then refers to. Shape, dtype and device must be the parameter's.
+  // Sets a parameter's value, which this object then refers to. Shape, dtype and device must be the
+  // parameter's.
   void set_weight(bool adapters, int64_t parameter, const at::Tensor& value);
   // models/lora.h, set_adapted_modules(). The adapters' values must then be set.
   void set_adapted_modules(const std::vector<std::string>& modules, int64_t rank, double scale);
@@ -64,10 +66,10 @@ class TreeEngine : public torch::CustomClassHolder {
   BatchHandle make_batch(const at::Tensor& tokens_N, const at::Tensor& lengths_S, const at::Tensor& trained_N,
                          double temperature) const;
 
-  // Plans the batch. memory_bytes: over weights and gradients; 0: what the device has. max_tokens_per_pass: 0:
-  // by device. separate: the caller needs the values before the gradients (autograd), so the plan either holds
-  // all activations in between or runs the forward twice, whichever is predicted to be faster within the
-  // memory. Returns a JSON object that describes the plan.
+  // Plans the batch. memory_bytes: over weights and gradients; 0: what the device has. max_tokens_per_pass:
+  // 0: by device. separate: the caller needs the values before the gradients (autograd), so the plan either
+  // holds all activations in between or runs the forward twice, whichever is predicted to be faster within
+  // the memory. Returns a JSON object that describes the plan.
   std::string plan(const BatchHandle& batch, const std::string& strategy, int64_t max_tokens_per_pass,
                    int64_t memory_bytes, bool separate);
 
@@ -77,16 +79,18 @@ class TreeEngine : public torch::CustomClassHolder {
   // Computes the gradients of sum(d_log_probs_R · log_probs_R + d_entropies_R · entropies_R).
   void backward(const BatchHandle& batch, const at::Tensor& d_log_probs_R, const at::Tensor& d_entropies_R);
   // Gradient of the loss that `callback` computes. callback: the address of a C function `int f(void)`, which
-  // returns 0 after it has called rows() and set_loss(), anything else if it failed. coupling: the rows that one
-  // call of the function needs together: token, sequence or batch. Returns loss, log-probabilities, entropies.
+  // returns 0 after it has called rows() and set_loss(), anything else if it failed. coupling: the rows that
+  // one call of the function needs together: token, sequence or batch. Returns loss, log-probabilities,
+  // entropies.
   std::tuple<double, at::Tensor, at::Tensor> step(const BatchHandle& batch, int64_t callback,
                                                   const std::string& coupling);
   // Within the callback: log-probabilities and entropies, leaves that require grad, and the rows' indices.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> rows() const;
   void set_loss(const at::Tensor& loss);
 
-  // The gradient of each trained parameter (the adapters' A and B if there are adapters), accumulator type: that of
-  // the last backward() or step() alone. Later calls do not change these tensors as long as Python holds them.
+  // The gradient of each trained parameter (the adapters' A and B if there are adapters), accumulator type:
+  // that of the last backward() or step() alone. Later calls do not change these tensors as long as Python
+  // holds them.
   std::vector<at::Tensor> gradients();
 
   // Peak bytes of tensors in the last forward(), backward() or step(), over those before it. CPU and GPU.

@@ -152,9 +152,10 @@ class PlanExecution {
       Tree& tree = *trees_[t];
       for (size_t b = 0; b < tree.planned.blocks.size(); ++b)
         if (tree.rows.needed[b])
-          visits.push_back({tree, static_cast<int32_t>(b), tree.planned.blocks[b],
-                            stack_of({.tree = static_cast<int32_t>(t), .chain = static_cast<int32_t>(t)}, tree),
-                            tree.open[b]});
+          visits.push_back(
+              {tree, static_cast<int32_t>(b), tree.planned.blocks[b],
+               stack_of({.tree = static_cast<int32_t>(t), .chain = static_cast<int32_t>(t)}, tree),
+               tree.open[b]});
     }
     return visits;
   }

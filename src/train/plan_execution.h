@@ -29,8 +29,8 @@ BlockCounts execute_blocks(Model& model, const ExecutorOptions& options, const P
 bool has_only_leaf_blocks(const Plan& plan);
 
 // The forward of all blocks, then the backward of all blocks, with the activations of the whole batch held in
-// between. A head runs once in each phase. Throws InternalError unless has_only_leaf_blocks(plan). The arguments
-// must outlive the object.
+// between. A head runs once in each phase. Throws InternalError unless has_only_leaf_blocks(plan). The
+// arguments must outlive the object.
 class TwoPhases {
  public:
   // Runs the forward phase. The heads must return no gradient.

@@ -5,14 +5,13 @@ import warnings
 
 import pytest
 import torch
+from bough.trl import TreeGRPOTrainer, TreeRLOOTrainer
 from datasets import Dataset
 from peft import LoraConfig
 from tiny_models import make_tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-
-from bough.trl import TreeGRPOTrainer, TreeRLOOTrainer
 
 warnings.filterwarnings("ignore", message=".*rollout_func.*")
 NUM_SAMPLES = 4
@@ -185,8 +184,8 @@ def test_rloo_trains_the_same_weights(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 def test_an_adapter_trains_as_in_trl(tmp_path, beta):
-    """PEFT's LoRA. With beta > 0 the reference is the model without its adapter: a stale adapter would make the
-    KL 0."""
+    """PEFT's LoRA. With beta > 0 the reference is the model without its adapter: a stale adapter would make
+    the KL 0."""
     peft = {"peft_config": LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", lora_dropout=0.0)}
     plain = run(GRPOTrainer, tmp_path / "plain", extra=dict(peft), beta=beta)
     tree = run(TreeGRPOTrainer, tmp_path / "tree", extra={**peft, "keep_groups": False}, beta=beta)

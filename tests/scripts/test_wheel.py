@@ -168,3 +168,38 @@ def test_a_build_for_this_machine_alone_is_refused(bough_program: Path, tmp_path
     command = [sys.executable, ROOT / "scripts" / "wheel", "--build-dir", tmp_path, "--out", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode != 0 and "-march=native" in done.stderr and not (tmp_path / "out").exists()
+
+
+TEN_LINES = """
+import sys
+import bough
+assert "torch" not in sys.modules
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+shape = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
+model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **shape))
+allocated = torch.empty(1 << 20).data_ptr()
+engine = bough.TreeEngine(model)
+prompt = [5, 6, 7, 8]
+log_probs, entropies = engine([(prompt, [10, 11]), (prompt, [12])])
+(-log_probs.mean()).backward()
+assert all(p.grad is not None for p in model.parameters())
+[path] = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libbough_" in line}
+print("loaded", *sorted(name.rsplit("/", 1)[-1] for name in libraries), sys.modules["bough"].__file__)
+"""
+
+
+def test_the_package_computes_gradients(environment):
+    """Beside the environment's torch, with one OpenMP library in the process."""
+    done = environment("python", "-c", TEN_LINES)
+    assert done.returncode == 0, done.stderr
+    assert "loaded libbough_kernels.so libbough_python.so" in done.stdout
+    assert str(environment.site) in done.stdout
+
+
+def test_another_torch_is_refused_with_what_to_install(environment):
+    code = "import torch; torch.__version__ = '2.9.1+cpu'; from bough.native import classes; classes()"
+    done = environment("python", "-c", code)
+    assert done.returncode != 0 and "got torch 2.9.1+cpu, expected torch 2.11" in done.stderr
