@@ -5,7 +5,9 @@ forward and backward, with the gradients of the flat batch.
 
     engine = bough.TreeEngine(model)                       # a transformers model, weights in place
     log_probs, entropies = engine(sequences)               # differentiable; then loss.backward() as usual
-    engine.step(sequences, loss_fn)                        # or: the loss runs inside, faster
+    engine.step(sequences, loss_fn)                        # or: the loss runs inside the plan's execution
+    print(bough.plan(sequences, model=model))              # what a batch would gain
+    bough.train("run.yaml", reward=my_function)            # a whole run: the program, started from Python
 
 `import bough` loads neither torch nor the library. The first use of a name that needs them does.
 """
@@ -19,11 +21,19 @@ from typing import Any
 TORCH_CAME_FIRST = "torch" in sys.modules
 
 _NAMES = {
+    "PlanReport": "bough.plans",
+    "ProgramError": "bough.runs",
+    "Server": "bough.runs",
+    "TrainResult": "bough.runs",
     "Support": "bough.tree_engine",
     "TreeEngine": "bough.tree_engine",
     "UserError": "bough.native",
-    "supports": "bough.tree_engine",
+    "plan": "bough.plans",
+    "rollout": "bough.runs",
     "sequences_from_padded": "bough.sequences",
+    "serve": "bough.runs",
+    "supports": "bough.tree_engine",
+    "train": "bough.runs",
 }
 
 __all__ = sorted([*_NAMES, "main"])

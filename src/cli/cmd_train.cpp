@@ -149,6 +149,7 @@ void run_train(const TrainOptions& options) {
   run.warning =
       describe(idle_settings(settings, given_settings<RunSettings>(options.config, options.overrides)));
   run.stop = [&stop] { return stop.requested(); };
+  if (options.json) print_json({{"folder", run_folder_of(settings).string()}});
   if (settings.serve.port)
     run.external = [&options](const RunSettings& served, Engine& engine) {
       return serve_agents(served, engine, options.json);
