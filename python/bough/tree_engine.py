@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bough.native import UserError, raises_user_errors
 from bough.sequences import Flat, flatten
-from bough.weights import Adapters, Part, Weights, supports, unwrapped
+from bough.weights import Adapters, Part, Weights, has_lm_head, supports, unwrapped
 from bough.weights import Support as Support
 
 _COUPLES = ("token", "sequence", "batch")
@@ -102,13 +102,26 @@ class TreeEngine:
         Raises:
             UserError: wrong input. The model and its gradients are unchanged.
         """
-        flat = flatten(sequences)
-        call = self._prepare(needs_gradients=torch.is_grad_enabled())
-        batch = self._make_batch(call, flat, temperature, separate=bool(call.parameters))
+        self._needs_lm_head()
+        call, batch = self._prepare_values(sequences, temperature)
+        compute, device = raises_user_errors(call.native.forward), self._weights.device
         if not call.parameters:
-            log_probs, entropies = call.forward(batch, holds=False)
-            return log_probs.to(self._weights.device), entropies.to(self._weights.device)
-        return _Values.apply(self, call, batch, *call.parameters)
+            log_probs, entropies = compute(batch, False)
+            return log_probs.to(device), entropies.to(device)
+        return _LogProbs.apply(self._weights, call, batch, *call.parameters)
+
+    def hidden_states(self, sequences: Iterable[Any]) -> Tensor:
+        """Final hidden states from which the trained tokens are predicted: [R, D], in the model's dtype, on its
+        device. With gradients enabled, differentiable like the log-probabilities. For heads of your own, such
+        as a critic's: `values = model.score(engine.hidden_states(sequences)).squeeze(-1)`. The model may be a
+        classifier of transformers (ForTokenClassification, ForSequenceClassification) or a backbone alone.
+
+        Args and errors: as in __call__.
+        """
+        call, batch = self._prepare_values(sequences, temperature=1.0)
+        if not call.parameters:
+            return raises_user_errors(call.native.hidden)(batch, False)
+        return _HiddenStates.apply(self._weights, call, batch, *call.parameters)
 
     def step(
         self,
@@ -137,6 +150,7 @@ class TreeEngine:
         """
         if couples not in _COUPLES:
             raise UserError(f"couples: got {couples!r}, expected one of {', '.join(_COUPLES)}")
+        self._needs_lm_head()
         flat = flatten(sequences)
         call = self._prepare(needs_gradients=True)
         batch = self._make_batch(call, flat, temperature, separate=False)
@@ -168,6 +182,18 @@ class TreeEngine:
         call = self._prepare(needs_gradients=False)
         self._make_batch(call, flatten(sequences), 1.0, separate)
         return self.last_plan
+
+    def _needs_lm_head(self) -> None:
+        if not has_lm_head(self.model):
+            raise UserError(
+                f"TreeEngine: {type(self.model).__name__} has no lm_head, so there are no log-probabilities; "
+                "expected hidden_states(), and a head of your own"
+            )
+
+    def _prepare_values(self, sequences: Iterable[Any], temperature: float) -> tuple[_Call, Any]:
+        flat = flatten(sequences)
+        call = self._prepare(needs_gradients=torch.is_grad_enabled())
+        return call, self._make_batch(call, flat, temperature, separate=bool(call.parameters))
 
     def _prepare(self, needs_gradients: bool) -> _Call:
         """Binds weights and adapters as they are now."""
@@ -214,10 +240,6 @@ class _Call:
     trained: list[Part]
     parameters: list[torch.nn.Parameter]
 
-    def forward(self, batch: Any, holds: bool) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return raises_user_errors(self.native.forward)(batch, holds)
-
     def gradients(self) -> Iterator[Tensor]:
         """The gradient of each of `parameters`, in its dtype."""
         whole = self.native.gradients()
@@ -227,39 +249,62 @@ class _Call:
 
 
 class _Values(torch.autograd.Function):
-    """Log-probabilities and entropies as functions of the parameters."""
+    """Values of the trained tokens as functions of the parameters. Subclasses say which."""
 
     @staticmethod
-    def forward(
-        ctx: Any, engine: TreeEngine, call: _Call, batch: Any, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        log_probs, entropies = call.forward(batch, holds=True)
-        ctx.weights, ctx.call, ctx.batch = engine._weights, call, batch
-        ctx.versions = [p._version for p in parameters]
-        device = engine._weights.device
-        return log_probs.to(device), entropies.to(device)
+    def save(ctx: Any, weights: Weights, call: _Call, batch: Any) -> None:
+        ctx.weights, ctx.call, ctx.batch = weights, call, batch
+        ctx.versions = [p._version for p in call.parameters]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_log_probs: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        call, batch, ctx.batch = ctx.call, ctx.batch, None
+    def take_batch(ctx: Any) -> Any:
+        """The batch, for the one backward. Raises UserError if gradients would be wrong."""
+        batch, ctx.batch = ctx.batch, None
         if batch is None:
             raise UserError(
                 "TreeEngine: a second backward through the same values; their activations are freed after "
                 "the first. Call the engine again, or add the losses and call backward once"
             )
-        if [p._version for p in call.parameters] != ctx.versions:
+        if [p._version for p in ctx.call.parameters] != ctx.versions:
             raise UserError(
                 "TreeEngine: a parameter was changed in place between forward and backward (by an "
                 "optimizer step?), so the gradients would be wrong; call backward before the change"
             )
         ctx.weights.check_unmoved()
-        dtype = ctx.weights.accumulator
-        with torch.no_grad():
-            raises_user_errors(call.native.backward)(
-                batch, d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype)
-            )
-        return (None, None, None, *call.gradients())
+        return batch
+
+
+class _LogProbs(_Values):
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Weights, call: _Call, batch: Any, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        log_probs, entropies = raises_user_errors(call.native.forward)(batch, True)
+        _Values.save(ctx, weights, call, batch)
+        return log_probs.to(weights.device), entropies.to(weights.device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_log_probs: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        batch, dtype = _Values.take_batch(ctx), ctx.weights.accumulator
+        seeds = (d_log_probs.to("cpu", dtype), d_entropies.to("cpu", dtype))
+        raises_user_errors(ctx.call.native.backward)(batch, *seeds)
+        return (None, None, None, *ctx.call.gradients())
+
+
+class _HiddenStates(_Values):
+    @staticmethod
+    def forward(ctx: Any, weights: Weights, call: _Call, batch: Any, *parameters: Tensor) -> Tensor:
+        hidden = raises_user_errors(call.native.hidden)(batch, True)
+        _Values.save(ctx, weights, call, batch)
+        return hidden
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
+        batch = _Values.take_batch(ctx)
+        raises_user_errors(ctx.call.native.hidden_backward)(batch, d_hidden.to(ctx.weights.accumulator))
+        return (None, None, None, *ctx.call.gradients())
 
 
 class _LossCall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from bough.native import UserError, classes, raises_user_errors
 
+_BACKBONE = re.compile(r"(ForTokenClassification|ForSequenceClassification|(?:Text)?(?<!Head)Model)$")
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64"}
 _WRAPPERS = {  # class names, so that nothing is imported
     "DistributedDataParallel": "DistributedDataParallel, whose reduction of gradients the engine does not "
@@ -61,17 +63,25 @@ def _base(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The weights without adapters, by Hugging Face name. Tied weights have both names."""
-    for name, parameter in _base(model).named_parameters(remove_duplicate=False):
-        if ".lora_" not in name:
-            yield name.replace(".base_layer.", "."), parameter
+    """The weights without adapters and without a classifier's head, by their Hugging Face names in a causal
+    language model. Tied weights have both names."""
+    base = _base(model)
+    prefix = "" if hasattr(base, "model") else "model."
+    for name, parameter in base.named_parameters(remove_duplicate=False):
+        if ".lora_" not in name and (has_lm_head(model) or name.startswith("model.") or prefix):
+            yield prefix + name.replace(".base_layer.", "."), parameter
 
 
 def _config_text(model: torch.nn.Module) -> str:
     base = _base(model)
     config = json.loads(base.config.to_json_string(use_diff=False))
-    config["architectures"] = [type(base).__name__]
+    config["architectures"] = [_BACKBONE.sub("ForCausalLM", type(base).__name__)]
     return json.dumps(config)
+
+
+def has_lm_head(model: torch.nn.Module) -> bool:
+    """False for a backbone alone, and for a classifier, whose head is the user's (a critic, a reward model)."""
+    return not _BACKBONE.search(type(_base(model)).__name__)
 
 
 def _make_native(model: torch.nn.Module) -> tuple[Any, torch.dtype, torch.device]:
@@ -99,13 +109,15 @@ def _make_native(model: torch.nn.Module) -> tuple[Any, torch.dtype, torch.device
         raise UserError(
             f"got weights of {dtype}, expected float32, bfloat16 or float64; quantized weights are refused"
         )
-    native = raises_user_errors(classes().TreeEngine)(_config_text(model), DTYPES[dtype], device.type)
+    native = raises_user_errors(classes().TreeEngine)(
+        _config_text(model), DTYPES[dtype], device.type, has_lm_head(model)
+    )
     expected = set(native.parts(False)[0])
     if missing := sorted(expected - named.keys()):
         raise UserError(
             f"the model has no weight {missing[0]!r}, which its config asks for ({len(missing)} missing)"
         )
-    tied = bool(getattr(base.config, "tie_word_embeddings", False))
+    tied = has_lm_head(model) and bool(getattr(base.config, "tie_word_embeddings", False))
     extra = sorted(named.keys() - expected - ({"lm_head.weight"} if tied else set()))
     if extra:
         raise UserError(

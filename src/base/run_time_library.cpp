@@ -24,8 +24,12 @@ fs::path program_folder() {
 
 fs::path find_run_time_library(const std::string& name) {
   const fs::path folder = program_folder();
+  fs::path own_folder = folder;
+  static const char address = 0;
+  if (Dl_info info; dladdr(&address, &info) && info.dli_fname)
+    own_folder = fs::path(info.dli_fname).parent_path();
   std::error_code ignored;
-  for (const fs::path& candidate : {folder / name, folder.parent_path() / "lib" / name})
+  for (const fs::path& candidate : {own_folder / name, folder / name, folder.parent_path() / "lib" / name})
     if (fs::is_regular_file(candidate, ignored)) return candidate;
   return {};
 }

@@ -81,6 +81,29 @@ ForwardSeconds forward_seconds(const Plan& plan, const PassCosts& costs) {
 
 }  // namespace
 
+// Instead of a head: stores the hidden states of the loss rows, or passes their gradients on.
+class HiddenHead final : public BlockHead {
+ public:
+  // One of the two is defined: [R, D], to be filled in, or its gradient in the accumulator type.
+  HiddenHead(const at::Tensor& hidden_RD, const at::Tensor& d_hidden_RD)
+      : hidden_RD_(hidden_RD), d_hidden_RD_(d_hidden_RD) {}
+
+  at::Tensor run(const BlockRows& /*rows*/, const RowIndices& indices, const at::Tensor& source_SD) override {
+    const at::NoGradGuard no_grad;
+    const at::Tensor sources_L = indices.sources.index_select(0, indices.head_rows);
+    if (hidden_RD_.defined()) {
+      hidden_RD_.index_copy_(0, indices.loss_rows, source_SD.index_select(0, sources_L));
+      return {};
+    }
+    const at::Tensor d_source_SD = at::zeros(source_SD.sizes(), d_hidden_RD_.options());
+    add_rows_(d_source_SD, sources_L, d_hidden_RD_.index_select(0, indices.loss_rows));
+    return d_source_SD;
+  }
+
+ private:
+  const at::Tensor hidden_RD_, d_hidden_RD_;
+};
+
 // State of this thread while the engine computes: no autocast, in which libtorch would round the factors of
 // products, and a count of the peak memory.
 class TreeEngine::Computation {
@@ -174,13 +197,18 @@ EngineBatch::EngineBatch(const at::Tensor& tokens_N, const at::Tensor& lengths_S
   batch_.fields.rows_R = at::arange(batch_.num_rows(), at::kLong);
 }
 
-TreeEngine::TreeEngine(const std::string& config, const std::string& dtype, const std::string& device) {
+TreeEngine::TreeEngine(const std::string& config, const std::string& dtype, const std::string& device,
+                       bool has_lm_head) {
   guarded([&] {
     if (device != "cpu" && device != "cuda")
       throw UserError(str("device: got ", quoted(device), ", expected cpu or cuda"));
     if (device == "cuda") open_cuda_library();
-    model_ = make_model_without_weights(parse_model_config(Json::parse(config), "the model's config"),
-                                        type_named(dtype), at::Device(device));
+    ModelConfig parsed = parse_model_config(Json::parse(config), "the model's config");
+    if (!has_lm_head) {
+      parsed.tie_word_embeddings = true;  // no weights in addition to the embedding
+      parsed.computes_logits = false;
+    }
+    model_ = make_model_without_weights(parsed, type_named(dtype), at::Device(device));
   });
 }
 
@@ -241,6 +269,7 @@ const CostModel& TreeEngine::costs() {
     const c10::InferenceMode no_inference(false);
     const at::AutoGradMode with_gradients(true);
     costs_ = model_costs(*model_, {});
+    if (!model_->config().computes_logits) costs_ = critic_costs(*costs_, *model_);
   }
   return *costs_;
 }
@@ -315,8 +344,7 @@ std::tuple<at::Tensor, at::Tensor> TreeEngine::forward(const BatchHandle& handle
     const Computation computation(*this);
     Executor executor(*model_);
     if (holds && batch.holds_) {
-      zero_gradients();
-      batch.gradients_ = gradients();
+      hold_gradients(batch);
       batch.held_ = executor.execute_held(*batch.plan_, batch.batch_);
       return {batch.held_->values().log_probs_R, batch.held_->values().entropies_R};
     }
@@ -337,10 +365,53 @@ void TreeEngine::backward(const BatchHandle& handle, const at::Tensor& d_log_pro
       return;
     }
     std::exchange(batch.held_, nullptr)->backward(seeds);
-    const std::vector<Parameter*> parameters = model_->trained_parameters();
-    for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->main_grad = batch.gradients_[i];
-    batch.gradients_.clear();
+    return_gradients(batch);
   });
+}
+
+at::Tensor TreeEngine::hidden(const BatchHandle& handle, bool holds) {
+  return guarded([&] {
+    EngineBatch& batch = *handle;
+    const Computation computation(*this);
+    const at::Tensor hidden_RD =
+        at::zeros({batch.num_rows(), model_->config().hidden_size},
+                  at::TensorOptions().dtype(model_->dtype()).device(model_->device()));
+    HiddenHead head(hidden_RD, {});
+    if (holds && batch.holds_) {
+      hold_gradients(batch);
+      batch.held_hidden_ = std::make_unique<TwoPhases>(*model_, options_, *batch.plan_, batch.batch_,
+                                                       std::vector<BlockHead*>{&head});
+    } else {
+      Executor(*model_).execute_head(*batch.plan_, batch.batch_, head, /*backward=*/false);
+    }
+    return hidden_RD;
+  });
+}
+
+void TreeEngine::hidden_backward(const BatchHandle& handle, const at::Tensor& d_hidden_RD) {
+  guarded([&] {
+    EngineBatch& batch = *handle;
+    const Computation computation(*this);
+    HiddenHead head({}, d_hidden_RD);
+    if (!batch.held_hidden_) {
+      zero_gradients();
+      Executor(*model_).execute_head(*batch.plan_, batch.batch_, head, /*backward=*/true);
+      return;
+    }
+    std::exchange(batch.held_hidden_, nullptr)->backward({&head});
+    return_gradients(batch);
+  });
+}
+
+void TreeEngine::hold_gradients(EngineBatch& batch) {
+  zero_gradients();
+  batch.gradients_ = gradients();
+}
+
+void TreeEngine::return_gradients(EngineBatch& batch) {
+  const std::vector<Parameter*> parameters = model_->trained_parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->main_grad = batch.gradients_[i];
+  batch.gradients_.clear();
 }
 
 std::tuple<double, at::Tensor, at::Tensor> TreeEngine::step(const BatchHandle& handle, int64_t callback,
@@ -391,7 +462,7 @@ TORCH_LIBRARY_FRAGMENT(bough, m) {
   });
   m.class_<bough::EngineBatch>("EngineBatch").def("num_rows", &bough::EngineBatch::num_rows);
   m.class_<bough::TreeEngine>("TreeEngine")
-      .def(torch::init<const std::string&, const std::string&, const std::string&>())
+      .def(torch::init<const std::string&, const std::string&, const std::string&, bool>())
       .def("parts", &bough::TreeEngine::parts)
       .def("shapes", &bough::TreeEngine::shapes)
       .def("set_weight", &bough::TreeEngine::set_weight)
@@ -400,6 +471,8 @@ TORCH_LIBRARY_FRAGMENT(bough, m) {
       .def("plan", &bough::TreeEngine::plan)
       .def("forward", &bough::TreeEngine::forward)
       .def("backward", &bough::TreeEngine::backward)
+      .def("hidden", &bough::TreeEngine::hidden)
+      .def("hidden_backward", &bough::TreeEngine::hidden_backward)
       .def("step", &bough::TreeEngine::step)
       .def("rows", &bough::TreeEngine::rows)
       .def("set_loss", &bough::TreeEngine::set_loss)

@@ -18,6 +18,7 @@
 #include "models/model.h"
 #include "train/executor.h"
 #include "train/head.h"
+#include "train/plan_execution.h"
 
 namespace bough {
 
@@ -41,14 +42,17 @@ class EngineBatch : public torch::CustomClassHolder {
   std::optional<Plan> plan_;
   bool holds_ = false;  // the plan holds all activations between forward and backward
   std::unique_ptr<HeldForward> held_;
+  std::unique_ptr<TwoPhases> held_hidden_;
   std::vector<at::Tensor> gradients_;  // to which the backward of held_ adds: its graph refers to them
 };
 using BatchHandle = c10::intrusive_ptr<EngineBatch>;
 
 class TreeEngine : public torch::CustomClassHolder {
  public:
-  // config: the text of a config.json. dtype: fp32, bf16 or fp64. device: cpu or cuda.
-  TreeEngine(const std::string& config, const std::string& dtype, const std::string& device);
+  // config: the text of a config.json. dtype: fp32, bf16 or fp64. device: cpu or cuda. has_lm_head: false for
+  // a backbone alone, of which only hidden() is computed.
+  TreeEngine(const std::string& config, const std::string& dtype, const std::string& device,
+             bool has_lm_head);
 
   // The parts of the parameters. adapters: of the adapters' A and B, else of the weights. By part: the
   // Hugging Face or PEFT name, the parameter's index, and its rows [begin, end).
@@ -78,6 +82,12 @@ class TreeEngine : public torch::CustomClassHolder {
   std::tuple<at::Tensor, at::Tensor> forward(const BatchHandle& batch, bool holds);
   // Computes the gradients of sum(d_log_probs_R · log_probs_R + d_entropies_R · entropies_R).
   void backward(const BatchHandle& batch, const at::Tensor& d_log_probs_R, const at::Tensor& d_entropies_R);
+  // Final hidden states from which the trained tokens are predicted, those of the tokens before them: [R, D],
+  // model dtype, on the model's device. holds: as in forward().
+  at::Tensor hidden(const BatchHandle& batch, bool holds);
+  // Computes the gradients of sum(d_hidden_RD · hidden_RD). d_hidden_RD: accumulator type, on the model's
+  // device.
+  void hidden_backward(const BatchHandle& batch, const at::Tensor& d_hidden_RD);
   // Gradient of the loss that `callback` computes. callback: the address of a C function `int f(void)`, which
   // returns 0 after it has called rows() and set_loss(), anything else if it failed. coupling: the rows that
   // one call of the function needs together: token, sequence or batch. Returns loss, log-probabilities,
@@ -103,7 +113,12 @@ class TreeEngine : public torch::CustomClassHolder {
   // Zeroes the gradients. Those that are missing, or that anything else refers to, are allocated.
   void zero_gradients();
 
+  // For held activations: new buffers for the gradients, to which the backward's graph will refer.
+  void hold_gradients(EngineBatch& batch);
+  void return_gradients(EngineBatch& batch);
+
   std::unique_ptr<Model> model_;
+  const ExecutorOptions options_;
   std::optional<CostModel> costs_;
   int64_t peak_bytes_ = 0;
   std::tuple<at::Tensor, at::Tensor, at::Tensor> rows_;  // during a callback

@@ -240,6 +240,41 @@ def test_two_calls_may_wait_for_their_backward(model):
         assert_equal_gradients({n: g / 3 for n, g in gradients_of(model).items()}, expected, 1e-5)
 
 
+@pytest.mark.parametrize(
+    "kind", ["ForTokenClassification", "ForSequenceClassification", "Model", "ForCausalLM"]
+)
+@pytest.mark.parametrize("strategy", ["packed", "path"])
+def test_a_critics_values_and_gradients(monkeypatch, model, kind, strategy):
+    """Hidden states through a head of PyTorch: classifiers of transformers, a backbone, a causal model."""
+    compute_in_double(monkeypatch)
+    config = copy.deepcopy(model.config)
+    config.num_labels = 1
+    critic = getattr(transformers, f"Qwen3{kind}")(config).double().eval()
+    critic.config._attn_implementation = "sdpa"
+    score = getattr(critic, "score", torch.nn.Linear(48, 1).double())
+    trained = {**dict(critic.named_parameters()), **{f"score.{n}": p for n, p in score.named_parameters()}}
+    trained = {n: p for n, p in trained.items() if "lm_head" not in n}
+    states = []
+    for prompt, response in SEQUENCES:
+        backbone = critic if kind == "Model" else critic.model
+        hidden = backbone(torch.tensor([prompt + response]), use_cache=False).last_hidden_state[0]
+        states.append(hidden[len(prompt) - 1 : -1])
+    loss_of(score(torch.cat(states)).squeeze(-1)).backward()
+    expected = {name: p.grad.clone() for name, p in trained.items()}
+    critic.zero_grad()
+    score.zero_grad()
+    engine = bough.TreeEngine(critic, strategy=strategy)
+    values = score(engine.hidden_states(SEQUENCES)).squeeze(-1)
+    torch.testing.assert_close(values, score(torch.cat(states)).squeeze(-1), rtol=0, atol=1e-10)
+    loss_of(values).backward()
+    assert_equal_gradients({name: p.grad for name, p in trained.items()}, expected, 1e-10)
+    with torch.no_grad():
+        assert torch.equal(score(engine.hidden_states(SEQUENCES)).squeeze(-1), values)
+    if kind != "ForCausalLM":
+        with pytest.raises(bough.UserError, match="has no lm_head"):
+            engine(SEQUENCES)
+
+
 def wrong_uses():
     ids = [5, 6, 7]
     return {
