@@ -111,8 +111,8 @@ class TreeEngine:
         return _LogProbs.apply(self._weights, call, batch, *call.parameters)
 
     def hidden_states(self, sequences: Iterable[Any]) -> Tensor:
-        """Final hidden states from which the trained tokens are predicted: [R, D], in the model's dtype, on its
-        device. With gradients enabled, differentiable like the log-probabilities. For heads of your own, such
+        """Final hidden states from which the trained tokens are predicted: [R, D], in the model's dtype, on
+        its device. With gradients enabled, differentiable like the log-probabilities. For heads of your own, such
         as a critic's: `values = model.score(engine.hidden_states(sequences)).squeeze(-1)`. The model may be a
         classifier of transformers (ForTokenClassification, ForSequenceClassification) or a backbone alone.
 

@@ -80,7 +80,7 @@ def _config_text(model: torch.nn.Module) -> str:
 
 
 def has_lm_head(model: torch.nn.Module) -> bool:
-    """False for a backbone alone, and for a classifier, whose head is the user's (a critic, a reward model)."""
+    """False for a backbone alone, and for a classifier, whose head the user runs."""
     return not _BACKBONE.search(type(_base(model)).__name__)
 
 
