@@ -47,6 +47,10 @@ class TreeEngine:
             all that is free; on a CPU no limit, except half of what is free for held activations (__call__).
         max_tokens_per_pass: the most tokens that go through the model at once. None: by device.
         strategy: how a batch is planned (docs/plans.md): auto, blocks, packed, path or dense.
+        fp32_sums: True: gradients of several calls (micro-batches) are added in fp32, to the attribute
+            main_grad of each parameter instead of .grad. write_gradients() rounds the sums and adds them to
+            .grad. For models in bfloat16, whose .grad would be rounded after each call. Hooks of parameters
+            are not called.
 
     Raises:
         UserError: the model or an argument is not supported.
@@ -60,6 +64,7 @@ class TreeEngine:
         memory: float | None = None,
         max_tokens_per_pass: int | None = None,
         strategy: str = "auto",
+        fp32_sums: bool = False,
     ) -> None:
         if not (support := supports(model)):
             raise UserError(f"TreeEngine: {support.reason}")
@@ -69,6 +74,7 @@ class TreeEngine:
             raise UserError(f"max_tokens_per_pass: got {max_tokens_per_pass}, expected at least 1, or None")
         self.model = unwrapped(model)
         self._memory, self._max_tokens, self._strategy = int(memory or 0), max_tokens_per_pass or 0, strategy
+        self._fp32_sums = fp32_sums
         self._weights = Weights(self.model, copies=copy)
         self._adapters = Adapters(self.model)
         self._call = _Call(self._weights.native, [], [])
@@ -112,9 +118,9 @@ class TreeEngine:
 
     def hidden_states(self, sequences: Iterable[Any]) -> Tensor:
         """Final hidden states from which the trained tokens are predicted: [R, D], in the model's dtype, on
-        its device. With gradients enabled, differentiable like the log-probabilities. For heads of your own, such
-        as a critic's: `values = model.score(engine.hidden_states(sequences)).squeeze(-1)`. The model may be a
-        classifier of transformers (ForTokenClassification, ForSequenceClassification) or a backbone alone.
+        its device. With gradients enabled, differentiable like the log-probabilities. For heads of your own,
+        such as a critic's: `values = model.score(engine.hidden_states(sequences)).squeeze(-1)`. The model may
+        be a classifier of transformers (ForTokenClassification, ForSequenceClassification) or a backbone.
 
         Args and errors: as in __call__.
         """
@@ -169,12 +175,25 @@ class TreeEngine:
                 "expected a differentiable function of them"
             )
         for parameter, gradient in zip(call.parameters, call.gradients(), strict=True):
+            if gradient is None:
+                continue
             if parameter.grad is None:
                 parameter.grad = gradient
             else:
                 parameter.grad.add_(gradient)
         device = self._weights.device
         return StepResult(loss, log_probs.to(device), entropies.to(device), self.last_plan)
+
+    def write_gradients(self) -> None:
+        """With fp32_sums: rounds each parameter's main_grad to its dtype, adds it to .grad and sets main_grad
+        to None. Call it before the optimizer's step."""
+        for parameter in self.model.parameters():
+            total = getattr(parameter, "main_grad", None)
+            if total is None:
+                continue
+            rounded = total.to(parameter.dtype)
+            parameter.grad = rounded if parameter.grad is None else parameter.grad.add_(rounded)
+            parameter.main_grad = None
 
     def plan(self, sequences: Iterable[Any], *, separate: bool = False) -> dict[str, Any]:
         """The plan of a batch, without computing it (see last_plan). separate: the plan of __call__ with
@@ -200,7 +219,7 @@ class TreeEngine:
         self._weights.refresh()
         native, adapter = self._adapters.bind(self._weights)
         trained = adapter if adapter is not None else self._weights.parts
-        self._call = call = _Call(native, trained, [])
+        self._call = call = _Call(native, trained, [], self._fp32_sums)
         if not needs_gradients:
             return call
         call.parameters = [part.parameter for part in trained if part.parameter.requires_grad]
@@ -239,13 +258,22 @@ class _Call:
     native: Any
     trained: list[Part]
     parameters: list[torch.nn.Parameter]
+    fp32_sums: bool = False
 
-    def gradients(self) -> Iterator[Tensor]:
-        """The gradient of each of `parameters`, in its dtype."""
+    def gradients(self) -> Iterator[Tensor | None]:
+        """The gradient of each of `parameters`, in its dtype. With fp32_sums: None, and main_grad has it."""
         whole = self.native.gradients()
         for part in self.trained:
-            if part.parameter.requires_grad:
-                yield whole[part.index][part.begin : part.end].to(part.parameter.dtype)
+            parameter = part.parameter
+            if not parameter.requires_grad:
+                continue
+            gradient = whole[part.index][part.begin : part.end]
+            if not self.fp32_sums:
+                yield gradient.to(parameter.dtype)
+                continue
+            total = getattr(parameter, "main_grad", None)
+            parameter.main_grad = gradient if total is None else total.add_(gradient)
+            yield None
 
 
 class _Values(torch.autograd.Function):

@@ -135,6 +135,48 @@ def test_gradients_add_to_grad_in_the_parameters_dtype(model, dtype):
         check(got, tolerance=1e-5 if exact else 0.03)
 
 
+@pytest.mark.parametrize("by_step", [False, True])
+def test_sums_over_micro_batches_in_fp32_are_rounded_once(model, by_step):
+    model = model.to(torch.bfloat16)
+    engines = {fp32: bough.TreeEngine(model, fp32_sums=fp32) for fp32 in (False, True)}
+    weights = torch.linspace(-1, 1, NUM_ROWS)
+
+    def add(engine):
+        if by_step:
+            engine.step(SEQUENCES, lambda lp, ent, rows: (weights[rows] * lp).sum())
+        else:
+            loss_of(engine(SEQUENCES)[0]).backward()
+
+    add(engines[True])
+    exact = {name: 50 * p.main_grad.clone() for name, p in model.named_parameters()}
+    for _ in range(49):
+        add(engines[True])
+    assert all(p.grad is None for p in model.parameters())
+    engines[True].write_gradients()
+    assert all(p.main_grad is None for p in model.parameters())
+    got = gradients_of(model)
+    assert {g.dtype for g in got.values()} == {torch.bfloat16}
+    assert_similar_gradients(got, exact, 0.004)  # one rounding
+    model.zero_grad()
+    for _ in range(50):
+        add(engines[False])
+    with pytest.raises(AssertionError):
+        assert_similar_gradients(gradients_of(model), exact, 0.004)
+
+
+def test_scaled_losses_and_autocast_change_nothing_else(model):
+    """GradScaler multiplies the loss; autocast would round products."""
+    engine, expected = bough.TreeEngine(model), flat_gradients(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        log_probs, _ = engine(SEQUENCES)
+    assert log_probs.dtype == torch.float32
+    (1024 * loss_of(log_probs)).backward()
+    assert_equal_gradients({name: g / 1024 for name, g in gradients_of(model).items()}, expected, 1e-5)
+    with torch.inference_mode():
+        assert torch.equal(engine(SEQUENCES)[0], log_probs)
+        assert torch.is_inference_mode_enabled()
+
+
 def test_an_optimizer_trains_the_models_own_weights(model):
     """Weights in place: what the optimizer changes is what the engine reads, and what transformers reads."""
     engine, twin = bough.TreeEngine(model), copy.deepcopy(model)
