@@ -70,6 +70,10 @@ def flatten(sequences: Iterable[Any]) -> Flat:
                 f"{where}: got {type(sequence).__name__}, expected (prompt, response), both token ids, or a "
                 "mapping with input_ids and loss_mask"
             )
+        if len(ids) and not -1 <= int(ids.min()) <= int(ids.max()) < 2**31:
+            raise UserError(
+                f"{where}: got token ids from {int(ids.min())} to {int(ids.max())}, expected 32 bits"
+            )
         tokens.append(ids.to(torch.int32))
         trained.append((mask != 0).to(torch.uint8))
         lengths.append(len(ids))

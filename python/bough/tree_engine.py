@@ -16,6 +16,7 @@ from bough.sequences import Flat, flatten
 from bough.weights import Adapters, Part, Weights, has_lm_head, supports, unwrapped
 from bough.weights import Support as Support
 
+_STRATEGIES = ("auto", "dense", "packed", "path", "blocks")
 _COUPLES = ("token", "sequence", "batch")
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)
 
@@ -68,10 +69,16 @@ class TreeEngine:
     ) -> None:
         if not (support := supports(model)):
             raise UserError(f"TreeEngine: {support.reason}")
-        if memory is not None and not memory >= 1:
-            raise UserError(f"memory: got {memory}, expected a number of bytes, or None")
-        if max_tokens_per_pass is not None and max_tokens_per_pass < 1:
-            raise UserError(f"max_tokens_per_pass: got {max_tokens_per_pass}, expected at least 1, or None")
+        if memory is not None and not (isinstance(memory, (int, float)) and memory >= 1):
+            raise UserError(f"memory: got {memory!r}, expected a number of bytes, such as 8e9, or None")
+        if max_tokens_per_pass is not None and not (
+            isinstance(max_tokens_per_pass, int) and max_tokens_per_pass >= 1
+        ):
+            raise UserError(
+                f"max_tokens_per_pass: got {max_tokens_per_pass!r}, expected a whole number from 1, or None"
+            )
+        if strategy not in _STRATEGIES:
+            raise UserError(f"strategy: got {strategy!r}, expected one of {', '.join(_STRATEGIES)}")
         self.model = unwrapped(model)
         self._memory, self._max_tokens, self._strategy = int(memory or 0), max_tokens_per_pass or 0, strategy
         self._fp32_sums = fp32_sums
@@ -237,8 +244,8 @@ class TreeEngine:
         return call
 
     def _make_batch(self, call: _Call, flat: Flat, temperature: float, separate: bool) -> Any:
-        if not temperature > 0:
-            raise UserError(f"temperature: got {temperature}, expected a number above 0")
+        if not (isinstance(temperature, (int, float)) and temperature > 0):
+            raise UserError(f"temperature: got {temperature!r}, expected a number above 0")
         native = call.native
         batch = raises_user_errors(native.make_batch)(
             flat.tokens, flat.lengths, flat.trained, float(temperature)

@@ -206,8 +206,13 @@ class Weights:
                     f"engine was made for {self.dtype} on {self.device}; make a new TreeEngine after .to() "
                     "or .half()"
                 )
-        if dict(_named_weights(self._model))[self.parts[-1].name] is not self.parts[-1].parameter:
-            raise UserError("TreeEngine: the model's parameters were replaced; make a new TreeEngine")
+        named = dict(_named_weights(self._model))
+        for part in self.parts:
+            if named.get(part.name) is not part.parameter:
+                raise UserError(
+                    f"TreeEngine: {part.name} is another Parameter than when the engine was made (was a "
+                    "module replaced?); make a new TreeEngine"
+                )
 
     def _is_bound(self, index: int, parts: list[Part]) -> bool:
         value = self._values[index]
@@ -330,20 +335,29 @@ class Adapters:
     def active(self) -> dict[str, tuple[Any, str]]:
         """The module's name to its layer and the name of its active adapter. Raises UserError for other
         kinds."""
+        modules = dict(_base(self._model).named_modules())
         if not _is_peft(self._model):
+            if adapted := [name for name, module in modules.items() if hasattr(module, "base_layer")]:
+                raise UserError(
+                    f"{adapted[0]} has an adapter; expected the model that PEFT returned (get_peft_model), "
+                    "from which the active adapter is read"
+                )
             return {}
-        for name, module in _base(self._model).named_modules():
+        lora_layer = sys.modules["peft"].tuners.lora.LoraLayer
+        for name, module in modules.items():
             kind = type(module).__name__
             if kind in ("ModulesToSaveWrapper", "TrainableTokensWrapper"):
                 raise UserError(
                     f"{name} is trained beside the adapter (modules_to_save); expected adapters alone"
                 )
-            if hasattr(module, "base_layer") and name not in self._layers:
+            if hasattr(module, "base_layer") and not isinstance(module, lora_layer):
                 raise UserError(
                     f"{name} has an adapter of type {kind}, expected PEFT's LoRA on linear layers"
                 )
         active = {}
-        for name, layer in self._layers.items():
+        for name, layer in modules.items():
+            if not isinstance(layer, lora_layer):
+                continue
             if layer.disable_adapters or layer.merged:
                 continue
             if any(adapter in layer.lora_embedding_A for adapter in layer.active_adapters):

@@ -215,6 +215,10 @@ def test_moved_weights_are_bound_again_and_never_read_stale(model):
     with torch.no_grad():
         assert torch.equal(engine(SEQUENCES)[0], second(SEQUENCES)[0])
     assert engine._weights._is_bound(1, engine._weights._by_parameter[1])
+    model.model.layers[1] = make_tiny_model("qwen3", seed=9).model.layers[1]
+    with pytest.raises(bough.UserError, match=r"layers.1.*is another Parameter.*make a new TreeEngine"):
+        engine(SEQUENCES)
+    engine = bough.TreeEngine(model)
     model.to(torch.bfloat16)
     with pytest.raises(bough.UserError, match=r"is now torch.bfloat16.*make a new TreeEngine"):
         engine(SEQUENCES)
@@ -321,6 +325,7 @@ def wrong_uses():
     ids = [5, 6, 7]
     return {
         "token outside": ([([5, 400], [6])], r"sequence 0, position 1: got token id 400, expected 0 to 310"),
+        "64 bits": ([([5], [2**40])], r"sequence 0: got token ids from 5 to 1099511627776"),
         "empty prompt": ([([], ids)], r"sequence 0: its prompt is empty"),
         "first trained": ([{"input_ids": ids, "loss_mask": [1, 1, 1]}], r"first token is marked as trained"),
         "lengths": ([{"input_ids": ids, "loss_mask": [0, 1]}], r"got 2 loss_mask values for 3 input_ids"),
@@ -386,8 +391,11 @@ def test_wrong_use_is_refused_and_leaves_grad_alone(model):
         engine(SEQUENCES, temperature=0)
     with pytest.raises(bough.UserError, match=r"memory.*smallest"):
         bough.TreeEngine(model, memory=1000).step(SEQUENCES, lambda lp, ent, rows: lp.sum())
-    with pytest.raises(bough.UserError, match="strategy: got 'forest'"):
-        bough.TreeEngine(model, strategy="forest")(SEQUENCES)
+    for setting, value in (("strategy", "forest"), ("memory", "8GB"), ("max_tokens_per_pass", 0.5)):
+        with pytest.raises(bough.UserError, match=f"{setting}: got {value!r}"):
+            bough.TreeEngine(model, **{setting: value})
+    with pytest.raises(bough.UserError, match="temperature: got 'hot'"):
+        engine(SEQUENCES, temperature="hot")
     assert unchanged()
     model.requires_grad_(False)
     with pytest.raises(bough.UserError, match="no parameter of the model requires a gradient"):
@@ -467,6 +475,22 @@ class TestAdapters:
         loss_of(log_probs).backward()
         assert_equal_gradients(gradients_of(adapted), expected, 1e-5)
         assert (values["disabled"] - log_probs).abs().max() > 1e-3 < (values["ref"] - log_probs).abs().max()
+
+    def test_an_adapter_that_comes_later_is_not_overlooked(self, model):
+        engine = bough.TreeEngine(model)
+        adapted = self.adapted(model, target_modules=["q_proj"])
+        with pytest.raises(
+            bough.UserError, match=r"q_proj has an adapter; expected the model that PEFT returned"
+        ):
+            engine(SEQUENCES)
+        engine = bough.TreeEngine(adapted)
+        adapted.add_adapter("other", peft.LoraConfig(r=2, target_modules=["down_proj"]))
+        adapted.set_adapter("other")
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_B.other" in name:
+                    parameter.normal_(0, 0.1)
+            torch.testing.assert_close(engine(SEQUENCES)[0], flat_values(adapted, as_dicts(SEQUENCES))[0])
 
     def test_merging_is_seen(self, model):
         adapted = self.adapted(model)
