@@ -109,6 +109,13 @@ def _make_native(model: torch.nn.Module) -> tuple[Any, torch.dtype, torch.device
         raise UserError(
             f"got weights of {dtype}, expected float32, bfloat16 or float64; quantized weights are refused"
         )
+    if device.type not in ("cpu", "cuda") or (
+        device.type == "cuda" and device.index != torch.cuda.current_device()
+    ):
+        raise UserError(
+            f"got weights on {device}, expected the CPU or the current CUDA device; call "
+            f"torch.cuda.set_device first"
+        )
     native = raises_user_errors(classes().TreeEngine)(
         _config_text(model), DTYPES[dtype], device.type, has_lm_head(model)
     )

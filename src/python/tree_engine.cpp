@@ -202,7 +202,7 @@ TreeEngine::TreeEngine(const std::string& config, const std::string& dtype, cons
   guarded([&] {
     if (device != "cpu" && device != "cuda")
       throw UserError(str("device: got ", quoted(device), ", expected cpu or cuda"));
-    if (device == "cuda") open_cuda_library();
+    if (device == "cuda") open_cuda_library(/*sets_allocator=*/false);
     ModelConfig parsed = parse_model_config(Json::parse(config), "the model's config");
     if (!has_lm_head) {
       parsed.tie_word_embeddings = true;  // no weights in addition to the embedding

@@ -412,6 +412,7 @@ def test_supports_says_why_not(model):
         "expected float32, bfloat16 or float64": copy.deepcopy(model).half(),
         "DistributedDataParallel": type("DistributedDataParallel", (torch.nn.Module,), {})(),
         "several dtypes": copy.deepcopy(model),
+        "got weights on meta": copy.deepcopy(model).to("meta"),
         "expected a model of transformers": torch.nn.Linear(2, 2),
         "the model has the weight 'model.extra'": copy.deepcopy(model),
     }

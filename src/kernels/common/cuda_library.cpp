@@ -34,7 +34,7 @@ const char* kernels_build_id() {
   return build_id();
 }
 
-void open_cuda_library() {
+void open_cuda_library(bool sets_allocator) {
   const fs::path path = find_cuda_library();
   if (path.empty())
     throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()),
@@ -46,7 +46,7 @@ void open_cuda_library() {
                          .purpose = "device cuda",
                          .remedy = "install a CUDA build of torch, or use device cpu",
                          .rebuild = "bough and bough_cuda"});
-  set_expandable_segments();
+  if (sets_allocator) set_expandable_segments();
   if (!at::hasCUDA())
     throw UserError(
         "device cuda: found no GPU, expected one that the NVIDIA driver knows (nvidia-smi lists it); "

@@ -12,7 +12,9 @@ namespace bough {
 // Opens the library in the program's folder or in ../lib, and registers its kernels. Call it before the
 // first tensor is created, because libtorch looks for CUDA only once. Idempotent. Throws UserError if the
 // library is missing, cannot be opened or is of another build, or if libtorch finds no GPU.
-void open_cuda_library();
+// sets_allocator: false leaves the settings of libtorch's allocator as they are, for a process that is not
+// ours (Python).
+void open_cuda_library(bool sets_allocator = true);
 
 // Lets libtorch's allocator of GPU memory grow segments in place, unless the user has set
 // PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF. Each pass has a new size, and between fixed segments memory
