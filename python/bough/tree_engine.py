@@ -52,6 +52,10 @@ class TreeEngine:
             main_grad of each parameter instead of .grad. write_gradients() rounds the sums and adds them to
             .grad. For models in bfloat16, whose .grad would be rounded after each call. Hooks of parameters
             are not called.
+        process_group: a group of torch.distributed whose processes train the same model, each on its own
+            sequences. Gradients are averaged over the group in each backward and step(), in fp32, so all
+            processes must make the same calls. For a model in DistributedDataParallel give `model.module`: it
+            then reduces nothing itself. None: gradients are those of this process.
 
     Raises:
         UserError: the model or an argument is not supported.
@@ -66,6 +70,7 @@ class TreeEngine:
         max_tokens_per_pass: int | None = None,
         strategy: str = "auto",
         fp32_sums: bool = False,
+        process_group: Any = None,
     ) -> None:
         if not (support := supports(model)):
             raise UserError(f"TreeEngine: {support.reason}")
@@ -81,7 +86,7 @@ class TreeEngine:
             raise UserError(f"strategy: got {strategy!r}, expected one of {', '.join(_STRATEGIES)}")
         self.model = unwrapped(model)
         self._memory, self._max_tokens, self._strategy = int(memory or 0), max_tokens_per_pass or 0, strategy
-        self._fp32_sums = fp32_sums
+        self._fp32_sums, self._process_group = fp32_sums, process_group
         self._weights = Weights(self.model, copies=copy)
         self._adapters = Adapters(self.model)
         self._call = _Call(self._weights.native, [], [])
@@ -226,7 +231,7 @@ class TreeEngine:
         self._weights.refresh()
         native, adapter = self._adapters.bind(self._weights)
         trained = adapter if adapter is not None else self._weights.parts
-        self._call = call = _Call(native, trained, [], self._fp32_sums)
+        self._call = call = _Call(native, trained, [], self._fp32_sums, self._process_group)
         if not needs_gradients:
             return call
         call.parameters = [part.parameter for part in trained if part.parameter.requires_grad]
@@ -266,10 +271,15 @@ class _Call:
     trained: list[Part]
     parameters: list[torch.nn.Parameter]
     fp32_sums: bool = False
+    process_group: Any = None
 
     def gradients(self) -> Iterator[Tensor | None]:
         """The gradient of each of `parameters`, in its dtype. With fp32_sums: None, and main_grad has it."""
         whole = self.native.gradients()
+        if self.process_group is not None:
+            for gradient in whole:
+                torch.distributed.all_reduce(gradient, group=self.process_group)
+                gradient.div_(self.process_group.size())
         for part in self.trained:
             parameter = part.parameter
             if not parameter.requires_grad:

@@ -59,14 +59,18 @@ class TreeTrainerMixin:
 
     def _engine_of(self, model: torch.nn.Module) -> TreeEngine:
         module = self.accelerator.unwrap_model(model)
-        if self.accelerator.num_processes > 1:
+        kind = self.accelerator.distributed_type.value
+        if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
             raise UserError(
-                f"{type(self).__name__}: got {self.accelerator.num_processes} processes, expected 1: the "
-                "engine does not take part in the reduction of gradients by DistributedDataParallel, FSDP "
-                "or DeepSpeed"
+                f"{type(self).__name__}: got weights that {kind} divides or holds, expected one process, or "
+                f"several "
+                "with the whole model each (DistributedDataParallel)"
             )
         if id(module) not in self._engines:
-            self._engines[id(module)] = TreeEngine(module, **self._engine_options)
+            # The module is called without its DistributedDataParallel, which then leaves gradients to the
+            # engine.
+            group = torch.distributed.group.WORLD if kind != "NO" else None
+            self._engines[id(module)] = TreeEngine(module, process_group=group, **self._engine_options)
         return self._engines[id(module)]
 
     def _get_per_token_logps_and_entropies(
