@@ -17,7 +17,7 @@ from bough.native import UserError, classes, raises_user_errors
 _BACKBONE = re.compile(r"(ForTokenClassification|ForSequenceClassification|(?:Text)?(?<!Head)Model)$")
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64"}
 _WRAPPERS = {  # class names, so that nothing is imported
-    "DistributedDataParallel": "DistributedDataParallel; give the engine model.module, and process_group=, so "
+    "DistributedDataParallel": "DistributedDataParallel; give the engine model.module and process_group=, so "
     "that it averages the gradients itself",
     "FullyShardedDataParallel": "FSDP, which divides weights among processes",
     "DeepSpeedEngine": "DeepSpeed, which holds weights and gradients of its own",
