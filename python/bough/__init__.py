@@ -16,7 +16,22 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bough.native import UserError as UserError
+    from bough.plans import PlanReport as PlanReport
+    from bough.plans import plan as plan
+    from bough.runs import ProgramError as ProgramError
+    from bough.runs import Server as Server
+    from bough.runs import TrainResult as TrainResult
+    from bough.runs import rollout as rollout
+    from bough.runs import serve as serve
+    from bough.runs import train as train
+    from bough.sequences import sequences_from_padded as sequences_from_padded
+    from bough.tree_engine import Support as Support
+    from bough.tree_engine import TreeEngine as TreeEngine
+    from bough.tree_engine import supports as supports
 
 TORCH_CAME_FIRST = "torch" in sys.modules
 

@@ -95,7 +95,8 @@ class TreeEngine:
     @property
     def last_plan(self) -> dict[str, Any]:
         """The plan of the last call: strategy, passes, tokens, tree_tokens, compression, work_ratio (W),
-        predicted seconds and bytes, and holds_activations (see __call__)."""
+        predicted seconds and bytes (beyond weights and gradients), holds_activations (see __call__), and
+        copied_weight_bytes (with copy=True)."""
         return dict(self._plan)
 
     @property
@@ -258,7 +259,7 @@ class TreeEngine:
         plan = raises_user_errors(native.plan)(
             batch, self._strategy, self._max_tokens, self._memory, separate
         )
-        self._plan = json.loads(plan)
+        self._plan = {**json.loads(plan), "copied_weight_bytes": self._weights.copied_bytes}
         return batch
 
 

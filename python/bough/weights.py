@@ -168,6 +168,11 @@ class Weights:
         self.refresh()
 
     @property
+    def copied_bytes(self) -> int:
+        """The memory of the copies; 0 if the model's own weights are used."""
+        return sum(value.nbytes for value in self._values if value is not None) if self._copies else 0
+
+    @property
     def native(self) -> Any:
         """The engine of the weights without adapters."""
         return self._natives[0]

@@ -231,6 +231,8 @@ def test_copies_leave_the_models_tensors_alone(model):
     loss_of(engine(SEQUENCES)[0]).backward()
     assert_equal_gradients(gradients_of(model), expected, 1e-5)
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+    assert engine.last_plan["copied_weight_bytes"] == sum(p.nbytes for p in model.parameters())
+    assert bough.TreeEngine(model).plan(SEQUENCES)["copied_weight_bytes"] == 0
 
 
 def test_hooks_and_autograd_grad_see_the_gradients(model):
