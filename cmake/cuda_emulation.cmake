@@ -1,6 +1,6 @@
-# The CUDA kernels on a CPU (docs/cuda_emulation.md): <build>/cuda_emulation/kernels_test, and beside it a
-# libbough_cuda.so that clang compiles with sanitizers from the kernels, their ops and tests/cuda_emulation. The objects
-# of the tests are those of <build>/test/kernels_test. Like libtorch, they have no sanitizers.
+# An emulated CUDA device (docs/cuda_emulation.md): in <build>/cuda_emulation a libbough_cuda.so that clang compiles with
+# sanitizers from the kernels, their ops and tests/cuda_emulation, and beside it test programs and `bough`, which open
+# it. The programs' own objects are those of <build>/test and <build>/bin. Like libtorch, they have no sanitizers.
 if(NOT BOUGH_CUDA_EMULATION)
   return()
 endif()
@@ -20,7 +20,7 @@ if(NOT BOUGH_CLANG_SANITIZES)
 endif()
 
 set(emulation_source ${CMAKE_SOURCE_DIR}/tests/cuda_emulation)
-set(emulation_flags -std=c++20 -fPIC -g1 -Wall -Wno-unknown-pragmas -Wno-pass-failed -fno-strict-aliasing
+set(emulation_flags -std=c++20 -fPIC -g1 -DNDEBUG -Wall -Wno-unknown-pragmas -Wno-pass-failed -fno-strict-aliasing
   -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/= -I${emulation_source} -I${emulation_source}/include -I${CMAKE_SOURCE_DIR}/src
   -isystem ${BOUGH_TORCH_DIR}/include -isystem ${BOUGH_TORCH_DIR}/include/torch/csrc/api/include)
 set(emulation_sanitizers -O1 -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
@@ -43,50 +43,72 @@ function(bough_emulation_objects variant objects)
   set(${objects} ${outputs} PARENT_SCOPE)
 endfunction()
 
-# Adds a target `variant` that builds <build>/<variant>/kernels_test and libbough_cuda.so beside it. With `ALL`,
-# the target is built by default.
+# Adds a command that links <build>/<variant>/<program> from the objects of the target `program` and of `ARGN`. The
+# program is the target's, but clang links it, with its sanitizers.
+function(bough_emulated_program variant flags program)
+  set(modules net text data report tree plan env engine control serve comm models algo train cost rollout run cli)
+  list(TRANSFORM modules PREPEND bough_)
+  set(archives ${modules})
+  list(TRANSFORM archives REPLACE ".+" "$<TARGET_FILE:\\0>")
+  set(output ${CMAKE_BINARY_DIR}/${variant}/${program})
+  add_custom_command(OUTPUT ${output}
+    COMMAND ${BOUGH_CLANG} ${flags} ${ARGN} $<TARGET_OBJECTS:${program}> -rdynamic -Wl,--no-as-needed
+      -Wl,-rpath,${BOUGH_TORCH_DIR}/lib,-rpath,${CMAKE_BINARY_DIR}/lib -Wl,--start-group ${archives} -Wl,--end-group
+      ${emulation_libs} $<TARGET_FILE:GTest::gtest> -lyaml-cpp -lspdlog -lfmt -lutf8proc -lpcre2-8 -lzstd -o ${output}
+    DEPENDS ${ARGN} $<TARGET_OBJECTS:${program}> ${modules} bough_kernels bough_base
+    COMMENT "Linking ${variant}/${program}" VERBATIM COMMAND_EXPAND_LISTS)
+endfunction()
+
+# Adds a target `variant` that builds libbough_cuda.so in <build>/<variant>, and beside it the PROGRAMS, which open it.
+# With `ALL`, the target is built by default.
 function(bough_emulation variant)
-  cmake_parse_arguments(ARG "ALL" "" "SOURCES;DEFINITIONS;FLAGS;KERNEL_FLAGS;LINK_FLAGS" ${ARGN})
+  cmake_parse_arguments(ARG "ALL" "" "SOURCES;DEFINITIONS;FLAGS;KERNEL_FLAGS;LINK_FLAGS;PROGRAMS" ${ARGN})
   set(folder ${CMAKE_BINARY_DIR}/${variant})
   set(all "")
   if(ARG_ALL)
     set(all ALL)
   endif()
   file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cu)
-  # One file includes all ops: most of their compile time goes into the same headers. cuBLAS and CUDA graphs have no
-  # stand-in.
+  # One file includes all ops: most of their compile time goes into the same headers. cuBLAS has no stand-in.
   file(GLOB_RECURSE ops CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*cuda_ops.cpp)
-  list(FILTER ops EXCLUDE REGEX "/(matrix_product|cuda_graph)_cuda_ops.cpp$")
+  list(FILTER ops EXCLUDE REGEX "/matrix_product_cuda_ops.cpp$")
   list(TRANSFORM ops REPLACE ".+" "#include \"\\0\"\n" OUTPUT_VARIABLE includes)
   string(JOIN "" includes ${includes})
   file(CONFIGURE OUTPUT ${folder}/ops.cpp CONTENT "${includes}" @ONLY)
   bough_emulation_objects(${variant} kernel_objects SOURCES ${kernels} FLAGS ${ARG_FLAGS} ${ARG_KERNEL_FLAGS})
   bough_emulation_objects(${variant} op_objects FLAGS ${ARG_FLAGS} SOURCES ${folder}/ops.cpp)
-  bough_emulation_objects(${variant} objects FLAGS -O3 ${ARG_DEFINITIONS} SOURCES ${ARG_SOURCES}
-    ${emulation_source}/block.cpp ${emulation_source}/memory.cpp ${emulation_source}/mma.cpp
-    ${emulation_source}/device.cpp)
+  set(parts block device dispatch host_order memory mma pinned_memory recording)
+  list(TRANSFORM parts REPLACE ".+" "${emulation_source}/\\0.cpp")
+  bough_emulation_objects(${variant} objects FLAGS -O3 ${ARG_DEFINITIONS} SOURCES ${ARG_SOURCES} ${parts})
   list(APPEND objects ${kernel_objects} ${op_objects})
   bough_emulation_objects(${variant} main_object FLAGS ${ARG_FLAGS} SOURCES ${emulation_source}/main.cpp)
 
-  set(torch_libs ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so ${BOUGH_TORCH_DIR}/lib/libc10.so
-    ${BOUGH_TORCH_DIR}/lib/libgomp.so.1)
-  set(libs $<TARGET_FILE:bough_kernels> $<TARGET_FILE:bough_base> ${torch_libs})
+  set(emulation_libs $<TARGET_FILE:bough_kernels> $<TARGET_FILE:bough_base> ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so
+    ${BOUGH_TORCH_DIR}/lib/libc10.so ${BOUGH_TORCH_DIR}/lib/libgomp.so.1)
   add_custom_command(OUTPUT ${folder}/libbough_cuda.so
-    COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} -shared ${objects} $<TARGET_OBJECTS:bough_build_id> ${ARG_LINK_FLAGS} ${libs}
-      -Wl,-T,${emulation_source}/shared_memory.ld -o ${folder}/libbough_cuda.so
+    COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} -shared ${objects} $<TARGET_OBJECTS:bough_build_id> ${ARG_LINK_FLAGS}
+      ${emulation_libs} -Wl,-T,${emulation_source}/shared_memory.ld -o ${folder}/libbough_cuda.so
     DEPENDS ${objects} $<TARGET_OBJECTS:bough_build_id> ${emulation_source}/shared_memory.ld bough_kernels bough_base
     COMMENT "Linking ${variant}/libbough_cuda.so" VERBATIM COMMAND_EXPAND_LISTS)
-  add_custom_command(OUTPUT ${folder}/kernels_test
-    COMMAND ${BOUGH_CLANG} ${ARG_FLAGS} ${main_object} $<TARGET_OBJECTS:kernels_test> -rdynamic -Wl,--no-as-needed
-      -Wl,-rpath,${BOUGH_TORCH_DIR}/lib,-rpath,${CMAKE_BINARY_DIR}/lib ${libs} $<TARGET_FILE:GTest::gtest>
-      -lyaml-cpp -lspdlog -lfmt -o ${folder}/kernels_test
-    DEPENDS ${main_object} $<TARGET_OBJECTS:kernels_test> bough_kernels bough_base
-    COMMENT "Linking ${variant}/kernels_test" VERBATIM COMMAND_EXPAND_LISTS)
-  add_custom_target(${variant} ${all} DEPENDS ${folder}/libbough_cuda.so ${folder}/kernels_test)
+  set(programs "")
+  foreach(program ${ARG_PROGRAMS})
+    set(with "")
+    if(program MATCHES "_test$")
+      set(with ${main_object})
+    endif()
+    if(program STREQUAL kernels_test)
+      bough_emulation_objects(${variant} order_test FLAGS ${ARG_FLAGS} SOURCES ${emulation_source}/host_order_test.cpp)
+      list(APPEND with ${order_test})
+    endif()
+    bough_emulated_program(${variant} "${ARG_FLAGS}" ${program} ${with})
+    list(APPEND programs ${folder}/${program})
+  endforeach()
+  add_custom_target(${variant} ${all} DEPENDS ${folder}/libbough_cuda.so ${programs})
 endfunction()
 
-bough_emulation(cuda_emulation ALL FLAGS ${emulation_sanitizers} DEFINITIONS -DBOUGH_EMULATION_ASAN)
+bough_emulation(cuda_emulation ALL FLAGS ${emulation_sanitizers} DEFINITIONS -DBOUGH_EMULATION_ASAN
+  PROGRAMS kernels_test train_test rollout_test run_test bough)
 # The race detector instead of the sanitizers. The optimiser must not join accesses of different threads' bytes.
-bough_emulation(cuda_races FLAGS -O1 DEFINITIONS -DBOUGH_EMULATION_RACES SOURCES ${emulation_source}/races.cpp
+bough_emulation(cuda_races PROGRAMS kernels_test FLAGS -O1 DEFINITIONS -DBOUGH_EMULATION_RACES SOURCES ${emulation_source}/races.cpp
   KERNEL_FLAGS -fsanitize=thread -fno-threadsafe-statics -fno-vectorize -fno-slp-vectorize
   LINK_FLAGS -Wl,--wrap=memcpy,--wrap=memset)

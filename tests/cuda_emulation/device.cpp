@@ -1,50 +1,53 @@
-// A stand-in for libtorch_cuda: one device of type CUDA whose memory is the host's. Our CUDA kernels find
-// their ops' tensors on device "cuda". Every other op runs its CPU kernel on the same memory.
+// A stand-in for libtorch_cuda: one device of type CUDA whose memory is the host's. Work runs at once, on the
+// thread that queues it. host_order.h checks the order that streams and events give it.
 //
-// Work runs at once, so streams and events have nothing to order.
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/copy.h>
-#include <ATen/ops/resize_native.h>
-#include <ATen/ops/set_native.h>
-#include <ATen/ops/unfold_native.h>
-#include <ATen/ops/view_native.h>
-#include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/library.h>
+// Environment variables: BOUGH_EMULATED_CUDA, without which there is no device; BOUGH_EMULATED_MEMORY, the
+// bytes of the device; BOUGH_EMULATED_PEAK, a file to which the peak of the memory in use is written when the
+// process ends.
+#include "device.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <vector>
+#include <unordered_map>
 
 #include "memory.h"
+#include "pinned_memory.h"
+#include "recording.h"
 
 namespace bough::emulation {
 namespace {
 
-constexpr c10::DeviceType kType = c10::DeviceType::CUDA;
-constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
-constexpr size_t kTotalBytes = size_t{80} << 30;
+constexpr size_t kDefaultBytes = size_t{80} << 30;
+constexpr size_t kBlockBytes = 512;  // libtorch rounds up to a multiple
+
+bool is_wanted() {
+  return std::getenv("BOUGH_EMULATED_CUDA") != nullptr;
+}
 
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* const data = allocate_device_memory(bytes);
+    if (bytes == 0) return {nullptr, nullptr, &free, device()};
     const std::lock_guard lock(mutex_);
-    sizes_[data] = bytes;
-    stats_.allocated_bytes[0].increase(bytes);
-    stats_.reserved_bytes[0].increase(bytes);
-    return {data, data, &free, c10::Device(kType, 0)};
+    const size_t rounded = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    void* const data = pool_ == PoolId() ? allocate_block(bytes, rounded, pool_) : from_pool(rounded);
+    stats_.allocated_bytes[0].increase(rounded);
+    return {data, data, &free, device()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t /*pool*/) override {}
-  void recordStream(const c10::DataPtr& /*ptr*/, c10::Stream /*stream*/) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    stream_uses(data.get(), static_cast<int>(stream.id()));
+  }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
     const std::lock_guard lock(mutex_);
     return stats_;
@@ -59,34 +62,110 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex /*device*/) override {
     const std::lock_guard lock(mutex_);
-    return {kTotalBytes - static_cast<size_t>(stats_.reserved_bytes[0].current), kTotalBytes};
+    return {total_ - reserved(), total_};
+  }
+
+  PoolId new_pool() { return {0, ++last_pool_}; }
+  void begin_pool(PoolId id) {
+    const std::lock_guard lock(mutex_);
+    Pool& pool = pools_[id];
+    TORCH_CHECK(!pool.is_closed, "CUDA emulation: a graph is recorded into a closed memory pool");
+    ++pool.num_users;
+    pool_ = id;
+  }
+  void end_pool(PoolId id) {
+    TORCH_CHECK(pool_ == id, "CUDA emulation: the thread does not allocate from this memory pool");
+    pool_ = {};
+  }
+  void release_pool(PoolId id) {
+    const std::lock_guard lock(mutex_);
+    Pool& pool = pools_.at(id);
+    if (--pool.num_users > 0) return;
+    pool.is_closed = true;
+    for (const auto& [bytes, data] : pool.unused) release(data);
+    pool.unused.clear();
   }
 
  private:
+  struct Block {
+    size_t bytes;
+    PoolId pool;
+  };
+  struct Pool {
+    int64_t num_users = 0;
+    bool is_closed = false;
+    std::multimap<size_t, void*> unused;
+  };
+
+  static c10::Device device() { return {kType, 0}; }
   static void free(void* data);
-  void release(void* data) {
+  void free_block(void* data) {
     const std::lock_guard lock(mutex_);
-    const auto found = sizes_.find(data);
-    stats_.allocated_bytes[0].decrease(found->second);
-    stats_.reserved_bytes[0].decrease(found->second);
-    sizes_.erase(found);
-    free_device_memory(data);
+    const Block& block = blocks_.at(data);
+    stats_.allocated_bytes[0].decrease(block.bytes);
+    if (block.pool == PoolId() || pools_.at(block.pool).is_closed) release(data);
+    else pools_.at(block.pool).unused.emplace(block.bytes, data);
   }
 
+  // The memory ends after `bytes`, of which `rounded` count.
+  void* allocate_block(size_t bytes, size_t rounded, PoolId pool) {
+    TORCH_CHECK_WITH(OutOfMemoryError, reserved() + rounded <= total_, "CUDA out of memory. Tried to allocate ",
+                     rounded, " bytes; ", reserved(), " of ", total_, " are in use (emulated device)");
+    void* const data = allocate_device_memory(bytes);
+    blocks_[data] = {rounded, pool};
+    stats_.reserved_bytes[0].increase(rounded);
+    memory_allocated(data, bytes, MemoryKind::kDevice, current_stream());
+    return data;
+  }
+  void* from_pool(size_t rounded) {
+    auto& unused = pools_.at(pool_).unused;
+    const auto found = unused.find(rounded);
+    if (found == unused.end()) return allocate_block(rounded, rounded, pool_);
+    void* const data = found->second;
+    unused.erase(found);
+    return data;
+  }
+  void release(void* data) {
+    memory_freed(data);
+    stats_.reserved_bytes[0].decrease(blocks_.at(data).bytes);
+    blocks_.erase(data);
+    free_device_memory(data);
+  }
+  size_t reserved() const { return static_cast<size_t>(stats_.reserved_bytes[0].current); }
+
+  static thread_local PoolId pool_;  // of which the thread's allocations come
+  const size_t total_ = [] {
+    const char* const given = std::getenv("BOUGH_EMULATED_MEMORY");
+    return given ? std::strtoull(given, nullptr, 10) : kDefaultBytes;
+  }();
   std::mutex mutex_;
-  std::map<void*, size_t> sizes_;
+  std::unordered_map<void*, Block> blocks_;
+  std::map<PoolId, Pool> pools_;
+  std::atomic<uint64_t> last_pool_ = 0;
   c10::CachingDeviceAllocator::DeviceStats stats_;
 };
+thread_local PoolId DeviceAllocator::pool_;
 
 // Never destroyed: tensors in static variables may outlive this file's variables.
-DeviceAllocator& allocator() {
-  static auto* const instance = new DeviceAllocator;
-  return *instance;
+DeviceAllocator& instance() {
+  static auto* const allocator = new DeviceAllocator;
+  return *allocator;
 }
 void DeviceAllocator::free(void* data) {
-  if (data) allocator().release(data);
+  if (data) instance().free_block(data);
 }
-REGISTER_ALLOCATOR(kType, &allocator())
+REGISTER_ALLOCATOR(kType, &instance())
+
+const struct PeakReport {
+  ~PeakReport() {
+    const char* const path = std::getenv("BOUGH_EMULATED_PEAK");
+    std::FILE* const file = path && is_wanted() ? std::fopen(path, "w") : nullptr;
+    if (!file) return;
+    std::fprintf(file, "%lld\n",
+                 static_cast<long long>(instance().getDeviceStats(0).reserved_bytes[0].peak));
+    std::fclose(file);
+  }
+} peak_report;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Device device() { return {kType, 0}; }
@@ -94,6 +173,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     thread_local c10::Stream stream(c10::Stream::DEFAULT, device());
     return stream;
   }
+  static int number(const c10::Stream& stream) { return static_cast<int>(stream.id()); }
+  static Clock& clock(void* event) { return *static_cast<Clock*>(event); }
 
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device /*to*/) const override { return device(); }
@@ -104,168 +185,85 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device /*of*/) const override {
     return c10::Stream(c10::Stream::DEFAULT, device());
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device of, bool /*high_priority*/) const override {
-    return getNewStream(of, 0);
+  c10::Stream getStreamFromGlobalPool(c10::Device of, bool high_priority) const override {
+    return getNewStream(of, high_priority ? -1 : 0);
   }
-  c10::Stream getNewStream(c10::Device /*of*/, int /*priority*/) const override {
-    static std::atomic<c10::StreamId> last{0};
-    return c10::Stream(c10::Stream::UNSAFE, device(), ++last);
+  c10::Stream getNewStream(c10::Device /*of*/, int priority) const override {
+    static std::atomic<int> next[2];
+    const int pool = priority < 0 ? 1 : 0, within = next[pool]++ % kPoolStreams;
+    return c10::Stream(c10::Stream::UNSAFE, device(), 1 + pool * kPoolStreams + within);
   }
   c10::Stream exchangeStream(c10::Stream to) const override { return std::exchange(current(), to); }
-  void record(void** event, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/,
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/,
               c10::EventFlag /*flag*/) const override {
-    if (!*event) *event = new char;
+    if (!*event) *event = new Clock;
+    clock(*event) = clock_of(number(stream));
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
-    delete static_cast<char*>(event);
+    delete static_cast<Clock*>(event);
   }
-  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
-  bool queryEvent(void* /*event*/) const override { return true; }
-  void synchronizeEvent(void* /*event*/) const override {}
-  bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
-  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
-  void synchronizeDevice(c10::DeviceIndex /*device*/) const override {}
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void block(void* event, const c10::Stream& stream) const override {
+    stream_waits(number(stream), clock(event));
+  }
+  bool queryEvent(void* event) const override {
+    host_waits(clock(event));
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    refuse_in_capture("a wait for an event");
+    host_waits(clock(event));
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    host_waits_for_stream(number(stream));
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    refuse_in_capture("a wait for a stream");
+    host_waits_for_stream(number(stream));
+  }
+  void synchronizeDevice(c10::DeviceIndex /*device*/) const override {
+    refuse_in_capture("a wait for the device");
+    host_waits_for_device();
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return is_wanted() ? 1 : 0; }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
-// Memory of its own, so that isPinnedPtr() can tell it from other memory of the host.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* const data = std::malloc(std::max<size_t>(bytes, 1));
-    const std::lock_guard lock(mutex_);
-    ends_[data] = static_cast<char*>(data) + std::max<size_t>(bytes, 1);
-    return {data, data, &free, c10::kCPU};
+    void* const data = allocate_pinned_memory(bytes);
+    return {data, data, &free_pinned_memory, c10::kCPU};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &free; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned_memory; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
-  bool holds(const void* p) {
-    const std::lock_guard lock(mutex_);
-    auto after = ends_.upper_bound(p);
-    return after != ends_.begin() && p < std::prev(after)->second;
-  }
-
- private:
-  static void free(void* data);
-
-  std::mutex mutex_;
-  std::map<const void*, const void*> ends_;
 };
 PinnedAllocator& pinned_allocator() {
-  static auto* const instance = new PinnedAllocator;
-  return *instance;
-}
-void PinnedAllocator::free(void* data) {
-  const std::lock_guard lock(pinned_allocator().mutex_);
-  pinned_allocator().ends_.erase(data);
-  std::free(data);
-}
-
-// The kernels that tensors on the device need before any CPU kernel can see them: those which make a tensor,
-// and those whose result shares the memory of an argument.
-at::Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> type,
-                 std::optional<c10::Layout> /*layout*/, std::optional<c10::Device> /*device*/,
-                 std::optional<bool> /*pin*/, std::optional<c10::MemoryFormat> format) {
-  return at::detail::empty_generic(sizes, &allocator(), kKeys, c10::dtype_or_default(type), format);
-}
-at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                         std::optional<c10::ScalarType> type, std::optional<c10::Layout> /*layout*/,
-                         std::optional<c10::Device> /*device*/, std::optional<bool> /*pin*/) {
-  return at::detail::empty_strided_generic(sizes, strides, &allocator(), kKeys, c10::dtype_or_default(type));
-}
-
-bool on_device(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kType;
-}
-
-// Returns a CPU tensor over the same memory.
-at::Tensor as_cpu(const at::Tensor& tensor) {
-  if (!on_device(tensor)) return tensor;
-  const auto& storage = tensor.storage();
-  auto shared = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                             c10::DataPtr(storage.mutable_data(), c10::kCPU), c10::GetAllocator(c10::kCPU),
-                             /*resizable=*/true);
-  auto result = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(shared), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-  auto* const impl = result.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  if (tensor.is_neg()) impl->_set_neg(true);
-  return result;
-}
-
-// Returns a copy on the device of a CPU kernel's result.
-at::Tensor to_device(const at::Tensor& tensor) {
-  if (!tensor.defined() || on_device(tensor)) return tensor;
-  auto result = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), {}, {}, {});
-  as_cpu(result).copy_(tensor);
-  return result;
-}
-
-at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool /*non_blocking*/) {
-  as_cpu(self).copy_(as_cpu(from));
-  return self;
-}
-
-// Runs the CPU kernel of an op on the memory of its arguments. A result that is one of the arguments stays
-// so; any other result is copied to the device. Refuses ops whose result is a view: they need a kernel
-// above.
-void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  const auto& schema = op.schema();
-  const size_t num_arguments = schema.arguments().size(), first = stack->size() - num_arguments;
-  std::vector<std::pair<at::Tensor, at::Tensor>> mapped;  // on the CPU, on the device
-  const auto map = [&](const at::Tensor& tensor) {
-    auto cpu = as_cpu(tensor);
-    if (on_device(tensor)) mapped.emplace_back(cpu, tensor);
-    return cpu;
-  };
-  for (size_t i = 0; i < num_arguments; ++i) {
-    auto& value = (*stack)[first + i];
-    const auto* const alias = schema.arguments()[i].alias_info();
-    TORCH_CHECK(!alias || alias->isWrite(), "CUDA emulation: ", op.operator_name(),
-                " returns a view and has no kernel in tests/cuda_emulation/device.cpp");
-    if (value.isTensor()) {
-      value = map(value.toTensor());
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(map(tensor));
-      value = list;
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-        list.push_back(tensor ? std::optional(map(*tensor)) : std::nullopt);
-      value = list;
-    } else if (value.isDevice() && value.toDevice().type() == kType) {
-      value = c10::Device(c10::kCPU);
-    }
-  }
-  std::vector<const void*> data;
-  for (const auto& [cpu, device] : mapped) data.push_back(cpu.storage().data());
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  for (size_t i = 0; i < mapped.size(); ++i) {
-    const auto& [cpu, device] = mapped[i];
-    if (cpu.storage().data() == data[i] && cpu.sizes() == device.sizes()) continue;
-    at::native::resize_(device, cpu.sizes());  // an `out` argument that was empty
-    as_cpu(device).copy_(cpu);
-  }
-  const auto back = [&](const at::Tensor& result) {
-    for (const auto& [cpu, device] : mapped)
-      if (cpu.is_same(result)) return device;
-    return to_device(result);
-  };
-  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
-    auto& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = back(value.toTensor());
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(back(tensor));
-      value = list;
-    }
-  }
+  static auto* const allocator = new PinnedAllocator;
+  return *allocator;
 }
 
 }  // namespace
+
+c10::DeviceAllocator& allocator() {
+  return instance();
+}
+int current_stream() {
+  return Guard::number(Guard::current());
+}
+PoolId new_pool() {
+  return instance().new_pool();
+}
+void begin_pool(PoolId pool) {
+  instance().begin_pool(pool);
+}
+void end_pool(PoolId pool) {
+  instance().end_pool(pool);
+}
+void release_pool(PoolId pool) {
+  instance().release_pool(pool);
+}
+
 }  // namespace bough::emulation
 
 // The registry demands this namespace.
@@ -274,44 +272,20 @@ struct EmulatedCudaHooks final : CUDAHooksInterface {
   explicit EmulatedCudaHooks(CUDAHooksArgs /*arguments*/) {}
   void init() const override {}
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
+  bool isAvailable() const override { return hasCUDA(); }
+  bool hasCUDA() const override { return bough::emulation::is_wanted(); }
   bool hasPrimaryContext(DeviceIndex /*device*/) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
-  int getNumGPUs() const override { return 1; }
+  DeviceIndex deviceCount() const override { return hasCUDA() ? 1 : 0; }
+  int getNumGPUs() const override { return hasCUDA() ? 1 : 0; }
   DeviceIndex current_device() const override { return 0; }
   void setCurrentDevice(DeviceIndex /*device*/) const override {}
   DeviceIndex getCurrentDevice() const override { return 0; }
   DeviceIndex exchangeDevice(DeviceIndex /*device*/) const override { return 0; }
   DeviceIndex maybeExchangeDevice(DeviceIndex /*device*/) const override { return 0; }
-  void deviceSynchronize(DeviceIndex /*device*/) const override {}
-  bool isPinnedPtr(const void* data) const override {
-    return bough::emulation::pinned_allocator().holds(data);
-  }
+  void deviceSynchronize(DeviceIndex /*device*/) const override { bough::emulation::host_waits_for_device(); }
+  bool isPinnedPtr(const void* data) const override { return bough::emulation::is_pinned_memory(data); }
   Allocator* getPinnedMemoryAllocator() const override { return &bough::emulation::pinned_allocator(); }
   Allocator* getCUDADeviceAllocator() const override { return &bough::emulation::allocator(); }
 };
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, EmulatedCudaHooks)
 }  // namespace at
-
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("empty.memory_format", TORCH_FN(bough::emulation::empty));
-  m.impl("empty_strided", TORCH_FN(bough::emulation::empty_strided));
-  m.impl("copy_", TORCH_FN(bough::emulation::copy_));
-  m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
-  m.impl("view", TORCH_FN(at::native::view));
-  m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
-  m.impl("unfold", TORCH_FN(at::native::unfold));
-  m.impl("resize_", TORCH_FN(at::native::resize_));
-  m.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
-  m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
-}
-
-TORCH_LIBRARY_IMPL(_, CUDA, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&bough::emulation::run_on_cpu>());
-}
-
-// Found by name by src/kernels/common/device.cpp.
-extern "C" void bough_cuda_device_name(int /*device*/, char* name, size_t size) {
-  std::snprintf(name, size, "emulated H100");
-}

@@ -63,9 +63,12 @@ class CudaGraph : public DeviceGraph {
                 "CUDA graphs: expected one device per process, got devices ", int(current.device_index()),
                 " and ", int(stream.device_index()));
     order(current, stream);
-    {
+    try {
       const c10::cuda::CUDAStreamGuard guard(stream);
       record(graph_, work);
+    } catch (...) {
+      order(stream, current);  // the work that ran for setup, or its part before the exception
+      throw;
     }
     order(stream, current);
   }

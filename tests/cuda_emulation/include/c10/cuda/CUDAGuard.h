@@ -2,7 +2,9 @@
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 
 namespace c10::cuda {
 using CUDAGuard = c10::DeviceGuard;
+using CUDAStreamGuard = c10::StreamGuard;
 }  // namespace c10::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "block.h"
+#include "recording.h"
 
 namespace bough {
 
@@ -14,7 +15,9 @@ inline char* dynamic_shared_memory() {
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int64_t shared_bytes,
             cudaStream_t /*stream*/, const Arguments&... arguments) {
-  emulation::run(blocks, threads, shared_bytes, [&] { kernel(static_cast<Parameters>(arguments)...); });
+  emulation::run_and_record([=, ... parameters = static_cast<Parameters>(arguments)] {
+    emulation::run(blocks, threads, shared_bytes, [&] { kernel(parameters...); });
+  });
 }
 
 }  // namespace bough
