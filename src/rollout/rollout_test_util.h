@@ -67,11 +67,13 @@ inline std::unique_ptr<Model> small_rollout_model(at::ScalarType dtype, uint64_t
                                                   at::Device device = at::kCPU) {
   auto model = make_model(config, dtype);
   initialise(*model, seed);
-  for (Parameter* parameter : model->parameters()) {
+  for (Parameter* parameter : model->parameters())
     if (parameter->value.dim() == 2) parameter->value.mul_(10.0);
-    parameter->value = parameter->value.to(device);
-  }
-  return model;
+  if (device.is_cpu()) return model;
+  auto moved = make_model(config, dtype, device);
+  for (size_t i = 0; i < moved->parameters().size(); ++i)
+    moved->parameters()[i]->value.copy_(model->parameters()[i]->value);
+  return moved;
 }
 
 // Causal attention of one sequence: softmax over all keys, with a mask.

@@ -24,7 +24,7 @@
 namespace bough::emulation {
 namespace {
 
-constexpr size_t kDefaultBytes = size_t{80} << 30;
+constexpr size_t kDefaultBytes = size_t{384} << 20;  // an engine takes most of it and fills it
 constexpr size_t kBlockBytes = 512;  // libtorch rounds up to a multiple
 
 bool is_wanted() {

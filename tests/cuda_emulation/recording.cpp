@@ -1,5 +1,6 @@
 #include "recording.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -40,10 +41,17 @@ void Recording::add_accesses(const std::vector<Access>& accesses) {
     const uint64_t allocation = access.bytes > 0 ? allocation_at(access.begin) : 0;
     if (allocation == 0) continue;
     used_.push_back({access, allocation});
-    if (!access.is_write) continue;
+    if (!access.is_write || is_saved(access)) continue;
     auto* const begin = static_cast<char*>(const_cast<void*>(access.begin));
     saved_.push_back({begin, {begin, begin + access.bytes}});
   }
+}
+
+bool Recording::is_saved(const Access& access) const {
+  const auto* const begin = static_cast<const char*>(access.begin);
+  return std::any_of(saved_.begin(), saved_.end(), [&](const Saved& saved) {
+    return saved.begin <= begin && begin + access.bytes <= saved.begin + saved.bytes.size();
+  });
 }
 
 void Recording::restore() {

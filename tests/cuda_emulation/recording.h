@@ -40,6 +40,7 @@ class Recording {
     char* begin;
     std::vector<char> bytes;
   };
+  bool is_saved(const Access& access) const;
   void restore();
 
   bool is_active_ = false;
