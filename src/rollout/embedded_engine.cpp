@@ -33,7 +33,7 @@ int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, co
   const RolloutSettings& settings = options.settings;
   const int64_t bytes =
       settings.kv_memory.is_auto() ? auto_kv_bytes(model.device()) : settings.kv_memory.count;
-  const int64_t page_bytes = KvStorage::bytes_per_page(model.config(), model.dtype(), sparse);
+  const int64_t page_bytes = KvStorage::bytes_per_page(model.config(), model.dtype(), sparse, model.device());
   if (bytes < page_bytes) {
     throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(),
                         ", but keys and values of ", kPageTokens, " tokens of this model take ", page_bytes,
@@ -129,7 +129,8 @@ void EmbeddedEngine::submit(GenerationRequest request) {
   const int64_t needed = pages_for(longest) + 1;  // one more: each sample copies the prompt's last page
   if (needed > scheduler_.pool().max_pages()) {
     throw UserError(str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
-                        needed * KvStorage::bytes_per_page(model_.config(), model_.dtype(), sparse_),
+                        needed * KvStorage::bytes_per_page(model_.config(), model_.dtype(), sparse_,
+                                                           model_.device()),
                         " bytes of keys and values; raise rollout.kv_memory (now ",
                         options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
   }

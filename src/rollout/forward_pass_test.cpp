@@ -1,5 +1,6 @@
 #include "rollout/forward_pass.h"
 
+#include "kernels/common/device.h"
 #include "kernels/paged_attention/group_tables.h"
 #include "rollout/rollout_test_util.h"
 
@@ -90,6 +91,17 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
 
 // A pass may have several samples of one prompt, prefill chunks beside decode, and samples that join and
 // leave.
+using CudaKvStorage = OnCuda;
+
+TEST_F(CudaKvStorage, TakesTheBytesOfItsPages) {
+  const ModelConfig config = small_config();  // head_dim 12, which only the CPU pads
+  const PeakBytes peak(at::kCUDA);
+  const KvStorage storage(config, at::kFloat, at::kCUDA, /*max_pages=*/1024);
+  const int64_t expected = 1024 * KvStorage::bytes_per_page(config, at::kFloat, {}, at::kCUDA);
+  EXPECT_EQ(peak.bytes(), expected);
+  EXPECT_LT(expected, 1024 * KvStorage::bytes_per_page(config, at::kFloat));
+}
+
 TEST_P(ForwardPassOn, GeneratedLogProbabilitiesEqualAFullForward) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_rollout_model(dtype, 6, wide_heads(), device());

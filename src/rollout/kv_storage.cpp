@@ -96,10 +96,11 @@ PageChoices KvStorage::kept_choices(std::span<const int32_t> pages, int64_t num_
 }
 
 int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
-                                  const SparsePolicy& sparse) {
+                                  const SparsePolicy& sparse, at::Device device) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const PagedShape shape{.num_kv_heads = config.num_kv_heads, .head_dim = config.head_dim, .device = device};
   const int64_t keys_and_values =
-      2 * config.num_layers * config.num_kv_heads * kPageTokens * padded_head_dim(config.head_dim) * element;
+      config.num_layers * c10::multiply_integers(page_sizes(shape, /*num_pages=*/1)) * element;
   if (!sparse.has_summaries()) return keys_and_values;
   const int64_t choices = kPageTokens * choice_bytes_per_token(config, sparse);
   const int64_t of_layer =

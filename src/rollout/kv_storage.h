@@ -36,7 +36,7 @@ class KvStorage {
             const SparsePolicy& sparse = {});
 
   static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
-                                const SparsePolicy& sparse = {});
+                                const SparsePolicy& sparse = {}, at::Device device = at::kCPU);
 
   // Bytes of the page numbers that one token chose in all layers and heads; 0 if choices are not kept.
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);

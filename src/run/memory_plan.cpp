@@ -216,8 +216,8 @@ class Planning {
     int64_t kv_least = 0, kv_most = 0;
     if (engine_is_here()) {
       const SparsePolicy sparse = sparse_policy(settings_.rollout.sparse, at::kCUDA);
-      const auto page =
-          static_cast<double>(KvStorage::bytes_per_page(policy_, scalar_type_of(profile_.dtype), sparse));
+      const auto page = static_cast<double>(
+          KvStorage::bytes_per_page(policy_, scalar_type_of(profile_.dtype), sparse, at::kCUDA));
       const auto bytes_of = [&](int64_t tokens) {
         return static_cast<int64_t>(page * static_cast<double>(ceil_div(tokens, kPageTokens)));
       };

@@ -8,7 +8,7 @@
 namespace at::cuda {
 
 struct DeviceProperties {
-  const char* name = "emulated H100";
+  const char* name = "emulated H100 HBM3";  // a GPU with a built-in profile
   size_t sharedMemPerBlockOptin = 227 << 10;
 };
 
