@@ -81,7 +81,8 @@ function(bough_emulation variant)
   list(TRANSFORM parts REPLACE ".+" "${emulation_source}/\\0.cpp")
   bough_emulation_objects(${variant} objects FLAGS -O3 ${ARG_DEFINITIONS} SOURCES ${ARG_SOURCES} ${parts})
   list(APPEND objects ${kernel_objects} ${op_objects})
-  bough_emulation_objects(${variant} main_object FLAGS ${ARG_FLAGS} SOURCES ${emulation_source}/main.cpp)
+  bough_emulation_objects(${variant} options FLAGS ${ARG_FLAGS} SOURCES ${emulation_source}/sanitizers.cpp)
+  bough_emulation_objects(${variant} main FLAGS ${ARG_FLAGS} SOURCES ${emulation_source}/main.cpp)
 
   set(emulation_libs $<TARGET_FILE:bough_kernels> $<TARGET_FILE:bough_base> ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so
     ${BOUGH_TORCH_DIR}/lib/libc10.so ${BOUGH_TORCH_DIR}/lib/libgomp.so.1)
@@ -92,9 +93,9 @@ function(bough_emulation variant)
     COMMENT "Linking ${variant}/libbough_cuda.so" VERBATIM COMMAND_EXPAND_LISTS)
   set(programs "")
   foreach(program ${ARG_PROGRAMS})
-    set(with "")
+    set(with ${options})
     if(program MATCHES "_test$")
-      set(with ${main_object})
+      list(APPEND with ${main})
     endif()
     if(program STREQUAL kernels_test)
       bough_emulation_objects(${variant} order_test FLAGS ${ARG_FLAGS} SOURCES ${emulation_source}/host_order_test.cpp)
@@ -107,7 +108,7 @@ function(bough_emulation variant)
 endfunction()
 
 bough_emulation(cuda_emulation ALL FLAGS ${emulation_sanitizers} DEFINITIONS -DBOUGH_EMULATION_ASAN
-  PROGRAMS kernels_test train_test rollout_test run_test bough)
+  PROGRAMS kernels_test train_test rollout_test bough)
 # The race detector instead of the sanitizers. The optimiser must not join accesses of different threads' bytes.
 bough_emulation(cuda_races PROGRAMS kernels_test FLAGS -O1 DEFINITIONS -DBOUGH_EMULATION_RACES SOURCES ${emulation_source}/races.cpp
   KERNEL_FLAGS -fsanitize=thread -fno-threadsafe-statics -fno-vectorize -fno-slp-vectorize

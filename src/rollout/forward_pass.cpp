@@ -33,6 +33,24 @@ PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_l
           .max_tokens = num_tokens};
 }
 
+static int64_t num_graph_parts(const PagedShape& shape, int64_t max_decode) {
+  return decode_capacities(max_decode, shape.num_kv_heads, true, true).max_rows;
+}
+
+int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode) {
+  const PagedShape shape{config.num_heads, config.num_kv_heads, config.head_dim, at::kFloat, at::kMeta};
+  const int64_t largest = rounded_decode_size(max_decode);
+  auto bytes =
+      static_cast<int64_t>(PagedPlan::make_parts(shape, num_graph_parts(shape, largest)).nbytes());
+  for (int64_t size = 1; size <= largest; size = rounded_decode_size(size + 1))
+    for (const bool has_large : {false, true})
+      for (const bool has_merges : {false, true}) {
+        const PagedLayout layout = decode_capacities(size, shape.num_kv_heads, has_large, has_merges);
+        bytes += int64_t{sizeof(int32_t)} * (layout.pages() + size * pages_for(config.max_length()));
+      }
+  return bytes;
+}
+
 at::Tensor PagedContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                                 const at::Tensor& v_TGH) {
   BOUGH_CHECK(layer >= 0 && layer < storage_.num_layers(), "layer ", layer, " of ", storage_.num_layers());
@@ -174,10 +192,7 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& wo
   Captured& pass = graphs_[key];
   if (pass.attention) return pass.graph && pass.attention->plan().set_work(work) ? &pass : nullptr;
   const int64_t num_groups = shape_.num_kv_heads;
-  if (!parts_.defined()) {
-    const int64_t num_parts = decode_capacities(max_decode_, num_groups, true, true).max_rows;
-    parts_ = PagedPlan::make_parts(shape_, num_parts);
-  }
+  if (!parts_.defined()) parts_ = PagedPlan::make_parts(shape_, num_graph_parts(shape_, max_decode_));
   const int64_t max_pages = size * pages_for(model_.config().max_length());
   pass.attention = std::make_unique<PagedContext>(
       storage_,

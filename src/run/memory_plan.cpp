@@ -13,6 +13,7 @@
 #include "models/lora_settings.h"
 #include "plan/plan.h"
 #include "rollout/embedded_engine.h"
+#include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
 #include "run/run_components.h"
 
@@ -27,8 +28,8 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kContextBytes = 768 * kMiB;
 constexpr int64_t kWorkspaceBytes = 4 * 32 * kMiB;
 constexpr int64_t kNcclBytes = 512 * kMiB;
-// Recorded kernels, page tables and partial results of the captured decoding passes.
-constexpr int64_t kGraphBytes = 256 * kMiB;
+// The kernels of recorded decoding passes. Assumed as well.
+constexpr int64_t kGraphBytes = 192 * kMiB;
 // Share of the device's total memory for gaps between the allocator's blocks.
 constexpr double kReserveShare = 0.03;
 // Tokens of a prompt, where the settings do not bound them.
@@ -185,7 +186,9 @@ class Planning {
     // Logits, and their fp32 copy for sampling.
     generation_bytes_ = tokens * forward_bytes_per_token(policy_) +
                         logits * (1 + policy_.accumulator_bytes / policy_.element_bytes);
-    add("graphs of decoding", kGraphBytes + running * forward_bytes_per_token(policy_), 0);
+    add("recorded kernels", kGraphBytes, 0, "assumed");
+    add("graphs of decoding",
+        decode_graph_bytes(policy_, running) + running * forward_bytes_per_token(policy_), 0);
   }
 
   // A group of the longest samples, as the settings bound them.

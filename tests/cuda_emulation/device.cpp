@@ -2,8 +2,9 @@
 // thread that queues it. host_order.h checks the order that streams and events give it.
 //
 // Environment variables: BOUGH_EMULATED_CUDA, without which there is no device; BOUGH_EMULATED_MEMORY, the
-// bytes of the device; BOUGH_EMULATED_PEAK, a file to which the peak of the memory in use is written when the
-// process ends.
+// bytes of the device; BOUGH_EMULATED_WITHHELD, how many of them no tensor gets (a GPU has a context there,
+// workspaces of libraries and gaps between allocations); BOUGH_EMULATED_PEAK, a file to which the peak of the
+// memory in use is written when the process ends.
 #include "device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -29,6 +30,11 @@ constexpr size_t kBlockBytes = 512;  // libtorch rounds up to a multiple
 
 bool is_wanted() {
   return std::getenv("BOUGH_EMULATED_CUDA") != nullptr;
+}
+
+size_t bytes_of(const char* variable, size_t otherwise) {
+  const char* const given = std::getenv(variable);
+  return given ? std::strtoull(given, nullptr, 10) : otherwise;
 }
 
 class DeviceAllocator final : public c10::DeviceAllocator {
@@ -109,7 +115,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
 
   // The memory ends after `bytes`, of which `rounded` count.
   void* allocate_block(size_t bytes, size_t rounded, PoolId pool) {
-    TORCH_CHECK_WITH(OutOfMemoryError, reserved() + rounded <= total_, "CUDA out of memory. Tried to allocate ",
+    TORCH_CHECK_WITH(OutOfMemoryError, reserved() + rounded <= total_ - withheld_, "CUDA out of memory. Tried to allocate ",
                      rounded, " bytes; ", reserved(), " of ", total_, " are in use (emulated device)");
     void* const data = allocate_device_memory(bytes);
     blocks_[data] = {rounded, pool};
@@ -134,10 +140,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   size_t reserved() const { return static_cast<size_t>(stats_.reserved_bytes[0].current); }
 
   static thread_local PoolId pool_;  // of which the thread's allocations come
-  const size_t total_ = [] {
-    const char* const given = std::getenv("BOUGH_EMULATED_MEMORY");
-    return given ? std::strtoull(given, nullptr, 10) : kDefaultBytes;
-  }();
+  const size_t total_ = bytes_of("BOUGH_EMULATED_MEMORY", kDefaultBytes);
+  const size_t withheld_ = bytes_of("BOUGH_EMULATED_WITHHELD", 0);
   std::mutex mutex_;
   std::unordered_map<void*, Block> blocks_;
   std::map<PoolId, Pool> pools_;

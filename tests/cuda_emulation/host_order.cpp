@@ -107,7 +107,10 @@ void memory_allocated(const void* begin, size_t bytes, MemoryKind kind, int stre
   State& s = state();
   const std::lock_guard lock(s.mutex);
   const auto* const at = static_cast<const char*>(begin);
-  s.allocations[at] = {++s.last_number, at, bytes, kind, static_cast<size_t>(stream), {}, {}};
+  const auto of = static_cast<size_t>(stream);
+  Allocation& added = s.allocations[at] = {++s.last_number, at, bytes, kind, of, {}, {}};
+  if (kind == MemoryKind::kDevice)
+    added.records.push_back({at, at + bytes, /*is_write=*/true, of, s.clocks[of][of], "its former owner"});
 }
 
 void memory_freed(const void* begin) {

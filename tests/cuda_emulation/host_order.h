@@ -30,7 +30,7 @@ struct Access {
 enum class MemoryKind { kDevice, kPinned };
 
 // `stream`: on which device memory was allocated. Once it is freed, work that is queued on this stream later
-// may get the memory again.
+// may get the memory again. So new memory counts as memory that earlier work of the stream may still use.
 void memory_allocated(const void* begin, size_t bytes, MemoryKind kind, int stream);
 // Device memory must not be in use by other streams, unless stream_uses() named them. Pinned memory may be in
 // use by copies: libtorch's allocator waits for them before the memory is used again.

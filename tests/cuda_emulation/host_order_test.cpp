@@ -90,6 +90,19 @@ TEST_F(CudaOrder, MemoryThatAnotherStreamUsesIsFreedOnlyAfterwardsOrWithRecordSt
   EXPECT_DEATH(program(false, false), "allocated on stream 0, is freed while copy_ on stream [0-9]+ reads it");
 }
 
+TEST_F(CudaOrder, NewMemoryMayStillBeInUseByEarlierWorkOfItsStream) {
+  const auto program = [](bool waits) {
+    ones().add_(1);  // freed here, while add_ may still run
+    const at::Tensor x = at::empty({100}, at::TensorOptions(at::kCUDA));
+    const c10::Stream other = side();
+    if (waits) order(current(), other);
+    on(other, [&] { x.fill_(1); });
+    order(other, current());
+  };
+  program(true);
+  EXPECT_DEATH(program(false), "fill_.* writes .*while its former owner on stream 0");
+}
+
 TEST_F(CudaOrder, TheHostWritesToPinnedMemoryOnlyAfterTheCopyFromIt) {
   const auto program = [](bool waits) {
     const at::Tensor host = pinned(), x = ones();

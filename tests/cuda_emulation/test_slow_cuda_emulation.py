@@ -2,17 +2,14 @@
 race detector, and whether faults planted in the kernels are found."""
 
 import os
-import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from emulation_build import BUILD, ROOT, last_command
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-BUILD = Path(os.environ.get("BOUGH_BUILD_DIR", ROOT / "build"))
-NINJA = ROOT / ".venv" / "bin" / "ninja"
 CASES = "*cuda:*Cuda*"
 SHORT_CASES = CASES + ":-*OnLongPasses"
 REPEATED = "300000"  # threads of the longest launch that is repeated
@@ -35,8 +32,9 @@ def run(program, cases, repeated="0", timeout=3600):
     )
 
 
-def test_every_case_passes():
-    done = run(BUILD / "cuda_emulation" / "kernels_test", CASES, timeout=9000)
+@pytest.mark.parametrize("program", ["kernels_test", "train_test", "rollout_test"])
+def test_every_case_passes(program):
+    done = run(BUILD / "cuda_emulation" / program, CASES, timeout=9000)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
@@ -165,15 +163,3 @@ def test_a_planted_fault_is_found(planted, tmp_path):
     repeated = REPEATED if planted.variant == "cuda_emulation" else "0"
     done = run(program, planted.cases, repeated)
     assert done.returncode != 0, f"{planted.name} was not found:\n{done.stdout[-2000:]}"
-
-
-def last_command(target):
-    """The command that builds a target, without ninja's changes of folder and of the list of headers."""
-    listed = subprocess.run(
-        [NINJA, "-C", BUILD, "-t", "commands", "-s", os.path.relpath(target, BUILD)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    parts = listed.stdout.strip().splitlines()[-1].split(" && ")
-    return next(part for part in parts if "clang" in shlex.split(part)[0] or "clang++" in part)

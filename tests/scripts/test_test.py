@@ -1,6 +1,7 @@
 """scripts/test with made-up runners: what it counts, what it prints last, and how it ends."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -116,11 +117,13 @@ def test_tests_on_the_emulated_device_are_counted(checkout: Checkout):
     build = checkout.root / "build"
     (build / "CMakeCache.txt").write_text("BOUGH_CUDA_EMULATION:BOOL=ON\n")
     status, last, text = checkout.run("cuda_emulation")
-    assert (status, last) == (1, "0 passed, 1 failed, 0 skipped"), f"the program is not built: {text}"
+    assert (status, last) == (1, "0 passed, 3 failed, 0 skipped"), f"the programs are not built: {text}"
     (build / "cuda_emulation").mkdir()
+    for name in ("train_test", "rollout_test"):
+        shutil.copy(checkout.programs / "kernels_test", build / "cuda_emulation" / name)
     (checkout.programs / "kernels_test").rename(build / "cuda_emulation" / "kernels_test")
     status, last, text = checkout.run("cuda_emulation")
-    assert (status, last) == (0, "2 passed, 0 failed, 0 skipped"), text
+    assert (status, last) == (0, "6 passed, 0 failed, 0 skipped"), text
 
 
 def test_goes_on_after_a_failure_and_shows_it(checkout: Checkout):
