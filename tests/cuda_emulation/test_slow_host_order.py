@@ -54,7 +54,7 @@ FAULTS = [
         "",
         "train_test",
         "*HostCopiesOn*cuda",
-        "nothing orders",
+        "is freed while",
     ),
     Fault(
         "source_freed_during_the_copy",
@@ -82,6 +82,15 @@ FAULTS = [
         "train_test",
         "*OptimizerOn.StepsOfAnOffloadedStateAreTheCpus*cuda",
         "nothing orders",
+    ),
+    Fault(
+        "engine_begins_before_the_weights_are_there",
+        "src/kernels/common/priority_stream.cpp",
+        "synchronize(device);",
+        "",
+        "kernels_test",
+        "CudaPriorityStream.*",
+        "waits for no event on stream 0",
     ),
     Fault(
         "pinned_piece_read_before_it_arrives",

@@ -33,6 +33,15 @@ TEST_F(CudaPriorityStream, DoesNotWaitForAnotherThreadsWork) {
   EXPECT_EQ(guard.getStream(guard.getDevice()), before) << "only the thread's own stream changes";
 }
 
+TEST_F(CudaPriorityStream, SeesWhatOtherStreamsHadQueued) {
+  const at::Tensor x = on_gpu(at::ones({1 << 20}));
+  x.add_(1);
+  std::thread([&] {
+    use_priority_stream(at::kCUDA);
+    EXPECT_EQ(x.sum().item<float>(), 2 << 20);
+  }).join();
+}
+
 TEST(PriorityStream, IsTheCpuItselfOnACpu) {
   EXPECT_NO_THROW(use_priority_stream(at::kCPU));
 }
