@@ -13,6 +13,7 @@
 #include <numeric>
 #include <random>
 
+#include "lock.h"
 #include "memory.h"
 
 #ifdef BOUGH_EMULATION_ASAN
@@ -229,7 +230,7 @@ void meet(Meeting meeting, const void* in, void* out, void (*compute)(const void
 }
 
 void run(dim3 grid, dim3 threads, int64_t shared_bytes, const std::function<void()>& kernel) {
-  static std::mutex mutex;
+  static Lock mutex;
   const std::lock_guard lock(mutex);
   const unsigned num_threads = threads.x * threads.y * threads.z;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || num_threads == 0 ||

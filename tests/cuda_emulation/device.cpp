@@ -18,6 +18,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "lock.h"
 #include "memory.h"
 #include "pinned_memory.h"
 #include "recording.h"
@@ -142,7 +143,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   static thread_local PoolId pool_;  // of which the thread's allocations come
   const size_t total_ = bytes_of("BOUGH_EMULATED_MEMORY", kDefaultBytes);
   const size_t withheld_ = bytes_of("BOUGH_EMULATED_WITHHELD", 0);
-  std::mutex mutex_;
+  Lock mutex_;
   std::unordered_map<void*, Block> blocks_;
   std::map<PoolId, Pool> pools_;
   std::atomic<uint64_t> last_pool_ = 0;

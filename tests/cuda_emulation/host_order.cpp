@@ -5,8 +5,11 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unordered_map>
 
 #include "block.h"
+#include "host_threads.h"
+#include "lock.h"
 
 namespace bough::emulation {
 
@@ -36,8 +39,10 @@ struct Allocation {
 };
 
 struct State {
-  std::mutex mutex;
-  std::array<Clock, kStreams + 1> clocks = {};
+  Lock mutex;
+  std::array<Clock, kStreams> clocks = {};
+  Clock known = {};  // what any thread of the host has waited for
+  std::unordered_map<const void*, Clock> mutexes;
   std::map<const char*, Allocation> allocations;  // by begin
   uint64_t last_number = 0;
 
@@ -59,6 +64,35 @@ State& state() {
 void join(Clock& clock, const Clock& other) {
   for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], other[i]);
 }
+
+// What the calling thread knows. The state must be locked.
+struct HostThread {
+  bool has_begun = false;
+  Clock clock = {};
+};
+thread_local HostThread host_thread;
+Clock& host_clock(const State& s) {
+  if (!host_thread.has_begun) host_thread = {true, s.known};
+  return host_thread.clock;
+}
+
+void releases(const void* mutex) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  join(s.mutexes[mutex], host_clock(s));
+}
+void acquires(const void* mutex) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (const auto found = s.mutexes.find(mutex); found != s.mutexes.end()) join(host_clock(s), found->second);
+}
+void joined() {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  join(host_clock(s), s.known);
+}
+constexpr ThreadOrder kThreadOrder{releases, acquires, joined};
+[[maybe_unused]] const bool has_order = (bough_emulation_thread_order.store(&kThreadOrder), true);
 
 std::string name_of(size_t actor) {
   return actor == kHost ? "the host" : "stream " + std::to_string(actor);
@@ -120,7 +154,7 @@ void memory_freed(const void* begin) {
   if (found == s.allocations.end()) return;
   const Allocation& freed = found->second;
   Clock clock = s.clocks[freed.stream];
-  join(clock, s.clocks[kHost]);
+  join(clock, host_clock(s));
   for (const Record& use : freed.records)
     if (freed.kind == MemoryKind::kDevice && use.epoch > clock[use.by] && !freed.users.contains(use.by))
       fail((text_of(freed) + ", allocated on " + name_of(freed.stream) + ", is freed while " + use.op +
@@ -149,7 +183,7 @@ void stream_works(int stream, const char* op, const std::vector<Access>& accesse
   const std::lock_guard lock(s.mutex);
   const auto by = static_cast<size_t>(stream);
   Clock& clock = s.clocks[by];
-  join(clock, s.clocks[kHost]);
+  join(clock, host_clock(s));
   ++clock[by];
   for (const Access& access : accesses) {
     Allocation* const of = access.bytes > 0 ? s.find(access.begin) : nullptr;
@@ -166,14 +200,14 @@ void host_accesses(const void* address, bool is_write) {
   const std::lock_guard lock(s.mutex);
   const auto* const at = static_cast<const char*>(address);
   if (const Allocation* const of = s.find(address))
-    check(*of, {at, at + 1, is_write, kHost, 0, "an access"}, s.clocks[kHost]);
+    check(*of, {at, at + 1, is_write, kHost, 0, "an access"}, host_clock(s));
 }
 
 Clock clock_of(int stream) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
   Clock clock = s.clocks[static_cast<size_t>(stream)];
-  join(clock, s.clocks[kHost]);
+  join(clock, host_clock(s));
   return clock;
 }
 
@@ -186,7 +220,8 @@ void stream_waits(int stream, const Clock& event) {
 void host_waits(const Clock& event) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  join(s.clocks[kHost], event);
+  join(host_clock(s), event);
+  join(s.known, event);
 }
 
 void host_waits_for_stream(int stream) {

@@ -1,11 +1,12 @@
 // Checks the order of work on the emulated device. The stand-in runs all work at once, in the order in which
 // the host queues it. A GPU runs the work of different streams in any order that events and waits allow, and
-// the host goes on meanwhile. This file keeps a vector clock for each stream and for the host, and the last
-// accesses to each allocation. Two accesses to the same bytes, one of them a write, must be ordered by the
-// order within a stream, by events or by waits of the host; else the process ends with a message.
+// the host goes on meanwhile. This file keeps a vector clock for each stream and for each thread of the host,
+// and the last accesses to each allocation. Two accesses to the same bytes, one of them a write, must be
+// ordered by the order within a stream, by events or by waits of the host; else the process ends with a
+// message.
 //
-// All threads of the host share one clock: their order among themselves is that of the run. The thread
-// sanitizer checks them (make tsan-torch).
+// A thread knows what it has waited for itself, what other threads had waited for when they gave back a mutex
+// that it took later, and at its begin and when it joins a thread, what any thread had waited for.
 #pragma once
 
 #include <array>
@@ -18,8 +19,8 @@ namespace bough::emulation {
 // Stream 0 is the default stream. Like CUDA, each pool has 32 streams, which are handed out in turn.
 constexpr int kPoolStreams = 32, kStreams = 1 + 2 * kPoolStreams;
 
-// For each stream and for the host (the last element): how much of its work is known to be done.
-using Clock = std::array<uint64_t, kStreams + 1>;
+// For each stream: how much of its work is known to be done.
+using Clock = std::array<uint64_t, kStreams>;
 
 struct Access {
   const void* begin;
@@ -48,7 +49,7 @@ void host_accesses(const void* address, bool is_write);
 // Edges.
 Clock clock_of(int stream);  // for an event that is recorded on the stream
 void stream_waits(int stream, const Clock& event);
-void host_waits(const Clock& event);
+void host_waits(const Clock& event);  // the calling thread
 void host_waits_for_stream(int stream);
 void host_waits_for_device();
 

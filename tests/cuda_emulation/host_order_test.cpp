@@ -6,9 +6,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <optional>
+#include <thread>
 
 #include "kernels/adamw/adamw.h"
 #include "kernels/common/cuda_library.h"
@@ -182,6 +185,37 @@ TEST_F(CudaOrder, OpsOfBoughAreOrderedToo) {
   };
   program(true);
   EXPECT_DEATH(program(false), "bough::sum_of_squares on stream [0-9]+ reads");
+}
+
+// One thread writes on its stream, waits, and hands the tensor over. Another thread, which has begun before,
+// reads it on a stream of its own.
+TEST_F(CudaOrder, AThreadKnowsWhatAnotherHadWaitedForThroughAMutex) {
+  const auto program = [](bool hands_over) {
+    const at::Tensor x = ones(), y = ones();
+    std::mutex mutex, unrelated;
+    std::atomic<int> turn = 0;
+    std::thread reader([&] {
+      const c10::Stream own = side();
+      on(own, [&] { at::zeros({1}, at::TensorOptions(at::kCUDA)); });
+      turn = 1;
+      while (turn != 2) std::this_thread::yield();
+      std::mutex& taken = hands_over ? mutex : unrelated;
+      taken.lock();
+      taken.unlock();
+      on(own, [&] { y.copy_(x); });
+      own.synchronize();
+    });
+    while (turn != 1) std::this_thread::yield();
+    mutex.lock();
+    x.add_(1);
+    current().synchronize();
+    mutex.unlock();
+    turn = 2;
+    reader.join();
+    EXPECT_EQ(y[99].item<float>(), 2);
+  };
+  program(true);
+  EXPECT_DEATH(program(false), "copy_ on stream [0-9]+ reads .*aten::add.* on stream 0 writes");
 }
 
 // Copies of parts of one buffer do not wait for each other, and a part may be read before others arrive.

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "block.h"
+#include "lock.h"
 #include "races.h"
 
 #ifdef BOUGH_EMULATION_ASAN
@@ -23,7 +24,7 @@ namespace {
 constexpr size_t kAlignment = 256;  // as cudaMalloc
 constexpr int64_t kMaxSharedBytes = 228 << 10;
 
-std::mutex mutex;
+Lock mutex;
 std::map<char*, size_t>& allocations() {
   static auto* const instance = new std::map<char*, size_t>;
   return *instance;

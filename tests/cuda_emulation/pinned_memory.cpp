@@ -16,10 +16,10 @@ namespace bough::emulation {
 
 namespace {
 
-std::mutex copies_mutex;  // of StreamsPinnedAccess
+Lock copies_mutex;  // of StreamsPinnedAccess
 
 struct Pinned {
-  std::mutex mutex;
+  Lock mutex;
   std::map<const char*, size_t> bytes_of;  // whole pages
 };
 Pinned& pinned() {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <mutex>
 
+#include "lock.h"
+
 namespace bough::emulation {
 
 void* allocate_pinned_memory(size_t bytes);
@@ -22,7 +24,7 @@ class StreamsPinnedAccess {
   StreamsPinnedAccess& operator=(const StreamsPinnedAccess&) = delete;
 
  private:
-  const std::lock_guard<std::mutex> lock_;
+  const std::lock_guard<Lock> lock_;
   char* const begin_;
   const size_t bytes_;
   const bool is_write_;
