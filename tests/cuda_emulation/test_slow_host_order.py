@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from emulation_build import BUILD, ROOT, last_command, run_command
+from runs.run_util import write_experiment
 
 FOLDER = BUILD / "cuda_emulation"
 
@@ -19,14 +20,15 @@ def built():
 
 @dataclass(frozen=True)
 class Fault:
-    """`old` becomes `new` in a file. `cases` of the program then end with a message that has `expected`."""
+    """`old` becomes `new` in a file. `cases` of the test program, or a run of `bough` with the settings `cases`, then
+    end with a message that has `expected`."""
 
     name: str
     file: str
     old: str
     new: str
     program: str
-    cases: str
+    cases: str | dict
     expected: str
 
 
@@ -120,6 +122,15 @@ FAULTS = [
         "a graph is replayed after memory that it uses was freed",
     ),
     Fault(
+        "engine_writes_to_the_weights_that_are_trained",
+        "src/rollout/copied_weights.cpp",
+        "    parameter->value = parameter->value.clone();\n",
+        "",
+        "bough",
+        {"device": "cuda", "rollout.max_head_offpolicyness": 2},
+        "nothing orders",
+    ),
+    Fault(
         "result_of_a_recording_read_too_early",
         GRAPHS,
         "    order(stream, current);\n  }\n  void replay",
@@ -131,9 +142,8 @@ FAULTS = [
 ]
 
 
-def planted_object(fault, folder):
-    """Compiles the file with the fault. Returns the command that links the program or, for a file of the CUDA library,
-    the library, and the file that it writes."""
+def plant(fault, folder):
+    """Compiles the file with the fault, and links the program or, for a file of the CUDA library, the library."""
     path = ROOT / fault.file
     text = path.read_text()
     assert text.count(fault.old) == 1, f"{fault.file} has not one {fault.old!r}; plant the fault elsewhere"
@@ -165,16 +175,22 @@ def planted_object(fault, folder):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault, tmp_path):
-    planted_object(fault, tmp_path)
+def test_a_planted_fault_is_found(fault, bough, tmp_path):
+    plant(fault, tmp_path)
+    if fault.program == "bough":
+        write_experiment(bough, **fault.cases)
+        arguments = ["train", "config.yaml"]
+    else:
+        arguments = [f"--gtest_filter={fault.cases}", "--gtest_brief=1"]
     done = subprocess.run(
-        [tmp_path / fault.program, f"--gtest_filter={fault.cases}", "--gtest_brief=1"],
+        [tmp_path / fault.program, *arguments],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         errors="replace",
         timeout=900,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "BOUGH_EMULATED_CUDA": "1", "BOUGH_EMULATED_MEMORY": "2000000000"},
     )
     assert done.returncode != 0, f"{fault.name} was not found:\n{done.stdout[-2000:]}"
     assert "CUDA emulation: " in done.stderr and fault.expected in done.stderr, done.stderr[-3000:]
