@@ -227,8 +227,10 @@ int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t gate_up = tokens * width * element +
                           std::max(product(tokens, 2 * inner, width),
                                    tokens * width * element + weight_gradient(tokens, 2 * inner, width));
-  // An adapter's term, in addition to the tensor that it is added to, and the gradients of its slices.
-  const int64_t adapters = shape_.is_frozen() ? tokens * (4 * inner + width) * element : 0;
+  // An adapter's inner products, on the CPU also its term, in addition to the tensor that it is added to, and
+  // copies of the gradients of its slices. cuBLAS adds to the tensor and reads the slices in place.
+  const int64_t of_slices = kernels_.on_gpu() ? 0 : 4 * inner;
+  const int64_t adapters = shape_.is_frozen() ? tokens * (of_slices + width) * element : 0;
   return tokens * width * element + std::max(down, gate_up) + adapters;
 }
 

@@ -116,6 +116,15 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
   }
 }
 
+// An engine thread with a stream of its own may have queued work on memory that was allocated on another
+// stream, whose next work would get the memory at once.
+EmbeddedEngine::~EmbeddedEngine() {
+  try {
+    synchronize(model_.device());
+  } catch (const std::exception&) {  // the device is lost, and so is the work
+  }
+}
+
 void EmbeddedEngine::submit(GenerationRequest request) {
   check_request(request, limits_);
   if (!request.sampling.stop.empty() && !options_.token_bytes) {

@@ -89,6 +89,7 @@ class EmbeddedEngine : public Engine {
   // Throws UserError if kv_memory is below one page or a stop token is outside the vocabulary. Throws
   // UserError if the model or device does not support the sparse settings.
   EmbeddedEngine(const Model& model, EmbeddedEngineOptions options);
+  ~EmbeddedEngine() override;  // waits for the device
 
   // Throws UserError as Engine::submit() says. Also if one sample alone could exceed kv_memory, if a request
   // with this id is in flight, or if there are stop strings but no token_bytes.

@@ -1,5 +1,8 @@
 // Generation with 8-bit weights: the results are those of the quantized model, are close to the source
 // model's, and follow its weight updates.
+#include <thread>
+
+#include "kernels/common/priority_stream.h"
 #include "models/quantized_model.h"
 #include "rollout/rollout_test_util.h"
 
@@ -61,6 +64,17 @@ TEST_P(Quantization, GreedyIsTheArgmaxUnlessTwoLogitsAreClose) {
       }
     }
   EXPECT_GT(same, tokens_seen * 9 / 10) << "of " << tokens_seen;
+}
+
+using CudaQuantization = OnCuda;
+
+TEST_F(CudaQuantization, AnEngineKeepsItsMemoryUntilItsThreadsWorkIsDone) {
+  const auto model = small_rollout_model(at::kFloat, 5, small_config(), at::kCUDA);
+  EmbeddedEngine engine(*model, int8_options());
+  std::thread([&] {
+    use_priority_stream(at::kCUDA);
+    engine.update_weights({1, model.get()});  // quantizes them on the thread's stream
+  }).join();
 }
 
 TEST_P(Quantization, NewWeightsAreQuantizedAgain) {

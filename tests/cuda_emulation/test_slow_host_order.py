@@ -122,6 +122,15 @@ FAULTS = [
         "a graph is replayed after memory that it uses was freed",
     ),
     Fault(
+        "engine_destroyed_while_its_thread_has_work",
+        "src/rollout/embedded_engine.cpp",
+        "synchronize(model_.device());",
+        "",
+        "rollout_test",
+        "CudaQuantization.*",
+        "is freed while",
+    ),
+    Fault(
         "engine_writes_to_the_weights_that_are_trained",
         "src/rollout/copied_weights.cpp",
         "    parameter->value = parameter->value.clone();\n",
