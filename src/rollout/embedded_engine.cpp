@@ -137,11 +137,11 @@ void EmbeddedEngine::submit(GenerationRequest request) {
       std::min(prompt_length + request.sampling.max_new_tokens, model_.config().max_length());
   const int64_t needed = pages_for(longest) + 1;  // one more: each sample copies the prompt's last page
   if (needed > scheduler_.pool().max_pages()) {
-    throw UserError(str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
-                        needed * KvStorage::bytes_per_page(model_.config(), model_.dtype(), sparse_,
-                                                           model_.device()),
-                        " bytes of keys and values; raise rollout.kv_memory (now ",
-                        options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
+    throw UserError(
+        str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
+            needed * KvStorage::bytes_per_page(model_.config(), model_.dtype(), sparse_, model_.device()),
+            " bytes of keys and values; raise rollout.kv_memory (now ",
+            options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
   }
   // check_request has checked that these ids are inside the vocabulary.
   std::vector<int32_t> stop_tokens(request.sampling.stop_token_ids.begin(),

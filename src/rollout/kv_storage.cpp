@@ -95,8 +95,8 @@ PageChoices KvStorage::kept_choices(std::span<const int32_t> pages, int64_t num_
   return kept;
 }
 
-int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
-                                  const SparsePolicy& sparse, at::Device device) {
+int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype, const SparsePolicy& sparse,
+                                  at::Device device) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   const PagedShape shape{.num_kv_heads = config.num_kv_heads, .head_dim = config.head_dim, .device = device};
   const int64_t keys_and_values =

@@ -1,4 +1,4 @@
-"""Whether the emulated device finds faults planted in the order of work on streams (docs/cuda_emulation.md)."""
+"""Whether the emulated device finds faults planted in the order of work (docs/cuda_emulation.md)."""
 
 import os
 import shlex
@@ -11,6 +11,7 @@ from emulation_build import BUILD, ROOT, last_command, run_command
 from runs.run_util import write_experiment
 
 FOLDER = BUILD / "cuda_emulation"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "BOUGH_EMULATED_CUDA": "1", "BOUGH_EMULATED_MEMORY": "2000000000"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,8 +21,8 @@ def built():
 
 @dataclass(frozen=True)
 class Fault:
-    """`old` becomes `new` in a file. `cases` of the test program, or a run of `bough` with the settings `cases`, then
-    end with a message that has `expected`."""
+    """`old` becomes `new` in a file. `cases` of the test program, or a run of `bough` with the settings
+    `cases`, then end with a message that has `expected`."""
 
     name: str
     file: str
@@ -152,7 +153,7 @@ FAULTS = [
 
 
 def plant(fault, folder):
-    """Compiles the file with the fault, and links the program or, for a file of the CUDA library, the library."""
+    """Compiles the file with the fault. Links the program or, for a file of the CUDA library, the library."""
     path = ROOT / fault.file
     text = path.read_text()
     assert text.count(fault.old) == 1, f"{fault.file} has not one {fault.old!r}; plant the fault elsewhere"
@@ -161,22 +162,24 @@ def plant(fault, folder):
     if path.name.endswith("cuda_ops.cpp"):
         ops = folder / "ops.cpp"
         ops.write_text((FOLDER / "ops.cpp").read_text().replace(str(path), str(planted)))
-        built, source, linked = FOLDER / "objects" / "ops.cpp.o", FOLDER / "ops.cpp", "libbough_cuda.so"
-        command = last_command(built).replace(f"-c {source}", f"-c {ops}").replace("-MF ", "-MF /dev/null -MF ")
+        built, linked = FOLDER / "objects" / "ops.cpp.o", "libbough_cuda.so"
+        command = last_command(built).replace(f"-c {FOLDER}/ops.cpp", f"-c {ops}")
+        command = command.replace(f"-MF {built}.d", "-MF /dev/null")
         run_command(command.replace(f"-o {built}", f"-o {compiled}"))
         link = last_command(FOLDER / linked)
         for name in (str(built), os.path.relpath(built, BUILD)):
             link = link.replace(f" {name} ", f" {compiled} ")
     else:
-        module = fault.file.split("/")[1]
-        words = shlex.split(last_command(BUILD / "CMakeFiles" / f"bough_{module}.dir" / "Unity" / "unity_0_cxx.cxx.o"))
+        objects = BUILD / "CMakeFiles" / f"bough_{fault.file.split('/')[1]}.dir"
+        words = shlex.split(last_command(objects / "Unity" / "unity_0_cxx.cxx.o"))
         words[words.index("-c") + 1] = str(planted)
         words[words.index("-o") + 1] = str(compiled)
         words[words.index("-MF") + 1] = "/dev/null"
         run_command(shlex.join(words))
         linked = fault.program
         # The first of several definitions counts.
-        link = last_command(FOLDER / linked).replace(" -rdynamic ", f" {compiled} -Wl,-z,muldefs -rdynamic ", 1)
+        link = last_command(FOLDER / linked)
+        link = link.replace(" -rdynamic ", f" {compiled} -Wl,-z,muldefs -rdynamic ", 1)
     run_command(link.replace(f"-o {FOLDER / linked}", f"-o {folder / linked}"))
     for name in ("libbough_cuda.so", fault.program):
         if not (folder / name).exists():
@@ -199,7 +202,7 @@ def test_a_planted_fault_is_found(fault, bough, tmp_path):
         errors="replace",
         timeout=900,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "BOUGH_EMULATED_CUDA": "1", "BOUGH_EMULATED_MEMORY": "2000000000"},
+        env={**os.environ, **ENVIRONMENT},
     )
     assert done.returncode != 0, f"{fault.name} was not found:\n{done.stdout[-2000:]}"
     assert "CUDA emulation: " in done.stderr and fault.expected in done.stderr, done.stderr[-3000:]

@@ -1,5 +1,5 @@
-"""`bough train` on the emulated device (docs/cuda_emulation.md). Work of two threads on two streams, copies through
-pinned memory and recorded graphs must be ordered, or the run ends."""
+"""`bough train` on the emulated device (docs/cuda_emulation.md). Work of two threads on two streams, copies
+through pinned memory and recorded graphs must be ordered, or the run ends."""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
-"""Whole runs on the emulated device (docs/cuda_emulation.md): their peak of device memory against the memory plan
-(docs/gpu_memory.md), and runs on devices that are 1% smaller and larger than the least that the plan names."""
+"""Whole runs on the emulated device (docs/cuda_emulation.md): their peak of device memory against the memory
+plan (docs/gpu_memory.md), and runs on devices that are 1% smaller and larger than the least that the plan
+names."""
 
 import functools
 import json
@@ -8,11 +9,11 @@ import os
 import subprocess
 
 import pytest
-from run_util import to_yaml
+from run_util import ENVIRONMENT, to_yaml
 
 ENOUGH = 4_000_000_000
 
-# The emulated device has no context, libraries and gaps. Other rows with the note `assumed` are not measured either.
+# The emulated device has no context, libraries and gaps. Other rows with the note `assumed` are not measured.
 NOT_EMULATED = ("CUDA context and other programs", "reserve")
 RESERVE = 0.03  # of the device's memory
 
@@ -70,7 +71,7 @@ def run(program, folder, *arguments, ok=True, **environment):
         errors="replace",
         timeout=900,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in environment.items()}},
+        env={**os.environ, **ENVIRONMENT, **{name: str(value) for name, value in environment.items()}},
     )
     assert not ok or done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done
