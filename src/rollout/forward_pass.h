@@ -28,9 +28,9 @@ int64_t rounded_decode_size(int64_t num_tokens);
 // small), rows, merges and tokens, as paged_work.h defines them. `num_groups`: key/value heads. has_large,
 // has_merges: whether the pass has large items, and merges.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
-// Returns the bytes that the graphs of passes of up to `max_decode` tokens keep on the device: partial results
-// of attention, and for each graph the work of attention with page tables for the longest sequences. The
-// activations of a pass and the recorded kernels are not included.
+// Returns the bytes that the graphs of passes of up to `max_decode` tokens keep on the device: partial
+// results of attention, and for each graph the work of attention with page tables for the longest sequences.
+// The activations of a pass and the recorded kernels are not included.
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode);
 
 // Attention of a pass: each token attends to the pages of its sequence.

@@ -65,7 +65,7 @@ void join(Clock& clock, const Clock& other) {
   for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], other[i]);
 }
 
-// What the calling thread knows. The state must be locked.
+// The clock of the calling thread. The state must be locked.
 struct HostThread {
   bool has_begun = false;
   Clock clock = {};

@@ -18,8 +18,8 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  // Of the calling thread, from begin() to end(). Both throw std::runtime_error if they are called out of
-  // turn.
+  // Records the calling thread's work from begin() to end(). Both throw std::runtime_error if they are called
+  // out of turn.
   void begin();
   void end();
   bool is_active() const { return is_active_; }
