@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from emulation_build import BUILD, ROOT, last_command
+from emulation_build import BUILD, ROOT, last_command, run_command
 
 CASES = "*cuda:*Cuda*"
 SHORT_CASES = CASES + ":-*OnLongPasses"
@@ -156,8 +156,7 @@ def test_a_planted_fault_is_found(planted, tmp_path):
         command = command.replace(f"-o {target}", f"-o {output}")
         for name in (built, os.path.relpath(built, BUILD)):
             command = command.replace(f" {name} ", f" {object_file} ")
-        done = subprocess.run(["bash", "-c", command], cwd=BUILD, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_command(command)
     program = tmp_path / "kernels_test"
     shutil.copy(folder / "kernels_test", program)
     repeated = REPEATED if planted.variant == "cuda_emulation" else "0"
