@@ -83,5 +83,48 @@ TEST(ChildProcess, EndsAFunctionThatHangsAndTheProcessesThatItStarted) {
   ::close(ends[0]);
 }
 
+using Next = ChildProgram::Next;
+
+ChildProgram shell(const std::string& script) {
+  return {{"/bin/sh", "-c", script}, {{"BOUGH_ADDED", "1"}, {"HOME", "/nowhere"}}};
+}
+
+TEST(ChildProgram, ReportsByLines) {
+  ChildProgram program = shell("echo $BOUGH_ADDED $HOME; printf 'a\\nb\\nno line'; echo why >&2; exit 3");
+  std::string line;
+  for (const std::string expected : {"1 /nowhere", "a", "b"}) {
+    ASSERT_EQ(program.next_line(60, &line), Next::kLine);
+    EXPECT_EQ(line, expected);
+  }
+  EXPECT_EQ(program.next_line(60, &line), Next::kEnd);
+  EXPECT_EQ(program.end(), "ended with exit code 3");
+  EXPECT_EQ(program.end(), "ended with exit code 3");
+  EXPECT_EQ(program.errors(), "why\n");
+  ChildProgram done = shell("true");
+  EXPECT_EQ(done.next_line(60, &line), Next::kEnd);
+  EXPECT_EQ(done.end(), "");
+  ChildProgram crash = shell("kill -SEGV $$");
+  EXPECT_EQ(crash.next_line(60, &line), Next::kEnd);
+  expect_names(crash.end(), {"signal 11", "Segmentation fault"});
+  ChildProgram none({"/no/such/program"}, {});
+  EXPECT_EQ(none.next_line(60, &line), Next::kEnd);
+  EXPECT_EQ(none.end(), "ended with exit code 127");
+}
+
+TEST(ChildProgram, IsEndedWithTheProcessesThatItStarted) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  {
+    ChildProgram program = shell("trap '' TERM; sleep 1000 & echo begun; sleep 1000");
+    std::string line;
+    ASSERT_EQ(program.next_line(60, &line), Next::kLine);
+    EXPECT_EQ(program.next_line(0.1, &line), Next::kTimeout);
+  }
+  ::close(ends[1]);
+  char byte;
+  EXPECT_EQ(::read(ends[0], &byte, 1), 0) << "a process still has the write end";
+  ::close(ends[0]);
+}
+
 }  // namespace
 }  // namespace bough

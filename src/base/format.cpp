@@ -108,6 +108,16 @@ std::string format_significant(double value, int digits) {
   return print_number(value, digits, 'g');
 }
 
+std::string file_name_part(std::string_view text) {
+  std::string name;
+  for (const char c : text)
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    else if (!name.empty() && name.back() != '-') name += '-';
+  while (name.ends_with('-')) name.pop_back();
+  return name.substr(0, 120);
+}
+
 std::string format_shortest(double value) {
   std::array<char, 32> buffer;  // the longest is "-1.2345678901234567e-308", 24 characters
   const auto [end, code] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);

@@ -14,6 +14,9 @@ std::string format_count(double count);       // "987", "12.3k", "4.1M": tokens,
 std::string format_thousands(int64_t value);  // "1,234,567"
 std::string format_significant(double value, int digits = 4);  // "0.03125", "1.2e-05", "nan"
 
+// Text for use in a file name: lower-case letters, digits and single dashes, at most 120 characters.
+std::string file_name_part(std::string_view text);
+
 // The shortest text that reads back as exactly `value` ("1e-05", "0.1"); "nan", "inf", "-inf".
 std::string format_shortest(double value);
 
