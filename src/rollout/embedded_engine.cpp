@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "kernels/common/cuda_library.h"
 #include "kernels/common/device.h"
 #include "kernels/common/host_to_device.h"
 #include "models/checkpoint.h"
@@ -95,7 +96,12 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
               "rollout.batch_invariant is true, but the model is not batch-invariant");
   const PagedShape shape{model.config().num_heads, model.config().num_kv_heads, model.config().head_dim,
                          model.dtype(), model.device()};
-  if (sparse_.is_sparse() && !model.device().is_cpu() && !PagedPlan::on_cuda(shape))
+  const bool needs_kernel = sparse_.is_sparse() && !model.device().is_cpu();
+  if (needs_kernel && !has_cuda_kernel("bough::paged_attention_"))
+    throw UserError(str("rollout.sparse.budget is ", options_.settings.sparse.budget_text(),
+                        ", which on a GPU needs the kernel paged_attention_, but it is left out (`bough "
+                        "doctor`); expected none, or device cpu"));
+  if (needs_kernel && !PagedPlan::on_cuda(shape))
     throw UserError(str(
         "rollout.sparse.budget is ", options_.settings.sparse.budget_text(), ", but on ",
         model.device().str(), " pages are chosen only in fp32 or bf16 and with head_dim up to 256; got ",

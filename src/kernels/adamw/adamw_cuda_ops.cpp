@@ -42,6 +42,6 @@ void adamw_op(Tensor value, const OptionalTensor& master, Tensor exp_avg, Tensor
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("adamw_", TORCH_FN(bough::adamw_op));
-  m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares_op));
+  bough::register_cuda_kernel(m, "adamw_", TORCH_FN(bough::adamw_op));
+  bough::register_cuda_kernel(m, "sum_of_squares", TORCH_FN(bough::sum_of_squares_op));
 }

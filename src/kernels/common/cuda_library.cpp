@@ -1,11 +1,13 @@
 #include "kernels/common/cuda_library.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AllocatorConfig.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <string_view>
+#include <sstream>
 
 #include "base/build_id.h"
 #include "base/error.h"
@@ -30,8 +32,31 @@ fs::path find_cuda_library() {
   return find_run_time_library(kName);
 }
 
+std::vector<std::string> left_out_kernels() {
+  std::vector<std::string> names;
+  const char* const listed = std::getenv(kLeaveOutVariable);
+  std::istringstream list(listed ? listed : "");
+  for (std::string name; std::getline(list, name, ',');)
+    if (!name.empty()) names.push_back(name);
+  return names;
+}
+
+bool is_left_out(std::string_view kernel) {
+  const auto names = left_out_kernels();
+  return std::find(names.begin(), names.end(), kernel) != names.end();
+}
+
+bool has_cuda_kernel(const char* op) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").hasKernelForDispatchKey(
+      c10::DispatchKey::CUDA);
+}
+
 const char* kernels_build_id() {
   return build_id();
+}
+
+bool cuda_library_is_open() {
+  return dlsym(RTLD_DEFAULT, "bough_cuda_device_name") != nullptr;
 }
 
 void open_cuda_library(bool sets_allocator) {
@@ -55,7 +80,7 @@ void open_cuda_library(bool sets_allocator) {
 
 std::unique_ptr<DeviceGraphs> make_device_graphs() {
   const char* const wanted = std::getenv("BOUGH_CUDA_GRAPHS");
-  if (wanted && std::string_view(wanted) == "0") return nullptr;
+  if ((wanted && std::string_view(wanted) == "0") || is_left_out("cuda_graphs")) return nullptr;
   // The function is defined in cuda_graph_cuda_ops.cpp. RTLD_DEFAULT finds the function, because the library
   // was opened with RTLD_GLOBAL.
   auto* const make = reinterpret_cast<DeviceGraphs* (*)()>(dlsym(RTLD_DEFAULT, "bough_cuda_graphs"));

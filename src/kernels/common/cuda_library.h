@@ -5,16 +5,23 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace bough {
 
-// Opens the library in the program's folder or in ../lib, and registers its kernels. Call it before the
+// Opens the library in the program's folder or in ../lib, and registers its kernels, except those that are
+// left out (kLeaveOutVariable). Call it before the
 // first tensor is created, because libtorch looks for CUDA only once. Idempotent. Throws UserError if the
 // library is missing, cannot be opened or is of another build, or if libtorch finds no GPU.
 // sets_allocator: false leaves the settings of libtorch's allocator as they are, for a process that is not
 // ours (Python).
 void open_cuda_library(bool sets_allocator = true);
+
+// Whether this process has opened the library, also if libtorch then found no GPU.
+bool cuda_library_is_open();
 
 // Lets libtorch's allocator of GPU memory grow segments in place, unless the user has set
 // PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF. Each pass has a new size, and between fixed segments memory
@@ -25,6 +32,21 @@ void set_expandable_segments();
 
 // Returns the library's file, or an empty path if it is not installed.
 std::filesystem::path find_cuda_library();
+
+// Kernels that this process does not use, although the library has them: the environment variable
+// BOUGH_LEAVE_OUT_KERNELS lists their names, with commas between. The self-test (cli/self_tests.h) adds the
+// kernels that it found faulty. The variable must not change after open_cuda_library().
+//
+// The names: an op such as rms_norm_forward; with "/plain" behind an op, its kernel without tensor cores,
+// which takes the place of the fastest one; flash_segments (vendor_attends_runs()); cuda_graphs
+// (make_device_graphs()). kernels/self_test has the list.
+inline constexpr const char* kLeaveOutVariable = "BOUGH_LEAVE_OUT_KERNELS";
+std::vector<std::string> left_out_kernels();
+bool is_left_out(std::string_view kernel);
+
+// Whether the library is open and registered a kernel for the op, such as "bough::paged_attention_".
+// Otherwise the op's reference runs on CUDA.
+bool has_cuda_kernel(const char* op);
 
 // The build id of libbough_kernels.so (base/build_id.h).
 const char* kernels_build_id();
@@ -49,7 +71,8 @@ class DeviceGraphs {
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) = 0;
 };
 
-// Returns nullptr if libbough_cuda.so is not open, or if the environment variable BOUGH_CUDA_GRAPHS is 0.
+// Returns nullptr if libbough_cuda.so is not open, if the environment variable BOUGH_CUDA_GRAPHS is 0, or if
+// cuda_graphs is left out.
 std::unique_ptr<DeviceGraphs> make_device_graphs();
 
 // The calls with which a stream is recorded. For capture() of DeviceGraphs.

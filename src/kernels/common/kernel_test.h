@@ -1,4 +1,4 @@
-// Helpers for kernel tests: random tensors, tolerances by dtype, central differences in fp64.
+// Helpers for kernel tests: random parameters, comparison by dtype, central differences in fp64.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/closeness.h"
 #include "kernels/parameter.h"
 
 namespace bough {
@@ -22,31 +23,11 @@ constexpr at::ScalarType kFloatTypes[] = {at::kFloat, at::kDouble, at::kBFloat16
 inline const std::vector<std::pair<int64_t, int64_t>> kRowShapes = {
     {1, 5}, {3, 7}, {70, 5}, {65, 64}, {70, 130}, {130, 512}, {9000, 48}, {70, 1023}, {3, 16384}};
 
-inline at::Tensor random_tensor(at::IntArrayRef sizes, at::ScalarType type, uint64_t seed) {
-  auto generator = at::detail::createCPUGenerator(seed);
-  return at::randn(sizes, generator, at::TensorOptions().dtype(at::kDouble)).to(type);
-}
-
 inline Parameter random_parameter(at::IntArrayRef sizes, at::ScalarType type, uint64_t seed) {
   Parameter parameter;
   parameter.value = random_tensor(sizes, type, seed);
   parameter.main_grad = at::zeros(sizes, at::TensorOptions().dtype(accumulator_type(type)));
   return parameter;
-}
-
-// Tolerance relative to the largest element: kernel and reference sum in different orders, so an element's
-// error is bounded by the unit roundoff times the sum of its terms' sizes, not by the element's own. 64
-// roundoffs cover the lengths the tests use (errors grow like the square root of the length). In bf16, 4 are
-// enough, because sums are fp32 and only a few results are rounded.
-inline double tolerance(at::ScalarType type) {
-  return 64 * (type == at::kDouble ? 1.1e-16 : type == at::kFloat ? 6e-8 : 3.9e-3 / 16);
-}
-
-inline double relative_error(const at::Tensor& got, const at::Tensor& expected) {
-  const auto reference = expected.detach().to(at::kDouble);
-  const double scale =
-      std::max(reference.numel() ? reference.abs().max().item<double>() : 0.0, 0.1);  // inputs are of order 1
-  return got.numel() ? (got.detach().to(at::kDouble) - reference).abs().max().item<double>() / scale : 0.0;
 }
 
 #define EXPECT_CLOSE(got, expected, type)                                                               \

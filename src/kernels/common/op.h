@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "base/error.h"
+#include "kernels/common/cuda_library.h"
 #include "kernels/common/element_types.h"
 #include "kernels/common/isa.h"
 
@@ -43,6 +44,20 @@ void dispatch_float_types(at::ScalarType type, const char* op, Function&& functi
     case at::kBFloat16: return function.template operator()<BFloat16Bits>();
     default: BOUGH_CHECK(false, op, " computes in fp32, fp64 and bf16, got ", c10::toString(type));
   }
+}
+
+// For TORCH_LIBRARY_IMPL(bough, CUDA, m). Registers `kernel` for `op`, unless it is left out
+// (cuda_library.h): then the op's reference runs.
+template <class Kernel>
+void register_cuda_kernel(torch::Library& m, const char* op, Kernel kernel) {
+  if (!is_left_out(op)) m.impl(op, kernel);
+}
+
+// plain: registered if `kernel` is left out, unless "<op>/plain" is left out, too.
+template <class Kernel, class Plain>
+void register_cuda_kernel(torch::Library& m, const char* op, Kernel kernel, Plain plain) {
+  if (!is_left_out(op)) m.impl(op, kernel);
+  else if (!is_left_out(std::string(op) + "/plain")) m.impl(op, plain);
 }
 
 // Returns the minimum number of rows per thread. With fewer, starting the thread costs more than its work.

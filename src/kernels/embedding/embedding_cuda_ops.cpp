@@ -29,5 +29,5 @@ void add_embedding_gradient_op(Tensor sums_VD, Tensor tokens_T, Tensor rows_TD) 
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("add_embedding_gradient_", TORCH_FN(bough::add_embedding_gradient_op));
+  bough::register_cuda_kernel(m, "add_embedding_gradient_", TORCH_FN(bough::add_embedding_gradient_op));
 }

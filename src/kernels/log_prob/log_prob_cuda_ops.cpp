@@ -72,7 +72,7 @@ at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward_op));
-  m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward_op));
-  m.impl("draw_token", TORCH_FN(bough::draw_token_op));
+  bough::register_cuda_kernel(m, "log_prob_forward", TORCH_FN(bough::log_prob_forward_op));
+  bough::register_cuda_kernel(m, "log_prob_backward_", TORCH_FN(bough::log_prob_backward_op));
+  bough::register_cuda_kernel(m, "draw_token", TORCH_FN(bough::draw_token_op));
 }

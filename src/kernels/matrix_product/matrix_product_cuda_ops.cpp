@@ -203,6 +203,6 @@ void add_matrix_product_cuda_(Tensor c_RO, Tensor a_RK, Tensor b_KO, bool) {
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("matrix_product", TORCH_FN(bough::matrix_product_cuda));
-  m.impl("add_matrix_product_", TORCH_FN(bough::add_matrix_product_cuda_));
+  bough::register_cuda_kernel(m, "matrix_product", TORCH_FN(bough::matrix_product_cuda));
+  bough::register_cuda_kernel(m, "add_matrix_product_", TORCH_FN(bough::add_matrix_product_cuda_));
 }

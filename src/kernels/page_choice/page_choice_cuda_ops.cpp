@@ -68,6 +68,6 @@ at::Tensor choose_pages_op(Tensor strided_q, Tensor summaries, bool has_extremes
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("summarise_pages_", TORCH_FN(bough::summarise_pages_op));
-  m.impl("choose_pages", TORCH_FN(bough::choose_pages_op));
+  bough::register_cuda_kernel(m, "summarise_pages_", TORCH_FN(bough::summarise_pages_op));
+  bough::register_cuda_kernel(m, "choose_pages", TORCH_FN(bough::choose_pages_op));
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
+#include "kernels/common/op.h"
 #include "kernels/paged_attention/paged_attention.h"
 
 namespace bough {
@@ -141,14 +142,15 @@ TEST(PageChoice, EqualsAStableSortByScore) {
 
 using CudaPageChoice = OnCuda;
 
-// The inputs are small integers: sums are exact in any order, and many scores are equal.
+// The inputs are small integers, and the heads of a group a power of two: sums are exact in any order, and
+// many scores are equal.
 TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
   const int64_t num_pages = 900;
   std::vector<int32_t> all;
   for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
-      const int64_t N = 6, G = 2, H = 40;
+      const int64_t N = 8, G = 2, H = 40;
       const auto options = at::TensorOptions().dtype(dtype);
       const at::Tensor k_TGH = at::randint(-2, 3, {num_pages * kPageTokens, G, H}).to(dtype);
       const at::Tensor q_TNH = at::randint(-1, 2, {4, N, H}).to(dtype);
@@ -174,6 +176,52 @@ TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
       }
       EXPECT_TRUE(at::equal(summaries[0], summaries[1])) << dtype;
       EXPECT_EQ(lists[0], lists[1]) << dtype;
+    }
+}
+
+// The references take pages as CUDA has them. The inputs are small integers, as above.
+TEST(PageChoice, TheReferencesChooseTheSamePages) {
+  using Summarise = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
+  using Choose = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const at::Tensor&,
+                            int64_t, int64_t);
+  const int64_t N = 8, G = 2, H = 40, num_pages = 200;
+  std::vector<int32_t> all;
+  for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+      const Case c{N, G, H, dtype, summary};
+      Layer layer(c, num_pages);
+      const at::Tensor k_TGH = at::randint(-2, 3, {num_pages * kPageTokens, G, H}).to(dtype);
+      const at::Tensor q_TNH = at::randint(-1, 2, {3, N, H}).to(dtype);
+      q_TNH[1][7][0] = NAN;
+      std::vector<TokenSlot> slots;
+      for (int64_t i = 0; i < num_pages * kPageTokens; ++i) slots.push_back({i, i});
+      store_in_pages(layer.pages, k_TGH, k_TGH, slots);
+      summarise_pages(layer.pages, all, summary, H, layer.summaries);
+      const at::Tensor k_BGTH = k_TGH.unflatten(0, {num_pages, kPageTokens}).transpose(1, 2);
+      const at::Tensor got = at::full_like(layer.summaries, NAN);
+      const bool has_extremes = summary == PageSummary::kMinMax;
+      find_op<Summarise>("bough::summarise_pages_")
+          .call(at::stack({k_BGTH, k_BGTH}), at::tensor(all, at::kInt), has_extremes, H, got);
+      EXPECT_TRUE(at::equal(got, layer.summaries)) << dtype;
+      const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = 40},
+                                               {.token = 0, .pages = std::span(all).first(9), .budget = 8},
+                                               {.token = 1, .pages = all, .budget = 199}};
+      std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(G));
+      choose_pages(q_TNH, layer.summaries, summary, queries, lists);
+      const at::Tensor records =
+          at::tensor({2, 0, 200, 37, 0, 0, 9, 5, 1, 0, 200, 196}, at::kInt).view({-1, 4});
+      const at::Tensor chosen =
+          find_op<Choose>("bough::choose_pages")
+              .call(q_TNH, layer.summaries, has_extremes, records, at::tensor(all, at::kInt), num_pages, 196);
+      ASSERT_EQ(chosen.sizes(), at::IntArrayRef({3, G, 196}));
+      for (size_t i = 0; i < lists.size(); ++i) {
+        const int64_t query = static_cast<int64_t>(i) / G, head = static_cast<int64_t>(i) % G;
+        const std::vector<int32_t> by_score(lists[i].begin() + 1, lists[i].end() - 2);
+        EXPECT_TRUE(
+            at::equal(chosen[query][head].slice(0, 0, std::ssize(by_score)), at::tensor(by_score, at::kInt)))
+            << dtype << ", query " << query << ", head " << head;
+      }
     }
 }
 

@@ -74,8 +74,8 @@ at::Tensor values_of_pages(const at::Tensor& pages, int64_t head_dim) {
 }
 
 bool PagedPlan::on_cuda(const PagedShape& shape) {
-  return shape.device.is_cuda() && shape.head_dim <= kMaxCudaHeadDim &&
-         (shape.dtype == at::kFloat || shape.dtype == at::kBFloat16);
+  return shape.device.is_cuda() && has_cuda_kernel("bough::paged_attention_") &&
+         shape.head_dim <= kMaxCudaHeadDim && (shape.dtype == at::kFloat || shape.dtype == at::kBFloat16);
 }
 
 at::Tensor PagedPlan::make_parts(const PagedShape& shape, int64_t num_parts) {

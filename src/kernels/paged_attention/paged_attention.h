@@ -57,8 +57,8 @@ class PagedPlan {
   // num_parts of at least capacities.max_rows.
   PagedPlan(const PagedShape& shape, const PagedLayout& capacities, int64_t max_pages, at::Tensor parts);
 
-  // Whether the CUDA kernels support the shape: fp32 or bf16, heads of up to 256. If not,
-  // paged_attention_reference() computes the attention.
+  // Whether the CUDA kernels support the shape: fp32 or bf16, heads of up to 256; and are not left out
+  // (cuda_library.h). If not, paged_attention_reference() computes the attention.
   static bool on_cuda(const PagedShape& shape);
   // Returns uninitialized memory for the parts of rows that several items compute (paged_work.h).
   static at::Tensor make_parts(const PagedShape& shape, int64_t num_parts);

@@ -138,8 +138,8 @@ void attend(const PagedAttentionCuda<T>& in, bool large, CudaStream stream) {
   const dim3 blocks(static_cast<unsigned>(num_items),
                     in.layout.per_head ? 1u : static_cast<unsigned>(in.num_groups));
   if constexpr (std::is_same_v<T, BFloat16Bits>) {
-    const bool fits = in.num_heads / in.num_groups <= kPagedLargeEntries && in.head_dim <= 128 &&
-                      fits_packs(in.head_dim, 8, in.q, in.keys, in.values, in.o);
+    const bool fits = in.tensor_cores && in.num_heads / in.num_groups <= kPagedLargeEntries &&
+                      in.head_dim <= 128 && fits_packs(in.head_dim, 8, in.q, in.keys, in.values, in.o);
     if (fits && in.head_dim <= 64)
       return large ? tensor_attention<64, true>(in, blocks, stream)
                    : tensor_attention<64, false>(in, blocks, stream);

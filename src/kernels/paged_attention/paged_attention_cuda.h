@@ -29,6 +29,7 @@ struct PagedAttentionCuda {
   float* part_sums;  // [parts, N, 2]: largest score · scale · log2(e), sum of weights relative to it
   int64_t num_tokens, num_heads, num_groups, head_dim;
   float scale;
+  bool tensor_cores;  // false: plain fp32 arithmetic, also for bf16
 };
 
 // Stores k and v in the pages, then attends.

@@ -9,6 +9,7 @@ namespace bough {
 namespace {
 using Optional = const std::optional<at::Tensor>&;
 
+template <bool kTensorCores>
 at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional strided_v, Tensor pages,
                               Tensor work, Optional some_parts, at::IntArrayRef capacities, double scale,
                               Optional lse) {
@@ -44,7 +45,8 @@ at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional str
                               .num_heads = q.size(1),
                               .num_groups = k.size(1),
                               .head_dim = head_dim,
-                              .scale = static_cast<float>(scale)},
+                              .scale = static_cast<float>(scale),
+                              .tensor_cores = kTensorCores},
         launch.stream());
   };
   switch (q.scalar_type()) {
@@ -61,5 +63,6 @@ at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional str
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("paged_attention_", TORCH_FN(bough::paged_attention_op));
+  bough::register_cuda_kernel(m, "paged_attention_", TORCH_FN(bough::paged_attention_op<true>),
+                              TORCH_FN(bough::paged_attention_op<false>));
 }

@@ -86,6 +86,6 @@ at::Tensor qk_norm_rotary_backward_op(Tensor d_q, Tensor d_k, Tensor d_v, Tensor
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("qk_norm_rotary_forward", TORCH_FN(bough::qk_norm_rotary_forward_op));
-  m.impl("qk_norm_rotary_backward", TORCH_FN(bough::qk_norm_rotary_backward_op));
+  bough::register_cuda_kernel(m, "qk_norm_rotary_forward", TORCH_FN(bough::qk_norm_rotary_forward_op));
+  bough::register_cuda_kernel(m, "qk_norm_rotary_backward", TORCH_FN(bough::qk_norm_rotary_backward_op));
 }

@@ -62,6 +62,6 @@ at::Tensor quantized_product_op(Tensor x_RK, Tensor weight_OK, Tensor scale_O, c
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("quantize_rows_", TORCH_FN(bough::quantize_rows_op));
-  m.impl("quantized_product", TORCH_FN(bough::quantized_product_op));
+  bough::register_cuda_kernel(m, "quantize_rows_", TORCH_FN(bough::quantize_rows_op));
+  bough::register_cuda_kernel(m, "quantized_product", TORCH_FN(bough::quantized_product_op));
 }

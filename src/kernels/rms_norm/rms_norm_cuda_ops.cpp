@@ -56,6 +56,6 @@ at::Tensor rms_norm_backward_op(Tensor d_y, Tensor x, Tensor weight_D, Tensor rs
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward_op));
-  m.impl("rms_norm_backward", TORCH_FN(bough::rms_norm_backward_op));
+  bough::register_cuda_kernel(m, "rms_norm_forward", TORCH_FN(bough::rms_norm_forward_op));
+  bough::register_cuda_kernel(m, "rms_norm_backward", TORCH_FN(bough::rms_norm_backward_op));
 }

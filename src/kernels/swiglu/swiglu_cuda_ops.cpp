@@ -33,6 +33,6 @@ void swiglu_backward_op(Tensor d_y_TF, Tensor gate_up_TF2, Tensor y_TF, Tensor d
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("swiglu_forward", TORCH_FN(bough::swiglu_forward_op));
-  m.impl("swiglu_backward", TORCH_FN(bough::swiglu_backward_op));
+  bough::register_cuda_kernel(m, "swiglu_forward", TORCH_FN(bough::swiglu_forward_op));
+  bough::register_cuda_kernel(m, "swiglu_backward", TORCH_FN(bough::swiglu_backward_op));
 }

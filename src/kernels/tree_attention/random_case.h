@@ -1,10 +1,11 @@
-// Random passes over a prefix KV stack, used by the CPU and CUDA tests of tree attention.
+// Random passes over a prefix KV stack, used by the tests of tree attention and by the self-test.
 #pragma once
 
 #include <cmath>
 #include <random>
 
-#include "kernels/common/kernel_test.h"
+#include "kernels/common/closeness.h"
+#include "kernels/parameter.h"
 #include "kernels/tree_attention/tree_attention.h"
 
 namespace bough {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/common/kernel_test.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/tree_attention/random_case.h"
 

@@ -59,7 +59,8 @@ void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) 
 
 // The tensor-core kernels read packs of 16 bytes from heads of up to 128 elements.
 bool suits_tensor_cores(const TreeAttentionCuda<BFloat16Bits>& in) {
-  return in.head_dim <= 128 && fits_packs(in.head_dim, 8, in.q, in.k, in.v, in.k_stack, in.v_stack);
+  return in.tensor_cores && in.head_dim <= 128 &&
+         fits_packs(in.head_dim, 8, in.q, in.k, in.v, in.k_stack, in.v_stack);
 }
 
 template <int kHead>

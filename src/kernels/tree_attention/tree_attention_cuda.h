@@ -28,6 +28,7 @@ struct TreeAttentionCuda {
   const int32_t* spans;        // key_spans.h; inside a kernel, from the first span of its tile size on
   int64_t num_tokens, num_stack, num_heads, num_groups, head_dim;
   float scale;
+  bool tensor_cores;  // false: plain fp32 arithmetic, also for bf16
 };
 
 template <class T>

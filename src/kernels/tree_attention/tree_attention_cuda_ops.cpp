@@ -42,7 +42,7 @@ void check_spans(const TreeAttentionInput& in) {
 }
 
 template <class T>
-TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in) {
+TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in, bool tensor_cores) {
   return {.q = data<T>(in.q_TNH),
           .k = data<T>(in.k_TGH),
           .v = data<T>(in.v_TGH),
@@ -55,9 +55,11 @@ TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in) {
           .num_heads = in.q_TNH.size(1),
           .num_groups = in.k_TGH.size(1),
           .head_dim = in.q_TNH.size(2),
-          .scale = static_cast<float>(in.scale)};
+          .scale = static_cast<float>(in.scale),
+          .tensor_cores = tensor_cores};
 }
 
+template <bool kTensorCores>
 std::tuple<at::Tensor, at::Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack,
                                            Tensor end_local, const std::optional<at::Tensor>& spans,
                                            double scale) {
@@ -71,13 +73,14 @@ std::tuple<at::Tensor, at::Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor 
   auto o = at::empty_like(q);
   auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
   dispatch_kernel_types(q.scalar_type(), [&]<class T>() {
-    tree_attention_forward_cuda(kernel_input<T>(in), mutable_data<T>(o), mutable_data<float>(lse),
-                                launch.stream());
+    tree_attention_forward_cuda(kernel_input<T>(in, kTensorCores), mutable_data<T>(o),
+                                mutable_data<float>(lse), launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return {o, lse};
 }
 
+template <bool kTensorCores>
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Tensor k, Tensor v,
                                                         Tensor k_stack, Tensor v_stack, Tensor end_local,
                                                         const std::optional<at::Tensor>& spans, Tensor o,
@@ -100,7 +103,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Te
     at::Tensor parts;
     if (num_parts > 1) parts = at::empty({num_parts * 2 * (k_stack.numel() + k.numel())}, options);
     tree_attention_backward_cuda(
-        kernel_input<T>(in),
+        kernel_input<T>(in, kTensorCores),
         TreeAttentionCudaGradient<T>{.d_o = data<T>(d_o),
                                      .o = data<T>(o),
                                      .lse = data<float>(lse),
@@ -122,6 +125,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Te
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("tree_attention_forward", TORCH_FN(bough::forward));
-  m.impl("tree_attention_backward", TORCH_FN(bough::backward));
+  bough::register_cuda_kernel(m, "tree_attention_forward", TORCH_FN(bough::forward<true>),
+                              TORCH_FN(bough::forward<false>));
+  bough::register_cuda_kernel(m, "tree_attention_backward", TORCH_FN(bough::backward<true>),
+                              TORCH_FN(bough::backward<false>));
 }

@@ -1,4 +1,5 @@
 #include "kernels/common/device_test.h"
+#include "kernels/common/kernel_test.h"
 #include "kernels/tree_attention/random_case.h"
 #include "kernels/tree_attention/tree_attention_segments.h"
 

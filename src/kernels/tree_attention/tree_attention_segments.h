@@ -49,8 +49,8 @@ void add_segments(HostToDeviceBatch& upload, std::vector<QuerySegment>& segments
 void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
 
 // Whether FlashAttention-2 computes runs: on CUDA, for bf16 heads of up to 256, a multiple of 8, unless the
-// environment variable BOUGH_CUDA_ATTENTION is "own". Throws UserError if the variable is set to anything but
-// "own" or "vendor".
+// environment variable BOUGH_CUDA_ATTENTION is "own" or flash_segments is left out (cuda_library.h). Throws
+// UserError if the variable is set to anything but "own" or "vendor".
 //
 // If same_bits, Bough's kernels compute them, whose sums have a fixed order. FlashAttention-2 adds gradients
 // of queries with atomics, unless at::globalContext().deterministicAlgorithms() is true. This flag is the

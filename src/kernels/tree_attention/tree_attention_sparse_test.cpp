@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/common/kernel_test.h"
 #include "kernels/parameter.h"
 #include "kernels/tree_attention/random_case.h"
 

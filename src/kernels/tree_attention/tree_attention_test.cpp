@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include "kernels/common/kernel_test.h"
 #include "kernels/common/op.h"
 #include "kernels/tree_attention/key_spans.h"
 #include "kernels/tree_attention/random_case.h"
