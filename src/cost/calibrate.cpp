@@ -14,6 +14,7 @@
 #include "cost/cost_model.h"
 #include "cost/rates.h"
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/common/cuda_library.h"
 #include "kernels/common/device.h"
 #include "kernels/common/isa.h"
 #include "kernels/matrix_product/matrix_product.h"
@@ -155,8 +156,12 @@ const char* dtype_name(at::ScalarType dtype) {
 DeviceKernels kernels_of(at::Device device, at::ScalarType dtype) {
   using Attention = DeviceKernels::Attention;
   if (!device.is_cpu())
-    return {.attention = dtype == at::kDouble ? Attention::kReference : Attention::kFused,
+    return {.attention = dtype != at::kDouble && has_cuda_kernel("bough::tree_attention_forward") &&
+                                 has_cuda_kernel("bough::tree_attention_backward")
+                             ? Attention::kFused
+                             : Attention::kReferenceOnGpu,
             .packs_factors = false,
+            .widens_factors = !has_cuda_kernel("bough::add_matrix_product_"),
             .threads = 1};
   const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
   const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
@@ -189,7 +194,7 @@ DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const Calibrati
                                : device.is_cpu()       ? 2048
                                                        : largest_pass_within(device_memory(device).free / 2);
   {
-    CalibrationCells cells(device, dtype, largest_pass, profile.kernels.attention);
+    CalibrationCells cells(device, dtype, largest_pass, profile.kernels);
     const int rounds = cells.measure(effort);
     const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
                          double& per_layer, double& per_pass) {

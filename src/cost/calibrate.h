@@ -33,7 +33,8 @@ namespace bough {
 // The name of dtype in settings, profiles and reports: fp32, bf16 or fp64. Throws InternalError for others.
 const char* dtype_name(at::ScalarType dtype);
 
-// The kernels that the device uses for dtype. On a CPU they depend on libtorch's current number of threads.
+// The kernels that the device uses for dtype. On a CPU they depend on libtorch's current number of threads,
+// on a GPU on the kernels that are left out (kernels/common/cuda_library.h).
 DeviceKernels kernels_of(c10::Device device, at::ScalarType dtype);
 
 // A round gives every cell one turn (CalibrationCells::measure). Rounds are run until `seconds` have passed

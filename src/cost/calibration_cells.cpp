@@ -253,7 +253,7 @@ struct CalibrationCells::Models {
 };
 
 CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int64_t largest_pass,
-                                   DeviceKernels::Attention attention)
+                                   const DeviceKernels& kernels)
     : kind_(Kind(device).dtype(dtype)), models_(std::make_unique<Models>()) {
   // A GPU is fully used only by products as wide as those of a model with some billion weights.
   const bool on_gpu = !device.is_cpu();
@@ -267,8 +267,7 @@ CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int6
     models_->matrices.push_back(layer_matrices(*models_->copies.back()));
   }
   // The reference attention keeps five matrices of all scores.
-  const int64_t largest =
-      attention == DeviceKernels::Attention::kReference ? std::min<int64_t>(largest_pass, 256) : largest_pass;
+  const int64_t largest = kernels.by_reference() ? std::min<int64_t>(largest_pass, 256) : largest_pass;
   for (const int64_t size : {2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}) {
     if (size > largest) break;
     for (auto* cells : {&passes, &linear, &head}) cells->sizes.push_back(size);

@@ -54,7 +54,7 @@ class CalibrationCells {
   static constexpr int kShallow = 1, kDeep = 9;  // layers of the tiny models
 
   CalibrationCells(at::Device device, at::ScalarType dtype, int64_t largest_pass,
-                   DeviceKernels::Attention attention);
+                   const DeviceKernels& kernels);
   CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 

@@ -35,7 +35,7 @@ double DeviceProfile::matrix_product_rate() const {
 
 namespace {
 
-constexpr const char* kAttentionNames[] = {"tiles", "bf16_tiles", "reference", "fused"};
+constexpr const char* kAttentionNames[] = {"tiles", "bf16_tiles", "reference", "fused", "reference_on_gpu"};
 
 // Visits every member with its key. Used for writing, reading and checking.
 template <class Profile, class Visitor>
@@ -49,6 +49,7 @@ void visit(Profile& p, Visitor&& v) {
   v("threads", p.kernels.threads);
   v("attention", p.kernels.attention);
   v("packs_factors", p.kernels.packs_factors);
+  v("widens_factors", p.kernels.widens_factors);
   v("launches_overlap", p.launches_overlap);
   v("linear_forward", p.linear_forward);
   v("linear_backward", p.linear_backward);
@@ -113,7 +114,8 @@ class Reader {
     auto name = find(key, &Json::is_string, "text").get<std::string>();
     if (name == "amx_tiles") name = "bf16_tiles";  // name in files saved before 2026-11-22
     const auto* found = std::find(std::begin(kAttentionNames), std::end(kAttentionNames), name);
-    require(found != std::end(kAttentionNames), key, "tiles, bf16_tiles, reference or fused");
+    require(found != std::end(kAttentionNames), key,
+            "tiles, bf16_tiles, reference, fused or reference_on_gpu");
     value = static_cast<DeviceKernels::Attention>(found - std::begin(kAttentionNames));
   }
   void operator()(const char* key, CostCurve& curve) const {
@@ -191,6 +193,7 @@ DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& wher
   Json complete = json;
   for (const char* key : {"memory_bytes_per_s", "host_bytes_per_s"})
     if (json.is_object() && !json.contains(key)) complete[key] = 0.0;
+  if (json.is_object() && !json.contains("widens_factors")) complete["widens_factors"] = false;
   visit(profile, Reader(complete, where));
   return profile;
 }

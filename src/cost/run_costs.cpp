@@ -4,7 +4,6 @@
 
 #include <time.h>
 
-#include <cctype>
 #include <chrono>
 #include <optional>
 
@@ -16,6 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "cost/calibrate.h"
+#include "kernels/common/cuda_library.h"
 #include "kernels/common/device.h"
 
 namespace bough {
@@ -29,17 +29,6 @@ constexpr int64_t kVersion = 8;
 
 // How long a measurement stays valid that was made while other programs were busy.
 constexpr std::chrono::minutes kProvisional{10};
-
-// Text for use in a file name: letters, digits and single dashes.
-std::string plain(const std::string& text) {
-  std::string name;
-  for (const char c : text)
-    if (std::isalnum(static_cast<unsigned char>(c)))
-      name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    else if (!name.empty() && name.back() != '-') name += '-';
-  while (name.ends_with('-')) name.pop_back();
-  return name.substr(0, 120);
-}
 
 // The key is also stored in the file, because file names do not contain the whole key.
 Json to_json(const ProfileKey& key) {
@@ -94,7 +83,11 @@ void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProf
 }  // namespace
 
 ProfileKey profile_key(at::Device device, at::ScalarType dtype) {
-  if (!device.is_cpu()) return {device_name(device), 0, dtype_name(dtype)};
+  if (!device.is_cpu()) {
+    ProfileKey key{device_name(device), 0, dtype_name(dtype)};
+    for (const std::string& kernel : left_out_kernels()) key.device += str(", without ", kernel);
+    return key;
+  }
   const std::string model = cpu_model();
   return {str(model.empty() ? "cpu" : model, ", ", describe(cpu_features())), at::get_num_threads(),
           dtype_name(dtype)};
@@ -102,8 +95,8 @@ ProfileKey profile_key(at::Device device, at::ScalarType dtype) {
 
 DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
                              const std::function<DeviceProfile()>& measure) {
-  const fs::path file =
-      folder / str("profile-", plain(key.device), "-", key.threads, "-threads-", plain(key.dtype), ".json");
+  const fs::path file = folder / str("profile-", file_name_part(key.device), "-", key.threads, "-threads-",
+                                     file_name_part(key.dtype), ".json");
   if (!folder.empty())
     if (auto profile = read_profile(file, key)) return *std::move(profile);
   const bool is_cpu = key.threads > 0;
@@ -146,7 +139,9 @@ namespace {
 
 DeviceProfile profile_of(at::Device device, at::ScalarType dtype, const std::function<bool()>& stop) {
   const std::string_view known = built_in_name(device_name(device));
-  if (!known.empty() && dtype != at::kDouble) return built_in_profile(known, dtype_name(dtype));
+  // A built-in profile has the rates of the fastest kernels.
+  if (!known.empty() && dtype != at::kDouble && left_out_kernels().empty())
+    return built_in_profile(known, dtype_name(dtype));
   return measured_profile(device, dtype, stop);
 }
 
@@ -190,6 +185,15 @@ DeviceProfile run_profile(const std::filesystem::path& folder, const std::string
   if (profile.dtype != dtype_name(dtype))
     throw UserError(str(source.string(), ": measured in ", profile.dtype, ", but the model computes in ",
                         dtype_name(dtype), "; use a calibration of that dtype, or none"));
+  // Memory is planned for the kernels that run, also if the self-test has left some out since.
+  if (!device.is_cpu()) {
+    const DeviceKernels now = kernels_of(device, dtype);
+    if (now.attention != profile.kernels.attention)
+      log_warning(str(source.string(),
+                      " was measured with other attention kernels than this run has: plans "
+                      "fit the memory, but may not be the fastest"));
+    profile.kernels = now;
+  }
   return profile;
 }
 

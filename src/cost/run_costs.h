@@ -23,7 +23,7 @@ inline constexpr int64_t kDefaultMaxTokensPerPass = 2048;
 // The conditions that a profile was measured under. The profile is not valid for another processor, number of
 // threads or dtype.
 struct ProfileKey {
-  std::string device;   // a CPU's model name and instruction sets; a GPU's name
+  std::string device;   // a CPU's model name and instruction sets; a GPU's name and the left-out kernels
   int64_t threads = 0;  // 0: a GPU
   std::string dtype;
 };
@@ -49,9 +49,9 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
 ModelShape model_shape(const Model& model);
 
-// Costs on the model's device. Uses the built-in profile if the GPU has one and the dtype is fp32 or bf16.
-// Otherwise the device is measured once and cached. Throws Interrupted if stop() returns true during the
-// measurement.
+// Costs on the model's device. Uses the built-in profile if the GPU has one, the dtype is fp32 or bf16, and
+// no kernel is left out. Otherwise the device is measured once and cached. Throws Interrupted if stop()
+// returns true during the measurement.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 
 // Collective call. Returns the same costs on every rank: those of rank 0's device. So all ranks make the same

@@ -9,8 +9,10 @@
 #include <fstream>
 #include <thread>
 
+#include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "kernels/tree_attention/tree_attention_cost.h"
 
 namespace bough {
 namespace {
@@ -139,6 +141,27 @@ TEST(ThisCpu, SaysThreadsAndType) {
   EXPECT_EQ(key.threads, at::get_num_threads());
   EXPECT_EQ(key.dtype, "bf16");
   EXPECT_FALSE(key.device.empty());
+}
+
+// The run was planned with all CUDA kernels. In this process libbough_cuda.so is not open, as if the
+// self-test had left out all of them.
+TEST(RunProfile, MemoryIsPlannedForTheKernelsThatRun) {
+  const auto folder = fs::path(::testing::TempDir()) / str("bough_run_profile_", ::getpid());
+  fs::create_directories(folder);
+  const DeviceProfile before = built_in_profile("h100", "bf16");
+  save_run_profile(folder, before);
+  ::testing::internal::CaptureStderr();
+  const DeviceProfile now = run_profile(folder, "", at::kCUDA, at::kBFloat16, {});
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("other attention kernels"), std::string::npos);
+  fs::remove_all(folder);
+  EXPECT_EQ(now.kernels.attention, DeviceKernels::Attention::kReferenceOnGpu);
+  EXPECT_TRUE(now.kernels.on_gpu());
+  EXPECT_TRUE(now.kernels.widens_factors);
+  const auto reread = DeviceProfile::from_json(now.to_json(), "the profile");
+  EXPECT_EQ(reread.kernels.attention, now.kernels.attention);
+  const AttentionHeads heads{.num_heads = 16, .num_kv_heads = 8, .head_dim = 128};
+  EXPECT_GT(tree_attention_bytes(reread.kernels, {2, 4}, heads, 4096, 0),
+            10 * tree_attention_bytes(before.kernels, {2, 4}, heads, 4096, 0));
 }
 
 }  // namespace

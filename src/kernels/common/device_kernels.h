@@ -12,6 +12,8 @@ struct DeviceKernels {
     kBf16Tiles,  // the same with bf16 tiles (kernels/matrix_product), which bf16 matrix products use, too
     kReference,  // dense score matrices (fp64, CPUs without AVX-512)
     kFused,      // GPU kernels: the only temporaries are gradients in the accumulator type
+    // On a GPU, dense score matrices: in fp64, and if the self-test left out the GPU kernels.
+    kReferenceOnGpu,
   };
 
   Attention attention = Attention::kTiles;
@@ -19,9 +21,15 @@ struct DeviceKernels {
   // products: with kBf16Tiles the bf16 products, with other attention kernels the products in the accumulator
   // type. libtorch computes all other products.
   bool packs_factors = false;
+  // On a GPU, if the self-test left out add_matrix_product_: gradients of bf16 weights are products of fp32
+  // copies of the factors.
+  bool widens_factors = false;
   int64_t threads = 1;  // threads of a kernel, each with its own partial sums; 1 on a GPU
 
-  bool on_gpu() const { return attention == Attention::kFused; }
+  bool on_gpu() const { return attention == Attention::kFused || attention == Attention::kReferenceOnGpu; }
+  bool by_reference() const {
+    return attention == Attention::kReference || attention == Attention::kReferenceOnGpu;
+  }
   bool has_bf16_tiles() const { return attention == Attention::kBf16Tiles; }
 };
 

@@ -42,7 +42,8 @@ int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& s
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs) {
   using Attention = DeviceKernels::Attention;
-  const bool widens = kernels.attention == Attention::kTiles || kernels.attention == Attention::kReference;
+  const bool widens = kernels.attention == Attention::kTiles || kernels.attention == Attention::kReference ||
+                      kernels.widens_factors;
   int64_t bytes = 0;
   if (widens && sizes.element < sizes.accumulator) bytes += tokens * (outputs + inputs) * sizes.accumulator;
   if (!kernels.packs_factors) return bytes;

@@ -53,7 +53,7 @@ double attention_work(const DeviceKernels& kernels, const AttentionPass& pass) {
   if (pass.queries == 0) return 0;
   if (in_units(kernels.attention)) return work_in_units(kernels.threads, pass);
   const auto queries = static_cast<double>(pass.queries);
-  if (kernels.attention == Kind::kReference) return queries * (pass.stack_keys + queries);
+  if (kernels.by_reference()) return queries * (pass.stack_keys + queries);
   const double straddling = kFusedTile * (1 - 1 / static_cast<double>(pass.pieces));
   return queries * (pass.stack_keys + pass.own_keys + kFusedTile / 2 + straddling);
 }
@@ -103,7 +103,8 @@ int64_t tree_attention_bytes(const DeviceKernels& kernels, const ElementSizes& s
   switch (kernels.attention) {
     case Kind::kTiles:
     case Kind::kBf16Tiles: return bytes_in_units(kernels, sizes, heads, tokens, stack_rows);
-    case Kind::kReference: return reference_bytes(sizes, heads, tokens, stack_rows);
+    case Kind::kReference:
+    case Kind::kReferenceOnGpu: return reference_bytes(sizes, heads, tokens, stack_rows);
     case Kind::kFused: return fused_bytes(sizes, heads, tokens, stack_rows);
   }
   return 0;

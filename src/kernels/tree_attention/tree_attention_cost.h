@@ -29,7 +29,7 @@ struct AttentionPass {
 // Returns the (query, key) pairs of one query head, as a measure of time: the pairs of the thread with the
 // most pairs, times the number of threads. Pairs that are counted, by kind of kernel:
 //   kTiles, kBf16Tiles  the pairs in units (tree_attention_units.h)
-//   kReference          all queries times all keys
+//   kReference          all queries times all keys; also kReferenceOnGpu
 //   kFused              the visible pairs, and for each query half a tile of 128 keys at the diagonal; with
 //                       several pieces, up to one more tile for each query where a piece ends inside a tile
 double attention_work(const DeviceKernels& kernels, const AttentionPass& pass);
