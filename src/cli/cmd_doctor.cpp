@@ -19,6 +19,7 @@ struct Report {
   DriverFacts driver;
   HostFacts host;
   BuildFacts build;
+  SelfTestFacts self_test;
   std::vector<Finding> findings;
 
   int64_t count(FindingState state) const {
@@ -33,14 +34,29 @@ Report examine() {
   report.driver = query_driver(kDriverSeconds);
   const bool answers = report.driver.cuda_code != kDriverQueryFailed;
   report.build = read_build(answers, kLibrarySeconds);
+  if (report.driver.cuda_gpus > 0 && report.build.cuda_library_opens)
+    report.self_test = read_self_test_facts(kDriverSeconds);
   report.host = read_host(RunSettings().fileroot);
   const bool has = has_gpu(report.driver, report.host);
   const int gpus = std::max(report.driver.cuda_gpus, has ? 1 : 0);
-  for (auto& rows : {check_build(report.build, has), check_driver(report.driver, report.build, report.host),
-                     check_gpus(report.driver, report.build),
-                     check_cuda_libraries(report.build, report.driver, has), check_host(report.host, gpus)})
+  for (auto& rows :
+       {check_build(report.build, has), check_driver(report.driver, report.build, report.host),
+        check_gpus(report.driver, report.build), check_cuda_libraries(report.build, report.driver, has),
+        check_self_test(report.self_test), check_host(report.host, gpus)})
     report.findings.insert(report.findings.end(), rows.begin(), rows.end());
   return report;
+}
+
+// null if there is no GPU, or if its kernels have not been tested yet.
+Json self_test_json(const SelfTestFacts& facts) {
+  if (!facts.result) return {};
+  Json json = *facts.result;
+  json["gpu"] = facts.key->gpu;
+  json["driver"] = facts.key->driver;
+  json["torch"] = facts.key->torch;
+  json["age_seconds"] = facts.age;
+  json["file"] = facts.file.string();
+  return json;
 }
 
 Json to_json(const Report& report) {
@@ -55,6 +71,7 @@ Json to_json(const Report& report) {
   return {{"ok", report.is_ok()},
           {"checks", checks},
           {"driver", report.driver},
+          {"self_test", self_test_json(report.self_test)},
           {"build",
            {{"version", build.version},
             {"build_ids", ids},

@@ -10,10 +10,10 @@
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/launch_ranks.h"
+#include "cli/self_tests.h"
 #include "cli/step_input.h"
 #include "cost/calibrate.h"
 #include "kernels/adamw/adamw.h"
-#include "kernels/common/cuda_library.h"
 #include "models/checkpoint.h"
 
 namespace bough {
@@ -101,7 +101,7 @@ void run_step(const StepCommandOptions& options) {
   const bool is_first = ranks->rank() == 0;
   if (!is_first) set_log_level(LogLevel::kSilent);  // other ranks would log the same
   if (options.torch.device == "cuda" && ranks->size() > 1) {
-    open_cuda_library();
+    if (const std::string warning = open_tested_cuda_library(); !warning.empty()) log_warning(warning);
     ranks = nccl_communicator(std::move(ranks));
   }
   const ActorSettings settings = step_settings(options, options.mode);

@@ -94,10 +94,13 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
   return server;
 }
 
-void set_up(const RunSettings& settings, const std::string& device) {
+// Returns the warning of the self-test of the GPU's kernels; "" if there is none.
+std::string set_up(const RunSettings& settings, const std::string& device) {
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = device};
   if (settings.threads > 0) torch.threads = settings.threads;
-  set_up_torch(torch);
+  std::string warning;
+  set_up_torch(torch, [&](const std::string& text) { warning = text; });
+  return warning;
 }
 
 // The command of the process that holds the engine of a rank that only generates. The rank starts it.
@@ -132,8 +135,8 @@ void run_train(const TrainOptions& options) {
                         " ranks; leave one of them out"));
   std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, settings.device);
   // For a rank that only generates, the device is used by its engine process.
-  set_up(settings, only_generates(settings, *ranks) ? "cpu" : settings.device);
   RunOptions run;
+  run.warnings.push_back(set_up(settings, only_generates(settings, *ranks) ? "cpu" : settings.device));
   run.ranks = ranks.get();
   run.engine_command = {std::filesystem::read_symlink("/proc/self/exe").string(), kEngineCommand};
   if (ranks->rank() > 0) {  // ranks other than 0 would log the same, and end when rank 0 does
@@ -146,8 +149,8 @@ void run_train(const TrainOptions& options) {
   }
   const StopFlag stop;
   print_changed_settings(settings_rows(settings), (run_folder_of(settings) / "config.yaml").string());
-  run.warning =
-      describe(idle_settings(settings, given_settings<RunSettings>(options.config, options.overrides)));
+  run.warnings.push_back(
+      describe(idle_settings(settings, given_settings<RunSettings>(options.config, options.overrides))));
   run.stop = [&stop] { return stop.requested(); };
   if (options.json) print_json({{"folder", run_folder_of(settings).string()}});
   if (settings.serve.port)

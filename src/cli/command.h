@@ -130,6 +130,7 @@ void add_bench_serve_command(CommandLine& line, Command& bench);
 void add_report_command(CommandLine& line);
 void add_simulate_command(CommandLine& line);
 void add_threads_command(CommandLine& line);
+void add_self_test_command(CommandLine& line);
 
 void add_json_flag(Command& command, bool& json);
 

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/memory.h"
 #include "cli/gpu_driver.h"
+#include "cli/self_tests.h"
 
 namespace bough {
 
@@ -34,6 +36,7 @@ struct TorchVersion {
 };
 // `text`: the content of torch/version.py.
 TorchVersion parse_torch_version(const std::string& text);
+TorchVersion read_torch_version();  // of the torch that this process has loaded
 
 struct BuildFacts {
   std::string version;                                         // of Bough
@@ -54,6 +57,14 @@ struct DiskFacts {
   std::string path;  // "" if no variable names a folder
   int64_t free = 0;
   bool is_writable = false;
+};
+
+// The self-test of the kernels on the GPU that a run would use.
+struct SelfTestFacts {
+  std::optional<SelfTestKey> key;  // nullopt: there is no GPU, or no libbough_cuda.so
+  std::filesystem::path file;      // where the result is cached
+  std::optional<SelfTestResult> result;
+  int64_t age = 0;  // of the result, in seconds
 };
 
 // A limit of -1 is unlimited.
@@ -92,6 +103,7 @@ std::vector<Finding> check_build(const BuildFacts& build, bool has_gpu);
 std::vector<Finding> check_driver(const DriverFacts& driver, const BuildFacts& build, const HostFacts& host);
 std::vector<Finding> check_gpus(const DriverFacts& driver, const BuildFacts& build);
 std::vector<Finding> check_cuda_libraries(const BuildFacts& build, const DriverFacts& driver, bool has_gpu);
+std::vector<Finding> check_self_test(const SelfTestFacts& facts);
 std::vector<Finding> check_host(const HostFacts& host, int gpus);
 
 // Reads the machine. `root`: another root folder for /dev, /proc and /sys, for tests.
@@ -100,5 +112,8 @@ HostFacts read_host(const std::string& fileroot, const std::filesystem::path& ro
 // Reads the build, and opens the CUDA and NCCL libraries in a child process of at most `seconds`, unless
 // `opens` is false.
 BuildFacts read_build(bool opens, double seconds);
+
+// Finds the GPU in a child process of at most `seconds`, and reads the cached result of its self-test.
+SelfTestFacts read_self_test_facts(double seconds);
 
 }  // namespace bough

@@ -155,8 +155,7 @@ Json open_libraries(const fs::path& nccl_library) {
   } catch (const std::exception& error) {
     found["error"] = error.what();
   }
-  // Defined in libbough_cuda.so, which is open also if libtorch found no GPU.
-  found["opens"] = dlsym(RTLD_DEFAULT, "bough_cuda_device_name") != nullptr;
+  found["opens"] = cuda_library_is_open();
   int version = 0;
   auto* const nccl = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
   if (nccl && nccl(&version) == 0) found["nccl_version"] = version;
@@ -221,13 +220,17 @@ HostFacts read_host(const std::string& fileroot, const fs::path& root) {
   return host;
 }
 
+TorchVersion read_torch_version() {
+  std::error_code error;
+  const fs::path file = find_torch_folder() / "version.py";
+  return fs::is_regular_file(file, error) ? parse_torch_version(read_file(file)) : TorchVersion();
+}
+
 BuildFacts read_build(bool opens, double seconds) {
   BuildFacts build;
   build.version = program_version();
   build.torch_folder = find_torch_folder();
-  std::error_code error;
-  if (const fs::path file = build.torch_folder / "version.py"; fs::is_regular_file(file, error))
-    build.torch = parse_torch_version(read_file(file));
+  build.torch = read_torch_version();
   build.cuda_architectures = BOUGH_CUDA_ARCHITECTURES;
   build.cuda_library = find_cuda_library();
   build.build_ids = read_build_ids(build.cuda_library);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <fstream>
 #include <utility>
 
 #include "base/child_process.h"
@@ -207,6 +208,22 @@ DriverFacts query_driver(double seconds) {
   cuda.version = facts.version;
   if (facts.nvml_error.empty()) cuda.gpus = std::move(facts.gpus);
   return cuda;
+}
+
+std::optional<CudaDevice> first_cuda_device(const std::filesystem::path& root) {
+  std::string error;
+  const Symbols cuda = open_symbols("libcuda.so.1", error);
+  int count = 0, device = 0, version = 0;
+  std::array<char, 256> name{};
+  if (!cuda || call(cuda, "cuInit", 0u) != 0 || call(cuda, "cuDeviceGetCount", &count) != 0 || count == 0 ||
+      call(cuda, "cuDeviceGet", &device, 0) != 0 ||
+      call(cuda, "cuDeviceGetName", name.data(), static_cast<int>(name.size() - 1), device) != 0)
+    return {};
+  call(cuda, "cuDriverGetVersion", &version);
+  std::ifstream file(root / "sys/module/nvidia/version");
+  std::string driver;
+  file >> driver;
+  return CudaDevice{name.data(), str(driver.empty() ? "" : driver + ", ", "CUDA ", version)};
 }
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuProcess, pid, bytes)

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,15 @@ DriverFacts query_driver(const Symbols& nvml, const std::string& nvml_error, con
 // Asks this machine's libraries, each in a child process of at most `seconds`. If the process crashes or
 // hangs, the error of its library says so.
 DriverFacts query_driver(double seconds);
+
+// The GPU on which a process computes: CUDA's device 0, after CUDA_VISIBLE_DEVICES.
+struct CudaDevice {
+  std::string name;    // "NVIDIA H100 80GB HBM3"
+  std::string driver;  // of the kernel driver and of libcuda.so.1: "580.65.06, CUDA 13000"
+};
+// Asks libcuda.so.1 in this process, without making a context. nullopt if there is no driver or no GPU.
+// `root`: another root folder for /sys, for tests.
+std::optional<CudaDevice> first_cuda_device(const std::filesystem::path& root = "/");
 
 // For passing them from the child, and for `bough doctor --json`.
 void to_json(Json& json, const DriverFacts& facts);

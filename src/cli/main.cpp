@@ -26,5 +26,6 @@ int main(int argc, char** argv) {
   bough::add_report_command(line);
   bough::add_simulate_command(line);
   bough::add_threads_command(line);
+  bough::add_self_test_command(line);
   return line.run(argc, argv);
 }

@@ -6,6 +6,8 @@
 
 #include "base/build_id.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "cli/self_tests.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
 #include "run/run_settings.h"
@@ -58,7 +60,7 @@ at::ScalarType parse_dtype(const std::string& name) {
   throw UserError(str("--dtype: got ", quoted(name), ", expected fp32, bf16 or fp64"));
 }
 
-TorchSetup set_up_torch(const TorchOptions& options) {
+TorchSetup set_up_torch(const TorchOptions& options, const TakeWarning& warn) {
   if (std::string_view(kernels_build_id()) != build_id())
     throw UserError(str("libbough_kernels.so is of another build: got build id ", kernels_build_id(),
                         ", expected ", build_id(),
@@ -73,7 +75,8 @@ TorchSetup set_up_torch(const TorchOptions& options) {
     at::set_num_threads(static_cast<int>(*options.threads));
   }
   if (options.device == "cuda") {
-    open_cuda_library();
+    if (const std::string warning = open_tested_cuda_library(); !warning.empty())
+      warn ? warn(warning) : log_warning(warning);
     setup.device = at::kCUDA;
   } else if (options.device != "cpu") {
     throw UserError(str("--device: got ", quoted(options.device), ", expected cpu or cuda"));

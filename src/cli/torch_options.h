@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -27,13 +28,17 @@ struct TorchSetup {
   at::Device device;
 };
 
+// How set_up_torch() passes on a warning of the self-test of the GPU's kernels (self_tests.h).
+using TakeWarning = std::function<void(const std::string&)>;
+
 // --batch-invariant, --no-batch-invariant.
 void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant);
 
 // Checks the options, sets the number of threads and installs the counting allocator. Call it before the
-// first tensor is made. For device cuda, opens libbough_cuda.so beside the program or in ../lib. Throws
-// UserError if an option is wrong, or if the library or a GPU is missing.
-TorchSetup set_up_torch(const TorchOptions& options);
+// first tensor is made. For device cuda, tests its kernels at the first use, and opens libbough_cuda.so
+// (open_tested_cuda_library() in self_tests.h). Throws UserError if an option is wrong, if the library or a
+// GPU is missing, or if kernels that a run needs are faulty. warn: log_warning() if empty.
+TorchSetup set_up_torch(const TorchOptions& options, const TakeWarning& warn = {});
 
 // Parses "4GiB" or "auto". Throws UserError that names the option.
 Bytes parse_bytes(const std::string& option, const std::string& text);

@@ -75,7 +75,8 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
              .num_engines = settings.rollout.ranks > 0 ? settings.rollout.ranks : ranks_.num_ranks(),
              .threads = parts_.threads,
              .stop = options.stop}) {
-  if (!options_.warning.empty()) log_warning(options_.warning);
+  for (const std::string& warning : options_.warnings)
+    if (!warning.empty()) log_warning(warning);
   if (groups_->trainers) send_checkpoint(parts_.folder->checkpoint(), *groups_->trainers);
   if (auto state = checkpoints_.resume()) loop_.restore(std::move(*state));
 }

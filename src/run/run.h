@@ -18,7 +18,7 @@ namespace bough {
 
 struct RunOptions {
   DisplayStyle display = DisplayStyle::kAutomatic;
-  std::string warning;         // about the settings, logged when the run starts; "": none
+  std::vector<std::string> warnings;  // logged when the run starts, except those that are ""
   std::function<bool()> stop;  // returns true to stop: a checkpoint is written, then Interrupted is thrown
   // Makes the object that lets external agents hold the conversations. Called once, before the first step.
   // Empty function: the run itself holds the conversations.

@@ -1,6 +1,7 @@
 """scripts/gpu_check with made-up parts: order, budget, an OUT that exists, and exit codes."""
 
 import json
+import os
 import time
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -22,6 +23,8 @@ class Fake:
     """gpu_check with parts that take no time. `now` is its clock."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("BOUGH_SELF_TEST", "")  # so that what gpu_check sets is undone after the test
+        monkeypatch.delenv("BOUGH_SELF_TEST")
         self.module = load()
         self.now = 0.0
         self.ran: list[str] = []
@@ -76,6 +79,14 @@ def test_correctness_comes_before_speed_and_the_sanitizer_last():
     wanted = ["opens", "ops", "generation", "training", "parity", "train", "decode", "steps", "sanitizer"]
     assert [name for name in names if name in wanted] == wanted
     assert names[-1] == "sanitizer" and names.index("kernels") < names.index("steps")
+
+
+def test_kernels_that_the_self_test_left_out_keep_no_part_from_being_measured(check: Fake, monkeypatch):
+    check("--parts", "first")
+    assert os.environ["BOUGH_SELF_TEST"] == "allow-slow"
+    monkeypatch.setenv("BOUGH_SELF_TEST", "off")
+    check("--parts", "second")
+    assert os.environ["BOUGH_SELF_TEST"] == "off"
 
 
 def test_all_parts_run_in_order(check: Fake):
