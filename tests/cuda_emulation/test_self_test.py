@@ -32,6 +32,12 @@ PLAIN = WITH_PLAIN_KERNELS
 REFERENCES = [*PLAIN, *(f"{kernel}/plain" for kernel in PLAIN), *OTHERS]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def has_emulated_device(build_dir: Path):
+    if "BOUGH_CUDA_EMULATION:BOOL=ON" not in (build_dir / "CMakeCache.txt").read_text():
+        pytest.skip("this preset has no emulated device")
+
+
 @pytest.mark.parametrize("left_out", [PLAIN, REFERENCES], ids=["plain", "references"])
 def test_replacements_of_left_out_kernels_pass_the_same_tests(build_dir: Path, left_out: list[str]):
     done = subprocess.run(
