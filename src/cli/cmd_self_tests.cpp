@@ -80,7 +80,7 @@ void serve_self_tests(const std::vector<SelfTest>& tests, const std::vector<std:
 void add_self_test_command(CommandLine& line) {
   auto tests = std::make_shared<std::vector<std::string>>();
   Command command = line.add(kSelfTestCommand, "Tests the CUDA kernels: other commands start it", [tests] {
-    serve_self_tests(self_tests(), *tests, at::kCUDA, open_cuda_library);
+    serve_self_tests(self_tests(), *tests, at::kCUDA, [] { open_cuda_library(); });
   });
   command.hide();
   command.add_option("tests", *tests, "Names of tests, in order");
