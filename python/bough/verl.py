@@ -1,0 +1,479 @@
+"""verl's training engine over prefix trees: the strategy "bough" of verl 0.9.
+
+verl finds this module by its entry point and registers the engines for language and value models. They compute
+what verl's FSDP engine computes, in one process. Log-probabilities, entropies and values come from a TreeEngine,
+over the tree of a whole mini-batch: verl's micro-batches would cut the tree, and the plan bounds the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.plugin.platform import PlatformRegistry
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+
+from bough.native import UserError
+from bough.tree_engine import TreeEngine
+
+
+class _CPUModule(ModuleType):
+    """torch.cpu with the functions of torch.cuda that verl's workers call. Memory is the process's, resident."""
+
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
+
+    @staticmethod
+    def get_device_name() -> str:
+        return "CPU"
+
+    @staticmethod
+    def memory_allocated() -> int:
+        return psutil.Process().memory_info().rss
+
+    @staticmethod
+    def max_memory_allocated() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @staticmethod
+    def mem_get_info() -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+
+@PlatformRegistry.register(platform="cpu")
+class CPUPlatform(PlatformCUDA):
+    """verl has no platform for hosts without an accelerator. It falls back to CUDA's, whose calls fail there.
+    Chosen by VERL_PLATFORM=cpu, or by VERL_ENGINE_DEVICE=cpu if verl finds no accelerator."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _CPUModule("cpu")
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return os.getenv("VERL_ENGINE_DEVICE") == "cpu"
+
+    def current_device(self) -> Any:
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def nvtx_range(self, msg: str) -> Any:
+        return nullcontext()
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "CPU"
+
+    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
+        return {"num_cpus": num_gpus}
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None: ...
+
+
+# After the platform: these modules ask for it when they are imported.
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager  # noqa: E402
+from verl.utils.py_functional import append_to_dict  # noqa: E402
+from verl.utils.torch_dtypes import PrecisionType  # noqa: E402
+from verl.workers.config import FSDPEngineConfig  # noqa: E402
+from verl.workers.engine.base import EngineRegistry  # noqa: E402
+from verl.workers.engine.fsdp import FSDPEngine  # noqa: E402
+from verl.workers.engine.utils import detach_tree  # noqa: E402
+
+
+@dataclass
+class BoughEngineConfig(FSDPEngineConfig):
+    """FSDPEngineConfig with the options of bough.TreeEngine. Without it, strategy=bough also takes a plain
+    FSDPEngineConfig.
+
+    Args:
+        memory: the most bytes that a mini-batch may take beyond weights, gradients and optimizer.
+        max_tokens_per_pass: the most tokens that go through the model at once.
+        plan_strategy: how a mini-batch is planned: auto, blocks, packed, path or dense.
+    """
+
+    strategy: str = "bough"
+    memory: float | None = None
+    max_tokens_per_pass: int | None = None
+    plan_strategy: str = "auto"
+
+    def __post_init__(self) -> None: ...  # FSDPEngineConfig's refuses other strategies than FSDP's
+
+
+# The values that the engine honours. Other fields divide weights, split or pad batches, or save memory: they
+# do not change what is computed, and have no effect.
+_ENGINE_VALUES = {
+    "param_offload": (False,),
+    "optimizer_offload": (False,),
+    "offload_policy": (False,),
+    "fsdp_size": (-1, 1),
+    "ulysses_sequence_parallel_size": (1,),
+    "full_determinism": (False,),
+    "router_replay.mode": ("disabled",),
+    "qat.enable": (False,),
+    "pad_to_length": (False,),
+}
+_MODEL_VALUES = {
+    "lora_rank": (0,),
+    "lora_adapter_path": (None,),
+    "use_liger": (False,),
+    "enable_activation_offload": (False,),
+    "mtp.enable": (False,),
+    "tiled_mlp.enabled": (False,),
+}
+_CHECKPOINT_VALUES = {"async_save": (False,), "save_lora_only": (False,)}
+# Of a batch.
+_BATCH_VALUES = {
+    "calculate_sum_pi_squared": (False,),
+    "distillation_use_topk": (False,),
+    "distillation_only": (False,),
+    "enable_routing_replay": (False,),
+    "pad_mode": ("no_padding",),
+}
+
+
+def _refuse(where: str, config: Any, allowed: dict[str, tuple[Any, ...]]) -> None:
+    for name, values in allowed.items():
+        value = config
+        for part in name.split("."):
+            value = value.get(part, values[0]) if hasattr(value, "get") else values[0]
+        value = getattr(value, "value", value)  # enums
+        if value not in values:
+            expected = " or ".join(map(repr, values))
+            raise UserError(f"{where}.{name}: got {value!r}, expected {expected} with the strategy bough")
+
+
+class BoughEngine(FSDPEngine):
+    """FSDPEngine in one process with a TreeEngine. Inherited: optimizer, schedule, clipping, modes.
+
+    module: the weights that the optimizer changes, in model_dtype. _compute: the weights that the TreeEngine
+    reads, in mixed_precision.param_dtype; the same module if the dtypes are equal, otherwise a copy that every
+    optimizer step refreshes. Gradients are summed in fp32 over the mini-batch.
+    """
+
+    def __init__(
+        self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any
+    ) -> None:
+        if (num_processes := torch.distributed.get_world_size()) != 1:
+            raise UserError(f"bough computes in one process, got {num_processes}; expected n_gpus_per_node=1")
+        _refuse("engine_config", engine_config, _ENGINE_VALUES)
+        _refuse("model_config", model_config, _MODEL_VALUES)
+        _refuse("checkpoint_config", checkpoint_config or {}, _CHECKPOINT_VALUES)
+        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+
+    def _init_device_mesh(self) -> None:
+        self.ulysses_device_mesh = self.ulysses_parallel_group = None
+        self.ulysses_sequence_parallel_size = 1
+
+    def initialize(self) -> None:
+        """Loads the model. Without forward_only: makes the optimizer and its schedule."""
+        master, compute = self._dtypes()
+        self.module = self._load(compute if self.engine_config.forward_only else master)
+        self._compute = self.module
+        if next(self.module.parameters()).dtype != compute:
+            self._compute = deepcopy(self.module).to(compute)
+        names = {"memory": "memory", "max_tokens_per_pass": "max_tokens_per_pass", "strategy": "plan_strategy"}
+        options = {name: self.engine_config.get(field) for name, field in names.items()}
+        options = {name: value for name, value in options.items() if value is not None}
+        self._tree = TreeEngine(self._compute, fp32_sums=self._compute is not self.module, **options)
+        self.optimizer = self.lr_scheduler = None
+        if not self.engine_config.forward_only:
+            self.optimizer = self._build_optimizer(self.module)
+            self.lr_scheduler = self._build_lr_scheduler(self.optimizer)
+        self.checkpoint_manager = _Checkpoints(self)
+
+    def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of the optimizer's and the TreeEngine's weights. FSDP's default for the latter is bf16."""
+        mixed = self.engine_config.mixed_precision or {}
+        for name in ("reduce_dtype", "buffer_dtype"):
+            if PrecisionType.to_dtype(mixed.get(name, "fp32")) != torch.float32:
+                raise UserError(
+                    f"engine_config.mixed_precision.{name}: got {mixed[name]!r}, expected 'fp32': gradients and "
+                    "rotary tables are fp32"
+                )
+        found = []
+        for name, value in (
+            ("model_dtype", self.engine_config.model_dtype or "fp32"),
+            ("mixed_precision.param_dtype", mixed.get("param_dtype", "bf16")),
+        ):
+            found.append(PrecisionType.to_dtype(value))
+            if found[-1] not in (torch.float32, torch.bfloat16):
+                raise UserError(f"engine_config.{name}: got {value!r}, expected 'fp32' or 'bf16'")
+        return found[0], found[1]
+
+    def _load(self, dtype: torch.dtype) -> torch.nn.Module:
+        from verl.utils.model import get_hf_auto_model_class
+
+        config = self.model_config.hf_config
+        # verl's default is flash_attention_2, which may be missing. No attention of transformers runs.
+        options = {"config": config, "dtype": dtype, "attn_implementation": "eager"}
+        auto_class = get_hf_auto_model_class(hf_config=config)
+        module = auto_class.from_pretrained(self.model_config.local_path, **options)
+        return module.to(dtype)
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> dict[str, Any]:
+        """One forward over all sequences of the batch, verl's loss of them together, one backward."""
+        given = {name: tu.get_non_tensor_data(data, name, values[0]) for name, values in _BATCH_VALUES.items()}
+        _refuse("data", given, _BATCH_VALUES)
+        tu.assign_non_tensor(data, sp_size=1, dp_size=1, batch_num_tokens=data["loss_mask"].sum().item())
+        keep_output = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
+        with torch.set_grad_enabled(not forward_only):
+            output = self._model_output(data, _Batch(data))
+            loss, metrics = torch.tensor(1.0), {}
+            if loss_function is not None:
+                loss, metrics = loss_function(
+                    model_output=output, data=data, dp_group=self.get_data_parallel_group()
+                )
+            if not forward_only:
+                loss.backward()
+                self._collect_gradients()
+        lists: dict[str, Any] = {}
+        append_to_dict(lists, metrics)
+        return {
+            "model_output": detach_tree(output) if keep_output else {},
+            "loss": [loss.detach().item()],
+            "metrics": lists,
+        }
+
+    def _model_output(self, data: TensorDict, batch: _Batch) -> dict[str, Tensor]:
+        """log_probs and entropy (if asked for), in verl's layout (_Batch.nested)."""
+        temperature = data["temperature"]
+        if isinstance(temperature, Tensor):
+            if temperature.unique().numel() != 1:
+                raise UserError("data.temperature: got several values, expected one for all sequences")
+            temperature = temperature.flatten()[0].item()
+        log_probs, entropies = self._tree(batch.sequences, temperature=float(temperature))
+        output = {"log_probs": batch.nested(log_probs)}
+        if tu.get_non_tensor_data(data, "calculate_entropy", False):
+            output["entropy"] = batch.nested(entropies)
+        return output
+
+    def _collect_gradients(self) -> None:
+        """Adds the gradients of the TreeEngine's weights to those of the optimizer's."""
+        if self._compute is self.module:
+            return
+        for weight, source in zip(self.module.parameters(), self._compute.parameters(), strict=True):
+            total = getattr(source, "main_grad", None)
+            total = source.grad if total is None else total
+            source.main_grad = source.grad = None
+            if total is not None:
+                total = total.to(weight.dtype)
+                weight.grad = total if weight.grad is None else weight.grad.add_(total)
+
+    def optimizer_step(self) -> float:
+        norm = super().optimizer_step()
+        self.refresh()
+        return norm
+
+    def refresh(self) -> None:
+        """Copies the optimizer's weights to the TreeEngine's."""
+        if self._compute is self.module:
+            return
+        with torch.no_grad():
+            for weight, copy in zip(self.module.parameters(), self._compute.parameters(), strict=True):
+                copy.copy_(weight)
+
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        """Does nothing: weights, gradients and optimizer are on the CPU."""
+        if device != "cpu":
+            raise UserError(f"to: got {device!r}, expected 'cpu': the strategy bough computes on the CPU")
+
+    def get_per_tensor_param(self, **kwargs: Any) -> tuple[Iterator[tuple[str, Tensor]], None]:
+        return ((name, value.detach()) for name, value in self.module.state_dict().items()), None
+
+    def get_per_tensor_param_shard(self, **kwargs: Any) -> Any:
+        raise UserError("checkpoint engines that send changed elements are refused by the strategy bough")
+
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes local_path/huggingface (weights, config, tokenizer), optimizer.pt and extra.pt (schedule,
+        random states), according to save_contents."""
+        self.checkpoint_manager.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
+    ) -> None:
+        """Reads what save_checkpoint wrote, according to load_contents. Nothing is deleted."""
+        self.checkpoint_manager.load_checkpoint(local_path, hdfs_path)
+        self.refresh()
+
+
+@EngineRegistry.register(model_type="language_model", backend="bough", device="cpu")
+class BoughEngineWithLMHead(BoughEngine):
+    """The policy, or its reference with forward_only."""
+
+
+@EngineRegistry.register(model_type="value_model", backend="bough", device="cpu")
+class BoughEngineWithValueHead(BoughEngine):
+    """The critic: a token classifier of transformers with one label."""
+
+    def _load(self, dtype: torch.dtype) -> torch.nn.Module:
+        from transformers import AutoModelForTokenClassification
+
+        config = deepcopy(self.model_config.hf_config)
+        config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
+        module = AutoModelForTokenClassification.from_pretrained(
+            self.model_config.local_path, config=config, dtype=dtype, attn_implementation="eager"
+        )
+        if not isinstance(getattr(module, "score", None), torch.nn.Linear):
+            raise UserError(
+                f"value_model: got {type(module).__name__}, expected a model with the linear layer `score`"
+            )
+        return module.to(dtype)
+
+    def _model_output(self, data: TensorDict, batch: _Batch) -> dict[str, Tensor]:
+        values = self._compute.score(self._tree.hidden_states(batch.sequences)).squeeze(-1)
+        return {"values": batch.nested(values)}
+
+
+class _Batch:
+    """Sequences of verl's batch. input_ids: nested [S, T]. Trained are the tokens of the responses; in a batch
+    without responses (supervised training), those of loss_mask."""
+
+    def __init__(self, data: TensorDict) -> None:
+        if len(data.get("multi_modal_inputs", [])) and any(map(bool, data["multi_modal_inputs"])):
+            raise UserError("data.multi_modal_inputs: got some, expected a batch of text alone")
+        ids = data["input_ids"]
+        if not ids.is_nested:
+            raise UserError("data.input_ids: got a padded tensor, expected a nested one")
+        self.offsets = ids.offsets()
+        lengths = self.offsets.diff()
+        position = torch.arange(ids.values().numel()) - self.offsets[:-1].repeat_interleave(lengths)
+        positions = data.get("position_ids", None)
+        if positions is not None and not torch.equal(positions.values(), position):
+            raise UserError("data.position_ids: got others than 0, 1, ... in each sequence (several dimensions?)")
+        trained = self._trained(data, position, lengths)
+        self.places = trained.nonzero().squeeze(1) - 1  # verl stores a token's value at the token before
+        bounds = self.offsets.tolist()
+        self.sequences = [
+            {"input_ids": ids.values()[begin:end], "loss_mask": trained[begin:end]}
+            for begin, end in zip(bounds, bounds[1:], strict=False)
+        ]
+
+    @staticmethod
+    def _trained(data: TensorDict, position: Tensor, lengths: Tensor) -> Tensor:
+        if "responses" in data.keys():
+            responses = data["responses"]
+            if responses.is_nested:
+                num_response = responses.offsets().diff()
+            else:
+                num_response = data["attention_mask"][:, -responses.shape[1] :].sum(dim=1)
+            return position >= (lengths - num_response).repeat_interleave(lengths)
+        mask = data["loss_mask"]
+        if not mask.is_nested or mask.values().shape != position.shape:
+            raise UserError("data: has no responses, and loss_mask is not as long as input_ids")
+        return mask.values() != 0
+
+    def nested(self, values: Tensor) -> Tensor:
+        """Values of the trained tokens in verl's layout, nested [S, T]; 0 elsewhere."""
+        flat = values.new_zeros(int(self.offsets[-1])).index_copy(0, self.places, values)
+        return torch.nested.nested_tensor_from_jagged(flat, self.offsets)
+
+
+class _Checkpoints(BaseCheckpointManager):
+    """Checkpoints of a BoughEngine, in Hugging Face's format."""
+
+    def __init__(self, engine: BoughEngine) -> None:
+        super().__init__(
+            engine.module,
+            engine.optimizer,
+            engine.lr_scheduler,
+            engine.model_config.get_processor(),
+            engine.checkpoint_config,
+        )
+
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        _refuse("save_checkpoint", {"hdfs_path": hdfs_path}, {"hdfs_path": (None,)})
+        self.ensure_checkpoint_capacity(max_ckpt_to_keep)
+        folder = os.path.join(local_path, "huggingface")
+        os.makedirs(folder, exist_ok=True)
+        if self.should_save_model or self.should_save_hf_model:
+            self.model.save_pretrained(folder)
+        else:
+            self.model.config.save_pretrained(folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        if self.should_save_optimizer and self.optimizer is not None:
+            torch.save(self.optimizer.state_dict(), os.path.join(local_path, "optimizer.pt"))
+        if self.should_save_extra:
+            random = self.get_rng_state()
+            name, keys, *others = random["numpy"]
+            random["numpy"] = (name, keys.tolist(), *others)  # arrays are no plain data for torch.load
+            schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
+            torch.save({"lr_scheduler": schedule, "rng": random}, os.path.join(local_path, "extra.pt"))
+        self.register_checkpoint(local_path, max_ckpt_to_keep)
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        if local_path is None:
+            return
+        _refuse("load_checkpoint", {"hdfs_path": hdfs_path}, {"hdfs_path": (None,)})
+        if self.should_load_model or self.should_load_hf_model:
+            folder, dtype = os.path.join(local_path, "huggingface"), self.model.dtype
+            saved = type(self.model).from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+            self.model.load_state_dict(saved.state_dict())
+        if self.should_load_optimizer and self.optimizer is not None:
+            path = os.path.join(local_path, "optimizer.pt")
+            self.optimizer.load_state_dict(torch.load(path, weights_only=True))
+        if self.should_load_extra:
+            extra = torch.load(os.path.join(local_path, "extra.pt"), weights_only=True)
+            self.load_rng_state(extra["rng"])
+            if self.lr_scheduler is not None and extra["lr_scheduler"] is not None:
+                self.lr_scheduler.load_state_dict(extra["lr_scheduler"])
