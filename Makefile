@@ -77,4 +77,4 @@ clean:  ## delete build outputs, keep .venv
 	rm -rf build build-debug build-trace build-asan build-asan-torch build-tsan build-tsan-torch build-bundle .bundle
 
 distclean: clean  ## delete build outputs, .venv and the other environments
-	rm -rf .venv .venv-peers .venv-vllm .venv-real
+	rm -rf .venv .venv-peers .venv-vllm .venv-verl .venv-real

@@ -1,126 +1,36 @@
 """verl's training engine over prefix trees: the strategy "bough" of verl 0.9.
 
-verl finds this module by its entry point and registers the engines for language and value models. They compute
-what verl's FSDP engine computes, in one process. Log-probabilities, entropies and values come from a TreeEngine,
-over the tree of a whole mini-batch: verl's micro-batches would cut the tree, and the plan bounds the memory.
+verl finds this module by its entry point and registers the engines for language and value models. They
+compute what verl's FSDP engine computes, in one process. Log-probabilities, entropies and values come from a
+TreeEngine, over the tree of a whole mini-batch: verl's micro-batches would cut the tree, and the plan bounds
+the memory.
 """
 
 from __future__ import annotations
 
+# The platform comes before the modules of verl that ask for it when they are imported.
+import bough.verl_platform  # noqa: F401  # isort: skip
+
 import os
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, fields
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from verl.plugin.platform import PlatformRegistry
-from verl.plugin.platform.platform_cuda import PlatformCUDA
+from verl.utils import tensordict_utils as tu
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+from verl.utils.py_functional import append_to_dict
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import FSDPEngineConfig
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import FSDPEngine
+from verl.workers.engine.utils import detach_tree
 
 from bough.native import UserError
 from bough.tree_engine import TreeEngine
-
-
-class _CPUModule(ModuleType):
-    """torch.cpu with the functions of torch.cuda that verl's workers call. Memory is the process's, resident."""
-
-    get_rng_state = staticmethod(torch.get_rng_state)
-    set_rng_state = staticmethod(torch.set_rng_state)
-
-    @staticmethod
-    def get_device_name() -> str:
-        return "CPU"
-
-    @staticmethod
-    def memory_allocated() -> int:
-        return psutil.Process().memory_info().rss
-
-    @staticmethod
-    def max_memory_allocated() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    @staticmethod
-    def mem_get_info() -> tuple[int, int]:
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
-
-    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)
-
-
-@PlatformRegistry.register(platform="cpu")
-class CPUPlatform(PlatformCUDA):
-    """verl has no platform for hosts without an accelerator. It falls back to CUDA's, whose calls fail there.
-    Chosen by VERL_PLATFORM=cpu, or by VERL_ENGINE_DEVICE=cpu if verl finds no accelerator."""
-
-    device_name = "cpu"
-    vendor_name = "cpu"
-    device_module = _CPUModule("cpu")
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return os.getenv("VERL_ENGINE_DEVICE") == "cpu"
-
-    def current_device(self) -> Any:
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def nvtx_range(self, msg: str) -> Any:
-        return nullcontext()
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
-    def ray_resource_name(self) -> str:
-        return "CPU"
-
-    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
-        return {"num_cpus": num_gpus}
-
-    def is_ipc_supported(self) -> bool:
-        return False
-
-    def cudart(self) -> None: ...
-
-
-# After the platform: these modules ask for it when they are imported.
-from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager  # noqa: E402
-from verl.utils.py_functional import append_to_dict  # noqa: E402
-from verl.utils.torch_dtypes import PrecisionType  # noqa: E402
-from verl.workers.config import FSDPEngineConfig  # noqa: E402
-from verl.workers.engine.base import EngineRegistry  # noqa: E402
-from verl.workers.engine.fsdp import FSDPEngine  # noqa: E402
-from verl.workers.engine.utils import detach_tree  # noqa: E402
 
 
 @dataclass
@@ -164,7 +74,6 @@ _MODEL_VALUES = {
     "tiled_mlp.enabled": (False,),
 }
 _CHECKPOINT_VALUES = {"async_save": (False,), "save_lora_only": (False,)}
-# Of a batch.
 _BATCH_VALUES = {
     "calculate_sum_pi_squared": (False,),
     "distillation_use_topk": (False,),
@@ -189,15 +98,15 @@ class BoughEngine(FSDPEngine):
     """FSDPEngine in one process with a TreeEngine. Inherited: optimizer, schedule, clipping, modes.
 
     module: the weights that the optimizer changes, in model_dtype. _compute: the weights that the TreeEngine
-    reads, in mixed_precision.param_dtype; the same module if the dtypes are equal, otherwise a copy that every
-    optimizer step refreshes. Gradients are summed in fp32 over the mini-batch.
+    reads, in mixed_precision.param_dtype. They are one module if the dtypes are equal. Otherwise _compute is
+    a copy, which every optimizer step refreshes. Gradients are summed in fp32 over the mini-batch.
     """
 
     def __init__(
         self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any
     ) -> None:
         if (num_processes := torch.distributed.get_world_size()) != 1:
-            raise UserError(f"bough computes in one process, got {num_processes}; expected n_gpus_per_node=1")
+            raise UserError(f"bough computes in one process, got {num_processes}: n_gpus_per_node=1")
         _refuse("engine_config", engine_config, _ENGINE_VALUES)
         _refuse("model_config", model_config, _MODEL_VALUES)
         _refuse("checkpoint_config", checkpoint_config or {}, _CHECKPOINT_VALUES)
@@ -214,10 +123,13 @@ class BoughEngine(FSDPEngine):
         self._compute = self.module
         if next(self.module.parameters()).dtype != compute:
             self._compute = deepcopy(self.module).to(compute)
-        names = {"memory": "memory", "max_tokens_per_pass": "max_tokens_per_pass", "strategy": "plan_strategy"}
-        options = {name: self.engine_config.get(field) for name, field in names.items()}
-        options = {name: value for name, value in options.items() if value is not None}
-        self._tree = TreeEngine(self._compute, fp32_sums=self._compute is not self.module, **options)
+        self._tree = TreeEngine(
+            self._compute,
+            memory=self.engine_config.get("memory"),
+            max_tokens_per_pass=self.engine_config.get("max_tokens_per_pass"),
+            strategy=self.engine_config.get("plan_strategy", "auto"),
+            fp32_sums=self._compute is not self.module,
+        )
         self.optimizer = self.lr_scheduler = None
         if not self.engine_config.forward_only:
             self.optimizer = self._build_optimizer(self.module)
@@ -225,13 +137,13 @@ class BoughEngine(FSDPEngine):
         self.checkpoint_manager = _Checkpoints(self)
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of the optimizer's and the TreeEngine's weights. FSDP's default for the latter is bf16."""
+        """The dtypes of the optimizer's and of the TreeEngine's weights. verl's defaults: fp32, bf16."""
         mixed = self.engine_config.mixed_precision or {}
         for name in ("reduce_dtype", "buffer_dtype"):
             if PrecisionType.to_dtype(mixed.get(name, "fp32")) != torch.float32:
                 raise UserError(
-                    f"engine_config.mixed_precision.{name}: got {mixed[name]!r}, expected 'fp32': gradients and "
-                    "rotary tables are fp32"
+                    f"engine_config.mixed_precision.{name}: got {mixed[name]!r}, expected 'fp32': gradients "
+                    "are summed and rotary tables computed in fp32"
                 )
         found = []
         for name, value in (
@@ -257,7 +169,9 @@ class BoughEngine(FSDPEngine):
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> dict[str, Any]:
         """One forward over all sequences of the batch, verl's loss of them together, one backward."""
-        given = {name: tu.get_non_tensor_data(data, name, values[0]) for name, values in _BATCH_VALUES.items()}
+        given = {
+            name: tu.get_non_tensor_data(data, name, values[0]) for name, values in _BATCH_VALUES.items()
+        }
         _refuse("data", given, _BATCH_VALUES)
         tu.assign_non_tensor(data, sp_size=1, dp_size=1, batch_num_tokens=data["loss_mask"].sum().item())
         keep_output = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
@@ -377,8 +291,8 @@ class BoughEngineWithValueHead(BoughEngine):
 
 
 class _Batch:
-    """Sequences of verl's batch. input_ids: nested [S, T]. Trained are the tokens of the responses; in a batch
-    without responses (supervised training), those of loss_mask."""
+    """Sequences of verl's batch. input_ids: nested [S, T]. The trained tokens are those of the responses; in
+    a batch without responses (supervised training), those of loss_mask."""
 
     def __init__(self, data: TensorDict) -> None:
         if len(data.get("multi_modal_inputs", [])) and any(map(bool, data["multi_modal_inputs"])):
@@ -391,7 +305,7 @@ class _Batch:
         position = torch.arange(ids.values().numel()) - self.offsets[:-1].repeat_interleave(lengths)
         positions = data.get("position_ids", None)
         if positions is not None and not torch.equal(positions.values(), position):
-            raise UserError("data.position_ids: got others than 0, 1, ... in each sequence (several dimensions?)")
+            raise UserError("data.position_ids: expected 0, 1, ... in each sequence, one dimension")
         trained = self._trained(data, position, lengths)
         self.places = trained.nonzero().squeeze(1) - 1  # verl stores a token's value at the token before
         bounds = self.offsets.tolist()
@@ -402,7 +316,7 @@ class _Batch:
 
     @staticmethod
     def _trained(data: TensorDict, position: Tensor, lengths: Tensor) -> Tensor:
-        if "responses" in data.keys():
+        if "responses" in data:
             responses = data["responses"]
             if responses.is_nested:
                 num_response = responses.offsets().diff()

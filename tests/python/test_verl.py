@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(sys.version_info >= (3, 13), reason="verl 0.9.1 
 
 @pytest.fixture(scope="module")
 def results(bough_program, tmp_path_factory):
-    """The failures of each test of verl_engine_cases.py, by the test's name. The plug-in is installed with the
-    entry points of the wheel."""
+    """The failures of each test of verl_engine_cases.py, by the test's name. The plug-in is installed with
+    the entry points of the wheel."""
     subprocess.run([ROOT / "scripts" / "setup_verl"], check=True, timeout=600)
     folder = tmp_path_factory.mktemp("verl")
     info = folder / "bough-0.dist-info"
@@ -44,13 +44,15 @@ def results(bough_program, tmp_path_factory):
     report = folder / "report.xml"
     command = [ROOT / ".venv-verl" / "bin" / "python", "-m", "pytest", "-c", os.devnull, "--noconftest", "-q"]
     command += [f"--rootdir={folder}", "-p", "no:cacheprovider", f"--junitxml={report}", "--tb=short", CASES]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900
+    )
     assert report.is_file(), done.stdout + done.stderr
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = re.sub(r"\[.*", "", case.get("name"))
-        texts = [f"{case.get('name')}:\n{child.text}" for child in case if child.tag in ("failure", "error", "skipped")]
-        found.setdefault(name, []).extend(texts)
+        bad = [child.text for child in case if child.tag in ("failure", "error", "skipped")]
+        found.setdefault(name, []).extend(f"{case.get('name')}:\n{text}" for text in bad)
     assert found.keys() == set(NAMES), done.stdout + done.stderr
     return found
 

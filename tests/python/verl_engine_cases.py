@@ -5,6 +5,7 @@ The reference is verl's own FSDP engine, which runs on the CPU with the plug-in'
 
 import sys
 from copy import deepcopy
+from dataclasses import fields
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -120,17 +121,17 @@ def ppo_batch(**settings):
     responses[2][:4] = responses[1][:4]  # shared beyond the prompt
     masks = [torch.ones(r, dtype=torch.long) for _, r in LENGTHS]
     length = max(r for _, r in LENGTHS)
-    attention = torch.cat(
-        [padded([torch.ones_like(p) for p in prompts], 7, left=True), padded(masks, length, left=False)], dim=1
-    )
+    ones = [torch.ones_like(prompt) for prompt in prompts]
+    attention = torch.cat([padded(ones, 7, left=True), padded(masks, length, left=False)], dim=1)
     masks[1] = masks[1].clone()
     masks[1][3:5] = 0
     shape = (len(LENGTHS), length)
+    prompts, responses = padded(prompts, 7, left=True), padded(responses, length, left=False)
     data = TensorDict(
         {
-            "prompts": padded(prompts, 7, left=True),
-            "responses": padded(responses, length, left=False),
-            "input_ids": torch.cat([padded(prompts, 7, left=True), padded(responses, length, left=False)], dim=1),
+            "prompts": prompts,
+            "responses": responses,
+            "input_ids": torch.cat([prompts, responses], dim=1),
             "attention_mask": attention,
             "position_ids": compute_position_id_with_mask(attention),
             "response_mask": padded(masks, length, left=False),
@@ -155,11 +156,24 @@ def ppo_batch(**settings):
     return data
 
 
+def nested(rows):
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def nested_batch():
+    """The same mini-batch without padding, as verl's transfer queue gives it."""
+    data = ppo_batch()
+    data["prompts"] = nested([row[-p:] for row, (p, _) in zip(data["prompts"], LENGTHS, strict=True)])
+    names = ("responses", "response_mask", "loss_mask", "old_log_probs", "ref_log_prob", "advantages")
+    for name in names:
+        data[name] = nested([row[:r] for row, (_, r) in zip(data[name], LENGTHS, strict=True)])
+    return data.exclude("attention_mask", "max_response_len", "values", "returns")
+
+
 def sft_batch():
     sequences = [torch.arange(3, 12), torch.tensor([3, 4, 5, 9, 9])]
     masks = [torch.tensor([0, 0, 1, 1, 0, 1, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1])]
     positions = [torch.arange(len(s)) for s in sequences]
-    nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     data = {"input_ids": nested(sequences), "loss_mask": nested(masks), "position_ids": nested(positions)}
     data = TensorDict(data, batch_size=2)
     fields = {"temperature": 1.0, "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
@@ -167,14 +181,14 @@ def sft_batch():
 
 
 def actor_config(**settings):
-    return FSDPActorConfig(
-        strategy="fsdp", rollout_n=3, ppo_micro_batch_size_per_gpu=2, entropy_coeff=0.01, use_kl_loss=True, **settings
-    )
+    settings = {"rollout_n": 3, "ppo_micro_batch_size_per_gpu": 2, "use_kl_loss": True, **settings}
+    return FSDPActorConfig(strategy="fsdp", entropy_coeff=0.01, **settings)
 
 
 LOSSES = {
     "ppo": (ppo_batch, partial(ppo_loss, config=actor_config())),
     "sequence": (ppo_batch, partial(ppo_loss, config=actor_config(loss_agg_mode="seq-mean-token-mean"))),
+    "nested": (nested_batch, partial(ppo_loss, config=actor_config())),
     "sft": (sft_batch, partial(sft_loss, config=None)),
 }
 
@@ -205,10 +219,17 @@ def test_verl_loads_the_plugin_by_its_entry_point():
     assert verl.utils.device.get_device_name() == "cpu"
 
 
-def test_log_probs_and_entropies_equal_fsdp(model_folder):
+@pytest.mark.parametrize("forward_only", [False, True])
+def test_log_probs_and_entropies_equal_fsdp(model_folder, forward_only):
+    """The engine of a reference policy has no optimizer."""
+    engines = [
+        make_engine(model_folder, forward_only=forward_only),
+        make_engine(model_folder, reference=True),
+    ]
+    assert (engines[0].optimizer is None) == forward_only
     found = []
-    for reference in (False, True):
-        engine, data = make_engine(model_folder, reference=reference), ppo_batch()
+    for engine in engines:
+        data = ppo_batch()
         with engine.eval_mode():
             output = engine.infer_batch(data)["model_output"]
         found.append([no_padding_2_padding(output[name], data) for name in ("log_probs", "entropy")])
@@ -254,7 +275,7 @@ def test_a_critic_equals_fsdp(critic_folder, monkeypatch):
 
 
 def test_a_step_is_that_of_adamw(model_folder):
-    """Gradients are clipped, torch.optim.AdamW changes the weights, and the schedule gives its learning rate."""
+    """Gradients are clipped, torch.optim.AdamW changes the weights with the schedule's learning rate."""
     settings = {"lr_warmup_steps": 2, "total_training_steps": 10, "betas": (0.8, 0.95), "weight_decay": 0.1}
     engine = make_engine(model_folder, optimizer=settings)
     assert engine.lr_scheduler_step() == pytest.approx(5e-4)
@@ -285,7 +306,8 @@ def test_a_step_in_bf16_changes_fp32_weights(model_folder):
     assert 1e-4 < error < 0.1
     before = [p.detach().clone() for p in engine.module.parameters()]
     engine.optimizer_step()
-    for old, new, computed in zip(before, engine.module.parameters(), engine._compute.parameters(), strict=True):
+    modules = (engine.module, engine._compute)
+    for old, new, computed in zip(before, *(module.parameters() for module in modules), strict=True):
         assert computed.dtype == torch.bfloat16 and new.dtype == torch.float32
         assert torch.equal(computed, new.bfloat16())
         assert 0 < (new - old).abs().max() < 2e-6
@@ -295,8 +317,7 @@ def test_a_checkpoint_continues_the_run(model_folder, tmp_path):
     def step(engine):
         with engine.train_mode():
             metrics = engine.train_batch(ppo_batch(), LOSSES["ppo"][1])["metrics"]
-        engine.lr_scheduler_step()
-        return metrics["grad_norm"]
+        return metrics["grad_norm"], engine.lr_scheduler_step()
 
     schedule = {"lr_warmup_steps": 5, "total_training_steps": 10}
     contents = ["model", "optimizer", "extra"]
@@ -359,6 +380,22 @@ def test_the_config_keys_choose_the_engine():
     assert actor.engine.strategy == "bough" and actor.engine.memory == 8e9
     assert config.actor_rollout_ref.ref.strategy == config.critic.strategy == "bough"
     PLUGIN._refuse("engine_config", actor.engine, PLUGIN._ENGINE_VALUES)  # verl's defaults are accepted
+
+
+def test_every_setting_of_verls_engine_is_honoured_or_refused_or_changes_no_result():
+    honoured = {"strategy", "forward_only", "model_dtype", "mixed_precision"}
+    batches = {"use_dynamic_bsz", "use_no_sync_for_gradient_accumulation", "pad_to_length_bucket"}
+    batches |= {
+        f"{p}{n}" for p in ("", "infer_") for n in ("max_token_len_per_gpu", "micro_batch_size_per_gpu")
+    }
+    sharding = {"wrap_policy", "reshard_after_forward", "forward_prefetch", "use_orig_params"}
+    kernels = {"use_fused_kernels", "use_remove_padding", "use_torch_compile", "entropy_checkpointing"}
+    kernels |= {"entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size"}
+    # seed is full_determinism's, turbo_config the strategy fsdp_turbo's. FSDPEngine does not read dtype.
+    unused = {"seed", "turbo_config", "dtype", "_target_"}
+    refused = {name.split(".")[0] for name in PLUGIN._ENGINE_VALUES}
+    known = honoured | batches | sharding | kernels | unused | refused
+    assert {field.name for field in fields(FSDPEngineConfig)} == known
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def test_the_wheel_is_well_formed(wheel: Path):
         assert "Requires-Dist: torch>=2.11.0,<2.12.0" in metadata
         [requirement] = re.findall(r"^gguf==\S+", (ROOT / "requirements.txt").read_text(), re.M)
         assert f"Requires-Dist: {requirement}\n" in metadata
+        points = archive.read(record.replace("RECORD", "entry_points.txt")).decode()
+        assert "[verl.plugins]\nbough = bough.verl\n" in points
         assert not [name for name in names if re.search(r"lib(torch|c10|cu|nv)\w*\.so", name)]
 
 
