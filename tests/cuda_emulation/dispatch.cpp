@@ -257,7 +257,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 // In place of matrix_product_cuda_ops.cpp, which calls cuBLAS: our CPU kernels, which allocate no other memory of
 // the device than cuBLAS's results.
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  for (const char* const name : {"matrix_product", "batch_invariant_product", "add_matrix_product_"})
+  for (const char* const name : {"matrix_product", "add_matrix_product_"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&bough::emulation::run_on_cpu>());
 }
 
