@@ -121,8 +121,7 @@ def assert_same_run(plain, tree):
     assert len(plain_norms) == len(tree_norms) == 20
     assert max(plain_norms) > 1e-3, "the run trains"
     torch.testing.assert_close(tree_log_probs[0], plain_log_probs[0], rtol=0, atol=1e-5)
-    assert tree_norms[0] == pytest.approx(plain_norms[0], rel=1e-4)
-    assert tree_norms == pytest.approx(plain_norms, rel=1e-3)
+    assert tree_norms == pytest.approx(plain_norms, rel=1e-4)
     for (name, a), (_, b) in zip(
         plain_trainer.model.named_parameters(), tree_trainer.model.named_parameters(), strict=True
     ):
