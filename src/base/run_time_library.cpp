@@ -29,7 +29,7 @@ fs::path find_run_time_library(const std::string& name) {
   if (Dl_info info; dladdr(&address, &info) && info.dli_fname)
     own_folder = fs::path(info.dli_fname).parent_path();
   std::error_code ignored;
-  for (const fs::path& candidate : {folder / name, own_folder / name, folder.parent_path() / "lib" / name})
+  for (const fs::path& candidate : {folder / name, folder.parent_path() / "lib" / name, own_folder / name})
     if (fs::is_regular_file(candidate, ignored)) return candidate;
   return {};
 }

@@ -9,8 +9,8 @@ namespace bough {
 
 std::filesystem::path program_folder();  // of this process's program
 
-// Searches the program's folder, then that of the library that contains this code (in Python:
-// libbough_kernels.so), then the folder lib beside the program's. Returns an empty path if nothing is found.
+// Searches the program's folder, then the folder lib beside it, then that of the library that contains this
+// code (in Python: libbough_kernels.so). Returns an empty path if nothing is found.
 std::filesystem::path find_run_time_library(const std::string& name);
 
 // Returns the build id in a library's file, which is not opened; an empty text if the file has none. Throws
