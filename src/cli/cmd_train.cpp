@@ -88,7 +88,7 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
   raise_descriptor_limit(settings.http.max_connections);
   auto server =
       std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
-  if (json) print_json({{"url", server->url()}});
+  if (json) print_json({{"url", server->url()}, {"folder", run_folder_of(run).string()}});
   else print_text("agents: " + server->url() + "\n");
   log_info(str("agents start sessions at ", server->url(), key.empty() ? ", without an API key" : ""));
   return server;
@@ -152,7 +152,7 @@ void run_train(const TrainOptions& options) {
   run.warnings.push_back(
       describe(idle_settings(settings, given_settings<RunSettings>(options.config, options.overrides))));
   run.stop = [&stop] { return stop.requested(); };
-  if (options.json) print_json({{"folder", run_folder_of(settings).string()}});
+  if (options.json && !settings.serve.port) print_json({{"folder", run_folder_of(settings).string()}});
   if (settings.serve.port)
     run.external = [&options](const RunSettings& served, Engine& engine) {
       return serve_agents(served, engine, options.json);
