@@ -153,6 +153,10 @@ const char* dtype_name(at::ScalarType dtype) {
   return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
 }
 
+at::ScalarType scalar_type_of(const std::string& dtype) {
+  return dtype == "bf16" ? at::kBFloat16 : dtype == "fp64" ? at::kDouble : at::kFloat;
+}
+
 DeviceKernels kernels_of(at::Device device, at::ScalarType dtype) {
   using Attention = DeviceKernels::Attention;
   if (!device.is_cpu())

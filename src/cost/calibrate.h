@@ -32,6 +32,8 @@ namespace bough {
 
 // The name of dtype in settings, profiles and reports: fp32, bf16 or fp64. Throws InternalError for others.
 const char* dtype_name(at::ScalarType dtype);
+// The inverse. `dtype` must have been checked: fp32, bf16 or fp64.
+at::ScalarType scalar_type_of(const std::string& dtype);
 
 // The kernels that the device uses for dtype. On a CPU they depend on libtorch's current number of threads,
 // on a GPU on the kernels that are left out (kernels/common/cuda_library.h).

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "cost/calibrate.h"
 #include "cost/cost_model.h"
 #include "models/lora_settings.h"
 #include "plan/plan.h"

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "control/prompt_check.h"
+#include "cost/calibrate.h"
 #include "cost/run_costs.h"
 #include "engine/server_engine.h"
 #include "kernels/common/device.h"
@@ -435,10 +436,6 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
   if (draft_costs) sparse_trainer->use_costs(draft_costs.get());
   if ((sparse.is_sparse() && !settings.sparse_training.trains_sparse()) || sparse_trainer)
     trainer.measure_acceptance();
-}
-
-c10::ScalarType scalar_type_of(const std::string& dtype) {
-  return dtype == "bf16" ? c10::kBFloat16 : dtype == "fp64" ? c10::kDouble : c10::kFloat;
 }
 
 }  // namespace bough

@@ -96,8 +96,4 @@ struct RunComponents {
   std::unique_ptr<RunFolder> folder;
 };
 
-// Returns the element type that a setting `dtype` names. The settings must have been checked: fp32, bf16 or
-// fp64.
-c10::ScalarType scalar_type_of(const std::string& dtype);
-
 }  // namespace bough

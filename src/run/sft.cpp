@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "base/random.h"
 #include "control/prompt_encoder.h"
+#include "cost/calibrate.h"
 #include "cost/run_costs.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
