@@ -261,6 +261,7 @@ class _MetricsFile:
         self.metrics: list[dict[str, Any]] = []
         self._on_step = on_step
         self._position = 0  # number of steps that on_step has seen
+        self._state: tuple[int, int] | None = None  # size and time of change of the file when it was read
 
     def poll(self, folder: str | None) -> Any:
         """Returns False if on_step did."""
@@ -269,6 +270,11 @@ class _MetricsFile:
         path = Path(folder) / "metrics.jsonl"
         if not path.exists():
             return None
+        status = path.stat()
+        state = (status.st_size, status.st_mtime_ns)
+        if state == self._state:
+            return None
+        self._state = state
         text = path.read_bytes()
         self.metrics = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
         # A run that is resumed removes the steps after its checkpoint, and computes them again.

@@ -66,8 +66,9 @@ def _named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Param
     language model. Tied weights have both names."""
     base = _base(model)
     prefix = "" if hasattr(base, "model") else "model."
+    takes_all = bool(prefix) or has_lm_head(model)
     for name, parameter in base.named_parameters(remove_duplicate=False):
-        if ".lora_" not in name and (has_lm_head(model) or name.startswith("model.") or prefix):
+        if ".lora_" not in name and (takes_all or name.startswith("model.")):
             yield prefix + name.replace(".base_layer.", "."), parameter
 
 
@@ -292,15 +293,7 @@ class Adapters:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._layers: dict[str, Any] = {}
         self._natives: dict[tuple[Any, ...], Any] = {}
-        if _is_peft(model):
-            lora_layer = sys.modules["peft"].tuners.lora.LoraLayer
-            self._layers = {
-                name: module
-                for name, module in _base(model).named_modules()
-                if isinstance(module, lora_layer)
-            }
 
     def check(self) -> None:
         """Raises UserError if the adapters, as they are now, are of a kind that the engine does not

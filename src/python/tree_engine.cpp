@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "cost/calibrate.h"
 #include "cost/run_costs.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
@@ -37,13 +37,6 @@ auto guarded(Function&& function) {
   } catch (const UserError& error) {
     throw std::runtime_error(str(kUserError, error.what()));
   }
-}
-
-at::ScalarType type_named(const std::string& name) {
-  if (name == "fp32") return at::kFloat;
-  if (name == "bf16") return at::kBFloat16;
-  if (name == "fp64") return at::kDouble;
-  throw UserError(str("dtype: got ", quoted(name), ", expected fp32, bf16 or fp64"));
 }
 
 CouplingScope coupling_named(const std::string& name) {
@@ -77,6 +70,38 @@ ForwardSeconds forward_seconds(const Plan& plan, const PassCosts& costs) {
       sum.head += costs.head_forward_seconds(block.shape());
     }
   return sum;
+}
+
+struct PricedPlan {
+  Plan plan;
+  Simulation simulation;
+  ForwardSeconds forward;
+  double seconds = 0;  // of the whole computation
+  int64_t bytes = 0;
+  bool holds = false;  // all activations, between forward and backward
+};
+PricedPlan price(Plan plan, const PassCosts& costs) {
+  const Simulation simulation = simulate(plan, &costs);
+  const ForwardSeconds forward = forward_seconds(plan, costs);
+  return {std::move(plan), simulation, forward, simulation.seconds, simulation.peak_bytes};
+}
+
+// Replaces `chosen` by a plan that holds all activations, if one fits into `budget` bytes and is not slower.
+void hold_if_faster(const std::string& strategy, PlanRequest request, int64_t budget, PricedPlan& chosen) {
+  request.memory_bytes.reset();
+  request.layers = LayerRecompute::kNever;
+  for (const TokenSpan& sequence : request.sequences)
+    request.max_tokens_per_pass =
+        std::max(request.max_tokens_per_pass, static_cast<int64_t>(sequence.size()));
+  for (const char* const name : {"packed", "dense"}) {
+    if (strategy != "auto" && strategy != name) continue;
+    PricedPlan candidate = price(make_plan(name, request), *request.costs);
+    if (!has_only_leaf_blocks(candidate.plan)) continue;
+    candidate.seconds += candidate.forward.head;  // backward computes the logits again
+    candidate.bytes = held_bytes(candidate.plan, *request.costs);
+    candidate.holds = true;
+    if (candidate.bytes <= budget && candidate.seconds <= chosen.seconds) chosen = std::move(candidate);
+  }
 }
 
 }  // namespace
@@ -208,7 +233,7 @@ TreeEngine::TreeEngine(const std::string& config, const std::string& dtype, cons
       parsed.tie_word_embeddings = true;  // no weights in addition to the embedding
       parsed.computes_logits = false;
     }
-    model_ = make_model_without_weights(parsed, type_named(dtype), at::Device(device));
+    model_ = make_model_without_weights(parsed, scalar_type_of(dtype), at::Device(device));
   });
 }
 
@@ -277,7 +302,6 @@ const CostModel& TreeEngine::costs() {
 std::string TreeEngine::plan(const BatchHandle& handle, const std::string& strategy,
                              int64_t max_tokens_per_pass, int64_t memory_bytes, bool separate) {
   return guarded([&] {
-    check_strategy("strategy", strategy);
     EngineBatch& batch = *handle;
     const bool on_gpu = !model_->device().is_cpu();
     if (max_tokens_per_pass == 0)
@@ -288,51 +312,29 @@ std::string TreeEngine::plan(const BatchHandle& handle, const std::string& strat
       request.memory_bytes =
           memory_bytes > 0 ? memory_bytes
                            : static_cast<int64_t>(kShareOfFreeMemory * device_memory(model_->device()).free);
-    Plan plan = make_plan(strategy, request);
-    const Simulation whole = simulate(plan, &costs());
-    const ForwardSeconds again = forward_seconds(plan, costs());
-    double seconds = whole.seconds + (separate ? again.layers + again.head : 0);
-    int64_t bytes = whole.peak_bytes;
-    bool holds = false;
-    if (separate && (strategy == "auto" || strategy == "packed" || strategy == "dense")) {
+    PricedPlan plan = price(make_plan(strategy, request), costs());
+    if (separate) {
+      plan.seconds += plan.forward.layers + plan.forward.head;
       const int64_t budget =
           memory_bytes > 0 ? memory_bytes : static_cast<int64_t>(0.5 * device_memory(model_->device()).free);
-      PlanRequest in_passes = request;
-      in_passes.memory_bytes.reset();
-      in_passes.layers = LayerRecompute::kNever;
-      for (const TokenSpan& sequence : batch.batch_.sequences)
-        in_passes.max_tokens_per_pass =
-            std::max(in_passes.max_tokens_per_pass, static_cast<int64_t>(sequence.size()));
-      for (const char* const name : {"packed", "dense"}) {
-        if (strategy != "auto" && strategy != name) continue;
-        Plan candidate = make_plan(name, in_passes);
-        if (!has_only_leaf_blocks(candidate)) continue;
-        const int64_t held = held_bytes(candidate, costs());
-        const double time = simulate(candidate, &costs()).seconds + forward_seconds(candidate, costs()).head;
-        if (held > budget || time > seconds) continue;
-        holds = true;
-        bytes = held;
-        seconds = time;
-        plan = std::move(candidate);
-      }
+      hold_if_faster(strategy, request, budget, plan);
     }
     const PrefixTree tree = build_prefix_tree(batch.batch_.sequences);
     const TreeStatistics statistics = compute_statistics(tree);
-    const Simulation chosen = simulate(plan, &costs());
     const Json description = {
-        {"strategy", plan.strategy},
-        {"max_tokens_per_pass", plan.max_tokens_per_pass},
-        {"passes", chosen.num_passes},
+        {"strategy", plan.plan.strategy},
+        {"max_tokens_per_pass", plan.plan.max_tokens_per_pass},
+        {"passes", plan.simulation.num_passes},
         {"tokens", statistics.num_flat_tokens},
         {"tree_tokens", statistics.num_tree_tokens},
         {"compression", statistics.compression},
         {"work_ratio", count_work(tree, request.trained, work_model(costs().shape())).ratio()},
-        {"seconds", seconds},
-        {"bytes", bytes},
-        {"holds_activations", holds},
-        {"tokens_recomputed", chosen.tokens_recomputed}};
-    batch.plan_ = std::move(plan);
-    batch.holds_ = holds;
+        {"seconds", plan.seconds},
+        {"bytes", plan.bytes},
+        {"holds_activations", plan.holds},
+        {"tokens_recomputed", plan.simulation.tokens_recomputed}};
+    batch.plan_ = std::move(plan.plan);
+    batch.holds_ = plan.holds;
     return dump_line(description);
   });
 }
