@@ -20,9 +20,10 @@ build:  ## setup, then build PRESET (release: build/, debug|asan|asan-torch|tsan
 test: build  ## run all tests; the last line counts them
 	@scripts/test --preset $(PRESET) $(ARGS)
 
-ci: build  ## run the checks of .ci/run: tests, also those of `asan`, layout, lock annotations
+ci: build  ## run the checks of .ci/run: tests, also those of `asan` and of the newest torch, layout, lock annotations
 	@scripts/build asan
-	@scripts/test --gates --sanitized $(ARGS)
+	@scripts/build newest-torch bough bough_python
+	@scripts/test --gates --sanitized --newest-torch $(ARGS)
 
 test-slow: build  ## run the slow suite: whole training runs, three seeds
 	@scripts/test --preset $(PRESET) --slow $(ARGS)
@@ -41,11 +42,11 @@ bench: build  ## run the programs of bench/
 bench-peers: build  ## compare Bough with AReaL-DTA, transformers, vLLM and TRL (ARGS=--quick: smoke test)
 	@scripts/bench_peers $(ARGS)
 
-bundle:  ## put binaries and their libraries into .bundle/, to run with any installed torch 2.11
+bundle:  ## put binaries and their libraries into .bundle/, to run with an installed torch
 	@scripts/setup --preset bundle
 	@scripts/bundle $(ARGS)
 
-wheel:  ## build dist/bough-*.whl, which installs the command `bough` beside torch 2.11, without a compiler
+wheel:  ## build dist/bough-*.whl, which pip installs beside torch 2.11 or the newest torch, without a compiler
 	@scripts/setup --no-build
 	@scripts/wheel $(ARGS)
 
@@ -74,7 +75,7 @@ tsan-torch:  ## run unit tests of the rollout engine (uses torch) under the thre
 	@scripts/test --preset tsan-torch --unit $(ARGS)
 
 clean:  ## delete build outputs, keep .venv
-	rm -rf build build-debug build-trace build-asan build-asan-torch build-tsan build-tsan-torch build-bundle .bundle
+	rm -rf build build-* .bundle
 
 distclean: clean  ## delete build outputs, .venv and the other environments
-	rm -rf .venv .venv-peers .venv-vllm .venv-verl .venv-real
+	rm -rf .venv .venv-peers .venv-vllm .venv-verl .venv-newest-torch .venv-real

@@ -6,9 +6,11 @@ if(NOT EXISTS ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "torch not found in '${BOUGH_TORCH_DIR}': run scripts/setup, or set BOUGH_TORCH_DIR")
 endif()
 file(STRINGS ${BOUGH_TORCH_DIR}/version.py version_line REGEX "^__version__")
-if(NOT version_line MATCHES "2\\.11\\.")
-  message(FATAL_ERROR "torch 2.11 expected in ${BOUGH_TORCH_DIR}, found: ${version_line}")
+if(NOT version_line MATCHES "2\\.(11|15)\\.")
+  message(FATAL_ERROR "torch 2.11 or 2.15 expected in ${BOUGH_TORCH_DIR}, found: ${version_line}")
 endif()
+# scripts/bundle and the Python package read the version of the build from this file.
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_version CONTENT "2.${CMAKE_MATCH_1}\n")
 
 add_library(bough_torch INTERFACE)
 target_include_directories(bough_torch SYSTEM INTERFACE

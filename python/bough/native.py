@@ -6,14 +6,14 @@ import ctypes
 import functools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from bough import TORCH_CAME_FIRST
-from bough.program import library_folder
+from bough.program import installation, library_folders
 
-TORCH = "2.11"  # the version that the library is built for
 _PREFIX = "bough.UserError: "  # kUserError in src/python/tree_engine.h
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,19 +26,7 @@ class UserError(ValueError):
 @functools.cache
 def classes() -> Any:
     """torch.classes.bough. Loads the library at the first call."""
-    version = torch.__version__
-    if version.split("+")[0].rsplit(".", 1)[0] != TORCH:
-        raise ImportError(
-            f"bough: got torch {version}, expected torch {TORCH}, for which this build is compiled; install "
-            f"it with `pip install 'torch=={TORCH}.*'`, or install the build of bough for torch {version}"
-        )
-    folder = library_folder()
-    library = folder / "libbough_python.so"
-    if not library.is_file():
-        raise ImportError(
-            f"bough: no libbough_python.so in {str(folder)!r}; build it with `make build`, name a build "
-            "folder in BOUGH_BUILD_DIR, or install the wheel"
-        )
+    library = _library()
     _load_dependencies(library)
     torch.ops.load_library(library)
     if torch.ops.bough.apply_cpu_workarounds() and TORCH_CAME_FIRST:
@@ -52,13 +40,30 @@ def classes() -> Any:
     return torch.classes.bough
 
 
-def _load_dependencies(library: Any) -> None:
-    """Loads the libraries beside it that it needs, each after its own dependencies."""
-    if (library.parent.parent / "bin" / "bough").is_file() and not (
-        library.parent.parent / "bough"
-    ).is_file():
+def _library() -> Path:
+    """The library for the torch of this process."""
+    folders = library_folders()
+    version = torch.__version__
+    folder = folders.get(version.split("+")[0].rsplit(".", 1)[0])
+    if folders and folder is None:
+        newest = list(folders)[-1]
+        raise ImportError(
+            f"bough: got torch {version}, expected torch {' or '.join(folders)}, for which this build is "
+            f"compiled; install one of them, such as `pip install 'torch=={newest}.*'`"
+        )
+    if folder is None or not (folder / "libbough_python.so").is_file():
+        raise ImportError(
+            f"bough: no libbough_python.so in {str(folder or installation() / 'lib')!r}; build it with `make "
+            "build`, name a build folder in BOUGH_BUILD_DIR, or install the wheel"
+        )
+    return folder / "libbough_python.so"
+
+
+def _load_dependencies(library: Path) -> None:
+    """Loads the libraries beside it and those of others that it needs, each after its own dependencies."""
+    if not library.parent.name.startswith("torch-"):
         return  # a build folder: the library knows where its dependencies are
-    waiting = [path for path in library.parent.glob("*.so*") if not path.name.startswith("libbough_")]
+    waiting = list(library.parent.parent.glob("*.so*"))
     waiting.append(library.parent / "libbough_kernels.so")
     while waiting:
         missing = []

@@ -11,7 +11,7 @@ from typing import NoReturn
 PACKAGE = Path(__file__).resolve().parent
 
 
-def _installation() -> Path:
+def installation() -> Path:
     """The folder with lib/: the wheel's bundle, $BOUGH_BUILD_DIR, or of a bundle or a checkout that contains
     this file."""
     if (named := os.environ.get("BOUGH_BUILD_DIR")) is not None:
@@ -21,15 +21,21 @@ def _installation() -> Path:
     return next((folder for folder in candidates if (folder / "lib").is_dir()), candidates[-1])
 
 
-def library_folder() -> Path:
-    """The folder of libbough_python.so."""
-    return _installation() / "lib"
+def library_folders() -> dict[str, Path]:
+    """The folders of libbough_python.so, by the version of torch that the library is for, such as 2.11. A
+    build folder has one, a bundle one for each version."""
+    folder = installation()
+    try:
+        return {(folder / "torch_version").read_text().strip(): folder / "lib"}
+    except FileNotFoundError:
+        folders = sorted((folder / "lib").glob("torch-*"), key=lambda path: (len(path.name), path.name))
+        return {path.name.removeprefix("torch-"): path for path in folders}
 
 
 def program() -> Path:
     """The launcher of a bundle, or the program of a build folder."""
-    launcher = _installation() / "bough"
-    return launcher if launcher.is_file() else _installation() / "bin" / "bough"
+    launcher = installation() / "bough"
+    return launcher if launcher.is_file() else installation() / "bin" / "bough"
 
 
 def environment() -> dict[str, str]:

@@ -27,7 +27,7 @@ struct InitOptions {
   int64_t hidden_size = 256;
   int64_t layers = 4;
   int64_t heads = 8;
-  int64_t kv_heads = 4;
+  std::optional<int64_t> kv_heads;  // default: half the query heads, or all of an odd number
   std::optional<int64_t> head_dim;  // default: hidden_size / heads
   // default: three times hidden_size, as in SwiGLU models of this size
   std::optional<int64_t> intermediate_size;
@@ -44,7 +44,10 @@ void check_sizes(const InitOptions& options) {
   check_at_least("--hidden-size", options.hidden_size, 1);
   check_at_least("--layers", options.layers, 1);
   check_at_least("--heads", options.heads, 1);
-  check_at_least("--kv-heads", options.kv_heads, 1);
+  if (options.kv_heads) check_at_least("--kv-heads", *options.kv_heads, 1);
+  if (options.kv_heads && options.heads % *options.kv_heads != 0)
+    throw UserError(str("--kv-heads ", *options.kv_heads, " does not divide --heads ", options.heads,
+                        "; each key and value head serves as many query heads"));
   if (options.head_dim) check_at_least("--head-dim", *options.head_dim, 1);
   if (options.intermediate_size) check_at_least("--intermediate-size", *options.intermediate_size, 1);
   check_at_least("--max-positions", options.max_positions, 1);
@@ -68,6 +71,7 @@ void check_arch(const std::string& arch) {
 // possible.
 ModelConfig make_config(const InitOptions& options) {
   check_arch(options.arch);
+  const int64_t kv_heads = options.kv_heads.value_or(options.heads / (options.heads % 2 == 0 ? 2 : 1));
   const int64_t head_dim = options.head_dim.value_or(options.hidden_size / options.heads);
   const Json asked = {
       {"model_type", options.arch},
@@ -76,7 +80,7 @@ ModelConfig make_config(const InitOptions& options) {
       {"intermediate_size", options.intermediate_size.value_or(3 * options.hidden_size)},
       {"num_hidden_layers", options.layers},
       {"num_attention_heads", options.heads},
-      {"num_key_value_heads", options.kv_heads},
+      {"num_key_value_heads", kv_heads},
       {"head_dim", head_dim},
       {"max_position_embeddings", options.max_positions},
       {"rms_norm_eps", 1e-6},
@@ -144,7 +148,7 @@ void add_init_command(CommandLine& line) {
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
   command.add_option("--layers", options->layers, "Decoder layers");
   command.add_option("--heads", options->heads, "Query heads");
-  command.add_option("--kv-heads", options->kv_heads, "Key and value heads; divides --heads");
+  command.add_option("--kv-heads", options->kv_heads, "Key and value heads (default: half of --heads)");
   command.add_option("--head-dim", options->head_dim, "Size of a head (default: hidden size / heads)")
       .type_name("INT");
   command

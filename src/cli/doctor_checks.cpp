@@ -17,6 +17,11 @@ using enum FindingState;
 constexpr int kStubLibrary = 34, kNoDevice = 100, kInvalidDevice = 101, kSystemNotReady = 802,
               kDriverMismatch = 803, kNoCompatibility = 804;
 
+// The command that installs the torch that this process runs beside.
+std::string pip_install(const TorchVersion& found) {
+  return "pip install torch" + (found.torch.empty() ? "" : "==" + found.torch.substr(0, found.torch.find('+')));
+}
+
 std::string bytes_or_unlimited(int64_t bytes) {
   return bytes < 0 ? "unlimited" : format_bytes(static_cast<double>(bytes));
 }
@@ -315,7 +320,7 @@ std::vector<Finding> check_build(const BuildFacts& build, bool has_gpu) {
   if (!build.torch.cuda.empty()) rows.push_back({"torch", str(torch, ", CUDA ", build.torch.cuda), kOk, ""});
   else
     rows.push_back({"torch", torch + ", without CUDA", has_gpu ? kMissing : kOk,
-                    has_gpu ? "install the build with CUDA 13: pip install torch==2.11.0" : ""});
+                    has_gpu ? str("install the build with CUDA 13: ", pip_install(build.torch)) : ""});
   return rows;
 }
 
@@ -381,8 +386,8 @@ std::vector<Finding> check_cuda_libraries(const BuildFacts& build, const DriverF
   else if (!build.cuda_error.empty() && driver.cuda_gpus > 0)
     rows.push_back(
         {cuda, str("opens, but libtorch finds no GPU: ", build.cuda_error), kMissing,
-         "the driver's CUDA works, so install the torch build again: pip install --force-reinstall "
-         "torch==2.11.0"});
+         str("the driver's CUDA works, so install the torch build again: ", pip_install(build.torch),
+             " --force-reinstall")});
   else rows.push_back({cuda, str("opens, compiled for ", build.cuda_architectures), kOk, ""});
 
   // Only several ranks on GPUs need it, so with one GPU a missing library is no fault.

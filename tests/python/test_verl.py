@@ -1,4 +1,4 @@
-"""bough.verl in verl's environment (scripts/setup_verl): this file runs verl_engine_cases.py there, once, and
+"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs verl_engine_cases.py there, once, and
 reports each of its tests."""
 
 import ast
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.version_info >= (3, 13), reason="verl 0.9.1 
 def results(bough_program, tmp_path_factory):
     """The failures of each test of verl_engine_cases.py, by the test's name. The plug-in is installed with
     the entry points of the wheel."""
-    subprocess.run([ROOT / "scripts" / "setup_verl"], check=True, timeout=600)
+    subprocess.run([ROOT / "scripts" / "setup_venv", "verl"], check=True, timeout=600)
     folder = tmp_path_factory.mktemp("verl")
     info = folder / "bough-0.dist-info"
     info.mkdir()

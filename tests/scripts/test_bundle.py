@@ -38,18 +38,18 @@ def test_it_runs_on_its_own_libraries_and_the_torch_it_finds(bundle: Path, bough
     done = start(bundle, LD_DEBUG="libs")
     built = subprocess.run([bough_program, "--version"], capture_output=True, text=True, check=True)
     assert (done.returncode, done.stdout) == (0, built.stdout), done.stderr[-2000:]
-    ours = {path.name for path in (bundle / "lib").iterdir() if path.is_file()}
+    ours = {path.name: path for path in (bundle / "lib").rglob("*.so*") if path.parent.name != "fallback"}
     assert any(name.startswith("libyaml-cpp") for name in ours)
     loaded = {Path(p) for p in re.findall(r"calling init: (\S+)", done.stderr)}
     # No library that the bundle contains was loaded from this machine instead.
-    assert {path for path in loaded if path.name in ours} <= {bundle / "lib" / name for name in ours}
+    assert {path.resolve() for path in loaded if path.name in ours} <= set(ours.values())
 
 
 def test_it_holds_nothing_of_the_machine_or_of_torch(bundle: Path):
     names = {path.name for path in bundle.rglob("*.so*")}
     forbidden = re.compile(r"lib(c|m|mvec|dl|pthread|torch\w*|c10\w*|gomp|cu\w+|nv\w+|mpi\w*)\.so")
     assert not [name for name in names if forbidden.match(name)]
-    for binary in [*(bundle / "bin").iterdir(), *(bundle / "lib").glob("libbough_*")]:
+    for binary in [*(bundle / "bin").glob("*/*"), *(bundle / "lib").glob("*/libbough_*")]:
         assert str(ROOT / ".venv").encode() not in binary.read_bytes(), (
             f"{binary} names this machine's folders"
         )
@@ -58,7 +58,7 @@ def test_it_holds_nothing_of_the_machine_or_of_torch(bundle: Path):
 
 def test_without_torch_it_says_what_to_install(bundle: Path, tmp_path: Path):
     done = start(bundle, BOUGH_PYTHON="/nonexistent/python3")
-    assert done.returncode == 2 and "torch==2.11.0" in done.stderr and "BOUGH_TORCH_DIR" in done.stderr
+    assert done.returncode == 2 and "torch==2.11.*" in done.stderr and "BOUGH_TORCH_DIR" in done.stderr
     done = start(bundle, BOUGH_TORCH_DIR=str(tmp_path))
     assert done.returncode == 2 and "libtorch_cpu.so" in done.stderr
 
@@ -68,7 +68,7 @@ def test_another_torch_is_refused_by_its_version(bundle: Path, tmp_path: Path):
     (tmp_path / "lib" / "libtorch_cpu.so").touch()
     (tmp_path / "version.py").write_text("__version__ = '2.10.1+cpu'\n")
     done = start(bundle, BOUGH_TORCH_DIR=str(tmp_path))
-    assert done.returncode == 2 and "built for torch 2.11; found '2.10.1+cpu'" in done.stderr
+    assert done.returncode == 2 and f"built for torch 2.11; {tmp_path} is '2.10.1+cpu'" in done.stderr
 
 
 def test_it_never_replaces_a_folder_that_is_no_bundle(bundle: Path, bough_program: Path, tmp_path: Path):
@@ -93,7 +93,7 @@ def refused(folder: Path, **libraries: str) -> str:
 
 
 def test_the_cuda_library_comes_with_that_of_nccl(bundle: Path, tmp_path: Path):
-    names = {path.name for path in (bundle / "lib").iterdir()}
+    names = {path.name for path in (bundle / "lib").glob("*/*")}
     assert "libbough_cuda.so" not in names or "libbough_nccl.so" in names
     same = "bough build id 0123456789abcdef"
     assert "build the target bough_nccl" in refused(tmp_path, cuda=same)

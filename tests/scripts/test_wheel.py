@@ -1,9 +1,11 @@
 """The wheel of the build under test is installed into a fresh environment with the torch of .venv. The
-installed program trains without a compiler or this repository."""
+installed program trains without a compiler or this repository. If build-newest-torch/ is built, the wheel is
+for its torch, too."""
 
 import csv
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -19,6 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # The programs that the launcher calls. No other program of the machine is on PATH.
 TOOLS = ("dirname", "basename", "readlink", "sed", "grep")
 
+NEWEST_TORCH = ROOT / "build-newest-torch"
+
+
+def has_newest_torch() -> bool:
+    return (NEWEST_TORCH / "lib" / "libbough_python.so").is_file()
+
+
 SETTINGS = """
 experiment_name: wheel
 trial_name: first
@@ -33,6 +42,8 @@ total_train_steps: 2
 def wheel(bough_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     command = [ROOT / "scripts" / "wheel", "--build-dir", bough_program.parents[1], "--out", out]
+    if has_newest_torch():
+        command += ["--build-dir", NEWEST_TORCH]
     subprocess.run([sys.executable, *command], check=True)
     [made] = out.iterdir()
     return made
@@ -122,7 +133,7 @@ def test_without_torch_it_says_what_to_install(environment):
         done = environment("bough", "--version")
     finally:
         link.write_text(text)
-    assert done.returncode == 2 and "torch==2.11.0" in done.stderr
+    assert done.returncode == 2 and "torch==2.11.*" in done.stderr
 
 
 def test_the_wheel_is_well_formed(wheel: Path):
@@ -136,9 +147,11 @@ def test_the_wheel_is_well_formed(wheel: Path):
             content = archive.read(name)
             expected = urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             assert (digest, int(size)) == (f"sha256={expected}", len(content))
-        assert archive.getinfo("bough/bundle/bin/bough").external_attr >> 16 & 0o111
+        assert archive.getinfo("bough/bundle/bin/torch-2.11/bough").external_attr >> 16 & 0o111
         metadata = archive.read(record.replace("RECORD", "METADATA")).decode()
-        assert "Requires-Dist: torch>=2.11.0,<2.12.0" in metadata
+        newest = [f"2.{minor}.*" for minor in (12, 13, 14)]
+        expected = ">=2.11.0,!=" + ",!=".join(newest) + ",<2.16" if has_newest_torch() else ">=2.11.0,<2.12"
+        assert f"Requires-Dist: torch{expected}\n" in metadata
         [requirement] = re.findall(r"^gguf==\S+", (ROOT / "requirements.txt").read_text(), re.M)
         assert f"Requires-Dist: {requirement}\n" in metadata
         points = archive.read(record.replace("RECORD", "entry_points.txt")).decode()
@@ -147,11 +160,16 @@ def test_the_wheel_is_well_formed(wheel: Path):
 
 
 def test_the_wheel_has_every_library_of_the_build(wheel: Path, bough_program: Path):
-    build = bough_program.parents[1]
+    builds = {"torch-2.11": bough_program.parents[1]}
+    if has_newest_torch():
+        builds["torch-2.15"] = NEWEST_TORCH
     with zipfile.ZipFile(wheel) as archive:
-        packed = {Path(name).name for name in archive.namelist() if "/lib/libbough_" in name}
-    assert packed == {path.name for path in (build / "lib").glob("libbough_*.so")}
-    assert "libbough_cuda.so" not in packed or "libbough_nccl.so" in packed
+        packed = {Path(name) for name in archive.namelist() if "/libbough_" in name}
+    for torch, build in builds.items():
+        ours = {path.name for path in packed if path.parent.name == torch}
+        assert ours == {path.name for path in (build / "lib").glob("libbough_*.so")}
+        assert "libbough_cuda.so" not in ours or "libbough_nccl.so" in ours
+    assert {path.parent.name for path in packed} == set(builds)
 
 
 def test_whoever_builds_the_cuda_library_gets_that_of_nccl(bough_program: Path):
@@ -190,6 +208,7 @@ assert all(p.grad is not None for p in model.parameters())
 [path] = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
 libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libbough_" in line}
 print("loaded", *sorted(name.rsplit("/", 1)[-1] for name in libraries), sys.modules["bough"].__file__)
+print("torch", torch.__version__)
 """
 
 
@@ -199,6 +218,29 @@ def test_the_package_computes_gradients(environment):
     assert done.returncode == 0, done.stderr
     assert "loaded libbough_kernels.so libbough_python.so" in done.stdout
     assert str(environment.site) in done.stdout
+
+
+@pytest.mark.skipif(
+    not has_newest_torch(), reason="build-newest-torch/ is not built: scripts/build newest-torch"
+)
+def test_beside_the_newest_torch_it_computes_and_trains(environment, tmp_path):
+    """The same wheel, beside the torch of .venv-newest-torch."""
+    [link] = environment.site.glob("torch_of_the_tests.pth")
+    [newest] = (ROOT / ".venv-newest-torch").glob("lib/python3*/site-packages")
+    text = link.read_text()
+    link.write_text(f"{newest}\n{text}")
+    try:
+        done = environment("python", "-c", TEN_LINES)
+        assert done.returncode == 0, done.stderr
+        assert (
+            "loaded libbough_kernels.so libbough_python.so" in done.stdout and "\ntorch 2.15." in done.stdout
+        )
+        done = environment("bough", "init", "newest", "--hidden-size", "32", "--layers", "2")
+        assert done.returncode == 0, done.stderr
+        done = environment("bough", "doctor", "--json")
+        assert json.loads(done.stdout)["build"]["torch"].startswith("2.15."), done.stderr
+    finally:
+        link.write_text(text)
 
 
 def test_another_torch_is_refused_with_what_to_install(environment):
