@@ -19,7 +19,8 @@ constexpr int kStubLibrary = 34, kNoDevice = 100, kInvalidDevice = 101, kSystemN
 
 // The command that installs the torch that this process runs beside.
 std::string pip_install(const TorchVersion& found) {
-  return "pip install torch" + (found.torch.empty() ? "" : "==" + found.torch.substr(0, found.torch.find('+')));
+  const std::string version = found.torch.substr(0, found.torch.find('+'));
+  return version.empty() ? "pip install torch" : "pip install torch==" + version;
 }
 
 std::string bytes_or_unlimited(int64_t bytes) {

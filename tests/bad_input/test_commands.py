@@ -82,7 +82,10 @@ USE = {
     "init without a folder": (["init"], ["DIR"]),
     "init with too small a vocabulary": (["init", "m", "--vocab-size", "100"], ["--vocab-size", "259"]),
     "init with heads that do not divide": (["init", "m", "--heads", "7"], ["--heads"]),
-    "init with key heads that do not divide": (["init", "m", "--kv-heads", "3"], ["--kv-heads 3 does not divide --heads 8"]),
+    "init with key heads that do not divide": (
+        ["init", "m", "--kv-heads", "3"],
+        ["--kv-heads 3 does not divide --heads 8"],
+    ),
     "init with an unknown architecture": (["init", "m", "--arch", "gpt2"], ["--arch", "gpt2", "qwen3"]),
     "init with a negative size": (["init", "m", "--layers", "-1"], ["--layers", "-1"]),
     "init with a folder that cannot be": (["init", "/dev/null/m"], ["/dev/null"]),
