@@ -385,10 +385,9 @@ std::vector<Finding> check_cuda_libraries(const BuildFacts& build, const DriverF
                     : driver.cuda_error.empty() ? "install the torch build that Bough was built for"
                                                 : "first mend the rows above"});
   else if (!build.cuda_error.empty() && driver.cuda_gpus > 0)
-    rows.push_back(
-        {cuda, str("opens, but libtorch finds no GPU: ", build.cuda_error), kMissing,
-         str("the driver's CUDA works, so install the torch build again: ", pip_install(build.torch),
-             " --force-reinstall")});
+    rows.push_back({cuda, str("opens, but libtorch finds no GPU: ", build.cuda_error), kMissing,
+                    str("the driver's CUDA works, so install the torch build again: ",
+                        pip_install(build.torch), " --force-reinstall")});
   else rows.push_back({cuda, str("opens, compiled for ", build.cuda_architectures), kOk, ""});
 
   // Only several ranks on GPUs need it, so with one GPU a missing library is no fault.

@@ -1,5 +1,5 @@
-"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs verl_engine_cases.py there, once,
-and reports each of its tests."""
+"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs verl_engine_cases.py there once.
+Each of its tests is a test here."""
 
 import ast
 import os
