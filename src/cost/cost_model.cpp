@@ -81,21 +81,20 @@ double CostModel::recompute_seconds(const PassShape& pass, RecomputePolicy keep)
          std::max(0.0, copy - seconds - backward_seconds(pass));
 }
 
-double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {
+double CostModel::head_seconds_per_flop(const CostCurve& curve, int64_t rows) const {
   const int64_t chunk = head_chunk_rows(shape_.vocab_size, device_.kernels.on_gpu());
   const int64_t whole = rows / chunk;
   double seconds = static_cast<double>(whole) * curve.at(chunk);
   if (rows % chunk > 0) seconds += curve.at(rows % chunk);
-  return seconds * shape_.flops_per_head_row();
+  return seconds;
 }
 
 double CostModel::head_forward_seconds(const PassShape& pass) const {
-  return head_seconds(device_.head_forward, pass.head_rows);
+  return head_seconds_per_flop(device_.head_forward, pass.head_rows) * shape_.flops_per_head_row();
 }
 
 double CostModel::head_backward_seconds(const PassShape& pass) const {
-  // Backward has two products. If the lm_head matrix is frozen, the product for its gradient is skipped.
-  return head_seconds(device_.head_backward, pass.head_rows) * (shape_.is_frozen() ? 0.5 : 1.0);
+  return head_seconds_per_flop(device_.head_backward, pass.head_rows) * shape_.trained_flops_per_head_row();
 }
 
 }  // namespace bough

@@ -48,7 +48,8 @@ class CostModel final : public PassCosts {
   // skips, which are subtracted.
   double layers_seconds(const PassShape& pass, bool backward, double left_out = 0) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
-  double head_seconds(const CostCurve& curve, int64_t rows) const;
+  // Seconds of all rows, for each FLOP of one row.
+  double head_seconds_per_flop(const CostCurve& curve, int64_t rows) const;
 
   DeviceProfile device_;
   ModelShape shape_;

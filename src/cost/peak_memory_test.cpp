@@ -9,6 +9,7 @@
 #include "cost/cost_model.h"
 #include "cost/run_costs.h"
 #include "kernels/common/cpu_allocator.h"
+#include "models/lora.h"
 #include "train/critic.h"
 
 namespace bough {
@@ -57,10 +58,14 @@ struct Sequences {
 
 class Steps {
  public:
-  Steps(const ModelConfig& config, at::ScalarType dtype)
+  Steps(const ModelConfig& config, at::ScalarType dtype, const LoraSettings& lora = {})
       : model_(make_model(config, dtype)), costs_(costs_of(config, dtype)) {
     install_cpu_allocator();
     initialise(*model_, 1);
+    if (lora.enabled()) {
+      add_adapter(*model_, lora, 1);
+      costs_ = CostModel(costs_.device(), model_shape(*model_));
+    }
     model_->allocate_gradients();
     LossSettings settings;
     settings.loss = "pg";
@@ -220,6 +225,18 @@ TEST(PeakMemory, AsPredictedForFamiliesWithPostNorms) {
                                           << limit << (train_trunk ? ", trunk trained" : ""));
           expect_near(steps.ratio(Sequences(600, 3, 100, train_trunk, 500), "path", limit));
         }
+    }
+}
+
+// An adapter of the lm_head whose rank is large compared with the model's width.
+TEST(PeakMemory, AsPredictedForAnAdapterOfTheHead) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t rank : {4, 64}) {
+      Steps steps(config_of(64, 1, 32, 20000), dtype, {.rank = rank, .targets = {{"lm_head"}}});
+      for (const int64_t limit : {2048, 300}) {
+        SCOPED_TRACE(testing::Message() << c10::toString(dtype) << " rank " << rank << " B " << limit);
+        expect_near(steps.ratio(Sequences(600, 3, 100, true, 20000), "path", limit));
+      }
     }
 }
 

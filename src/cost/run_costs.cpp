@@ -156,6 +156,7 @@ ModelShape model_shape(const Model& model) {
   config.layer_ropes = model.unsharded_config().layer_ropes;
   ModelShape shape = model_shape(config, dtype_name(model.dtype()));
   shape.adapter_elements = model.adapter_elements();
+  shape.head_adapter_elements = model.head_adapter_elements();
   return shape;
 }
 

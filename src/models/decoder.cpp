@@ -54,6 +54,7 @@ class Decoder : public Model {
   const Parameter& head() const override { return config_.tie_word_embeddings ? embedding_ : head_; }
   std::unique_ptr<Model> share() const override { return std::make_unique<Decoder>(*this); }
   std::vector<Parameter*> layer_matrices() override;
+  void untie_head() override;
 
  private:
   // Parameters that the model lacks, or that another pipeline stage has, are undefined.
@@ -220,6 +221,22 @@ std::vector<Parameter*> Decoder::layer_matrices() {
     for (Parameter* parameter : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       all.push_back(parameter);
   return all;
+}
+
+void Decoder::untie_head() {
+  if (!config_.tie_word_embeddings) return;
+  BOUGH_CHECK(is_unsharded(), "only an unsharded model can be untied");
+  head_ = embedding_;
+  head_.value = embedding_.value.clone();
+  head_.main_grad.reset();
+  head_.parts[0].name = "lm_head.weight";
+  embedding_.adapter.clear();
+  embedding_.adapter_slices.clear();
+  embedding_.frozen_adapter.clear();
+  for (ModelConfig* config : {&config_, &unsharded_config_}) {
+    config->tie_word_embeddings = false;
+    if (config->source.is_object() && !config->source.empty()) config->source["tie_word_embeddings"] = false;
+  }
 }
 
 const Parameter* if_defined(const Parameter& parameter) {

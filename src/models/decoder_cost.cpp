@@ -37,19 +37,27 @@ double ModelShape::linear_flops_per_token() const {
                         matrix_product_flops(1, query_width(), hidden_size) +
                         matrix_product_flops(1, hidden_size, 2 * intermediate_size) +
                         matrix_product_flops(1, intermediate_size, hidden_size);
-  return static_cast<double>(num_layers * layer + 2 * adapter_elements);
+  return static_cast<double>(num_layers * layer + 2 * (adapter_elements - head_adapter_elements));
 }
 
 double ModelShape::last_flops_per_token() const {
   return static_cast<double>(num_layers * matrix_product_flops(1, intermediate_size, hidden_size));
 }
 
+namespace {
+// Forward FLOPs of a trained model whose backward takes as long as that of frozen matrices with adapters.
+// `flops`: forward of both, in which `elements` are those of the adapters. Backward of a frozen matrix takes
+// one product instead of two. Backward of an adapter recomputes A x, half of its forward: for this half it
+// takes three products instead of two.
+double trained_flops(double flops, int64_t elements) {
+  const auto adapters = static_cast<double>(2 * elements);
+  return (flops - adapters) / 2 + 1.25 * adapters;
+}
+}  // namespace
+
 double ModelShape::trained_linear_flops_per_token() const {
-  if (!is_frozen()) return linear_flops_per_token();
-  const auto adapters = static_cast<double>(2 * adapter_elements);
-  // Backward of W takes one product instead of two. Backward of an adapter recomputes A x, half of its
-  // forward: for this half it takes three products instead of two.
-  return (linear_flops_per_token() - adapters) / 2 + 1.25 * adapters;
+  const double flops = linear_flops_per_token();
+  return is_frozen() ? trained_flops(flops, adapter_elements - head_adapter_elements) : flops;
 }
 
 double ModelShape::flops_per_pair() const {
@@ -61,7 +69,12 @@ double ModelShape::scores_per_pair() const {
 }
 
 double ModelShape::flops_per_head_row() const {
-  return static_cast<double>(matrix_product_flops(1, hidden_size, vocab_size));
+  return static_cast<double>(matrix_product_flops(1, hidden_size, vocab_size) + 2 * head_adapter_elements);
+}
+
+double ModelShape::trained_flops_per_head_row() const {
+  const double flops = flops_per_head_row();
+  return is_frozen() ? trained_flops(flops, head_adapter_elements) : flops;
 }
 
 double ModelShape::elements_per_token() const {
@@ -211,9 +224,19 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
   const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
   const int64_t weight = weight_gradient(rows, vocab, width);
   const int64_t gradients =
-      rows * width * element +
-      std::max(product(rows, vocab, width), element < accumulator ? rows * width * accumulator : 0);
+      rows * width * element + std::max({product(rows, vocab, width), of_head_adapter(rows),
+                                         element < accumulator ? rows * width * accumulator : 0});
   return sources + logits + std::max({product(rows, width, vocab), loss, weight, gradients});
+}
+
+// The inner products A x and their gradient, and the largest product with them.
+int64_t DecoderBytes::of_head_adapter(int64_t rows) const {
+  const int64_t vocab = shape_.vocab_size;
+  const int64_t rank = shape_.head_adapter_elements / (shape_.hidden_size + vocab);
+  if (rank == 0) return 0;
+  const int64_t of_gradient = weight_gradient_bytes(kernels_, shape_.element_sizes(), rows, vocab, rank);
+  return 2 * rows * rank * shape_.element_bytes +
+         std::max({product(rows, rank, vocab), product(rows, vocab, rank), of_gradient});
 }
 
 int64_t DecoderBytes::of_mlp(int64_t tokens) const {

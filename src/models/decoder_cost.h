@@ -20,8 +20,9 @@ struct ModelShape : ModelConfig {
   std::string name;
   int64_t element_bytes = 4;      // weights and activations
   int64_t accumulator_bytes = 4;  // gradients, softmax, norms
-  // Elements of adapters (models/lora.h) in all layers. If above 0, nothing else is trained.
-  int64_t adapter_elements = 0;
+  // Elements of all adapters (models/lora.h), and of the lm_head's adapter among them. If adapter_elements is
+  // above 0, nothing else is trained.
+  int64_t adapter_elements = 0, head_adapter_elements = 0;
 
   ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
   bool is_frozen() const { return adapter_elements > 0; }
@@ -30,9 +31,10 @@ struct ModelShape : ModelConfig {
   // Forward FLOPs of a fully trained model whose backward takes as long as this model's. With adapters this
   // is less than linear_flops_per_token(): backward of a frozen matrix skips one of its two products.
   double trained_linear_flops_per_token() const;
-  double flops_per_pair() const;      // forward attention, all layers: q·k and p·v
-  double scores_per_pair() const;     // exponentials, all layers
-  double flops_per_head_row() const;  // forward
+  double flops_per_pair() const;              // forward attention, all layers: q·k and p·v
+  double scores_per_pair() const;             // exponentials, all layers
+  double flops_per_head_row() const;          // forward, with the lm_head's adapter
+  double trained_flops_per_head_row() const;  // as trained_linear_flops_per_token()
   // Elements that norms, rotary embedding, activations and residuals read or write, all layers.
   double elements_per_token() const;
   int64_t parameter_bytes() const;  // weights and their gradients
@@ -72,6 +74,7 @@ class DecoderBytes {
   int64_t of_attention() const;
   int64_t of_pass() const;
   int64_t of_head(const PassShape& pass) const;
+  int64_t of_head_adapter(int64_t rows) const;
   int64_t of_mlp(int64_t tokens) const;
   int64_t of_attention_backward(const PassShape& pass) const;
   int64_t product(int64_t rows, int64_t depth, int64_t columns) const;

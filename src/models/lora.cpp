@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
+#include "models/adapter_config.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
 #include "models/tensor_parallel.h"
@@ -30,9 +30,13 @@ constexpr const char* kConfigFile = "adapter_config.json";
 constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kWeight = ".weight";
 
+constexpr std::string_view kHead = "lm_head";
+
 // In model.layers.0.self_attn.q_proj.weight, the module is the text before .weight. Its last part is q_proj.
+// A tied lm_head is the embedding's matrix. Its adapter is that of the module lm_head, as in PEFT.
 std::string module_of(const Parameter::Part& part) {
   BOUGH_CHECK(part.name.ends_with(kWeight), part.name);
+  if (part.name == "model.embed_tokens.weight") return std::string(kHead);
   return part.name.substr(0, part.name.size() - kWeight.size());
 }
 std::string last_part(const std::string& module) {
@@ -79,21 +83,27 @@ void attach(Parameter& matrix, int64_t rank, double scale, int64_t num_ranks,
   matrix.adapter_scale = scale;
 }
 
-// Returns the number of elements of the adapters.
-int64_t attach_to(Model& model, int64_t rank, double scale,
-                  const std::function<bool(const std::string& module)>& is_wanted) {
+struct AdapterElements {
+  int64_t all = 0, of_head = 0;
+};
+
+AdapterElements attach_to(Model& model, int64_t rank, double scale,
+                          const std::function<bool(const std::string& module)>& is_wanted) {
   const int64_t num_ranks = model.tensor_ranks() ? model.tensor_ranks()->size() : 1;
   if (num_ranks > 1 && model.config().fused_projections)
     throw UserError(
         "lora: got tensor parallelism for a model with fused projections (qkv_proj); expected ranks that "
         "share the batch");
   for (Parameter* parameter : model.parameters()) parameter->main_grad.reset();
-  int64_t elements = 0;
-  for (Parameter* matrix : model.layer_matrices()) {
+  AdapterElements elements;
+  for (Parameter* matrix : model.adaptable_matrices()) {
     if (matrix->quantized())
       throw UserError("lora: got a model with quantized matrices; expected matrices in fp32, bf16 or fp64");
     attach(*matrix, rank, scale, num_ranks, is_wanted);
-    for (const Parameter& parameter : matrix->adapter) elements += parameter.value.numel();
+    for (const Parameter& parameter : matrix->adapter) {
+      elements.all += parameter.value.numel();
+      if (matrix == &model.head()) elements.of_head += parameter.value.numel();
+    }
   }
   return elements;
 }
@@ -102,9 +112,9 @@ int64_t attach_to(Model& model, int64_t rank, double scale,
 // model itself, or for a pipeline stage a model with the layers of all stages.
 void attach_all(Model& model, Model& all, int64_t rank, double scale,
                 const std::function<bool(const std::string& module)>& is_wanted) {
-  int64_t elements = attach_to(model, rank, scale, is_wanted);
+  AdapterElements elements = attach_to(model, rank, scale, is_wanted);
   if (&all != &model) elements = attach_to(all, rank, scale, is_wanted);
-  model.set_adapter_elements(elements);
+  model.set_adapter_elements(elements.all, elements.of_head);
 }
 
 // For a pipeline stage (pipeline_stage.h): returns a model with the layers of all stages, without memory.
@@ -115,7 +125,7 @@ std::unique_ptr<Model> all_layers(const Model& model) {
 
 std::set<std::string> modules_of(Model& model) {
   std::set<std::string> modules;
-  for (Parameter* matrix : model.layer_matrices())
+  for (Parameter* matrix : model.adaptable_matrices())
     for (const Parameter::Part& part : matrix->parts) modules.insert(module_of(part));
   return modules;
 }
@@ -129,10 +139,10 @@ bool is_named(const std::string& module, const std::string& target) {
 // so that a stage's values equal the unsharded model's.
 void initialise_adapter(Model& model, Model& all, uint64_t seed) {
   std::map<std::string, Parameter*> own;
-  for (Parameter* matrix : model.layer_matrices())
+  for (Parameter* matrix : model.adaptable_matrices())
     if (!matrix->adapter.empty()) own[matrix->adapter[0].parts[0].name] = matrix;
   auto generator = at::detail::createCPUGenerator(seed);
-  for (Parameter* matrix : all.layer_matrices()) {
+  for (Parameter* matrix : all.adaptable_matrices()) {
     if (matrix->adapter.empty()) continue;
     const Parameter& a = matrix->adapter[0];
     // If the columns are sharded, each rank takes its columns of the same random matrix.
@@ -152,77 +162,6 @@ void initialise_adapter(Model& model, Model& all, uint64_t seed) {
 
 // ---- files ----
 
-struct AdapterFile {
-  int64_t rank = 0;
-  double scale = 1;
-};
-
-[[noreturn]] void refuse(const fs::path& path, const std::string& key, const Json& got,
-                         const char* expected) {
-  throw UserError(str(path.string(), ": ", quoted(key), ": got ", dump_line(got), "; expected ", expected));
-}
-
-// docs/lora.md says for every field of PEFT's LoraConfig how it is read.
-constexpr std::string_view kReadFields[] = {"peft_type",  "r",    "lora_alpha",
-                                            "use_rslora", "bias", "init_lora_weights"};
-constexpr std::string_view kHarmlessFields[] = {
-    // The tensors say which modules have an adapter.
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    // They describe the file, or how it came about.
-    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-    "lora_dropout", "eva_config", "corda_config", "loftq_config", "lora_ga_config", "velora_config",
-    // They qualify options that are refused.
-    "runtime_config", "megatron_core", "qalora_group_size", "ensure_weight_tying"};
-
-// Every other field would change the computation, or is unknown, so it must be off: null, false or empty.
-void check_option(const fs::path& path, const std::string& key, const Json& value) {
-  const auto is_in = [&](const auto& names) { return std::ranges::find(names, key) != std::end(names); };
-  if (is_in(kReadFields) || is_in(kHarmlessFields)) return;
-  const bool is_off =
-      value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
-  if (!is_off) refuse(path, key, value, "the option to be off: only plain LoRA with one rank is supported");
-}
-
-// PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA start from other base weights than the model's: the file's A and B
-// belong to a base from which their first values were subtracted. The file has neither.
-void check_initialisation(const fs::path& path, const Json& value) {
-  if (value.is_null() || value.is_boolean()) return;
-  std::string name = value.is_string() ? value.get<std::string>() : "";
-  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-  for (const char* keeps_base : {"gaussian", "eva", "orthogonal", "mica"})
-    if (name == keeps_base) return;
-  refuse(path, "init_lora_weights", value,
-         "true, false, gaussian, eva, orthogonal or mica: other initialisations change the base model, so "
-         "this adapter does not fit the model as published. Convert it with PEFT: "
-         "save_pretrained(path_initial_model_for_weight_conversion=...). If DIR already is the changed base, "
-         "set init_lora_weights to true");
-}
-
-AdapterFile read_config(const fs::path& path) {
-  const Json config = read_json(path);
-  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA")
-    refuse(path, "peft_type", config.is_object() ? config.value("peft_type", Json()) : Json(),
-           "\"LORA\", as in an adapter that PEFT or Bough saved");
-  const auto number = [&](const char* key) {
-    const auto found = config.find(key);
-    if (found == config.end() || !found->is_number() || found->get<double>() <= 0)
-      refuse(path, key, config.value(key, Json()), "a number above 0");
-    return found->get<double>();
-  };
-  for (const auto& [key, value] : config.items()) check_option(path, key, value);
-  if (const Json bias = config.value("bias", Json("none")); bias != "none")
-    refuse(path, "bias", bias, "\"none\": trained biases are not supported");
-  check_initialisation(path, config.value("init_lora_weights", Json(true)));
-  AdapterFile file;
-  const double rank = number("r");
-  if (rank != std::floor(rank)) refuse(path, "r", config["r"], "a whole number");
-  file.rank = static_cast<int64_t>(rank);
-  const Json rslora = config.value("use_rslora", Json());
-  if (!rslora.is_null() && !rslora.is_boolean()) refuse(path, "use_rslora", rslora, "true or false");
-  file.scale = number("lora_alpha") / (rslora == true ? std::sqrt(rank) : rank);
-  return file;
-}
-
 void check_entry(const SafetensorsFile& file, const std::string& name, int64_t rows, int64_t columns) {
   const auto found = file.entries().find(name);
   const std::vector<int64_t> expected = {rows, columns};
@@ -234,6 +173,21 @@ void check_entry(const SafetensorsFile& file, const std::string& name, int64_t r
                                c10::toString(found->second.dtype), " ", at::IntArrayRef(found->second.shape),
                                ", expected ", at::IntArrayRef(expected),
                                " of a floating-point type: the adapter belongs to another model"));
+}
+
+// PEFT stores the base's lm_head beside an adapter of the lm_head. Throws UserError unless the model has the
+// same matrix, in the type of the model or of the file.
+void check_base_of_head(const SafetensorsFile& file, const std::string& name, const Model& model) {
+  if (!model.stage().is_last()) return;
+  const Parameter& head = model.head();
+  const std::vector<int64_t> sizes = unsharded_sizes(head, head.parts[0]);
+  check_entry(file, name, sizes[0], sizes[1]);
+  const at::Tensor stored = own_piece(file.tensor(name), head, head.parts[0]).to(head.value.device());
+  if (!stored.to(head.value.scalar_type()).equal(head.value) &&
+      !head.value.to(stored.scalar_type()).equal(stored))
+    throw UserError(str(file.path().string(), ": ", quoted(name),
+                        ": got a matrix that differs from the model's lm_head; expected an adapter of this "
+                        "model. If its lm_head was trained, load PEFT's model and merge the adapter there"));
 }
 
 }  // namespace
@@ -279,8 +233,9 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
                         ", which the model does not have; expected all-linear, or some of ", names));
   }
   const auto is_wanted = [&](const std::string& module) {
-    return all || std::any_of(settings.targets.begin(), settings.targets.end(),
-                              [&](const LoraTarget& t) { return is_named(module, t.name); });
+    return (all && module != kHead) || std::ranges::any_of(settings.targets, [&](const LoraTarget& t) {
+             return is_named(module, t.name);
+           });
   };
   const double scale = settings.alpha / static_cast<double>(settings.rank);
   attach_all(model, all_of_them, settings.rank, scale, is_wanted);
@@ -297,7 +252,7 @@ void set_adapted_modules(Model& model, const std::vector<std::string>& modules, 
 }
 
 void freeze_adapter(Model& model) {
-  for (Parameter* matrix : model.layer_matrices()) {
+  for (Parameter* matrix : model.adaptable_matrices()) {
     if (matrix->adapter.empty()) continue;
     BOUGH_CHECK(matrix->frozen_adapter.empty(), "the model already has a frozen adapter");
     Parameter& frozen = matrix->frozen_adapter.emplace_back();
@@ -306,12 +261,12 @@ void freeze_adapter(Model& model) {
     frozen.adapter_scale = std::exchange(matrix->adapter_scale, 1);
     for (Parameter& parameter : frozen.adapter) parameter.main_grad.reset();
   }
-  model.set_adapter_elements(0);
+  model.set_adapter_elements(0, 0);
 }
 
 std::vector<Parameter*> frozen_adapters(Model& model) {
   std::vector<Parameter*> parameters;
-  for (Parameter* matrix : model.layer_matrices())
+  for (Parameter* matrix : model.adaptable_matrices())
     for (Parameter& frozen : matrix->frozen_adapter)
       for (Parameter& parameter : frozen.adapter) parameters.push_back(&parameter);
   return parameters;
@@ -319,18 +274,21 @@ std::vector<Parameter*> frozen_adapters(Model& model) {
 
 std::unique_ptr<Model> without_adapter(const Model& model) {
   auto shared = model.share();
-  for (Parameter* matrix : shared->layer_matrices()) {
+  for (Parameter* matrix : shared->adaptable_matrices()) {
     matrix->adapter.clear();
     matrix->adapter_slices.clear();
     matrix->frozen_adapter.clear();
   }
-  shared->set_adapter_elements(0);
+  shared->set_adapter_elements(0, 0);
   return shared;
 }
 
 void merge_adapter(Model& model) {
   const at::NoGradGuard no_grad;
-  for (Parameter* matrix : model.layer_matrices()) {
+  // The embedding has no adapter, so a tied lm_head gets values of its own.
+  if (const Parameter& head = model.head(); !head.adapter.empty() || !head.frozen_adapter.empty())
+    model.untie_head();
+  for (Parameter* matrix : model.adaptable_matrices()) {
     const auto type = accumulator_type(matrix->value.scalar_type());
     const auto merge = [&](const Parameter& adapted) {
       BOUGH_CHECK(!matrix->quantized(), "cannot merge an adapter into a quantized matrix");
@@ -348,12 +306,12 @@ void merge_adapter(Model& model) {
     matrix->adapter_slices.clear();
     matrix->frozen_adapter.clear();
   }
-  model.set_adapter_elements(0);
+  model.set_adapter_elements(0, 0);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> adapter_tensors(Model& model) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (Parameter* matrix : model.layer_matrices())
+  for (Parameter* matrix : model.adaptable_matrices())
     for (const Parameter& parameter : matrix->adapter)
       for (const Parameter::Part& part : parameter.parts)
         tensors.emplace_back(part.name, parameter.part_value(part));
@@ -364,7 +322,7 @@ void save_adapter(const fs::path& directory, Model& model, const std::string& ba
   std::set<std::string> modules, targets;
   int64_t rank = 0;
   double scale = 1;
-  for (Parameter* matrix : model.layer_matrices()) {
+  for (Parameter* matrix : model.adaptable_matrices()) {
     if (matrix->adapter.empty()) continue;
     rank = matrix->adapter[1].value.size(1);
     scale = matrix->adapter_scale;
@@ -381,43 +339,23 @@ void save_adapter(const fs::path& directory, Model& model, const std::string& ba
       targets = modules;
       break;
     }
-  // scale = alpha / rank. If alpha was a whole number, rounding restores it.
-  double alpha = scale * static_cast<double>(rank);
-  if (std::abs(alpha - std::round(alpha)) < 1e-9 * std::abs(alpha)) alpha = std::round(alpha);
-  const auto whole = static_cast<int64_t>(std::llround(alpha));
-  const Json config = {
-      {"peft_type", "LORA"},
-      {"task_type", "CAUSAL_LM"},
-      {"base_model_name_or_path", base},
-      {"r", rank},
-      {"lora_alpha", static_cast<double>(whole) == alpha ? Json(whole) : Json(alpha)},
-      {"lora_dropout", 0.0},
-      {"bias", "none"},
-      {"fan_in_fan_out", false},
-      {"inference_mode", true},
-      {"init_lora_weights", true},
-      {"modules_to_save", nullptr},
-      {"target_modules", std::vector<std::string>(targets.begin(), targets.end())},
-      {"use_dora", false},
-      {"use_rslora", false},
-  };
   make_directories(directory);
   AtomicFile weights(directory / kWeightsFile), text(directory / kConfigFile);
   write_safetensors(weights, adapter_tensors(model));
-  text.write(dump_pretty(config));
+  text.write(dump_pretty(write_adapter_config({.rank = rank, .scale = scale}, targets, base)));
   weights.commit();
   text.commit();
 }
 
 void load_adapter(const fs::path& directory, Model& model) {
   const at::NoGradGuard no_grad;
-  const AdapterFile config = read_config(directory / kConfigFile);
+  const AdapterConfig config = read_adapter_config(directory / kConfigFile);
   const SafetensorsFile file(directory / kWeightsFile);
   // The tensors say which modules have an adapter, because target_modules may be a pattern.
   std::map<std::string, std::vector<int64_t>> sizes;
   const std::unique_ptr<Model> of_all = model.ranks().stages ? all_layers(model) : nullptr;
   Model& all_of_them = of_all ? *of_all : model;
-  for (Parameter* matrix : all_of_them.layer_matrices())
+  for (Parameter* matrix : all_of_them.adaptable_matrices())
     for (const Parameter::Part& part : matrix->parts) {
       sizes[module_of(part)] = unsharded_sizes(*matrix, part);
     }
@@ -431,10 +369,16 @@ void load_adapter(const fs::path& directory, Model& model) {
     wanted.insert(module);
     names.insert({a, b});
   }
+  const std::string base_of_head = str("base_model.model.", kHead, ".base_layer.weight");
+  if (wanted.contains(std::string(kHead)) && file.entries().contains(base_of_head)) {
+    check_base_of_head(file, base_of_head, model);
+    names.insert(base_of_head);
+  }
   for (const auto& [name, entry] : file.entries())
     if (!names.contains(name))
-      throw UserError(str(file.path().string(), ": got tensor ", quoted(name),
-                          "; expected only adapters of linear modules in this model's layers"));
+      throw UserError(
+          str(file.path().string(), ": got tensor ", quoted(name),
+              "; expected only adapters of linear modules in this model's layers, or of lm_head"));
   if (wanted.empty())
     throw UserError(str(file.path().string(), ": got no tensors; expected adapters of this model's modules"));
   if (!has_adapter(model)) {
@@ -443,7 +387,7 @@ void load_adapter(const fs::path& directory, Model& model) {
   } else {
     size_t num_present = 0;
     bool is_same = true;
-    for (const Parameter* matrix : model.layer_matrices())
+    for (const Parameter* matrix : model.adaptable_matrices())
       for (const Parameter& parameter : matrix->adapter)
         for (const Parameter::Part& part : parameter.parts) {
           ++num_present;
@@ -454,7 +398,7 @@ void load_adapter(const fs::path& directory, Model& model) {
     const auto num_own =
         std::ranges::count_if(wanted, [&](const auto& module) { return own.contains(module); });
     is_same = is_same && num_present == 2 * static_cast<size_t>(num_own);
-    for (Parameter* matrix : model.layer_matrices())
+    for (Parameter* matrix : model.adaptable_matrices())
       is_same = is_same && (matrix->adapter.empty() ||
                             std::abs(matrix->adapter_scale - config.scale) <= 1e-9 * std::abs(config.scale));
     if (!is_same)
@@ -462,7 +406,7 @@ void load_adapter(const fs::path& directory, Model& model) {
                           ": got an adapter with other modules, rank or alpha than the model's; expected the "
                           "run's adapter: resume with the settings that the run was started with"));
   }
-  for (Parameter* matrix : model.layer_matrices())
+  for (Parameter* matrix : model.adaptable_matrices())
     for (Parameter& parameter : matrix->adapter)
       for (const Parameter::Part& part : parameter.parts)
         parameter.part_value(part).copy_(own_piece(file.tensor(part.name), parameter, part));

@@ -1,6 +1,7 @@
-// Low-rank adapters on the layers' matrices (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language
-// Models"): y = W x + (alpha / rank) · B A x, with W frozen. kernels/linear computes the adapter's term, in
-// training and in generation. The term is added to W only by merge_adapter(), for export.
+// Low-rank adapters on the layers' matrices and the lm_head (Hu et al. 2021, "LoRA: Low-Rank Adaptation of
+// Large Language Models"): y = W x + (alpha / rank) · B A x, with W frozen. kernels/linear computes the
+// adapter's term, in training and in generation. The term is added to W only by merge_adapter(), for export.
+// If the lm_head is tied, its adapter acts on the logits only, as in PEFT.
 //
 // An adapter belongs to a model object, not to the tensors of W. Models made by share() use the same tensors
 // W, but may have different adapters or none. The reference policy of a run is its model without_adapter().
@@ -45,7 +46,8 @@ std::vector<Parameter*> frozen_adapters(Model& model);
 std::unique_ptr<Model> without_adapter(const Model& model);
 
 // Adds (alpha / rank) · B A of all adapters to each W and removes the adapters. Computed in the accumulator
-// type (fp32, or fp64 for an fp64 model). Each sum is rounded once. No other model may share the weights.
+// type (fp32, or fp64 for an fp64 model). Each sum is rounded once. No other model may share the weights. A
+// tied lm_head with an adapter becomes a matrix of its own (Model::untie_head).
 void merge_adapter(Model& model);
 
 // Every A and B under its PEFT name, as views.

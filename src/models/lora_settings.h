@@ -37,7 +37,8 @@ struct LoraSettings {
       "rank of the adapters; 0: the rank in path, or without path no adapters: every weight is trained",
       range(0, 65'536));
     v("alpha", alpha, "scale of the adapters: B A x is multiplied by alpha / rank", above(0.0));
-    v("targets", targets, "modules with an adapter: all-linear (every matrix of the layers), or names");
+    v("targets", targets,
+      "modules with an adapter: all-linear (every matrix of the layers), lm_head, or other names");
     v("dropout", dropout, "must be 0: dropout makes the trainer's log-probabilities differ from the engine's",
       range(0.0, 1.0));
     v("path", path,

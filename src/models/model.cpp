@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "kernels/linear/linear.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "models/tensor_parallel.h"
 
@@ -39,8 +40,7 @@ at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
 }
 
 at::Tensor Model::own_logits(const at::Tensor& hidden_RD) const {
-  return batch_invariant_ ? batch_invariant_product(hidden_RD, head().value.t())
-                          : matrix_product(hidden_RD, head().value.t());
+  return linear_forward(hidden_RD, head(), nullptr, batch_invariant_);
 }
 
 std::optional<std::string> Model::why_not_batch_invariant() const {
@@ -61,9 +61,17 @@ void Model::set_batch_invariant(bool on) {
 std::vector<Parameter*> Model::trained_parameters() {
   if (adapter_elements_ == 0) return parameters();
   std::vector<Parameter*> adapters;
-  for (Parameter* matrix : layer_matrices())
+  for (Parameter* matrix : adaptable_matrices())
     for (Parameter& parameter : matrix->adapter) adapters.push_back(&parameter);
   return adapters;
+}
+
+std::vector<Parameter*> Model::adaptable_matrices() {
+  std::vector<Parameter*> matrices = layer_matrices();
+  if (stage_.is_last() && config_.computes_logits)
+    if (const Parameter& matrix = head(); matrix.value.defined())
+      matrices.push_back(const_cast<Parameter*>(&matrix));  // the model itself is not const here
+  return matrices;
 }
 
 Parameter* Model::trained_at_both_ends() {

@@ -74,7 +74,7 @@ class Model {
   // out; they belong to their matrices (Parameter::adapter).
   virtual std::vector<Parameter*> parameters() = 0;
   // [V, D], or the local rows. If tied, head() is the embedding. On pipeline stages that do not have the
-  // parameter, its `value` is an undefined tensor.
+  // parameter, its `value` is an undefined tensor. An adapter of a tied matrix acts on the logits only.
   virtual const Parameter& embedding() const = 0;
   virtual const Parameter& head() const = 0;
   // The tied embedding if it is trained and this is the first or the last of several stages, else nullptr.
@@ -83,15 +83,25 @@ class Model {
   // The trained parameters in a fixed order. With adapters (models/lora.h): only the adapters' parameters.
   // Without: all parameters. A stage may have none.
   std::vector<Parameter*> trained_parameters();
-  // Number of adapter elements in all layers, other stages included. 0: no adapters. lora.h sets it.
+  // Number of elements of all adapters, other stages included, and of the lm_head's adapter among them. 0: no
+  // adapters. lora.h sets them.
   int64_t adapter_elements() const { return adapter_elements_; }
-  void set_adapter_elements(int64_t count) { adapter_elements_ = count; }
+  int64_t head_adapter_elements() const { return head_adapter_elements_; }
+  void set_adapter_elements(int64_t count, int64_t of_head) {
+    adapter_elements_ = count;
+    head_adapter_elements_ = of_head;
+  }
 
   // Another model over the same tensors. In-place changes are visible in both. If one model then gets a new
   // tensor for a parameter, the other keeps the old one.
   virtual std::unique_ptr<Model> share() const = 0;
   // The matrices of the layers' linear products. Quantization replaces these (quantized_model.h).
   virtual std::vector<Parameter*> layer_matrices() = 0;
+  // The matrices that can have an adapter: those of the layers and, where logits are computed, head().
+  std::vector<Parameter*> adaptable_matrices();
+  // If the lm_head is tied: makes it a parameter of its own, with a copy of the embedding's values, and moves
+  // the adapter there. The model must be unsharded.
+  virtual void untie_head() = 0;
 
   // logits[R, V] = hidden_RD · lm_head^T, model dtype. For generation; training uses the fused lm_head. If
   // ranks share the vocabulary, this is a collective call that returns all columns on every rank.
@@ -122,7 +132,7 @@ class Model {
   at::ScalarType dtype_;
   at::Device device_;
   bool batch_invariant_ = false;
-  int64_t adapter_elements_ = 0;
+  int64_t adapter_elements_ = 0, head_adapter_elements_ = 0;
 };
 
 // Returns a model with allocated, uninitialised weights. All families use the decoder of models/decoder.cpp.

@@ -31,6 +31,7 @@ class CountingModel : public Model {
   const Parameter& head() const override { return weights_; }
   std::unique_ptr<Model> share() const override { return std::make_unique<CountingModel>(*this); }
   std::vector<Parameter*> layer_matrices() override { return {}; }
+  void untie_head() override {}
 
   mutable int64_t num_passes = 0, largest_pass = 0;
 

@@ -18,6 +18,8 @@ namespace {
 LoraSettings lora_settings() {
   LoraSettings settings;
   settings.rank = 4;
+  settings.alpha = 6;
+  settings.targets = {{"all-linear"}, {"lm_head"}};
   return settings;
 }
 

@@ -12,6 +12,7 @@
 #include "cost/calibrate.h"
 #include "cost/cost_model.h"
 #include "models/lora_settings.h"
+#include "models/safetensors.h"
 #include "plan/plan.h"
 #include "rollout/embedded_engine.h"
 #include "rollout/forward_pass.h"
@@ -40,10 +41,19 @@ std::string gib(int64_t bytes) {
   return format_bytes(static_cast<double>(bytes));
 }
 
-int64_t adapter_elements(const ModelShape& shape, const LoraSettings& lora) {
-  int64_t rank = lora.rank;
-  if (rank == 0 && !lora.path.empty())
-    rank = read_json(std::filesystem::path(lora.path) / "adapter_config.json").value("r", int64_t{0});
+// Sets adapter_elements and head_adapter_elements.
+void set_adapters(ModelShape& shape, const LoraSettings& lora) {
+  if (!lora.path.empty()) {
+    const SafetensorsFile file(std::filesystem::path(lora.path) / "adapter_model.safetensors");
+    for (const auto& [name, entry] : file.entries()) {
+      if (name.find(".lora_") == std::string::npos) continue;
+      int64_t elements = 1;
+      for (const int64_t size : entry.shape) elements *= size;
+      shape.adapter_elements += elements;
+      if (name.find(".lm_head.") != std::string::npos) shape.head_adapter_elements += elements;
+    }
+    return;
+  }
   const int64_t D = shape.hidden_size, F = shape.intermediate_size;
   const std::pair<const char*, int64_t> rows_and_columns[] = {{"q_proj", D + shape.query_width()},
                                                               {"k_proj", D + shape.key_width()},
@@ -56,7 +66,9 @@ int64_t adapter_elements(const ModelShape& shape, const LoraSettings& lora) {
   for (const auto& [name, elements] : rows_and_columns)
     for (const LoraTarget& target : lora.targets)
       if (target.name == "all-linear" || target.name.ends_with(name)) sum += elements;
-  return rank * shape.num_layers * sum;
+  const bool has_head = std::ranges::any_of(lora.targets, [](const auto& t) { return t.name == "lm_head"; });
+  shape.head_adapter_elements = has_head ? lora.rank * (D + shape.vocab_size) : 0;
+  shape.adapter_elements = lora.rank * shape.num_layers * sum + shape.head_adapter_elements;
 }
 
 // Elements of a model that one rank holds. The layers are cut by tensor and pipeline parallelism; the
@@ -87,8 +99,7 @@ class Planning {
         sizes_(settings.actor.sizes_of(num_ranks_)),
         memory_(memory),
         policy_(shape_of(settings.model.path)) {
-    if (settings.actor.lora.enabled())
-      policy_.adapter_elements = adapter_elements(policy_, settings.actor.lora);
+    if (settings.actor.lora.enabled()) set_adapters(policy_, settings.actor.lora);
     longest_ = longest_group();
     passes_ = passes_of_longest();
   }

@@ -92,6 +92,10 @@ TEST_F(MemoryPlanTest, AnAdapterIsAllThatIsTrained) {
   EXPECT_EQ(row(of_run, "reference").device_bytes, 0) << "the model without its adapter";
   EXPECT_EQ(of_run.shortage, "");
   EXPECT_FALSE(of_run.offloads);
+  const int64_t of_head = 16 * (config.hidden_size + config.vocab_size);
+  const RunSettings with_head =
+      settings("qwen3-8b", {"lora.rank=16", "lora.targets=[q_proj,v_proj,lm_head]"});
+  EXPECT_EQ(row(plan(with_head), "optimizer").device_bytes, 12 * (adapters + of_head));
 }
 
 // The plan decides what the settings leave open: the rest of the device is divided, offloading only if

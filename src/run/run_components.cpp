@@ -293,6 +293,12 @@ std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model
                                         const std::optional<Tokenizer>& tokenizer) {
   const RolloutSettings& rollout = settings.rollout;
   if (!rollout.has_servers()) return make_engine(model, settings.model.path, tokenizer, rollout);
+  if (model.config().tie_word_embeddings && model.head_adapter_elements() > 0)
+    throw UserError(
+        "lora.targets: got lm_head with rollout.servers and a model with tied embeddings: servers would take "
+        "the embedding for the lm_head. Expected the embedded engine, targets without lm_head, or a model "
+        "with "
+        "an lm_head of its own (`bough merge`)");
   const std::filesystem::path own = std::filesystem::absolute(run_folder_of(settings)) / "weights";
   const std::filesystem::path given = rollout.servers.weights_path;
   const auto weights_folder =

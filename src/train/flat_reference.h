@@ -39,8 +39,9 @@ class FlatReference {
         for (const Parameter& factor : parameter->adapter) add_weights(factor);
         for (const auto& part : parameter->parts)
           if (part.begin == parameter->adapter_slices[i].begin)
-            adapters_[part.name] = {parameter->adapter[0].parts[i].name, parameter->adapter[1].parts[i].name,
-                                    parameter->adapter_scale};
+            adapters_[parameter == &model.embedding() ? kHead : part.name] = {
+                parameter->adapter[0].parts[i].name, parameter->adapter[1].parts[i].name,
+                parameter->adapter_scale};
       }
     }
   }
@@ -93,7 +94,7 @@ class FlatReference {
       x = x + feed_forward(x, prefix);
     }
     x = norm(x, "model.norm.weight");
-    const auto head = weight(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+    const auto head = weight(kHead);
     const auto log_p = (at::matmul(x, head.t()) / temperature).log_softmax(-1).narrow(0, 0, n - 1);
     const auto log_probs = log_p.gather(1, tokens.narrow(0, 1, n - 1).unsqueeze(1)).squeeze(1);
     return {log_probs, -(log_p.exp() * log_p).sum(-1), log_p};
@@ -220,14 +221,19 @@ class FlatReference {
   }
   at::Tensor weight(const std::string& name) const {
     const auto found = adapters_.find(name);
-    if (found == adapters_.end()) return weights_.at(name);
+    // The adapter of a tied lm_head acts on the logits only.
+    const auto& own =
+        weights_.at(name == kHead && config_.tie_word_embeddings ? "model.embed_tokens.weight" : name);
+    if (found == adapters_.end()) return own;
     const auto& [a, b, scale] = found->second;
-    return weights_.at(name) + at::matmul(weights_.at(b), weights_.at(a)) * scale;
+    return own + at::matmul(weights_.at(b), weights_.at(a)) * scale;
   }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
     return x / (x.square().mean(-1, true) + config_.rms_norm_eps).sqrt() *
            (weight(name) + config_.norm_weight_offset);
   }
+
+  static constexpr const char* kHead = "lm_head.weight";
 
   struct Adapter {  // names of the two factors
     std::string a, b;

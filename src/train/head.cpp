@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/log_prob/log_prob_cost.h"
-#include "kernels/matrix_product/matrix_product.h"
 #include "models/tensor_parallel.h"
 
 namespace bough {
@@ -253,7 +253,6 @@ TopLogProbs top_of_all_columns(const at::Tensor& logits_RV, const at::Tensor& ls
 at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD,
                             bool backward) {
   at::NoGradGuard no_grad;
-  const auto& weight = model_.head();
   Communicator* const ranks = model_.tensor_ranks();
   const auto acc = accumulator_type(model_.dtype());
   at::Tensor d_source_SD =
@@ -298,8 +297,7 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, co
     if (gradients.d_top_k_LK.defined())
       add_top_k_gradient_(logits_RV, labels, chunk.head_rows, top_k_ids_LK, gradients.d_top_k_LK,
                           batch_.temperature);
-    if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
-    add_rows_(d_source_SD, sources, matrix_product(logits_RV, weight.value).to(acc));
+    add_rows_(d_source_SD, sources, linear_backward(logits_RV, hidden_RD, model_.head()).to(acc));
   }
   if (ranks && backward) all_reduce_(d_source_SD, *ranks);
   return d_source_SD;

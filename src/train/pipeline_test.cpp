@@ -114,6 +114,7 @@ TEST(Pipeline, AdaptersHaveTheUnshardedModelsGradientsInitialValuesAndSteps) {
     LoraSettings lora{.rank = 3};
     const std::string layer = str("layers.", seed / 2 % 4, ".");
     if (seed % 2 == 1) lora.targets = {{layer + "self_attn.v_proj"}, {layer + "mlp.down_proj"}};
+    if (seed % 3 > 0) lora.targets.push_back({"lm_head"});
     const auto whole = random_model(config, seed, at::kDouble);
     const auto one = random_model(config, seed, at::kDouble);
     add_adapter(*one, lora, seed);

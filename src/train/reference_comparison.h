@@ -190,7 +190,7 @@ inline double gradient_error(const std::vector<Parameter*>& parameters, FlatResu
   return gradient_error(gradients, flat);
 }
 inline double gradient_error(Model& model, FlatResult& flat) {
-  return gradient_error(model.parameters(), flat);
+  return gradient_error(model.trained_parameters(), flat);
 }
 
 // Gives each block a random recompute policy. Gradients must not change.

@@ -107,7 +107,8 @@ TEST(TensorParallel, AdaptersHaveTheUnshardedModelsGradient) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
     const auto loss = full_loss();
-    const LoraSettings lora{.rank = 3};
+    LoraSettings lora{.rank = 3};
+    if (seed % 3 > 0) lora.targets.push_back({"lm_head"});
     const auto whole = random_model(shared_config(seed), seed, at::kDouble);
     const auto one = random_model(shared_config(seed), seed, at::kDouble);
     add_adapter(*one, lora, seed);

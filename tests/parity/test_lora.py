@@ -7,10 +7,17 @@ import peft
 import pytest
 import torch
 from host_env import is_batch_invariant
-from rollout_files import compute_in_double, flat_gradients, gradient_error, random_rollouts, write_rollouts
+from rollout_files import (
+    compute_in_double,
+    flat_gradients,
+    gradient_error,
+    log_probs,
+    random_rollouts,
+    write_rollouts,
+)
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 RANK, ALPHA = 3, 7
 PREFIX = "base_model.model."
@@ -27,12 +34,14 @@ class Adapted(torch.nn.Module):
         return self.linear(x) + (x @ self.a.T @ self.b.T) * (ALPHA / RANK)
 
 
-def layer_linears(model, targets):
+def adapted_linears(model, targets):
+    """As in PEFT, all-linear leaves the lm_head out."""
     found = {}
     for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or name == "lm_head":
-            continue
-        if targets == "all-linear" or name.rsplit(".")[-1] in targets:
+        last = name.rpartition(".")[2]
+        if isinstance(module, torch.nn.Linear) and (
+            last in targets or ("all-linear" in targets and last != "lm_head")
+        ):
             found[name] = module
     return found
 
@@ -41,7 +50,7 @@ def write_adapter(directory, model, targets, seed=0, **changes):
     """A random adapter of the model, in PEFT's format."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, module in layer_linears(model, targets).items():
+    for name, module in adapted_linears(model, targets).items():
         for which, shape in (("A", (RANK, module.in_features)), ("B", (module.out_features, RANK))):
             tensors[f"{PREFIX}{name}.lora_{which}.weight"] = 0.2 * torch.randn(shape, generator=generator)
     directory.mkdir()
@@ -58,7 +67,7 @@ def adapt(model, tensors, dtype):
     """Adds the adapter to the model's linear layers. Everything else is frozen."""
     model.requires_grad_(False)
     for name in {name.removeprefix(PREFIX).rsplit(".lora_")[0] for name in tensors}:
-        parent, last = name.rsplit(".", 1)
+        parent, _, last = name.rpartition(".")
         a, b = (tensors[f"{PREFIX}{name}.lora_{which}.weight"].to(dtype) for which in "AB")
         setattr(model.get_submodule(parent), last, Adapted(model.get_submodule(name), a, b))
     return model
@@ -85,6 +94,9 @@ def step(bough, model, rollouts, adapter, *arguments, grads):
         ("phi3", "all-linear"),
         ("olmo2", ["k_proj", "o_proj", "up_proj"]),
         ("llama_biases", ["gate_proj", "down_proj"]),
+        ("qwen3", ["all-linear", "lm_head"]),
+        ("qwen3_tied", ["lm_head"]),
+        ("gemma2", ["q_proj", "lm_head"]),
     ],
 )
 def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targets):
@@ -139,10 +151,18 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
                 assert error <= 1e-10, (name, error)
 
 
-def test_against_peft(bough, tiny_models, tmp_path):
-    directory = tiny_models("qwen3")
+# With tied embeddings, PEFT's adapter of the lm_head acts on the logits only. PEFT stores the base's lm_head
+# beside it.
+WITH_HEAD = [("qwen3", ["q_proj", "lm_head"]), ("llama_tied", ["down_proj", "lm_head"])]
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings", "ignore:Setting .save_embedding_layers")
+@pytest.mark.parametrize(("architecture", "targets"), [("qwen3", "all-linear"), *WITH_HEAD])
+def test_against_peft(bough, tiny_models, tmp_path, architecture, targets):
+    directory = tiny_models(architecture)
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(5)
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, init_lora_weights=False)
     model = peft.get_peft_model(base, config)
     model.save_pretrained(tmp_path / "adapter")
     rollouts = random_rollouts(3, base.config.vocab_size)
@@ -153,6 +173,88 @@ def test_against_peft(bough, tiny_models, tmp_path):
     for name, gradient in got.items():
         theirs = name.replace(".weight", ".default.weight")
         assert gradient_error(gradient, expected[theirs], norms[theirs]) <= 1e-5, name
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings", "ignore:Setting .save_embedding_layers")
+@pytest.mark.parametrize("tied", [False, True])
+def test_twenty_steps_are_pefts(bough, tied):
+    """`bough sft` on all examples in each step, and PEFT with torch's AdamW."""
+    sizes = ("--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1)
+    bough("init", "base", *sizes, *(["--tie"] if tied else []), ok=True)
+    texts = [("one plus two is ", "three"), ("one plus three is ", "four"), ("two plus two is ", "four")]
+    data = [{"prompt": prompt, "completion": completion} for prompt, completion in texts]
+    (bough.cwd / "data.jsonl").write_text("".join(json.dumps(example) + "\n" for example in data))
+    torch.manual_seed(6)
+    model = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(bough.cwd / "base", dtype=torch.float32),
+        peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj", "up_proj", "lm_head"]),
+    )
+    model.save_pretrained(bough.cwd / "start")
+    bough(
+        "sft", "--model", "base", "--data", "data.jsonl", "--out", "adapter", "--max-steps", 20,
+        "--lr", 0.003, "--batch-size", len(data), "lora.path=start", "optimizer.lr_scheduler_type=constant",
+        "optimizer.warmup_steps_proportion=0", "optimizer.weight_decay=0", "optimizer.beta2=0.999",
+        "optimizer.gradient_clipping=0", "optimizer.eps=1e-8", ok=True,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(bough.cwd / "base")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.003, betas=(0.9, 0.999), eps=1e-8, weight_decay=0)
+    for _ in range(20):
+        losses = []
+        for prompt, completion in texts:
+            ids = tokenizer(prompt + completion).input_ids + [tokenizer.eos_token_id]
+            losses.append(-log_probs(model, ids)[len(tokenizer(prompt).input_ids) - 1 :])
+        torch.cat(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    got = load_file(bough.cwd / "adapter" / "adapter_model.safetensors")
+    assert got.keys() == expected.keys() and f"{PREFIX}lm_head.lora_B.weight" in got
+    for name, tensor in got.items():
+        assert (tensor - expected[name]).abs().max() <= 1e-4, name
+    assert got[f"{PREFIX}lm_head.lora_B.weight"].abs().max() > 0.01
+    # PEFT reads what Bough wrote.
+    loaded = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(bough.cwd / "base", dtype=torch.float32), bough.cwd / "adapter"
+    )
+    ids = torch.arange(3, 40).unsqueeze(0)
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings", "ignore:Setting .save_embedding_layers")
+@pytest.mark.parametrize(("architecture", "targets"), WITH_HEAD)
+def test_merging_an_adapter_of_the_head(bough, tiny_models, tmp_path, architecture, targets):
+    """The merged model has an lm_head of its own, and PEFT's logits."""
+    directory = tiny_models(architecture)
+    torch.manual_seed(5)
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, init_lora_weights=False)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), config)
+    model.save_pretrained(tmp_path / "adapter")
+    bough("merge", directory, tmp_path / "adapter", tmp_path / "merged", "--dtype", "fp32", ok=True)
+    assert not json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"]
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    base = load_file(directory / "model.safetensors")
+    assert torch.equal(merged["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+    assert not torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
+    ids = torch.arange(3, 40).unsqueeze(0)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_of_another_head_is_refused(bough, tiny_models, tmp_path):
+    """PEFT stores the base's lm_head beside the adapter. If it is not the model's, Bough refuses the file."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_models("qwen3"), dtype=torch.float32)
+    tensors = write_adapter(tmp_path / "adapter", model, ["lm_head"])
+    base = model.lm_head.weight.detach().clone()
+    stored = f"{PREFIX}lm_head.base_layer.weight"
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    for head in (base, base.to(torch.bfloat16)):
+        save_file({**tensors, stored: head}, file)
+        bough("merge", tiny_models("qwen3"), tmp_path / "adapter", tmp_path / "merged", ok=True)
+    base[3, 5] += 0.01
+    save_file({**tensors, stored: base}, file)
+    result = bough("merge", tiny_models("qwen3"), tmp_path / "adapter", tmp_path / "other")
+    assert result.returncode == 2 and stored in result.stderr, result
 
 
 def trained_adapter(bough, data_count=6):

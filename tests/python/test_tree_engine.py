@@ -441,7 +441,9 @@ class TestAdapters:
                     parameter.normal_(0, 0.05)
         return adapted
 
-    @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
+    @pytest.mark.parametrize(
+        "targets", ["all-linear", ["q_proj", "v_proj", "down_proj"], ["q_proj", "lm_head"], ["lm_head"]]
+    )
     @pytest.mark.parametrize("strategy", ["packed", "path"])
     def test_gradients_equal_pefts(self, monkeypatch, model, targets, strategy):
         compute_in_double(monkeypatch)

@@ -45,11 +45,14 @@ void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Paramete
 // no adapter. A frozen adapter gets no gradients.
 class AdapterBackward {
  public:
+  AdapterBackward(const Parameter& weight, const at::Tensor& d_y_RO) {
+    for (const Parameter& frozen : weight.frozen_adapter) terms_.push_back(term_of(frozen, d_y_RO));
+    if (!weight.adapter.empty()) terms_.push_back(term_of(weight, d_y_RO));
+  }
+  // weight: the result of adapted().
   AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO) {
-    const auto* adapted = reinterpret_cast<const Parameter*>(weight.toInt());
-    if (!adapted) return;
-    for (const Parameter& frozen : adapted->frozen_adapter) terms_.push_back(term_of(frozen, d_y_RO));
-    if (!adapted->adapter.empty()) terms_.push_back(term_of(*adapted, d_y_RO));
+    if (const auto* adapted = reinterpret_cast<const Parameter*>(weight.toInt()))
+      *this = AdapterBackward(*adapted, d_y_RO);
   }
 
   void add_to_input_(const at::Tensor& d_x_RK) const {
@@ -144,6 +147,15 @@ at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const
   for (const Parameter& frozen : weight.frozen_adapter) add_adapter_(y_RO, x_RK, frozen, batch_invariant);
   if (!weight.adapter.empty()) add_adapter_(y_RO, x_RK, weight, batch_invariant);
   return y_RO;
+}
+
+at::Tensor linear_backward(const at::Tensor& d_y_RO, const at::Tensor& x_RK, const Parameter& weight) {
+  add_linear_gradients(weight.main_grad, {}, d_y_RO, x_RK);
+  const auto d_x_RK = matrix_product(d_y_RO, weight.value);
+  const AdapterBackward adapter(weight, d_y_RO);
+  adapter.add_to_input_(d_x_RK);
+  adapter.add_gradients_(x_RK);
+  return d_x_RK;
 }
 
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,

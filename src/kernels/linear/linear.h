@@ -35,10 +35,13 @@ at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Paramet
 // graph is recorded. `op`: name for the message.
 void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight);
 
-// Parts of linear() for autograd functions of several steps. linear_forward() computes y and records no
-// graph. add_linear_gradients() does weight_grad += d_yᵀ · x and bias_grad += sum_r d_y, each if defined.
+// Parts of linear() for autograd functions of several steps and for callers without autograd.
+// linear_forward() computes y and records no graph. linear_backward() adds the gradients of the weight and of
+// its adapters, and returns d_x. add_linear_gradients() does weight_grad += d_yᵀ · x and bias_grad += sum_r
+// d_y, each if defined.
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
+at::Tensor linear_backward(const at::Tensor& d_y_RO, const at::Tensor& x_RK, const Parameter& weight);
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,
                           const at::Tensor& d_y_RO, const at::Tensor& x_RK);
 
