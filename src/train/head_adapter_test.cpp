@@ -36,8 +36,8 @@ LossSettings settings_of(const char* loss, const char* teacher_mode = "") {
   return settings;
 }
 
-// gspo couples the tokens of a sequence, so a block's logits may be computed twice. The teacher's top-k tokens
-// have gradients of their own.
+// gspo couples the tokens of a sequence, so a block's logits may be computed twice. The teacher's top-k
+// tokens have gradients of their own.
 TEST(HeadAdapter, EveryPlanHasTheFlatBatchsGradients) {
   for (const LossSettings& settings :
        {settings_of("ppo"), settings_of("gspo"), settings_of("ppo", "topk"), settings_of("gspo", "topk")}) {
@@ -56,8 +56,8 @@ TEST(HeadAdapter, EveryPlanHasTheFlatBatchsGradients) {
   }
 }
 
-// The model that merge_adapter() leaves has the log-probabilities of the model with the adapter. A tied lm_head
-// then has values of its own, and the embedding is unchanged.
+// The model that merge_adapter() leaves has the log-probabilities of the model with the adapter. A tied
+// lm_head then has values of its own, and the embedding is unchanged.
 TEST(HeadAdapter, AMergedModelIsUntiedAndHasTheSameLogProbabilities) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     const auto r = random_batch(seed, 100);
