@@ -459,6 +459,16 @@ class TestAdapters:
         engine.step(SEQUENCES, lambda lp, ent, rows: (weights[rows] * lp).sum())
         assert_equal_gradients(gradients_of(adapted), expected, 1e-10)
 
+    @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
+    def test_the_adapter_of_a_tied_head_acts_on_the_logits_only(self, monkeypatch):
+        compute_in_double(monkeypatch)
+        adapted = self.adapted(make_tiny_model("qwen3_tied", seed=5).double(), target_modules=["lm_head"])
+        adapted.get_base_model().set_attn_implementation("sdpa")
+        expected = flat_gradients(adapted)
+        assert len(expected) == 2 and all("lm_head.lora_" in name for name in expected)
+        loss_of(bough.TreeEngine(adapted)(SEQUENCES)[0]).backward()
+        assert_equal_gradients(gradients_of(adapted), expected, 1e-10)
+
     def test_the_active_adapter_is_read_at_each_call(self, model):
         """Switching, disabling, changing in place, and a reference between forward and backward."""
         adapted = self.adapted(model)

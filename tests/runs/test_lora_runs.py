@@ -4,6 +4,7 @@ base model does not change."""
 import json
 
 import pytest
+import torch
 from run_util import (
     ENVIRONMENT,
     comparable_metrics,
@@ -12,6 +13,7 @@ from run_util import (
     read_metrics,
     write_experiment,
 )
+from safetensors.torch import load_file, save_file
 
 LORA = {"lora.rank": 4, "lora.alpha": 8, "actor.optimizer.lr": 0.02, "evaluator.freq_steps": 0}
 
@@ -46,6 +48,67 @@ def test_an_asynchronous_run(bough):
     records = [r for r in read_metrics(run) if "mismatch/logprob_abs_diff" in r]
     assert records and records[0]["mismatch/logprob_abs_diff"] < 1e-4
     assert all(r["mismatch/logprob_abs_diff"] < 0.5 for r in records)
+
+
+def write_tied_base(bough):
+    """Replaces the base by one with tied embeddings. Returns a folder with a random adapter that names lm_head.
+    Its policy is far from the base's."""
+    sizes = ("--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1)
+    bough("init", "base", *sizes, "--tie", "--force", ok=True)
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    for module, rows in (("model.layers.1.self_attn.q_proj", 32), ("lm_head", 272)):
+        for which, shape in (("A", (4, 32)), ("B", (rows, 4))):
+            name = f"base_model.model.{module}.lora_{which}.weight"
+            tensors[name] = 0.3 * torch.randn(shape, generator=generator)
+    folder = bough.cwd / "start"
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "lm_head"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+HEAD = "base_model.model.lm_head.lora_B.weight"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"rollout.max_head_offpolicyness": 1}, {"rollout.quantization": "int8"}]
+)
+def test_an_adapter_of_a_tied_head(bough, settings):
+    """Generation, training, publication, resuming and merging. The KL term gives every step a gradient."""
+    optimizer = {"actor.optimizer.lr": 0.02, "actor.kl_loss_coef": 0.1, "evaluator.freq_steps": 0}
+    config = write_experiment(bough, **optimizer, **settings)
+    start = write_tied_base(bough)
+    runs = bough.cwd / "runs" / "tiny"
+    bough("train", config, f"lora.path={start}", "trial_name=whole", ok=True, env=ENVIRONMENT)
+    records = [r for r in read_metrics(runs / "whole") if "mismatch/logprob_abs_diff" in r]
+    differences = [r["mismatch/logprob_abs_diff"] for r in records]
+    # An engine that runs in parallel, or in int8, differs from the trainer after a few updates.
+    assert len(differences) == 7 and differences[0] < (1e-2 if settings else 1e-5), differences
+    assert max(differences) < (0.5 if settings else 1e-5), differences
+    # Both engines would have the same entropy without the adapter, which is near that of equal probabilities.
+    assert records[0]["loss/entropy"] < 4, records[0]
+    name = "adapter/adapter_model.safetensors"
+    adapter = last_checkpoint(runs / "whole") / "adapter"
+    trained = load_file(adapter / "adapter_model.safetensors")[HEAD]
+    assert (trained - load_file(start / "adapter_model.safetensors")[HEAD]).abs().max() > 0.01
+    if settings:
+        return
+    for steps in ("total_train_steps=4", "total_train_steps=7"):
+        bough("train", config, f"lora.path={start}", "trial_name=parts", steps, ok=True, env=ENVIRONMENT)
+    assert final_state(runs / "parts")[name] == final_state(runs / "whole")[name]
+    bough("merge", "base", start, "merged", ok=True)
+    bough("train", config, "model.path=merged", "trial_name=merged", ok=True, env=ENVIRONMENT)
+    entropy = [r["loss/entropy"] for r in read_metrics(runs / "merged") if "loss/entropy" in r]
+    assert entropy[0] == pytest.approx(records[0]["loss/entropy"], rel=1e-4)
+
+
+def test_servers_get_no_adapter_of_a_tied_head(bough):
+    settings = {"rollout.backend": "vllm", "rollout.servers.addresses": ["http://127.0.0.1:9"]}
+    config = write_experiment(bough, **settings)
+    result = bough("train", config, f"lora.path={write_tied_base(bough)}", env=ENVIRONMENT)
+    assert result.returncode == 2 and "lora.targets" in result.stderr and "tied" in result.stderr, result
 
 
 def test_a_synchronous_engine_has_the_trainers_log_probabilities(bough):
