@@ -80,6 +80,21 @@ TEST(ModelShape, WorkOfTheSmallShapeByHand) {
   EXPECT_EQ(named_model_shape("small", "fp64").accumulator_bytes, 8);
 }
 
+// With adapters of rank 8 on q_proj and the lm_head. Backward of W takes one product, that of an adapter two,
+// and half of its forward again.
+TEST(ModelShape, AnAdapterOfTheHeadCountsInTheRowsOfTheHead) {
+  auto shape = named_model_shape("small", "fp32");
+  const double layers = shape.linear_flops_per_token(), row = shape.flops_per_head_row();
+  EXPECT_EQ(shape.trained_flops_per_head_row(), row);
+  const double of_layers = 8 * 8 * (512 + 512), of_head = 8 * (512 + 4096);
+  shape.adapter_elements = static_cast<int64_t>(of_layers + of_head);
+  shape.head_adapter_elements = static_cast<int64_t>(of_head);
+  EXPECT_EQ(shape.linear_flops_per_token(), layers + 2 * of_layers);
+  EXPECT_EQ(shape.trained_linear_flops_per_token(), layers / 2 + 2.5 * of_layers);
+  EXPECT_EQ(shape.flops_per_head_row(), row + 2 * of_head);
+  EXPECT_EQ(shape.trained_flops_per_head_row(), row / 2 + 2.5 * of_head);
+}
+
 TEST(ModelShape, UnknownNamesAreRefusedWithTheKnownOnes) {
   try {
     named_model_shape("qwen3-7b", "fp32");

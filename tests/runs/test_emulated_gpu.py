@@ -54,7 +54,7 @@ def test_an_asynchronous_run_with_checkpoints_orders_its_work(bough, train):
         {},
         {"rollout.quantization": "int8"},
         {"rollout.sparse.budget": 64, "gconfig.max_new_tokens": 24},
-        {"lora.rank": 4, "actor.optimizer.offload": True},
+        {"lora.rank": 4, "lora.targets": ["all-linear", "lm_head"], "actor.optimizer.offload": True},
         {"actor.adv_estimator": "gae"},
         {"actor.kl_ctl": 0.01, "teacher.path": "base"},
         {"rollout.interruptible": True, "actor.ppo_n_minibatches": 2},
