@@ -429,10 +429,10 @@ TEST(SparsePolicyTrainer, TheGradientIsOfSurrogateAndKlAboveAnAdapter) {
 // its own copy gets both.
 TEST(SparsePolicyTrainer, AboveAnAdapterThePublishedPolicyHasBothAdapters) {
   const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
-  add_adapter(*trained_model, {.rank = 3}, 8);
+  add_adapter(*trained_model, {.rank = 3, .targets = {{"all-linear"}, {"lm_head"}}}, 8);
   trained_model->allocate_gradients();
   SparseTrainingSettings settings{.mode = "distill"};
-  settings.lora = {.rank = 2, .alpha = 6, .targets = {{"v_proj"}}};
+  settings.lora = {.rank = 2, .alpha = 6, .targets = {{"v_proj"}, {"lm_head"}}};
   SparsePolicyTrainer sparse_trainer(
       *trained_model, 3,
       {.settings = settings, .actor = sparse_policy_actor(), .policy = kPolicy, .total_steps = 10});

@@ -520,22 +520,25 @@ def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_
     same time."""
     base = tiny_models("qwen3")
     weights = load_file(base / "model.safetensors")
-    adapters = {name: tmp_path / name for name in ("nothing", "other")}
+    kinds = {"nothing": ("q_proj", 0.0), "other": ("q_proj", 1.0), "head": ("lm_head", 1.0)}
+    adapters = {name: tmp_path / name for name in kinds}
     for name, directory in adapters.items():
         directory.mkdir()
+        target, largest = kinds[name]
         tensors = {}
         for key, weight in weights.items():
-            if key.endswith("q_proj.weight"):
+            if key.endswith(f"{target}.weight"):
                 prefix = f"base_model.model.{key.removesuffix('.weight')}"
                 tensors[f"{prefix}.lora_A.weight"] = torch.ones(2, weight.shape[1])
-                tensors[f"{prefix}.lora_B.weight"] = torch.full((weight.shape[0], 2), float(name == "other"))
+                column = torch.linspace(0, largest, weight.shape[0]).unsqueeze(1)
+                tensors[f"{prefix}.lora_B.weight"] = column.repeat(1, 2)
         save_file(tensors, directory / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": [target], "bias": "none"}
         (directory / "adapter_config.json").write_text(json.dumps(config))
     modules = ",".join(f"{name}={directory}" for name, directory in adapters.items())
     with Served(bough_program, base, "rollout.kv_memory=64MiB", f"lora_modules=[{modules}]") as served:
         client = client_of(served)
-        assert [model.id for model in client.models.list().data] == [served.name, "nothing", "other"]
+        assert [model.id for model in client.models.list().data] == [served.name, *adapters]
         assert client.models.retrieve("other").parent == served.name
 
         def ask(name: str) -> list[float]:
@@ -545,12 +548,13 @@ def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_
             return answer.choices[0].logprobs.token_logprobs
 
         with ThreadPoolExecutor(6) as pool:
-            mine, same, changed = (list(pool.map(ask, [n] * 4)) for n in (served.name, *adapters))
+            mine, same, changed, head = (list(pool.map(ask, [n] * 4)) for n in (served.name, *adapters))
         # The bits are the same if they do not depend on the other requests of a pass.
         most = 0 if is_batch_invariant() else 1e-4
         alike = [pytest.approx(mine[0], rel=0, abs=most)] * 4
         assert mine == alike and same == alike
-        assert changed == [pytest.approx(changed[0], rel=0, abs=most)] * 4
-        assert max(abs(a - b) for a, b in zip(mine[0], changed[0], strict=True)) > 1e-2
+        for others in (changed, head):
+            assert others == [pytest.approx(others[0], rel=0, abs=most)] * 4
+            assert max(abs(a - b) for a, b in zip(mine[0], others[0], strict=True)) > 1e-2
         with pytest.raises(openai.NotFoundError):
             ask("third")
