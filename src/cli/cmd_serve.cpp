@@ -1,4 +1,4 @@
-// `bough serve`: a model behind OpenAI's and Anthropic's HTTP APIs.
+// `bough serve`: a model behind OpenAI's and Anthropic's HTTP APIs, or with --train behind Tinker's.
 #include "base/error.h"
 #include "base/given_settings.h"
 #include "base/log.h"
@@ -10,6 +10,7 @@
 #include "rollout/adapter_engines.h"
 #include "run/idle_settings.h"
 #include "serve/server.h"
+#include "tinker/service.h"
 
 namespace bough {
 
@@ -20,24 +21,64 @@ struct ServeOptions {
   std::vector<std::string> overrides;
   std::optional<int64_t> port;
   TorchOptions torch;
-  bool list_settings = false, json = false;
+  bool train = false, list_settings = false, json = false;
 };
 
-void run_serve(const ServeOptions& options) {
-  if (options.list_settings) {
-    print_text(settings_help<ServeSettings>());
-    return;
-  }
-  if (options.model.empty()) throw UserError("--model is missing: a Hugging Face directory");
-  ServeSettings settings = options.config.empty()
-                               ? parse_settings<ServeSettings>("", "defaults", options.overrides)
-                               : load_settings<ServeSettings>(options.config, options.overrides);
-  const auto given = given_settings<ServeSettings>(options.config, options.overrides);
+template <class Settings>
+Settings serve_settings(const ServeOptions& options) {
+  Settings settings = options.config.empty() ? parse_settings<Settings>("", "defaults", options.overrides)
+                                             : load_settings<Settings>(options.config, options.overrides);
+  const auto given = given_settings<Settings>(options.config, options.overrides);
   if (const auto idle = idle_engine_settings(settings.rollout, given); !idle.empty())
     log_warning(describe(idle));
   if (options.port) settings.port = *options.port;
   if (settings.port < 0 || settings.port > 65535)
     throw UserError(str("--port: got ", settings.port, ", expected 0 (any free port) to 65535"));
+  return settings;
+}
+
+void print_url(const ServeOptions& options, const std::string& url) {
+  if (options.json) print_json({{"url", url}});
+  else print_text(url + "\n");
+}
+
+void run_training_service(const ServeOptions& options) {
+  if (options.list_settings) {
+    print_text(settings_help<TrainingServiceSettings>());
+    return;
+  }
+  if (options.model.empty()) throw UserError("--model is missing: a Hugging Face directory");
+  const auto settings = serve_settings<TrainingServiceSettings>(options);
+  const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
+  if (!is_loopback(settings.host) && key.empty())
+    throw UserError(str("host: ", settings.host,
+                        " is reached from other machines; give a key that begins with tml- in api_key_file or "
+                        "BOUGH_API_KEY"));
+  if (!key.empty() && !key.starts_with("tml-"))
+    throw UserError("the API key must begin with tml-: Tinker's SDK refuses others");
+  if (settings.rollout.quantization == "int8")
+    throw UserError("rollout.quantization: int8 is not served with adapters; leave it out");
+  const TorchSetup setup = set_up_torch(options.torch);
+  TrainingBase base{.directory = options.model,
+                    .model = load_model(options.model, setup.dtype, setup.device),
+                    .engine = load_engine_options(options.model, Tokenizer::load(options.model), settings.rollout)};
+  raise_descriptor_limit(settings.http.max_connections);
+  const StopFlag stop;
+  TrainingService service(std::move(base), settings, key);
+  print_url(options, service.url());
+  log_info(str("serve: training ", options.model, " at ", service.url(), key.empty() ? ", without an API key" : ""));
+  service.run([&stop] { return stop.requested(); });
+  log_info("serve: stopped");
+}
+
+void run_serve(const ServeOptions& options) {
+  if (options.train) return run_training_service(options);
+  if (options.list_settings) {
+    print_text(settings_help<ServeSettings>());
+    return;
+  }
+  if (options.model.empty()) throw UserError("--model is missing: a Hugging Face directory");
+  const auto settings = serve_settings<ServeSettings>(options);
   const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
   check_serving(settings, key);  // before the slow loading of the model
   if (!settings.lora_modules.empty() && settings.rollout.quantization == "int8")
@@ -59,8 +100,7 @@ void run_serve(const ServeOptions& options) {
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;
   Server server(*engine, std::move(served), key);
-  if (options.json) print_json({{"url", server.url()}});
-  else print_text(server.url() + "\n");
+  print_url(options, server.url());
   log_info(str("serve: ", options.model, " at ", server.url(), key.empty() ? ", without an API key" : ""));
   server.run([&stop] { return stop.requested(); });
   log_info("serve: stopped");
@@ -70,7 +110,7 @@ void run_serve(const ServeOptions& options) {
 
 void add_serve_command(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  Command command = line.add("serve", "Serves a model through OpenAI's and Anthropic's HTTP APIs",
+  Command command = line.add("serve", "Serves a model through OpenAI's and Anthropic's HTTP APIs, or Tinker's",
                              [options] { run_serve(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").type_name("DIR");
   command.add_option("--port", options->port, "Overrides the setting `port`; 0: any free port");
@@ -79,6 +119,8 @@ void add_serve_command(CommandLine& line) {
       .add_option("overrides", options->overrides,
                   "Settings that override the file: tool_call_parser=hermes rollout.kv_memory=8GiB")
       .type_name("key=value");
+  command.add_flag("--train", options->train,
+                   "Serve Tinker's API instead: clients train adapters and sample (docs/tinker.md)");
   command.add_flag("--settings", options->list_settings, "List every setting with its default, and exit");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);

@@ -194,6 +194,11 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
   return std::sqrt(sum);
 }
 
+void Optimizer::use(const OptimizerSettings& settings) {
+  settings_ = settings;
+  schedule_ = {.peak = settings.lr};
+}
+
 Optimizer::Report Optimizer::step() {
   if (tensor_ranks_) {
     std::vector<Parameter*> parameters;

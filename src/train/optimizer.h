@@ -108,6 +108,9 @@ class Optimizer {
   // gradient norm are summed in fp64 in a fixed order. Collective call.
   Report step();
 
+  // The next steps use these settings: betas, eps, weight decay, clipping, and lr as a constant rate.
+  void use(const OptimizerSettings& settings);
+
   int64_t num_steps() const { return num_steps_; }  // calls of step(), including skipped steps
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }

@@ -1,0 +1,249 @@
+#include "tinker/losses.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+constexpr const char* kServed = "cross_entropy, importance_sampling, ppo, cispo, dro or gspo";
+
+const std::set<std::string>& config_keys(const std::string& loss) {
+  static const std::set<std::string> kNone, kClip = {"clip_low_threshold", "clip_high_threshold"},
+                                            kBeta = {"beta"};
+  if (loss == "ppo" || loss == "cispo" || loss == "gspo") return kClip;
+  return loss == "dro" ? kBeta : kNone;
+}
+
+bool is_clipped(const std::string& loss) {
+  return loss == "ppo" || loss == "cispo" || loss == "gspo";
+}
+
+// The inputs that a datum must have, and those that it may have.
+std::set<std::string> required_inputs(const std::string& loss) {
+  if (loss == "cross_entropy") return {"target_tokens"};
+  std::set<std::string> names = {"target_tokens", "logprobs", "advantages"};
+  if (loss == "gspo") names.insert("sequence_ratio_mask");
+  return names;
+}
+std::set<std::string> optional_inputs(const std::string& loss) {
+  if (loss == "cross_entropy") return {"weights"};
+  if (is_clipped(loss)) return {"clip_low_threshold", "clip_high_threshold"};
+  return {};
+}
+
+std::string joined(const std::set<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+TinkerLossSettings read_loss_settings(const ForwardBackwardRequest& request) {
+  TinkerLossSettings settings{request.loss_fn};
+  if (settings.name == "stable_reinforce" || settings.name == "custom")
+    throw ApiError(400, str("loss_fn: ", settings.name, " is not served; expected ", kServed,
+                            settings.name == "custom"
+                                ? "; forward_backward_custom without create_custom_loss computes the loss in "
+                                  "the client"
+                                : "; importance_sampling and cispo take the same inputs"));
+  static const std::set<std::string> kNames = {"cross_entropy", "importance_sampling", "ppo",
+                                               "cispo",         "dro",                 "gspo"};
+  if (!kNames.contains(settings.name))
+    throw ApiError(400, str("loss_fn: got ", quoted(settings.name), ", expected ", kServed), "loss_fn");
+  settings.clip_low = settings.name == "cispo" ? 0.0 : 0.8;
+  settings.clip_high = settings.name == "cispo" ? 4.0 : 1.2;
+  if (!is_clipped(settings.name)) settings.clip_low = settings.clip_high = 0;
+  if (settings.name == "dro") settings.beta = 0.05;
+  for (const auto& [name, value] : request.config) {
+    const std::string where = "loss_fn_config." + name;
+    if (!config_keys(settings.name).contains(name))
+      throw ApiError(400, str(where, ": unknown for loss ", settings.name, "; it has ",
+                              joined(config_keys(settings.name))), where);
+    const double* const number = std::get_if<double>(&value);
+    if (!number || !std::isfinite(*number))
+      throw ApiError(400, str(where, ": expected a finite number"), where);
+    (name == "beta" ? settings.beta : name == "clip_low_threshold" ? settings.clip_low : settings.clip_high) =
+        *number;
+  }
+  return settings;
+}
+
+void check_datum(const WireDatum& datum, const TinkerLossSettings& settings, int64_t vocab_size,
+                 int64_t max_length, const std::string& where) {
+  const auto length = std::ssize(datum.tokens);
+  if (length == 0) throw ApiError(400, where + ".model_input: got no tokens, expected 1 or more");
+  if (length > max_length)
+    throw ApiError(400, str(where, ".model_input: got ", length, " tokens, expected at most ", max_length,
+                            ", the model's context"));
+  const auto check_token = [&](double id, const std::string& place) {
+    if (!(id >= 0 && id < static_cast<double>(vocab_size)))
+      throw ApiError(400, str(place, ": got token id ", static_cast<int64_t>(id), ", expected 0 to ",
+                              vocab_size - 1));
+  };
+  for (const int32_t id : datum.tokens) check_token(id, where + ".model_input");
+
+  const std::set<std::string> required = required_inputs(settings.name), allowed = optional_inputs(settings.name);
+  for (const std::string& name : required)
+    if (!datum.inputs.contains(name))
+      throw ApiError(400, str(where, ".loss_fn_inputs: ", name, " is missing; loss ", settings.name, " needs ",
+                              joined(required)));
+  const WireTensor& targets = datum.inputs.at("target_tokens");
+  for (const auto& [name, tensor] : datum.inputs) {
+    const std::string place = str(where, ".loss_fn_inputs.", name);
+    if (!required.contains(name) && !allowed.contains(name))
+      throw ApiError(400, str(place, ": loss ", settings.name, " does not read it; expected ", joined(required),
+                              " and perhaps ", joined(allowed)));
+    if (tensor.rows() != length)
+      throw ApiError(400, str(place, ": got ", tensor.rows(), " positions, expected ", length,
+                              ", those of model_input"));
+    const bool has_columns = settings.name == "cross_entropy" && (name == "weights" || name == "target_tokens");
+    const int64_t columns = has_columns ? targets.columns : 1;
+    if (tensor.columns != columns)
+      throw ApiError(400, str(place, ": got ", tensor.columns, " values a position, expected ", columns));
+    for (size_t i = 0; i < tensor.values.size(); ++i) {
+      if (name == "target_tokens") check_token(tensor.values[i], place);
+      else if (!std::isfinite(tensor.values[i]))
+        throw ApiError(400, str(place, ": got a value that is not finite"));
+    }
+  }
+}
+
+TinkerLossInputs TinkerLossInputs::rows(const at::Tensor& index) const {
+  const auto pick = [&](const at::Tensor& x) { return x.defined() ? x.index_select(0, index) : x; };
+  return {pick(weights_RK), pick(sampling_log_probs_R), pick(advantages_R), pick(clip_low_R),
+          pick(clip_high_R), pick(ratio_mask_R)};
+}
+
+at::Tensor tinker_loss(const TinkerLossSettings& settings, const TinkerLossInputs& inputs,
+                       const at::Tensor& log_probs_RK, const at::Tensor& sequences_R) {
+  if (settings.name == "cross_entropy") return -(inputs.weights_RK * log_probs_RK).sum(1);
+  const at::Tensor log_probs_R = log_probs_RK.select(1, 0);
+  const at::Tensor log_ratio_R = log_probs_R - inputs.sampling_log_probs_R;
+  const at::Tensor& advantages_R = inputs.advantages_R;
+  if (settings.name == "importance_sampling") return -log_ratio_R.exp() * advantages_R;
+  if (settings.name == "dro")
+    return -(log_probs_R * advantages_R - 0.5 * settings.beta * log_ratio_R.square());
+  if (settings.name == "cispo") {
+    const at::Tensor weight_R = log_ratio_R.detach().exp().clamp(inputs.clip_low_R, inputs.clip_high_R);
+    return -weight_R * log_probs_R * advantages_R;
+  }
+  at::Tensor ratio_R = log_ratio_R.exp();
+  if (settings.name == "gspo") {  // the sequence's ratio, with the gradient of the token's log-probability
+    const at::Tensor ids_R = std::get<1>(at::unique_consecutive(sequences_R, /*return_inverse=*/true));
+    const at::Tensor masked_R = (inputs.ratio_mask_R != 0).to(log_ratio_R.scalar_type());
+    const int64_t sequences = ids_R.numel() == 0 ? 0 : ids_R[-1].item<int64_t>() + 1;
+    const at::Tensor zeros = at::zeros({sequences}, log_ratio_R.options());
+    const at::Tensor sum = zeros.index_add(0, ids_R, log_ratio_R.detach() * masked_R);
+    const at::Tensor count = zeros.index_add(0, ids_R, masked_R).clamp_min(1);
+    const at::Tensor mean_R = (sum / count).index_select(0, ids_R);
+    ratio_R = (mean_R + log_probs_R - log_probs_R.detach()).exp();
+  }
+  const at::Tensor clipped_R = ratio_R.clamp(inputs.clip_low_R, inputs.clip_high_R);
+  return -at::minimum(ratio_R * advantages_R, clipped_R * advantages_R);
+}
+
+std::unique_ptr<TinkerBatch> make_tinker_batch(const std::vector<const ForwardBackwardRequest*>& requests,
+                                               const TinkerLossSettings& settings, at::ScalarType type) {
+  auto result = std::make_unique<TinkerBatch>();
+  result->settings = settings;
+  std::vector<const WireDatum*> data;
+  for (const ForwardBackwardRequest* request : requests)
+    for (const WireDatum& datum : request->data) data.push_back(&datum);
+  int64_t columns = 1, num_rows = 0;
+  bool follows = true;  // all targets are the next tokens
+  for (const WireDatum* datum : data) {
+    const WireTensor& targets = datum->inputs.at("target_tokens");
+    columns = std::max(columns, targets.columns);
+    num_rows += std::ssize(datum->tokens);
+    std::vector<int32_t>& tokens = result->tokens.emplace_back(datum->tokens);
+    tokens.push_back(static_cast<int32_t>(targets.values[(tokens.size() - 1) * static_cast<size_t>(targets.columns)]));
+    result->columns.push_back(targets.columns);
+    for (size_t i = 0; follows && i + 1 < tokens.size(); ++i) {
+      if (targets.columns > 1) follows = false;
+      else follows = targets.values[i] == tokens[i + 1];
+    }
+  }
+
+  const auto sizes = std::vector<int64_t>{num_rows, columns};
+  const at::Tensor ids_RK = at::zeros(sizes, at::kLong);
+  const auto reads = [&](const char* name) {
+    return required_inputs(settings.name).contains(name) || optional_inputs(settings.name).contains(name);
+  };
+  const auto filled = [&](const char* name, double value, const std::vector<int64_t>& shape) {
+    return reads(name) ? at::full(shape, value, at::kDouble) : at::Tensor();
+  };
+  TinkerLossInputs inputs{filled("weights", 0.0, sizes),
+                          filled("logprobs", 0.0, {num_rows}),
+                          filled("advantages", 0.0, {num_rows}),
+                          filled("clip_low_threshold", settings.clip_low, {num_rows}),
+                          filled("clip_high_threshold", settings.clip_high, {num_rows}),
+                          filled("sequence_ratio_mask", 0.0, {num_rows})};
+  int64_t* const ids = ids_RK.data_ptr<int64_t>();
+  TrainBatch& batch = result->batch;
+  batch.row_offset.push_back(0);
+  std::vector<int64_t> sequences;
+  int64_t row = 0;
+  for (size_t s = 0; s < data.size(); ++s) {
+    const std::vector<int32_t>& tokens = result->tokens[s];
+    batch.sequences.emplace_back(tokens.data(), tokens.size());
+    std::vector<int32_t>& positions = batch.trained_positions.emplace_back();
+    const WireTensor& targets = data[s]->inputs.at("target_tokens");
+    const auto value_of = [&](const char* name, const at::Tensor& into, int64_t position, int64_t column) {
+      const auto found = data[s]->inputs.find(name);
+      if (found == data[s]->inputs.end()) return;
+      const WireTensor& tensor = found->second;
+      const double value = tensor.values[static_cast<size_t>(position * tensor.columns + column)];
+      into.data_ptr<double>()[row * (into.dim() == 2 ? into.size(1) : 1) + column] = value;
+    };
+    for (int64_t i = 0; i + 1 < std::ssize(tokens); ++i, ++row) {
+      positions.push_back(static_cast<int32_t>(i + 1));
+      sequences.push_back(static_cast<int64_t>(s));
+      for (int64_t k = 0; k < targets.columns; ++k) {
+        const auto at = static_cast<size_t>(i * targets.columns + k);
+        ids[row * columns + k] = static_cast<int64_t>(targets.values[at]);
+        if (!inputs.weights_RK.defined()) continue;
+        const bool is_set = targets.is_set.empty() || targets.is_set[at] != 0;
+        if (data[s]->inputs.contains("weights")) value_of("weights", inputs.weights_RK, i, k);
+        else if (is_set) inputs.weights_RK.data_ptr<double>()[row * columns + k] = 1.0;
+      }
+      for (const auto& [name, tensor] : std::initializer_list<std::pair<const char*, const at::Tensor*>>{
+               {"logprobs", &inputs.sampling_log_probs_R},
+               {"advantages", &inputs.advantages_R},
+               {"clip_low_threshold", &inputs.clip_low_R},
+               {"clip_high_threshold", &inputs.clip_high_R},
+               {"sequence_ratio_mask", &inputs.ratio_mask_R}})
+        if (tensor->defined()) value_of(name, *tensor, i, 0);
+    }
+    batch.row_offset.push_back(row);
+  }
+  for (at::Tensor* tensor : {&inputs.weights_RK, &inputs.sampling_log_probs_R, &inputs.advantages_R,
+                             &inputs.clip_low_R, &inputs.clip_high_R, &inputs.ratio_mask_R})
+    if (tensor->defined()) *tensor = tensor->to(type);
+  result->inputs = std::move(inputs);
+  if (!follows) batch.top_k_ids_RK = ids_RK;
+  batch.fields.weights_R = at::ones({num_rows}, type);
+  batch.fields.sequences_R = at::tensor(sequences, at::kLong);
+  batch.fields.rows_R = at::arange(num_rows, at::kLong);
+  return result;
+}
+
+LossOutput TinkerLoss::operator()(const LossRows& rows) const {
+  const at::Tensor log_probs_RK = batch_.log_probs(rows.log_probs_R, rows.top_k_log_probs_RK);
+  TinkerLossInputs inputs = batch_.inputs.rows(rows.rows_R.cpu());
+  for (at::Tensor* tensor : {&inputs.weights_RK, &inputs.sampling_log_probs_R, &inputs.advantages_R,
+                             &inputs.clip_low_R, &inputs.clip_high_R, &inputs.ratio_mask_R})
+    if (tensor->defined()) *tensor = tensor->to(log_probs_RK.device());
+  LossOutput output;
+  output.loss = tinker_loss(batch_.settings, inputs, log_probs_RK, rows.sequences_R).sum();
+  return output;
+}
+
+}  // namespace bough

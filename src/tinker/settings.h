@@ -1,0 +1,62 @@
+// Settings of `bough serve --train`, given as key=value.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+#include "engine/settings.h"
+#include "net/http_server.h"
+#include "plan/plan_strategies.h"
+
+namespace bough {
+
+struct TrainingServiceSettings {
+  std::string host = "127.0.0.1";
+  int64_t port = 8000;
+  std::string api_key_file;
+  std::vector<std::string> served_model_name;
+  std::string folder = "tinker";
+  std::string plan = "auto";
+  int64_t max_tokens_per_pass = 0;
+  Bytes memory;
+  int64_t max_rank = 256;
+  int64_t max_models = 8;
+  int64_t max_requests = 4096;
+  double heartbeat_seconds = 120;
+  HttpLimits http = [] {
+    HttpLimits limits;
+    limits.max_body = {int64_t{256} << 20};
+    limits.max_buffered = {int64_t{1} << 30};
+    return limits;
+  }();
+  RolloutSettings rollout;
+
+  template <class V>
+  void visit(V& v) {
+    v("host", host, "address to listen at; an address other than 127.0.0.1 or ::1 needs an API key",
+      not_empty());
+    v("port", port, "port to listen at; 0: a free port", range(0, 65535));
+    v("api_key_file", api_key_file,
+      "file whose first line is the API key that every request must send as X-API-Key; Tinker's SDK takes keys "
+      "that begin with tml-; alternative: environment variable BOUGH_API_KEY");
+    v("served_model_name", served_model_name,
+      "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name and "
+      "its path");
+    v("folder", folder, "folder for the clients' adapters and optimizer states", not_empty());
+    v("plan", plan, "strategy of training plans (docs/plans.md), as tree_training_mode of a run", not_empty());
+    v("max_tokens_per_pass", max_tokens_per_pass, "largest number of tokens of a training pass; 0: by device",
+      range(0, 1'000'000'000));
+    v("memory", memory, "memory of training passes beyond weights and gradients; auto: unbounded, on a GPU what is free");
+    v("max_rank", max_rank, "largest rank of a client's adapter", range(1, 65'536));
+    v("max_models", max_models, "most models in training at once", range(1, 100'000));
+    v("max_requests", max_requests, "most requests that wait or run; more are answered 429", range(1, 1'000'000));
+    v("heartbeat_seconds", heartbeat_seconds,
+      "a session whose client sends no heartbeat for so long ends; its models leave the memory, saved ones stay",
+      range(1.0, 1e9));
+    v("http", http, "limits of connections and requests");
+    v("rollout", rollout, "settings of the engines that sample");
+  }
+};
+
+}  // namespace bough

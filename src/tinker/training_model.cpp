@@ -1,0 +1,163 @@
+#include "tinker/training_model.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cost/run_costs.h"
+#include "kernels/common/device.h"
+#include "models/lora.h"
+#include "plan/plan.h"
+#include "train/executor.h"
+#include "train/pass_memory.h"
+
+namespace bough {
+
+namespace {
+
+std::unique_ptr<Model> adapted(const Model& base, const LoraSettings& adapter, uint64_t seed) {
+  std::unique_ptr<Model> model = base.share();
+  add_adapter(*model, adapter, seed);
+  return model;
+}
+
+OptimizerSettings optimizer_settings(const AdamParameters& parameters) {
+  OptimizerSettings settings;
+  settings.lr = parameters.learning_rate;
+  settings.beta1 = parameters.beta1;
+  settings.beta2 = parameters.beta2;
+  settings.eps = parameters.eps;
+  settings.weight_decay = parameters.weight_decay;
+  settings.gradient_clipping = std::max(0.0, parameters.grad_clip_norm);
+  settings.warmup_steps_proportion = 0;
+  return settings;
+}
+
+std::vector<float> floats(const at::Tensor& values) {
+  const at::Tensor flat = values.to(at::kFloat).contiguous();
+  return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
+}
+
+}  // namespace
+
+AdamParameters read_adam(const Json& body) {
+  if (!body.contains("adam_params") || !body["adam_params"].is_object()) {
+    const bool has_other = body.contains("optimizer_params") && body["optimizer_params"].is_object();
+    const std::string got = has_other ? body["optimizer_params"].value("type", "another optimizer") : "nothing";
+    throw ApiError(400, str("adam_params: got ", got, ", expected the parameters of Adam; Bough trains with AdamW"));
+  }
+  const Json& given = body["adam_params"];
+  AdamParameters parameters;
+  const auto read = [&](const char* name, double low, double high, double& value) {
+    const auto found = given.find(name);
+    if (found == given.end() || found->is_null()) return;
+    if (!found->is_number() || !(found->get<double>() >= low && found->get<double>() <= high))
+      throw ApiError(400, str("adam_params.", name, ": got ", dump_line(*found).substr(0, 60), ", expected ", low,
+                              " to ", high));
+    value = found->get<double>();
+  };
+  read("learning_rate", 0, 10, parameters.learning_rate);
+  read("beta1", 0, 0.999999, parameters.beta1);
+  read("beta2", 0, 0.9999999, parameters.beta2);
+  read("eps", 1e-30, 1, parameters.eps);
+  read("weight_decay", 0, 10, parameters.weight_decay);
+  read("grad_clip_norm", -1e30, 1e30, parameters.grad_clip_norm);
+  for (const auto& [name, value] : given.items())
+    if (name != "learning_rate" && name != "beta1" && name != "beta2" && name != "eps" &&
+        name != "weight_decay" && name != "grad_clip_norm")
+      throw ApiError(400, str("adam_params.", name.substr(0, 60), ": unknown"));
+  return parameters;
+}
+
+TrainingModel::TrainingModel(const Model& base, const LoraSettings& adapter, uint64_t seed, TrainingPlans plans)
+    : model_(adapted(base, adapter, seed)),
+      plans_(std::move(plans)),
+      optimizer_(std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0)) {}
+
+Plan TrainingModel::plan(const TinkerBatch& batch) {
+  if (!costs_) costs_ = model_costs(*model_, {});
+  const bool on_gpu = !model_->device().is_cpu();
+  const int64_t tokens = plans_.max_tokens_per_pass > 0 ? plans_.max_tokens_per_pass
+                         : on_gpu                       ? kMaxTokensPerPassOfGpu
+                                                        : kMaxTokensPerPass;
+  PlanRequest request = plan_request(batch.batch, tokens);
+  request.costs = &*costs_;
+  request.memory_bytes = plans_.memory_bytes;
+  if (!request.memory_bytes && on_gpu)
+    request.memory_bytes =
+        static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_->device()).free));
+  return make_plan(plans_.strategy, request);
+}
+
+std::vector<ForwardBackwardResult> TrainingModel::forward_backward(
+    const std::vector<const ForwardBackwardRequest*>& requests, const TinkerLossSettings& settings) {
+  const auto batch = make_tinker_batch(requests, settings, accumulator_type(model_->dtype()));
+  const Plan plan = this->plan(*batch);
+  Executor executor(*model_);
+  const RowValues values = requests.front()->forward_only
+                               ? executor.execute_forward(plan, batch->batch)
+                               : executor.execute(plan, batch->batch, TinkerLoss(*batch)).values;
+  const at::Tensor log_probs_RK = batch->log_probs(values.log_probs_R, values.top_k_log_probs_RK);
+  const at::Tensor loss_R =
+      tinker_loss(settings, batch->inputs, log_probs_RK, batch->batch.fields.sequences_R).to(at::kDouble);
+
+  std::vector<ForwardBackwardResult> results;
+  size_t datum = 0;
+  for (const ForwardBackwardRequest* request : requests) {
+    ForwardBackwardResult& result = results.emplace_back();
+    const int64_t first = batch->batch.row_offset[datum];
+    for (size_t i = 0; i < request->data.size(); ++i, ++datum) {
+      const int64_t begin = batch->batch.row_offset[datum], end = batch->batch.row_offset[datum + 1];
+      const int64_t columns = batch->columns[datum];
+      result.outputs.push_back({floats(log_probs_RK.narrow(0, begin, end - begin).narrow(1, 0, columns)), columns});
+    }
+    const int64_t rows = batch->batch.row_offset[datum] - first;
+    result.metrics["loss:sum"] = loss_R.narrow(0, first, rows).sum().item<double>();
+  }
+  return results;
+}
+
+std::map<std::string, double> TrainingModel::optim_step(const AdamParameters& parameters) {
+  optimizer_->use(optimizer_settings(parameters));
+  const Optimizer::Report report = optimizer_->step();
+  if (report.skipped)
+    log_warning("serve: optim_step: the gradient is not finite and was dropped; the weights stay as they were");
+  return {{"grad_norm", std::isfinite(report.grad_norm) ? report.grad_norm : -1.0},
+          {"skipped", report.skipped ? 1.0 : 0.0}};
+}
+
+void TrainingModel::save(const std::filesystem::path& directory, const std::string& base, bool with_optimizer) {
+  save_adapter(directory, *model_, base);
+  if (with_optimizer) optimizer_->save(directory);
+}
+
+void TrainingModel::load(const std::filesystem::path& directory, bool with_optimizer) {
+  load_adapter(directory, *model_);
+  optimizer_ = std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0);  // masters are copies of weights
+  if (with_optimizer) optimizer_->load(directory);
+  model_->zero_gradients();
+}
+
+PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int64_t top_k) {
+  TrainBatch batch;
+  batch.sequences.emplace_back(tokens.data(), tokens.size());
+  std::vector<int32_t>& positions = batch.trained_positions.emplace_back();
+  for (int32_t i = 1; i < std::ssize(tokens); ++i) positions.push_back(i);
+  batch.row_offset = {0, std::ssize(positions)};
+  const PlanRequest request = plan_request(
+      batch, std::max(kMaxTokensPerPass, static_cast<int64_t>(std::ssize(tokens))));
+  Executor executor(model);
+  const RowValues values = executor.execute_forward(make_plan("dense", request), batch, top_k);
+  PromptValues result{floats(values.log_probs_R), {}};
+  if (top_k > 0) {
+    const at::Tensor ids = values.top_ids_RK.to(at::kInt).contiguous();
+    result.top.k = top_k;
+    result.top.ids = {ids.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>() + ids.numel()};
+    result.top.log_probs = floats(values.top_log_probs_RK);
+  }
+  return result;
+}
+
+}  // namespace bough

@@ -1,0 +1,85 @@
+#include "tinker/work_queue.h"
+
+namespace bough {
+
+void WorkQueue::add_model(const std::string& model) {
+  const MutexLock lock(mutex_);
+  models_.try_emplace(model);
+}
+
+bool WorkQueue::has_model(const std::string& model) const {
+  const MutexLock lock(mutex_);
+  return models_.contains(model);
+}
+
+bool WorkQueue::add(const std::string& model, int64_t seq_id, Work work) {
+  const MutexLock lock(mutex_);
+  const auto found = models_.find(model);
+  if (found == models_.end() || seq_id < found->second.next) return false;
+  if (!found->second.waiting.emplace(seq_id, std::move(work)).second) return false;
+  has_new_ = true;
+  changed_.notify_one();
+  return true;
+}
+
+void WorkQueue::add_now(Work work) {
+  const MutexLock lock(mutex_);
+  now_.push_back(std::move(work));
+  has_new_ = true;
+  changed_.notify_one();
+}
+
+WorkQueue::Group WorkQueue::take() {
+  const MutexLock lock(mutex_);
+  has_new_ = false;
+  Group group;
+  if (!now_.empty()) {
+    group.works.push_back(std::move(now_.front()));
+    now_.pop_front();
+    return group;
+  }
+  auto each = models_.upper_bound(last_);
+  for (size_t tried = 0; tried < models_.size(); ++tried, ++each) {
+    if (each == models_.end()) each = models_.begin();
+    auto& [next, waiting] = each->second;
+    while (!waiting.empty() && waiting.begin()->first == next) {
+      const Work& work = waiting.begin()->second;
+      const bool fits = group.works.empty() ||
+                        (work.request && group.works.front().request && work.loss == group.works.front().loss &&
+                         work.request->forward_only == group.works.front().request->forward_only);
+      if (!fits) break;
+      group.works.push_back(std::move(waiting.begin()->second));
+      waiting.erase(waiting.begin());
+      ++next;
+    }
+    if (group.works.empty()) continue;
+    group.model = last_ = each->first;
+    return group;
+  }
+  return group;
+}
+
+std::vector<Work> WorkQueue::remove_model(const std::string& model) {
+  const MutexLock lock(mutex_);
+  std::vector<Work> works;
+  const auto found = models_.find(model);
+  if (found == models_.end()) return works;
+  for (auto& [seq_id, work] : found->second.waiting) works.push_back(std::move(work));
+  models_.erase(found);
+  return works;
+}
+
+void WorkQueue::wait_until(std::chrono::steady_clock::time_point time) {
+  const MutexLock lock(mutex_);
+  while (!has_new_ && changed_.wait_until(mutex_, time)) {
+  }
+}
+
+int64_t WorkQueue::size() const {
+  const MutexLock lock(mutex_);
+  auto count = static_cast<int64_t>(now_.size());
+  for (const auto& [name, model] : models_) count += static_cast<int64_t>(model.waiting.size());
+  return count;
+}
+
+}  // namespace bough

@@ -1,0 +1,61 @@
+// Works that wait for the computation thread: those of a model in the order of their seq_id, others first.
+// Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "tinker/futures.h"
+#include "tinker/losses.h"
+
+namespace bough {
+
+struct Work {
+  std::string future;  // the id of its result
+  // Either a forward_backward, which may be computed together with the next ones, or a function.
+  std::shared_ptr<const ForwardBackwardRequest> request;
+  TinkerLossSettings loss;
+  std::function<FutureResult()> run;
+};
+
+class WorkQueue {
+ public:
+  // A model's first seq_id is 1.
+  void add_model(const std::string& model);
+  bool has_model(const std::string& model) const;
+  // Returns false if a work with this seq_id has been taken before, or the model is unknown.
+  bool add(const std::string& model, int64_t seq_id, Work work);
+  void add_now(Work work);  // before those of models
+
+  struct Group {
+    std::string model;  // empty: a work of add_now()
+    std::vector<Work> works;  // several forward_backward works that can be one tree, or one work
+  };
+  // The next works, from each model in turn. Empty if none can run: the queues are empty, or wait for a seq_id.
+  Group take();
+  // Removes a model and returns its works.
+  std::vector<Work> remove_model(const std::string& model);
+  void wait_until(std::chrono::steady_clock::time_point time);  // until there may be work
+  int64_t size() const;
+
+ private:
+  struct Model {
+    int64_t next = 1;
+    std::map<int64_t, Work> waiting;
+  };
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, Model> models_ GUARDED_BY(mutex_);
+  std::deque<Work> now_ GUARDED_BY(mutex_);
+  bool has_new_ GUARDED_BY(mutex_) = false;  // a work was added since the last take()
+  std::string last_ GUARDED_BY(mutex_);  // the model whose works were taken last
+};
+
+}  // namespace bough
