@@ -85,9 +85,8 @@ def plan(
             words += ["--memory", memory if isinstance(memory, str) else str(int(memory))]
         if max_tokens_per_pass:
             words += ["--max-tokens-per-mb", str(max_tokens_per_pass)]
-        data, _ = run_for_json([*words, "--json", "--svg", str(folder / "plan.svg")])
-        _, text = run_for_json(words)
-        return PlanReport(data, text, (folder / "plan.svg").read_text())
+        data = run_for_json([*words, "--json", "--svg", str(folder / "plan.svg")])
+        return PlanReport(data, data.pop("text"), (folder / "plan.svg").read_text())
 
 
 def _model_words(model: Any, folder: Path) -> list[str]:

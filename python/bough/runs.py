@@ -170,13 +170,13 @@ def serve(model: str | Path, *, port: int = 0, quiet: bool = True, **options: An
     raise ProgramError("serve", process.code, process.errors)
 
 
-def run_for_json(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Runs the program and returns the JSON object that is its last line of stdout, and all of stdout."""
+def run_for_json(words: list[str]) -> dict[str, Any]:
+    """Runs the program and returns the JSON object that is its last line of stdout."""
     process = _Program(words, quiet=True)
     process.wait()
     if process.code != 0:
         raise ProgramError(words[0], process.code, process.errors)
-    return process.last_object(), process.output
+    return process.last_object()
 
 
 class _Program:

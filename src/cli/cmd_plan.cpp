@@ -253,11 +253,12 @@ void run_plan(const PlanOptions& options, const std::vector<std::string>& given)
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty())
     write_file_atomically(options.html, tree_page(tree, rollouts, options.rollouts, reuse_note(report)));
-  if (options.json) print_json(report_json(report));
-  else {
-    print_readable_report(report, costs);
-    print_text(iteration_table(report, options.max_running, options.sparse.budget_text()));
-  }
+  const std::string text = readable_report(report, costs) +
+                           iteration_table(report, options.max_running, options.sparse.budget_text());
+  if (!options.json) return print_text(text);
+  Json json = report_json(report);
+  json["text"] = text;
+  print_json(json);
 }
 
 }  // namespace

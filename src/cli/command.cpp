@@ -280,13 +280,17 @@ void print_json(const Json& object) {
   print_text(dump_line(object) + "\n");
 }
 
-void print_table(const std::vector<std::pair<std::string, std::string>>& rows) {
+std::string table_text(const std::vector<std::pair<std::string, std::string>>& rows) {
   int width = 0;
   for (const auto& [name, value] : rows) width = std::max(width, display_width(name));
   std::string text;
   for (const auto& [name, value] : rows)
     text += name + std::string(static_cast<size_t>(width - display_width(name) + 2), ' ') + value + "\n";
-  print_text(text);
+  return text;
+}
+
+void print_table(const std::vector<std::pair<std::string, std::string>>& rows) {
+  print_text(table_text(rows));
 }
 
 void check_at_least(const std::string& option, int64_t value, int64_t low, const std::string& remedy) {

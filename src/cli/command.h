@@ -138,7 +138,8 @@ void add_json_flag(Command& command, bool& json);
 // the process ends by SIGPIPE.
 void print_text(std::string_view text);
 void print_json(const Json& object);  // one line
-// Prints lines "name   value", with names padded to the same width.
+// Lines "name   value", with names padded to the same width.
+std::string table_text(const std::vector<std::pair<std::string, std::string>>& rows);
 void print_table(const std::vector<std::pair<std::string, std::string>>& rows);
 
 // Throws UserError that names the option unless value >= low.

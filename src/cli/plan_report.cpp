@@ -142,29 +142,31 @@ Json report_json(const PlanReport& report) {
           {"sparse_iteration", report.sparse_iteration ? iteration_json(*report.sparse_iteration) : Json()}};
 }
 
-void print_readable_report(const PlanReport& report, const CostModel& costs) {
+std::string readable_report(const PlanReport& report, const CostModel& costs) {
   const TreeStatistics& tree = report.tree;
-  print_table({{"sequences", format_thousands(tree.num_sequences)},
-               {"tokens", format_thousands(tree.num_flat_tokens)},
-               {"tree tokens", format_thousands(tree.num_tree_tokens)},
-               {"compression", format_significant(tree.compression)},
-               {"work ratio",
-                str(format_significant(report.work_ratio), ": FLOPs of a dense step / FLOPs with the tree")},
-               {"attention compression", format_significant(tree.attention_compression)},
-               {"POR", str(percent(tree.potential_overlap_ratio),
-                           ": potential overlap ratio, the share of the tokens that the tree saves")},
-               {"longest path", str(format_thousands(tree.longest_path), " tokens")},
-               {"leaves", format_thousands(tree.num_leaves)},
-               {"branch points", format_thousands(tree.num_branch_points)},
-               {"model", str(costs.shape().name, ", ", costs.device().dtype)},
-               {"device", str(costs.device().name, ": ", costs.device().source)}});
-  print_text(str("\npredicted gradient step",
-                 report.stages > 1 ? str(" over ", report.stages, " pipeline stages") : "",
-                 ", passes of at most ", format_thousands(report.max_tokens_per_mb), " tokens:\n",
-                 strategy_table(report),
-                 "ERR: effective reuse ratio, the share of the tokens that the plan saves; at most POR\n\n",
-                 choice(report)));
-  if (report.ranks.size() > 1) print_text(rank_table(report.ranks));
+  std::string text =
+      table_text({{"sequences", format_thousands(tree.num_sequences)},
+                  {"tokens", format_thousands(tree.num_flat_tokens)},
+                  {"tree tokens", format_thousands(tree.num_tree_tokens)},
+                  {"compression", format_significant(tree.compression)},
+                  {"work ratio", str(format_significant(report.work_ratio),
+                                     ": FLOPs of a dense step / FLOPs with the tree")},
+                  {"attention compression", format_significant(tree.attention_compression)},
+                  {"POR", str(percent(tree.potential_overlap_ratio),
+                              ": potential overlap ratio, the share of the tokens that the tree saves")},
+                  {"longest path", str(format_thousands(tree.longest_path), " tokens")},
+                  {"leaves", format_thousands(tree.num_leaves)},
+                  {"branch points", format_thousands(tree.num_branch_points)},
+                  {"model", str(costs.shape().name, ", ", costs.device().dtype)},
+                  {"device", str(costs.device().name, ": ", costs.device().source)}});
+  text +=
+      str("\npredicted gradient step",
+          report.stages > 1 ? str(" over ", report.stages, " pipeline stages") : "", ", passes of at most ",
+          format_thousands(report.max_tokens_per_mb), " tokens:\n", strategy_table(report),
+          "ERR: effective reuse ratio, the share of the tokens that the plan saves; at most POR\n\n",
+          choice(report));
+  if (report.ranks.size() > 1) text += rank_table(report.ranks);
+  return text;
 }
 
 std::string iteration_table(const PlanReport& report, int64_t max_running, const std::string& budget) {

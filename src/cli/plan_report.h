@@ -60,8 +60,8 @@ struct PlanReport {
 };
 
 Json report_json(const PlanReport& report);
-// Prints the tree, the strategies, the strategy that auto chooses and, if there are several, the ranks.
-void print_readable_report(const PlanReport& report, const CostModel& costs);
+// The tree, the strategies, the strategy that auto chooses and, if there are several, the ranks, as text.
+std::string readable_report(const PlanReport& report, const CostModel& costs);
 // The predicted seconds of an iteration, as text. `max_running`: samples generated at once. `budget`: shown
 // beside the sparse iteration, if there is one.
 std::string iteration_table(const PlanReport& report, int64_t max_running, const std::string& budget);
