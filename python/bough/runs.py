@@ -3,7 +3,6 @@ its memory and threads for itself, and return objects. No torch is imported."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
@@ -11,13 +10,13 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from bough.program import environment, program
+from bough.callables import Endpoint, serving
+from bough.program import environment as program_environment
+from bough.program import program
 
 _POLL_SECONDS = 0.2
 
@@ -54,6 +53,7 @@ def train(
     *,
     on_step: Callable[[dict[str, Any]], Any] | None = None,
     reward: Callable[..., float] | None = None,
+    environment: Callable[[], Any] | None = None,
     quiet: bool = False,
 ) -> TrainResult:
     """`bough train`. Blocks until the run ends. A run that was interrupted goes on where it stopped.
@@ -67,34 +67,34 @@ def train(
             checkpoint and ends.
         reward: a function of this process: reward(prompt, completion, answer, **fields) returns a number. It
             gets the arguments that it names. Calls come from several threads.
+        environment: a class with reset and step (docs/add_an_environment.md), or a function that makes such
+            an object; each conversation has one, which one thread at a time uses. Several conversations run
+            at once, at most `environment.workers`. The other settings of `environment` count.
         quiet: True: the program's log is not shown.
 
     Raises:
-        ProgramError: the program failed. An exception of `reward` or `on_step` is raised unchanged.
+        ProgramError: the program failed. An exception of `reward`, `environment` or `on_step` ends the run
+            and is raised unchanged.
     """
-    with tempfile.TemporaryDirectory() as scratch, _callable_reward(reward) as endpoint:
+    with tempfile.TemporaryDirectory() as scratch, serving(reward, environment) as endpoint:
         if isinstance(config, Mapping):
             path = Path(scratch) / "config.yaml"
             path.write_text(json.dumps(config))  # JSON is YAML
         else:
             path = Path(config)
         words = ["train", str(path), "--json", *_override_words(overrides)]
-        if endpoint:
-            words.append(f"reward={endpoint.url}")
+        if reward is not None:
+            words.append(f"reward={endpoint.url}/reward")
+        if environment is not None:
+            words += ["environment.type=http", f"environment.url={endpoint.url}/environment"]
         process = _Program(words, quiet)
         watch = _MetricsFile(on_step)
-        try:
-            while process.running(_POLL_SECONDS):
-                if endpoint and endpoint.error is not None:
-                    process.stop()
-                    raise endpoint.error
-                if watch.poll(process.first_object("folder")) is False:
-                    process.stop()
-        except BaseException:
-            process.stop()
-            raise
-        if endpoint and endpoint.error is not None:
-            raise endpoint.error
+
+        def call_on_step() -> None:
+            if watch.poll(process.first_object("folder")) is False:
+                process.stop()
+
+        process.wait(endpoint, call_on_step)
         if process.code != 0 and not (process.stopped and process.code == 130):
             raise ProgramError("train", process.code, process.errors)
         folder = process.first_object("folder")
@@ -103,22 +103,35 @@ def train(
 
 
 def rollout(
-    model: str | Path, prompts: Iterable[Any] | str | Path, *, quiet: bool = True, **options: Any
+    model: str | Path,
+    prompts: Iterable[Any] | str | Path,
+    *,
+    environment: Callable[[], Any] | str | None = None,
+    environment_settings: Mapping[str, Any] | None = None,
+    quiet: bool = True,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """`bough rollout`: samples responses.
+    """`bough rollout`: samples responses, or conversations with an environment.
 
     Args:
         model: a Hugging Face directory.
-        prompts: a file, or a list of texts, lists of token ids, or mappings such as {"messages": [...]}.
+        prompts: a file, or a list of texts, lists of token ids, or mappings such as {"messages": [...]}. With
+            an environment: its problems.
+        environment: as in train(), or a type of environment: "calculator", "python", ...
+        environment_settings: settings under `environment`: {"max_turns": 4}.
         options: the program's options: n_samples=8, max_new_tokens=64, temperature=0.7, device="cuda", ...
 
     Returns:
         The lines of the rollout file: input_ids, loss_mask, logprobs, completion, ... (docs/formats.md).
 
     Raises:
-        ProgramError: the program failed.
+        ProgramError: the program failed. An exception of `environment` ends it and is raised unchanged.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    kind = environment if isinstance(environment, str) else None
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        serving(environment=None if kind else environment) as endpoint,
+    ):
         if isinstance(prompts, (str, Path)):
             file = Path(prompts)
         else:
@@ -126,8 +139,11 @@ def rollout(
             file.write_text("".join(json.dumps(_prompt_line(prompt)) + "\n" for prompt in prompts))
         out = Path(scratch) / "rollouts.jsonl"
         words = ["rollout", "--model", str(model), "--prompts", str(file), "--out", str(out)]
+        if environment is not None:
+            words += ["--environment", kind or "http", *_override_words(environment_settings or {})]
+            words += [] if kind else [f"url={endpoint.url}/environment"]
         process = _Program([*words, *_option_words(options), "--json"], quiet)
-        process.wait()
+        process.wait(endpoint)
         if process.code != 0:
             raise ProgramError("rollout", process.code, process.errors)
         return [json.loads(line) for line in out.read_text().splitlines()]
@@ -188,7 +204,7 @@ class _Program:
         self._quiet = quiet
         self._process = subprocess.Popen(
             [str(program()), *words],
-            env=environment(),
+            env=program_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -217,13 +233,19 @@ class _Program:
             reader.join()
         return False
 
-    def wait(self) -> None:
+    def wait(self, endpoint: Endpoint | None = None, poll: Callable[[], None] = lambda: None) -> None:
+        """Waits until the process has ended. Raises the exceptions of the endpoint's functions and of
+        `poll`, which is called now and then; they end the process."""
         try:
-            while self.running(3600):
-                pass
+            while self.running(_POLL_SECONDS):
+                if endpoint is not None:
+                    endpoint.raise_error()
+                poll()
         except BaseException:
             self.stop()
             raise
+        if endpoint is not None:
+            endpoint.raise_error()
 
     def stop(self) -> None:
         """As Ctrl-C: the program ends in order. Kills it if it takes a minute."""
@@ -285,55 +307,6 @@ class _MetricsFile:
                 self._on_step = None
                 return False
         return None
-
-
-class _Endpoint:
-    url: str
-    error: BaseException | None = None
-
-
-@contextmanager
-def _callable_reward(reward: Callable[..., float] | None) -> Iterator[_Endpoint | None]:
-    """A local HTTP endpoint (docs/add_a_reward.md) that calls the function."""
-    if reward is None:
-        yield None
-        return
-    endpoint = _Endpoint()
-    parameters = inspect.signature(reward).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    names = {p.name for p in parameters}
-
-    class Score(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            known = {key: request[key] for key in ("prompt", "completion", "answer")}
-            arguments = {**request.get("fields", {}), **known}
-            try:
-                value = reward(**{k: v for k, v in arguments.items() if takes_all or k in names})
-                status, reply = 200, {"reward": float(value)}
-            except BaseException as error:  # raised again by train()
-                endpoint.error = endpoint.error or error
-                status, reply = 400, {"error": repr(error)}
-            body = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Score)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint.url = f"http://127.0.0.1:{server.server_port}/reward"
-    try:
-        yield endpoint
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def _override_words(overrides: Mapping[str, Any] | Iterable[str]) -> list[str]:

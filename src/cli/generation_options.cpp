@@ -97,9 +97,10 @@ SparseAttention priced_attention(const SparseSettings& sparse) {
 
 void add_environment_options(Command& command, std::vector<std::string>& options) {
   command
-      .add_option("--environment", options,
-                  "Sample conversations with an environment: calculator, guess, python, command or mcp, then "
-                  "key=value as under `environment` of a run (path=my_env.py:MyEnv max_turns=8)")
+      .add_option(
+          "--environment", options,
+          "Sample conversations with an environment: calculator, guess, python, command, http or mcp, then "
+          "key=value as under `environment` of a run (path=my_env.py:MyEnv max_turns=8)")
       .type_name("TYPE KEY=VALUE ...");
 }
 
@@ -109,7 +110,8 @@ std::optional<EnvironmentSettings> environment_settings(const std::vector<std::s
   overrides.insert(overrides.end(), options.begin() + 1, options.end());
   auto settings = parse_settings<EnvironmentSettings>("", "--environment", overrides);
   if (settings.type.empty())
-    throw UserError("--environment: the type is empty, expected calculator, guess, python, command or mcp");
+    throw UserError(
+        "--environment: the type is empty, expected calculator, guess, python, command, http or mcp");
   return settings;
 }
 

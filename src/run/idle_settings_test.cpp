@@ -75,6 +75,24 @@ TEST(IdleSettings, ARunResumesIfAutoSelectsItsFormatOfToolCalls) {
   std::filesystem::remove_all(model);
 }
 
+TEST(IdleSettings, ARunResumesIfItsEndpointsMoved) {
+  const auto settings = [](const std::string& reward, const std::string& environment) {
+    return parse_settings<RunSettings>(str("model: {path: m}\ntrain_dataset: {path: t.jsonl}\nreward: ",
+                                           reward, "\nenvironment: {type: http, url: ", environment, "}"),
+                                       "run.yaml");
+  };
+  const RunSettings saved = settings("http://127.0.0.1:3000/reward", "http://127.0.0.1:3000/environment");
+  EXPECT_EQ(check_resumed_settings(saved, settings("http://host:4/reward", "http://host:4/environment"),
+                                   "config.yaml")
+                .size(),
+            2);
+  for (const char* other : {"http://127.0.0.1:3000/other", "my_reward.py:score"})
+    EXPECT_THROW(
+        check_resumed_settings(saved, settings(other, "http://127.0.0.1:3000/environment"), "config.yaml"),
+        UserError)
+        << other;
+}
+
 TEST(IdleSettings, SettingsThatAnotherOneSwitchesOffAreNamed) {
   using Keys = std::set<std::string>;
   EXPECT_EQ(keys_in(""), Keys{});

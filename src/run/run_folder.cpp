@@ -79,6 +79,19 @@ bool is_same_format(const SettingDifference& difference, const fs::path& model) 
   }
 }
 
+// An endpoint may move to another host or port: a program that trains by bough.train() has a new port in each
+// process.
+bool is_same_endpoint(const SettingDifference& difference) {
+  if (difference.key != "reward" && difference.key != "environment.url") return false;
+  const auto path = [](const std::string& value) -> std::optional<std::string> {
+    constexpr std::string_view kScheme = "\"http://";  // differences show texts with a colon in quotes
+    if (!value.starts_with(kScheme)) return std::nullopt;
+    const size_t slash = value.find('/', kScheme.size());
+    return slash == std::string::npos ? "" : value.substr(slash);
+  };
+  return path(difference.left) && path(difference.left) == path(difference.right);
+}
+
 }  // namespace
 
 fs::path run_folder_of(const RunSettings& settings) {
@@ -102,7 +115,7 @@ std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, 
   std::string refused;
   for (const SettingDifference& difference : differences) {
     if (is_harmless_change(difference.key) || has_no_effect(difference.key) ||
-        is_same_format(difference, now.model.path))
+        is_same_format(difference, now.model.path) || is_same_endpoint(difference))
       harmless.push_back(difference);
     else
       refused +=

@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
 import bough
 import pytest
+from bough.callables import Conversations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,6 +75,134 @@ def test_exceptions_of_callables_come_back(work, raiser):
 
     with pytest.raises(KeyError, match="of the caller"):
         bough.train({**SETTINGS, "total_train_steps": 1000}, quiet=True, **{raiser: raises})
+
+
+def test_a_run_with_callables_goes_on_in_another_process(work):
+    """The endpoint of the functions has another port then."""
+    functions = {"reward": lambda completion: len(completion), "environment": Echo}
+    steps = []
+    bough.train(SETTINGS, ["total_train_steps=1"], quiet=True, **functions)
+    result = bough.train(SETTINGS, quiet=True, on_step=lambda m: steps.append(m["step"]), **functions)
+    assert steps == [1, 2, 3] and len(result.metrics) == 3
+
+
+class Echo:
+    """Three turns. Each answer takes a while, so conversations overlap."""
+
+    made = []
+
+    def __init__(self):
+        self.turns, self.is_closed, self.threads = 0, False, set()
+        Echo.made.append(self)
+
+    def reset(self, problem, seed):
+        self.answer = problem["answer"]
+        return {"messages": "say " + self.answer}
+
+    async def step(self, action):
+        self.threads.add(threading.get_ident())
+        self.begin = time.monotonic()
+        self.turns += 1
+        time.sleep(0.05)
+        self.end = time.monotonic()
+        return "go on", len(action["text"]) / 2, self.turns == 3
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture(scope="module")
+def warm_model(bough_program, tmp_path_factory):
+    """A model that has learnt to end a turn."""
+    folder = tmp_path_factory.mktemp("warm")
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # passes are short
+    for words in (
+        "init base --hidden-size 32 --layers 2 --heads 2 --kv-heads 1",
+        "data guess --out traces.jsonl -n 60 --traces",
+        "sft --model base --data traces.jsonl --out warm --max-steps 60 --lr 1e-2",
+    ):
+        command = [bough_program, *words.split()]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, env=one_thread)
+    return folder / "warm"
+
+
+@pytest.fixture
+def talks(work, warm_model):
+    """Settings of runs with conversations."""
+    Echo.made.clear()
+    Path("warm").symlink_to(warm_model)
+    return {**SETTINGS, "model": {"path": "warm"}, "total_train_steps": 2}
+
+
+def test_an_environment_of_this_process_answers_the_turns(talks):
+    result = bough.train(talks, environment=Echo, quiet=True)
+    assert [m["step"] for m in result.metrics] == [1, 2]
+    assert len(Echo.made) == 16, "4 problems, 2 samples, 2 steps"
+    assert max(each.turns for each in Echo.made) == 3 and all(each.is_closed for each in Echo.made)
+    assert result.metrics[0]["conversation/turns_mean"] > 1
+    assert any(m["reward/mean"] > 0 for m in result.metrics)
+    spans = sorted((each.begin, each.end) for each in Echo.made)
+    assert any(end > begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False)), "one at a time"
+
+
+def test_rollout_samples_conversations(talks):
+    problems = [{"question": "1+1=", "answer": "2"}, {"question": "2+2=", "answer": "4"}]
+    settings = {"max_turns": 2}
+    rollouts = bough.rollout(
+        "warm", problems, environment=lambda: Echo(), environment_settings=settings, max_new_tokens=8
+    )
+    assert {each["conversation"]["turns"] for each in rollouts} <= {1, 2} and len(Echo.made) == 2
+    assert sorted(each.answer for each in Echo.made) == ["2", "4"]
+    built_in = bough.rollout("warm", "train.jsonl", environment="guess", max_new_tokens=4)
+    assert len(built_in) >= 20
+
+
+@pytest.mark.parametrize("method", ["__init__", "reset", "step", "close"])
+def test_an_exception_of_an_environment_comes_back(talks, method):
+    def raises(self, *arguments):
+        raise KeyError(f"in {method}")
+
+    broken = type("Broken", (Echo,), {method: raises})
+    with pytest.raises(KeyError, match=f"in {method}"):
+        bough.train({**talks, "total_train_steps": 1000}, environment=broken, quiet=True)
+    with pytest.raises(KeyError, match=f"in {method}"):
+        bough.rollout("warm", [{"question": "1", "answer": "2"}], environment=broken, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (3, "Wrong.step: got 3, expected a dict with some of messages, reward, done, rewards, invalid_calls"),
+        ({"rewrd": 1}, "Wrong.step: got the key 'rewrd', expected a dict with some of messages"),
+        ({"messages": 1}, "Wrong.step: messages: got 1, expected str or list"),
+        ({"reward": "high"}, "Wrong.step: reward: got 'high', expected a finite number"),
+        ({"rewards": {"style": float("nan")}}, "rewards['style']: got nan, expected a finite number"),
+        ({"done": 1}, "Wrong.step: done: got 1, expected bool"),
+    ],
+)
+def test_a_wrong_result_of_an_environment_is_named(result, message):
+    class Wrong(Echo):
+        def step(self, action):
+            return result
+
+    conversations = Conversations(Wrong)
+    conversations.answer({"episode": "a", "method": "reset", "problem": {"answer": "1"}, "seed": 7})
+    with pytest.raises(TypeError, match=re.escape(message)):
+        conversations.answer({"episode": "a", "method": "step", "action": {"text": ""}})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (Echo(), "expected a class with reset and step, or a function that makes such an object"),
+        (dict, "has no method 'reset'"),
+        ("Echo", "got 'Echo', expected a class"),
+    ],
+)
+def test_what_is_no_environment_is_refused_before_the_run(work, environment, message):
+    with pytest.raises(TypeError, match=message):
+        bough.train(SETTINGS, environment=environment)
+    assert not Path("runs").exists()
 
 
 def test_errors_of_the_program_are_exceptions(work):
