@@ -11,87 +11,33 @@ from __future__ import annotations
 # The platform comes before the modules of verl that ask for it when they are imported.
 import bough.verl_platform  # noqa: F401  # isort: skip
 
-import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
-from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+from verl.utils.fsdp_utils import collect_lora_params, replace_lora_wrapper
 from verl.utils.py_functional import append_to_dict
 from verl.utils.torch_dtypes import PrecisionType
-from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngine
 from verl.workers.engine.utils import detach_tree
 
 from bough.native import UserError
 from bough.tree_engine import TreeEngine
-
-
-@dataclass
-class BoughEngineConfig(FSDPEngineConfig):
-    """FSDPEngineConfig with the options of bough.TreeEngine. Without it, strategy=bough also takes a plain
-    FSDPEngineConfig.
-
-    Args:
-        memory: the most bytes that a mini-batch may take beyond weights, gradients and optimizer.
-        max_tokens_per_pass: the most tokens that go through the model at once.
-        plan_strategy: how a mini-batch is planned: auto, blocks, packed, path or dense.
-    """
-
-    strategy: str = "bough"
-    memory: float | None = None
-    max_tokens_per_pass: int | None = None
-    plan_strategy: str = "auto"
-
-    def __post_init__(self) -> None: ...  # FSDPEngineConfig's refuses other strategies than FSDP's
-
-
-# The values that the engine honours. Other fields divide weights, split or pad batches, or save memory: they
-# do not change what is computed, and have no effect.
-_ENGINE_VALUES = {
-    "param_offload": (False,),
-    "optimizer_offload": (False,),
-    "offload_policy": (False,),
-    "fsdp_size": (-1, 1),
-    "ulysses_sequence_parallel_size": (1,),
-    "full_determinism": (False,),
-    "router_replay.mode": ("disabled",),
-    "qat.enable": (False,),
-    "pad_to_length": (False,),
-}
-_MODEL_VALUES = {
-    "lora_rank": (0,),
-    "lora_adapter_path": (None,),
-    "use_liger": (False,),
-    "enable_activation_offload": (False,),
-    "mtp.enable": (False,),
-    "tiled_mlp.enabled": (False,),
-}
-_CHECKPOINT_VALUES = {"async_save": (False,), "save_lora_only": (False,)}
-_BATCH_VALUES = {
-    "calculate_sum_pi_squared": (False,),
-    "distillation_use_topk": (False,),
-    "distillation_only": (False,),
-    "enable_routing_replay": (False,),
-    "pad_mode": ("no_padding",),
-}
-
-
-def _refuse(where: str, config: Any, allowed: dict[str, tuple[Any, ...]]) -> None:
-    for name, values in allowed.items():
-        value = config
-        for part in name.split("."):
-            value = value.get(part, values[0]) if hasattr(value, "get") else values[0]
-        value = getattr(value, "value", value)  # enums
-        if value not in values:
-            expected = " or ".join(map(repr, values))
-            raise UserError(f"{where}.{name}: got {value!r}, expected {expected} with the strategy bough")
+from bough.verl_checkpoints import Checkpoints, merged_weights
+from bough.verl_settings import (
+    BATCH_VALUES,
+    CHECKPOINT_VALUES,
+    ENGINE_VALUES,
+    MODEL_VALUES,
+    refuse,
+)
+from bough.verl_settings import BoughEngineConfig as BoughEngineConfig
 
 
 class BoughEngine(FSDPEngine):
@@ -100,6 +46,8 @@ class BoughEngine(FSDPEngine):
     module: the weights that the optimizer changes, in model_dtype. _compute: the weights that the TreeEngine
     reads, in mixed_precision.param_dtype. They are one module if the dtypes are equal. Otherwise _compute is
     a copy, which every optimizer step refreshes. Gradients are summed in fp32 over the mini-batch.
+
+    With LoRA they are PEFT's models. The reference policy is the model with its adapter disabled.
     """
 
     def __init__(
@@ -107,9 +55,14 @@ class BoughEngine(FSDPEngine):
     ) -> None:
         if (num_processes := torch.distributed.get_world_size()) != 1:
             raise UserError(f"bough computes in one process, got {num_processes}: n_gpus_per_node=1")
-        _refuse("engine_config", engine_config, _ENGINE_VALUES)
-        _refuse("model_config", model_config, _MODEL_VALUES)
-        _refuse("checkpoint_config", checkpoint_config or {}, _CHECKPOINT_VALUES)
+        refuse("engine_config", engine_config, ENGINE_VALUES)
+        refuse("model_config", model_config, MODEL_VALUES)
+        refuse("checkpoint_config", checkpoint_config or {}, CHECKPOINT_VALUES)
+        if model_config.lora_adapter_path is not None and model_config.lora_rank <= 0:
+            raise UserError(
+                f"model_config.lora_adapter_path: got {model_config.lora_adapter_path!r} with lora_rank "
+                f"{model_config.lora_rank}, which switches adapters off; set lora_rank to the adapter's rank"
+            )
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
 
     def _init_device_mesh(self) -> None:
@@ -120,6 +73,10 @@ class BoughEngine(FSDPEngine):
         """Loads the model. Without forward_only: makes the optimizer and its schedule."""
         master, compute = self._dtypes()
         self.module = self._load(compute if self.engine_config.forward_only else master)
+        if self._is_lora:
+            self.module = self._build_lora_module(self.module)
+            adapter = self.module.peft_config["default"]
+            refuse("lora_adapter_path", vars(adapter), {"lora_dropout": (0.0,)})
         self._compute = self.module
         if next(self.module.parameters()).dtype != compute:
             self._compute = deepcopy(self.module).to(compute)
@@ -134,7 +91,7 @@ class BoughEngine(FSDPEngine):
         if not self.engine_config.forward_only:
             self.optimizer = self._build_optimizer(self.module)
             self.lr_scheduler = self._build_lr_scheduler(self.optimizer)
-        self.checkpoint_manager = _Checkpoints(self)
+        self.checkpoint_manager = Checkpoints(self)
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtypes of the optimizer's and of the TreeEngine's weights. verl's defaults: fp32, bf16."""
@@ -169,10 +126,8 @@ class BoughEngine(FSDPEngine):
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> dict[str, Any]:
         """One forward over all sequences of the batch, verl's loss of them together, one backward."""
-        given = {
-            name: tu.get_non_tensor_data(data, name, values[0]) for name, values in _BATCH_VALUES.items()
-        }
-        _refuse("data", given, _BATCH_VALUES)
+        given = {name: tu.get_non_tensor_data(data, name, values[0]) for name, values in BATCH_VALUES.items()}
+        refuse("data", given, BATCH_VALUES)
         tu.assign_non_tensor(data, sp_size=1, dp_size=1, batch_num_tokens=data["loss_mask"].sum().item())
         keep_output = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
         with torch.set_grad_enabled(not forward_only):
@@ -229,15 +184,31 @@ class BoughEngine(FSDPEngine):
             return
         with torch.no_grad():
             for weight, copy in zip(self.module.parameters(), self._compute.parameters(), strict=True):
-                copy.copy_(weight)
+                if weight.requires_grad:
+                    copy.copy_(weight)
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         """Does nothing: weights, gradients and optimizer are on the CPU."""
         if device != "cpu":
             raise UserError(f"to: got {device!r}, expected 'cpu': the strategy bough computes on the CPU")
 
-    def get_per_tensor_param(self, **kwargs: Any) -> tuple[Iterator[tuple[str, Tensor]], None]:
-        return ((name, value.detach()) for name, value in self.module.state_dict().items()), None
+    def disable_adapter(self) -> AbstractContextManager[Any]:
+        return self._compute.disable_adapter()
+
+    def get_per_tensor_param(
+        self, layered_summon: bool = False, base_sync_done: bool = False, **kwargs: Any
+    ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any] | None]:
+        """Names and weights for the rollout engine. With LoRA: the adapter and its configuration if
+        base_sync_done, else the base weights; with lora.merge, the base weights plus the adapter."""
+        if not self._is_lora:
+            return ((name, value.detach()) for name, value in self.module.state_dict().items()), None
+        if self.model_config.lora.get("merge", False):
+            return merged_weights(self.module), None
+        adapter = self.module.peft_config["default"]
+        weights = collect_lora_params(self.module, layered_summon, base_sync_done)
+        if not base_sync_done:
+            weights = {replace_lora_wrapper(name, adapter): value for name, value in weights.items()}
+        return iter(weights.items()), adapter.to_dict()
 
     def get_per_tensor_param_shard(self, **kwargs: Any) -> Any:
         raise UserError("checkpoint engines that send changed elements are refused by the strategy bough")
@@ -251,7 +222,8 @@ class BoughEngine(FSDPEngine):
         **kwargs: Any,
     ) -> None:
         """Writes local_path/huggingface (weights, config, tokenizer), optimizer.pt and extra.pt (schedule,
-        random states), according to save_contents."""
+        random states), according to save_contents. With LoRA: the adapter to lora_adapter, and with hf_model
+        base weights plus adapter to huggingface."""
         self.checkpoint_manager.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
 
     def load_checkpoint(
@@ -269,7 +241,11 @@ class BoughEngineWithLMHead(BoughEngine):
 
 @EngineRegistry.register(model_type="value_model", backend="bough", device="cpu")
 class BoughEngineWithValueHead(BoughEngine):
-    """The critic: a token classifier of transformers with one label."""
+    """The critic: a token classifier of transformers with one label. verl builds no adapters for it."""
+
+    def __init__(self, model_config: Any, *configs: Any, **named: Any) -> None:
+        refuse("model_config", model_config, {"lora_rank": (0,)})
+        super().__init__(model_config, *configs, **named)
 
     def _load(self, dtype: torch.dtype) -> torch.nn.Module:
         from transformers import AutoModelForTokenClassification
@@ -332,62 +308,3 @@ class _Batch:
         """Values of the trained tokens in verl's layout, nested [S, T]; 0 elsewhere."""
         flat = values.new_zeros(int(self.offsets[-1])).index_copy(0, self.places, values)
         return torch.nested.nested_tensor_from_jagged(flat, self.offsets)
-
-
-class _Checkpoints(BaseCheckpointManager):
-    """Checkpoints of a BoughEngine, in Hugging Face's format."""
-
-    def __init__(self, engine: BoughEngine) -> None:
-        super().__init__(
-            engine.module,
-            engine.optimizer,
-            engine.lr_scheduler,
-            engine.model_config.get_processor(),
-            engine.checkpoint_config,
-        )
-
-    def save_checkpoint(
-        self,
-        local_path: str,
-        hdfs_path: str | None = None,
-        global_step: int = 0,
-        max_ckpt_to_keep: int | None = None,
-    ) -> None:
-        _refuse("save_checkpoint", {"hdfs_path": hdfs_path}, {"hdfs_path": (None,)})
-        self.ensure_checkpoint_capacity(max_ckpt_to_keep)
-        folder = os.path.join(local_path, "huggingface")
-        os.makedirs(folder, exist_ok=True)
-        if self.should_save_model or self.should_save_hf_model:
-            self.model.save_pretrained(folder)
-        else:
-            self.model.config.save_pretrained(folder)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        if self.should_save_optimizer and self.optimizer is not None:
-            torch.save(self.optimizer.state_dict(), os.path.join(local_path, "optimizer.pt"))
-        if self.should_save_extra:
-            random = self.get_rng_state()
-            name, keys, *others = random["numpy"]
-            random["numpy"] = (name, keys.tolist(), *others)  # arrays are no plain data for torch.load
-            schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
-            torch.save({"lr_scheduler": schedule, "rng": random}, os.path.join(local_path, "extra.pt"))
-        self.register_checkpoint(local_path, max_ckpt_to_keep)
-
-    def load_checkpoint(
-        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
-    ) -> None:
-        if local_path is None:
-            return
-        _refuse("load_checkpoint", {"hdfs_path": hdfs_path}, {"hdfs_path": (None,)})
-        if self.should_load_model or self.should_load_hf_model:
-            folder, dtype = os.path.join(local_path, "huggingface"), self.model.dtype
-            saved = type(self.model).from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-            self.model.load_state_dict(saved.state_dict())
-        if self.should_load_optimizer and self.optimizer is not None:
-            path = os.path.join(local_path, "optimizer.pt")
-            self.optimizer.load_state_dict(torch.load(path, weights_only=True))
-        if self.should_load_extra:
-            extra = torch.load(os.path.join(local_path, "extra.pt"), weights_only=True)
-            self.load_rng_state(extra["rng"])
-            if self.lr_scheduler is not None and extra["lr_scheduler"] is not None:
-                self.lr_scheduler.load_state_dict(extra["lr_scheduler"])

@@ -23,6 +23,9 @@ class _CPUModule(ModuleType):
     set_rng_state = staticmethod(torch.set_rng_state)
 
     @staticmethod
+    def empty_cache() -> None: ...
+
+    @staticmethod
     def get_device_name() -> str:
         return "CPU"
 

@@ -1,5 +1,5 @@
-"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs verl_engine_cases.py there once.
-Each of its tests is a test here."""
+"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs the files of verl_cases there, once,
+and reports each of their tests."""
 
 import ast
 import os
@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = Path(__file__).with_name("verl_engine_cases.py")
+CASES = sorted(Path(__file__).with_name("verl_cases").glob("*_cases.py"))
 NAMES = [
     node.name
-    for node in ast.parse(CASES.read_text()).body
+    for path in CASES
+    for node in ast.parse(path.read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 13), reason="verl 0.9.1 needs Python below 3.13")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.version_info >= (3, 13), reason="verl 0.9.1 
 
 @pytest.fixture(scope="module")
 def results(bough_program, tmp_path_factory):
-    """The failures of each test of verl_engine_cases.py, by the test's name. The plug-in is installed with
+    """The failures of each test of verl_cases, by the test's name. The plug-in is installed with
     the entry points of the wheel."""
     subprocess.run([ROOT / "scripts" / "setup_venv", "verl"], check=True, timeout=600)
     folder = tmp_path_factory.mktemp("verl")
@@ -38,12 +39,13 @@ def results(bough_program, tmp_path_factory):
     (info / "entry_points.txt").write_text(wheel.ENTRY_POINTS)
     variables = {
         "BOUGH_BUILD_DIR": str(bough_program.parents[1]),
-        "PYTHONPATH": f"{ROOT / 'python'}:{folder}",
+        "PYTHONPATH": f"{ROOT / 'python'}:{folder}:{CASES[0].parent}",
         "VERL_ENGINE_DEVICE": "cpu",
     }
     report = folder / "report.xml"
     command = [ROOT / ".venv-verl" / "bin" / "python", "-m", "pytest", "-c", os.devnull, "--noconftest", "-q"]
-    command += [f"--rootdir={folder}", "-p", "no:cacheprovider", f"--junitxml={report}", "--tb=short", CASES]
+    command += [f"--rootdir={folder}", "-p", "no:cacheprovider", "-p", "verl_fixtures"]
+    command += [f"--junitxml={report}", "--tb=short", *CASES]
     done = subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900
     )
