@@ -1,7 +1,8 @@
 """verl's training engine over prefix trees: the strategy "bough" of verl 0.9.
 
 verl finds this module by its entry point and registers the engines for language and value models. They
-compute what verl's FSDP engine computes, in one process. Log-probabilities, entropies and values come from a
+compute what verl's FSDP engine computes, on a CPU or a GPU. Each process has the whole model and computes its
+share of a batch; gradients are averaged, as FSDP does. Log-probabilities, entropies and values come from a
 TreeEngine, over the tree of a whole mini-batch: verl's micro-batches would cut the tree, and the plan bounds
 the memory.
 """
@@ -20,6 +21,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_device_name
 from verl.utils.fsdp_utils import collect_lora_params, replace_lora_wrapper
 from verl.utils.py_functional import append_to_dict
 from verl.utils.torch_dtypes import PrecisionType
@@ -41,7 +43,7 @@ from bough.verl_settings import BoughEngineConfig as BoughEngineConfig
 
 
 class BoughEngine(FSDPEngine):
-    """FSDPEngine in one process with a TreeEngine. Inherited: optimizer, schedule, clipping, modes.
+    """FSDPEngine with whole models and a TreeEngine. Inherited: optimizer, schedule, clipping, modes.
 
     module: the weights that the optimizer changes, in model_dtype. _compute: the weights that the TreeEngine
     reads, in mixed_precision.param_dtype. They are one module if the dtypes are equal. Otherwise _compute is
@@ -53,8 +55,6 @@ class BoughEngine(FSDPEngine):
     def __init__(
         self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any
     ) -> None:
-        if (num_processes := torch.distributed.get_world_size()) != 1:
-            raise UserError(f"bough computes in one process, got {num_processes}: n_gpus_per_node=1")
         refuse("engine_config", engine_config, ENGINE_VALUES)
         refuse("model_config", model_config, MODEL_VALUES)
         refuse("checkpoint_config", checkpoint_config or {}, CHECKPOINT_VALUES)
@@ -72,11 +72,16 @@ class BoughEngine(FSDPEngine):
     def initialize(self) -> None:
         """Loads the model. Without forward_only: makes the optimizer and its schedule."""
         master, compute = self._dtypes()
-        self.module = self._load(compute if self.engine_config.forward_only else master)
+        self.module = self._load(compute if self.engine_config.forward_only else master).to(get_device_id())
         if self._is_lora:
             self.module = self._build_lora_module(self.module)
             adapter = self.module.peft_config["default"]
             refuse("lora_adapter_path", vars(adapter), {"lora_dropout": (0.0,)})
+        group = self.get_data_parallel_group() if self.get_data_parallel_size() > 1 else None
+        if group is not None:  # adapters and a new value head are random
+            for weight in self.module.parameters():
+                if weight.requires_grad:
+                    torch.distributed.broadcast(weight.data, src=0, group=group)
         self._compute = self.module
         if next(self.module.parameters()).dtype != compute:
             self._compute = deepcopy(self.module).to(compute)
@@ -86,6 +91,7 @@ class BoughEngine(FSDPEngine):
             max_tokens_per_pass=self.engine_config.get("max_tokens_per_pass"),
             strategy=self.engine_config.get("plan_strategy", "auto"),
             fp32_sums=self._compute is not self.module,
+            process_group=group,
         )
         self.optimizer = self.lr_scheduler = None
         if not self.engine_config.forward_only:
@@ -128,7 +134,12 @@ class BoughEngine(FSDPEngine):
         """One forward over all sequences of the batch, verl's loss of them together, one backward."""
         given = {name: tu.get_non_tensor_data(data, name, values[0]) for name, values in BATCH_VALUES.items()}
         refuse("data", given, BATCH_VALUES)
-        tu.assign_non_tensor(data, sp_size=1, dp_size=1, batch_num_tokens=data["loss_mask"].sum().item())
+        data = data.to(get_device_id())
+        num_tokens = data["loss_mask"].sum()
+        torch.distributed.all_reduce(num_tokens, group=self.get_data_parallel_group())
+        tu.assign_non_tensor(
+            data, sp_size=1, dp_size=self.get_data_parallel_size(), batch_num_tokens=num_tokens.item()
+        )
         keep_output = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
         with torch.set_grad_enabled(not forward_only):
             output = self._model_output(data, _Batch(data))
@@ -188,9 +199,9 @@ class BoughEngine(FSDPEngine):
                     copy.copy_(weight)
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
-        """Does nothing: weights, gradients and optimizer are on the CPU."""
-        if device != "cpu":
-            raise UserError(f"to: got {device!r}, expected 'cpu': the strategy bough computes on the CPU")
+        """Does nothing: weights, gradients and optimizer stay on the device."""
+        if (model or optimizer) and device != (name := get_device_name()):
+            raise UserError(f"to: got {device!r}, expected {name!r}: the strategy bough offloads nothing")
 
     def disable_adapter(self) -> AbstractContextManager[Any]:
         return self._compute.disable_adapter()
@@ -221,9 +232,9 @@ class BoughEngine(FSDPEngine):
         max_ckpt_to_keep: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Writes local_path/huggingface (weights, config, tokenizer), optimizer.pt and extra.pt (schedule,
-        random states), according to save_contents. With LoRA: the adapter to lora_adapter, and with hf_model
-        base weights plus adapter to huggingface."""
+        """Writes local_path/huggingface (weights, config, tokenizer), optimizer.pt, and each process its
+        extra_rank_N.pt (schedule, random states), according to save_contents. With LoRA: the adapter to
+        lora_adapter, and with hf_model base weights plus adapter to huggingface."""
         self.checkpoint_manager.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
 
     def load_checkpoint(
@@ -234,12 +245,12 @@ class BoughEngine(FSDPEngine):
         self.refresh()
 
 
-@EngineRegistry.register(model_type="language_model", backend="bough", device="cpu")
+@EngineRegistry.register(model_type="language_model", backend="bough", device=["cpu", "cuda"])
 class BoughEngineWithLMHead(BoughEngine):
     """The policy, or its reference with forward_only."""
 
 
-@EngineRegistry.register(model_type="value_model", backend="bough", device="cpu")
+@EngineRegistry.register(model_type="value_model", backend="bough", device=["cpu", "cuda"])
 class BoughEngineWithValueHead(BoughEngine):
     """The critic: a token classifier of transformers with one label. verl builds no adapters for it."""
 
@@ -261,6 +272,17 @@ class BoughEngineWithValueHead(BoughEngine):
             )
         return module.to(dtype)
 
+    def initialize(self) -> None:
+        super().initialize()
+        if self.get_data_parallel_size() > 1:  # autograd computes the gradients of the head
+            for parameter in self._compute.score.parameters():
+                parameter.register_hook(self._average)
+
+    def _average(self, gradient: Tensor) -> Tensor:
+        total = gradient.float()
+        torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
+        return total.div_(self.get_data_parallel_size()).to(gradient.dtype)
+
     def _model_output(self, data: TensorDict, batch: _Batch) -> dict[str, Tensor]:
         values = self._compute.score(self._tree.hidden_states(batch.sequences)).squeeze(-1)
         return {"values": batch.nested(values)}
@@ -278,15 +300,16 @@ class _Batch:
             raise UserError("data.input_ids: got a padded tensor, expected a nested one")
         self.offsets = ids.offsets()
         lengths = self.offsets.diff()
-        position = torch.arange(ids.values().numel()) - self.offsets[:-1].repeat_interleave(lengths)
+        position = torch.arange(ids.values().numel(), device=ids.device)
+        position -= self.offsets[:-1].repeat_interleave(lengths)
         positions = data.get("position_ids", None)
         if positions is not None and not torch.equal(positions.values(), position):
             raise UserError("data.position_ids: expected 0, 1, ... in each sequence, one dimension")
         trained = self._trained(data, position, lengths)
         self.places = trained.nonzero().squeeze(1) - 1  # verl stores a token's value at the token before
-        bounds = self.offsets.tolist()
+        bounds, tokens, mask = self.offsets.tolist(), ids.values().cpu(), trained.cpu()
         self.sequences = [
-            {"input_ids": ids.values()[begin:end], "loss_mask": trained[begin:end]}
+            {"input_ids": tokens[begin:end], "loss_mask": mask[begin:end]}
             for begin, end in zip(bounds, bounds[1:], strict=False)
         ]
 

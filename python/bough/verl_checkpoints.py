@@ -46,7 +46,26 @@ class Checkpoints(BaseCheckpointManager):
         max_ckpt_to_keep: int | None = None,
     ) -> None:
         refuse("save_checkpoint", {"hdfs_path": hdfs_path}, {"hdfs_path": (None,)})
-        self.ensure_checkpoint_capacity(max_ckpt_to_keep)
+        if self.rank == 0:
+            self.ensure_checkpoint_capacity(max_ckpt_to_keep)
+            self._save_model(local_path)
+            if self.should_save_optimizer and self.optimizer is not None:
+                torch.save(self.optimizer.state_dict(), os.path.join(local_path, "optimizer.pt"))
+        torch.distributed.barrier()  # the folder exists
+        if self.should_save_extra:
+            random = self.get_rng_state()
+            name, keys, *others = random["numpy"]
+            random["numpy"] = (name, keys.tolist(), *others)  # arrays are no plain data for torch.load
+            schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
+            torch.save({"lr_scheduler": schedule, "rng": random}, self._extra_file(local_path))
+        if self.rank == 0:
+            self.register_checkpoint(local_path, max_ckpt_to_keep)
+        torch.distributed.barrier()
+
+    def _extra_file(self, local_path: str) -> str:
+        return os.path.join(local_path, f"extra_rank_{self.rank}.pt")
+
+    def _save_model(self, local_path: str) -> None:
         folder = os.path.join(local_path, "huggingface")
         os.makedirs(folder, exist_ok=True)
         has_model = self.should_save_model or self.should_save_hf_model
@@ -61,15 +80,6 @@ class Checkpoints(BaseCheckpointManager):
         self.model.config.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
-        if self.should_save_optimizer and self.optimizer is not None:
-            torch.save(self.optimizer.state_dict(), os.path.join(local_path, "optimizer.pt"))
-        if self.should_save_extra:
-            random = self.get_rng_state()
-            name, keys, *others = random["numpy"]
-            random["numpy"] = (name, keys.tolist(), *others)  # arrays are no plain data for torch.load
-            schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
-            torch.save({"lr_scheduler": schedule, "rng": random}, os.path.join(local_path, "extra.pt"))
-        self.register_checkpoint(local_path, max_ckpt_to_keep)
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
@@ -81,9 +91,9 @@ class Checkpoints(BaseCheckpointManager):
             self._load_model(local_path)
         if self.should_load_optimizer and self.optimizer is not None:
             path = os.path.join(local_path, "optimizer.pt")
-            self.optimizer.load_state_dict(torch.load(path, weights_only=True))
+            self.optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         if self.should_load_extra:
-            extra = torch.load(os.path.join(local_path, "extra.pt"), weights_only=True)
+            extra = torch.load(self._extra_file(local_path), weights_only=True)
             self.load_rng_state(extra["rng"])
             if self.lr_scheduler is not None and extra["lr_scheduler"] is not None:
                 self.lr_scheduler.load_state_dict(extra["lr_scheduler"])

@@ -6,18 +6,20 @@ from functools import partial
 import torch
 import verl  # noqa: F401  # loads the plug-in
 from tensordict import TensorDict
+from torch.distributed.tensor import DTensor, distribute_tensor
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.model import compute_position_id_with_mask
 from verl.workers.config import (
     FSDPActorConfig,
+    FSDPCriticConfig,
     FSDPEngineConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
 )
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
-from verl.workers.utils.losses import ppo_loss, sft_loss
+from verl.workers.utils.losses import ppo_loss, sft_loss, value_loss
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 PLUGIN = sys.modules.get("bough.verl")  # not imported here: the entry point does it
@@ -144,6 +146,10 @@ LOSSES = {
 }
 
 
+def value_loss_fn():
+    return partial(value_loss, config=FSDPCriticConfig(ppo_micro_batch_size_per_gpu=2, rollout_n=3))
+
+
 def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -172,7 +178,9 @@ def with_random_adapters(*engines):
             for name, p in engine.module.named_parameters():
                 if ".lora_" in name:
                     value = 0.05 * torch.randn(p.shape, generator=generator)
-                    (p.to_local() if hasattr(p, "to_local") else p).copy_(value)
+                    if isinstance(p, DTensor):
+                        value = distribute_tensor(value, p.device_mesh, p.placements)
+                    p.copy_(value)
             if hasattr(engine, "refresh"):
                 engine.refresh()
     return engines
