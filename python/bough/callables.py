@@ -74,8 +74,7 @@ def serving(
         if reward is not None:
             handlers["reward"] = _reward_handler(reward)
         if environment is not None:
-            conversations = Conversations(environment)
-            stack.callback(conversations.close)
+            conversations = stack.enter_context(Conversations(environment))
             handlers["environment"] = conversations.answer
         endpoint = Endpoint(handlers)
         stack.callback(endpoint.close)
@@ -112,7 +111,8 @@ class _Conversation:
 
 
 class Conversations:
-    """The open conversations, each with an environment of its own. Thread-safe."""
+    """The open conversations, each with an environment of its own. Thread-safe. The coroutines of all
+    environments run in one event loop, so they can share clients."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         if inspect.isclass(make):
@@ -124,6 +124,8 @@ class Conversations:
             )
         self._make = make
         self._open: dict[str, _Conversation] = {}
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request of the program (src/env/environment_protocol.h)."""
@@ -141,32 +143,41 @@ class Conversations:
             conversation = self._open[episode]
             call, arguments = conversation.environment.step, (request["action"],)
         with conversation.lock:
-            return _reply(_run(call, *arguments), method, getattr(call, "__qualname__", method))
+            return _reply(self._run(call, *arguments), method, getattr(call, "__qualname__", method))
 
-    def close(self) -> None:
-        """Ends the conversations that the program has not. One whose step still runs is left alone."""
-        with ExitStack() as stack:  # an exception does not keep the others open
-            for conversation in self._open.values():
-                if not conversation.lock.locked():
-                    stack.callback(self._end, conversation)
-            self._open = {}
+    def __enter__(self) -> Conversations:
+        return self
 
-    @staticmethod
-    def _end(conversation: _Conversation | None) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Ends the conversations that the program has not. One whose step still runs is left alone. All are
+        ended, whatever they raise; `error` came before."""
+        errors = []
+        for conversation in list(self._open.values()):
+            if not conversation.lock.locked():
+                try:
+                    self._end(conversation)
+                except BaseException as raised:
+                    errors.append(raised)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if error is None and errors:
+            raise errors[0]
+
+    def _end(self, conversation: _Conversation | None) -> None:
         if conversation is not None and hasattr(conversation.environment, "close"):
             with conversation.lock:
-                _run(conversation.environment.close)
+                self._run(conversation.environment.close)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = function(*arguments)
+        if inspect.iscoroutine(result):
+            return asyncio.run_coroutine_threadsafe(result, self._loop).result()
+        return result
 
 
 def _check_methods(environment: Any) -> None:
     for method in ("reset", "step"):
         if not callable(getattr(environment, method, None)):
             raise TypeError(f"environment: {shortened(environment)} has no method {method!r}")
-
-
-def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    result = function(*arguments)
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def _reply(result: Any, method: str, where: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """bough.plan, train, rollout and serve: the program, started from Python. No torch is imported by them."""
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -92,7 +92,7 @@ class Echo:
     made = []
 
     def __init__(self):
-        self.turns, self.is_closed, self.threads = 0, False, set()
+        self.turns, self.is_closed = 0, False
         Echo.made.append(self)
 
     def reset(self, problem, seed):
@@ -100,10 +100,10 @@ class Echo:
         return {"messages": "say " + self.answer}
 
     async def step(self, action):
-        self.threads.add(threading.get_ident())
+        self.loop = asyncio.get_running_loop()
         self.begin = time.monotonic()
         self.turns += 1
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
         self.end = time.monotonic()
         return "go on", len(action["text"]) / 2, self.turns == 3
 
@@ -141,6 +141,7 @@ def test_an_environment_of_this_process_answers_the_turns(talks):
     assert max(each.turns for each in Echo.made) == 3 and all(each.is_closed for each in Echo.made)
     assert result.metrics[0]["conversation/turns_mean"] > 1
     assert any(m["reward/mean"] > 0 for m in result.metrics)
+    assert len({each.loop for each in Echo.made}) == 1, "conversations cannot share clients"
     spans = sorted((each.begin, each.end) for each in Echo.made)
     assert any(end > begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False)), "one at a time"
 
@@ -169,6 +170,23 @@ def test_an_exception_of_an_environment_comes_back(talks, method):
         bough.rollout("warm", [{"question": "1", "answer": "2"}], environment=broken, max_new_tokens=4)
 
 
+@pytest.mark.parametrize("error", [None, KeyError("of a step")])
+def test_open_conversations_are_closed_at_the_end_of_a_run(error):
+    class Fails(Echo):
+        def close(self):
+            self.is_closed = True
+            raise RuntimeError("in close")
+
+    Echo.made.clear()
+    with pytest.raises(KeyError if error else RuntimeError), Conversations(Fails) as conversations:
+        for episode in ("a", "b"):
+            request = {"episode": episode, "method": "reset", "problem": {"answer": "1"}, "seed": 7}
+            conversations.answer(request)
+        if error:
+            raise error
+    assert [each.is_closed for each in Echo.made] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
@@ -185,10 +203,10 @@ def test_a_wrong_result_of_an_environment_is_named(result, message):
         def step(self, action):
             return result
 
-    conversations = Conversations(Wrong)
-    conversations.answer({"episode": "a", "method": "reset", "problem": {"answer": "1"}, "seed": 7})
-    with pytest.raises(TypeError, match=re.escape(message)):
-        conversations.answer({"episode": "a", "method": "step", "action": {"text": ""}})
+    with Conversations(Wrong) as conversations:
+        conversations.answer({"episode": "a", "method": "reset", "problem": {"answer": "1"}, "seed": 7})
+        with pytest.raises(TypeError, match=re.escape(message)):
+            conversations.answer({"episode": "a", "method": "step", "action": {"text": ""}})
 
 
 @pytest.mark.parametrize(
