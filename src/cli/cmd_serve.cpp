@@ -51,22 +51,25 @@ void run_training_service(const ServeOptions& options) {
   const auto settings = serve_settings<TrainingServiceSettings>(options);
   const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
   if (!is_loopback(settings.host) && key.empty())
-    throw UserError(str("host: ", settings.host,
-                        " is reached from other machines; give a key that begins with tml- in api_key_file or "
-                        "BOUGH_API_KEY"));
+    throw UserError(
+        str("host: ", settings.host,
+            " is reached from other machines; give a key that begins with tml- in api_key_file or "
+            "BOUGH_API_KEY"));
   if (!key.empty() && !key.starts_with("tml-"))
     throw UserError("the API key must begin with tml-: Tinker's SDK refuses others");
   if (settings.rollout.quantization == "int8")
     throw UserError("rollout.quantization: int8 is not served with adapters; leave it out");
   const TorchSetup setup = set_up_torch(options.torch);
-  TrainingBase base{.directory = options.model,
-                    .model = load_model(options.model, setup.dtype, setup.device),
-                    .engine = load_engine_options(options.model, Tokenizer::load(options.model), settings.rollout)};
+  TrainingBase base{
+      .directory = options.model,
+      .model = load_model(options.model, setup.dtype, setup.device),
+      .engine = load_engine_options(options.model, Tokenizer::load(options.model), settings.rollout)};
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;
   TrainingService service(std::move(base), settings, key);
   print_url(options, service.url());
-  log_info(str("serve: training ", options.model, " at ", service.url(), key.empty() ? ", without an API key" : ""));
+  log_info(str("serve: training ", options.model, " at ", service.url(),
+               key.empty() ? ", without an API key" : ""));
   service.run([&stop] { return stop.requested(); });
   log_info("serve: stopped");
 }
@@ -110,8 +113,9 @@ void run_serve(const ServeOptions& options) {
 
 void add_serve_command(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  Command command = line.add("serve", "Serves a model through OpenAI's and Anthropic's HTTP APIs, or Tinker's",
-                             [options] { run_serve(*options); });
+  Command command =
+      line.add("serve", "Serves a model through OpenAI's and Anthropic's HTTP APIs, or Tinker's",
+               [options] { run_serve(*options); });
   command.add_option("--model", options->model, "Hugging Face directory").type_name("DIR");
   command.add_option("--port", options->port, "Overrides the setting `port`; 0: any free port");
   command.add_option("--config", options->config, "YAML file of settings").type_name("FILE");

@@ -82,7 +82,8 @@ void Futures::drop_session(const std::string& session) {
 
 int64_t Futures::num_pending() const {
   const MutexLock lock(mutex_);
-  return std::count_if(futures_.begin(), futures_.end(), [](const auto& entry) { return !entry.second.result; });
+  return std::count_if(futures_.begin(), futures_.end(),
+                       [](const auto& entry) { return !entry.second.result; });
 }
 
 }  // namespace bough

@@ -54,8 +54,8 @@ TinkerLossSettings read_loss_settings(const ForwardBackwardRequest& request) {
                                 ? "; forward_backward_custom without create_custom_loss computes the loss in "
                                   "the client"
                                 : "; importance_sampling and cispo take the same inputs"));
-  static const std::set<std::string> kNames = {"cross_entropy", "importance_sampling", "ppo",
-                                               "cispo",         "dro",                 "gspo"};
+  static const std::set<std::string> kNames = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro",
+                                               "gspo"};
   if (!kNames.contains(settings.name))
     throw ApiError(400, str("loss_fn: got ", quoted(settings.name), ", expected ", kServed), "loss_fn");
   settings.clip_low = settings.name == "cispo" ? 0.0 : 0.8;
@@ -65,13 +65,16 @@ TinkerLossSettings read_loss_settings(const ForwardBackwardRequest& request) {
   for (const auto& [name, value] : request.config) {
     const std::string where = "loss_fn_config." + name;
     if (!config_keys(settings.name).contains(name))
-      throw ApiError(400, str(where, ": unknown for loss ", settings.name, "; it has ",
-                              joined(config_keys(settings.name))), where);
+      throw ApiError(
+          400,
+          str(where, ": unknown for loss ", settings.name, "; it has ", joined(config_keys(settings.name))),
+          where);
     const double* const number = std::get_if<double>(&value);
     if (!number || !std::isfinite(*number))
       throw ApiError(400, str(where, ": expected a finite number"), where);
-    (name == "beta" ? settings.beta : name == "clip_low_threshold" ? settings.clip_low : settings.clip_high) =
-        *number;
+    (name == "beta"                 ? settings.beta
+     : name == "clip_low_threshold" ? settings.clip_low
+                                    : settings.clip_high) = *number;
   }
   return settings;
 }
@@ -85,26 +88,28 @@ void check_datum(const WireDatum& datum, const TinkerLossSettings& settings, int
                             ", the model's context"));
   const auto check_token = [&](double id, const std::string& place) {
     if (!(id >= 0 && id < static_cast<double>(vocab_size)))
-      throw ApiError(400, str(place, ": got token id ", static_cast<int64_t>(id), ", expected 0 to ",
-                              vocab_size - 1));
+      throw ApiError(
+          400, str(place, ": got token id ", static_cast<int64_t>(id), ", expected 0 to ", vocab_size - 1));
   };
   for (const int32_t id : datum.tokens) check_token(id, where + ".model_input");
 
-  const std::set<std::string> required = required_inputs(settings.name), allowed = optional_inputs(settings.name);
+  const std::set<std::string> required = required_inputs(settings.name),
+                              allowed = optional_inputs(settings.name);
   for (const std::string& name : required)
     if (!datum.inputs.contains(name))
-      throw ApiError(400, str(where, ".loss_fn_inputs: ", name, " is missing; loss ", settings.name, " needs ",
-                              joined(required)));
+      throw ApiError(400, str(where, ".loss_fn_inputs: ", name, " is missing; loss ", settings.name,
+                              " needs ", joined(required)));
   const WireTensor& targets = datum.inputs.at("target_tokens");
   for (const auto& [name, tensor] : datum.inputs) {
     const std::string place = str(where, ".loss_fn_inputs.", name);
     if (!required.contains(name) && !allowed.contains(name))
-      throw ApiError(400, str(place, ": loss ", settings.name, " does not read it; expected ", joined(required),
-                              " and perhaps ", joined(allowed)));
+      throw ApiError(400, str(place, ": loss ", settings.name, " does not read it; expected ",
+                              joined(required), " and perhaps ", joined(allowed)));
     if (tensor.rows() != length)
       throw ApiError(400, str(place, ": got ", tensor.rows(), " positions, expected ", length,
                               ", those of model_input"));
-    const bool has_columns = settings.name == "cross_entropy" && (name == "weights" || name == "target_tokens");
+    const bool has_columns =
+        settings.name == "cross_entropy" && (name == "weights" || name == "target_tokens");
     const int64_t columns = has_columns ? targets.columns : 1;
     if (tensor.columns != columns)
       throw ApiError(400, str(place, ": got ", tensor.columns, " values a position, expected ", columns));
@@ -118,8 +123,8 @@ void check_datum(const WireDatum& datum, const TinkerLossSettings& settings, int
 
 TinkerLossInputs TinkerLossInputs::rows(const at::Tensor& index) const {
   const auto pick = [&](const at::Tensor& x) { return x.defined() ? x.index_select(0, index) : x; };
-  return {pick(weights_RK), pick(sampling_log_probs_R), pick(advantages_R), pick(clip_low_R),
-          pick(clip_high_R), pick(ratio_mask_R)};
+  return {pick(weights_RK), pick(sampling_log_probs_R), pick(advantages_R),
+          pick(clip_low_R), pick(clip_high_R),          pick(ratio_mask_R)};
 }
 
 at::Tensor tinker_loss(const TinkerLossSettings& settings, const TinkerLossInputs& inputs,
@@ -164,7 +169,8 @@ std::unique_ptr<TinkerBatch> make_tinker_batch(const std::vector<const ForwardBa
     columns = std::max(columns, targets.columns);
     num_rows += std::ssize(datum->tokens);
     std::vector<int32_t>& tokens = result->tokens.emplace_back(datum->tokens);
-    tokens.push_back(static_cast<int32_t>(targets.values[(tokens.size() - 1) * static_cast<size_t>(targets.columns)]));
+    tokens.push_back(
+        static_cast<int32_t>(targets.values[(tokens.size() - 1) * static_cast<size_t>(targets.columns)]));
     result->columns.push_back(targets.columns);
     for (size_t i = 0; follows && i + 1 < tokens.size(); ++i) {
       if (targets.columns > 1) follows = false;

@@ -32,9 +32,9 @@ void check_datum(const WireDatum& datum, const TinkerLossSettings& settings, int
 
 // The inputs of the loss at all rows of a batch. Row r is one position of one datum, K its targets.
 struct TinkerLossInputs {
-  at::Tensor weights_RK;                        // cross_entropy
+  at::Tensor weights_RK;                                                   // cross_entropy
   at::Tensor sampling_log_probs_R, advantages_R, clip_low_R, clip_high_R;  // the others
-  at::Tensor ratio_mask_R;                      // gspo
+  at::Tensor ratio_mask_R;                                                 // gspo
 
   TinkerLossInputs rows(const at::Tensor& index) const;
 };

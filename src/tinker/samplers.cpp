@@ -49,14 +49,16 @@ void set_prompt_values(const SampleRequest& request, PromptValues values, Sample
 
 }  // namespace
 
-Samplers::Samplers(const Model& base, EmbeddedEngineOptions options) : base_(base), options_(std::move(options)) {}
+Samplers::Samplers(const Model& base, EmbeddedEngineOptions options)
+    : base_(base), options_(std::move(options)) {}
 
 Samplers::Sampler& Samplers::sampler(const std::filesystem::path& adapter) {
   const auto known = samplers_.find(adapter);
   if (known == samplers_.end() && samplers_.size() >= kMostEngines) {
     auto oldest = samplers_.end();
     for (auto each = samplers_.begin(); each != samplers_.end(); ++each)
-      if (each->second.engine->idle() && (oldest == samplers_.end() || each->second.last_use < oldest->second.last_use))
+      if (each->second.engine->idle() &&
+          (oldest == samplers_.end() || each->second.last_use < oldest->second.last_use))
         oldest = each;
     if (oldest != samplers_.end()) samplers_.erase(oldest);
   }

@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kPrefix = "/api/v1/";
-constexpr double kPollSeconds = 25;   // a client's fetch of a result ends before its time limit of 45 s
-constexpr double kAlpha = 32;         // of Tinker's adapters
+constexpr double kPollSeconds = 25;  // a client's fetch of a result ends before its time limit of 45 s
+constexpr double kAlpha = 32;        // of Tinker's adapters
 constexpr size_t kMostName = 128;
 
 std::string error_body(const std::string& message) {
@@ -36,8 +36,10 @@ std::string error_body(const std::string& message) {
 std::string text_of(const Json& body, const char* name) {
   const auto found = body.find(name);
   if (found == body.end() || !found->is_string())
-    throw ApiError(400, str(name, ": got ", found == body.end() ? "nothing" : dump_line(*found).substr(0, 80),
-                            ", expected a text"), name);
+    throw ApiError(400,
+                   str(name, ": got ", found == body.end() ? "nothing" : dump_line(*found).substr(0, 80),
+                       ", expected a text"),
+                   name);
   return found->get<std::string>();
 }
 std::optional<std::string> optional_text(const Json& body, const char* name) {
@@ -47,9 +49,12 @@ std::optional<std::string> optional_text(const Json& body, const char* name) {
 }
 int64_t integer_of(const Json& body, const char* name, int64_t low, int64_t high) {
   const auto found = body.find(name);
-  if (found == body.end() || !found->is_number_integer() || found->get<int64_t>() < low || found->get<int64_t>() > high)
-    throw ApiError(400, str(name, ": got ", found == body.end() ? "nothing" : dump_line(*found).substr(0, 80),
-                            ", expected an integer from ", low, " to ", high), name);
+  if (found == body.end() || !found->is_number_integer() || found->get<int64_t>() < low ||
+      found->get<int64_t>() > high)
+    throw ApiError(400,
+                   str(name, ": got ", found == body.end() ? "nothing" : dump_line(*found).substr(0, 80),
+                       ", expected an integer from ", low, " to ", high),
+                   name);
   return found->get<int64_t>();
 }
 int64_t integer_or(const Json& body, const char* name, int64_t low, int64_t high, int64_t otherwise) {
@@ -66,7 +71,8 @@ double number_or(const Json& body, const char* name, double low, double high, do
   const auto found = body.find(name);
   if (found == body.end() || found->is_null()) return otherwise;
   if (!found->is_number() || !(found->get<double>() >= low && found->get<double>() <= high))
-    throw ApiError(400, str(name, ": got ", dump_line(*found).substr(0, 60), ", expected ", low, " to ", high), name);
+    throw ApiError(
+        400, str(name, ": got ", dump_line(*found).substr(0, 60), ", expected ", low, " to ", high), name);
   return found->get<double>();
 }
 
@@ -77,17 +83,21 @@ std::string checked_name(const std::string& name) {
                           return std::isalnum(c) || c == '-' || c == '_' || c == '.' || c == ':';
                         });
   if (!is_plain)
-    throw ApiError(400, str("path: got ", quoted(name, 80),
-                            ", expected a name of letters, digits, '-', '_', '.' and ':', at most ", kMostName,
-                            " of them"), "path");
+    throw ApiError(
+        400,
+        str("path: got ", quoted(name, 80),
+            ", expected a name of letters, digits, '-', '_', '.' and ':', at most ", kMostName, " of them"),
+        "path");
   return name;
 }
 
 LoraSettings read_adapter(const Json& body, int64_t max_rank, uint64_t& seed) {
   const auto config = body.find("lora_config");
   if (config == body.end() || config->is_null())
-    throw ApiError(400, "lora_config: got nothing, expected the settings of an adapter; full fine-tuning is not "
-                        "served", "lora_config");
+    throw ApiError(400,
+                   "lora_config: got nothing, expected the settings of an adapter; full fine-tuning is not "
+                   "served",
+                   "lora_config");
   if (!config->is_object()) throw ApiError(400, "lora_config: expected an object", "lora_config");
   LoraSettings adapter;
   adapter.rank = integer_of(*config, "rank", 1, max_rank);
@@ -101,7 +111,8 @@ LoraSettings read_adapter(const Json& body, int64_t max_rank, uint64_t& seed) {
   add("train_mlp", {"gate_proj", "up_proj", "down_proj"});
   add("train_unembed", {"lm_head"});
   if (adapter.targets.empty())
-    throw ApiError(400, "lora_config: train_attn, train_mlp and train_unembed are false; expected one to be true");
+    throw ApiError(400,
+                   "lora_config: train_attn, train_mlp and train_unembed are false; expected one to be true");
   seed = static_cast<uint64_t>(integer_or(*config, "seed", 0, int64_t{1} << 53, 0));
   return adapter;
 }
@@ -211,7 +222,8 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
       http({.host = settings.host,
             .port = static_cast<int>(settings.port),
             .limits = settings.http,
-            .error_body = [](int, const std::string& message, const std::string&) { return error_body(message); }},
+            .error_body = [](int, const std::string& message,
+                             const std::string&) { return error_body(message); }},
            [this](HttpRequest request, const std::shared_ptr<HttpExchange>& exchange) {
              handle(std::move(request), exchange);
            }) {
@@ -250,7 +262,8 @@ void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<H
   };
   try {
     if (!request.path.starts_with(kPrefix))
-      throw ApiError(404, str("unknown path ", quoted(request.path, 100), "; docs/tinker.md lists the paths"));
+      throw ApiError(404,
+                     str("unknown path ", quoted(request.path, 100), "; docs/tinker.md lists the paths"));
     const std::string route = request.path.substr(std::string(kPrefix).size());
     if (api_key.empty()) {
       check_local(request);
@@ -259,14 +272,16 @@ void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<H
       if (given.empty() && request.header("authorization").starts_with("Bearer "))
         given = request.header("authorization").substr(7);
       if (given.empty() || !same_key(given, api_key))
-        throw ApiError(401, "the key is missing or wrong: send X-API-Key, which Tinker's SDK takes from TINKER_API_KEY");
+        throw ApiError(
+            401, "the key is missing or wrong: send X-API-Key, which Tinker's SDK takes from TINKER_API_KEY");
     }
     if (request.method == "GET") {
       exchange->respond({.body = dump_line(get(route))});
       return;
     }
     if (request.method != "POST")
-      throw ApiError(405, str(request.path.substr(0, 80), ": got ", quoted(request.method, 20), ", expected POST"));
+      throw ApiError(
+          405, str(request.path.substr(0, 80), ": got ", quoted(request.method, 20), ", expected POST"));
     if (!request.header("content-encoding").empty())
       throw ApiError(415, "content-encoding: expected none; client/config says so");
     if (route == "retrieve_future") return retrieve(request, exchange);
@@ -284,14 +299,16 @@ void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<H
         log_warning(str("serve: ", route, ": ", error.what()));
         response = {.status = 500, .body = error_body(error.what())};
       }
-      http.post([exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
+      http.post(
+          [exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
     });
   } catch (const ApiError& error) {
     refuse(error);
   }
 }
 
-void TrainingService::State::retrieve(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
+void TrainingService::State::retrieve(const HttpRequest& request,
+                                      const std::shared_ptr<HttpExchange>& exchange) {
   Json body;
   try {
     body = parse_json(request.body, "body");
@@ -302,7 +319,8 @@ void TrainingService::State::retrieve(const HttpRequest& request, const std::sha
   const std::string id = text_of(body, "request_id");
   const bool wants_protobuf = request.header("accept").find("x-protobuf") != std::string::npos;
   const uint64_t waiter = ++num_waiters;
-  waits[waiter] = {id, clock.now() + std::chrono::milliseconds(static_cast<int64_t>(kPollSeconds * 1000)), exchange};
+  waits[waiter] = {id, clock.now() + std::chrono::milliseconds(static_cast<int64_t>(kPollSeconds * 1000)),
+                   exchange};
   const auto found = futures.wait_for(id, waiter, [this, waiter, wants_protobuf](const FutureResult& result) {
     HttpResponse response;
     if (wants_protobuf && !result.protobuf.empty()) {
@@ -319,7 +337,8 @@ void TrainingService::State::retrieve(const HttpRequest& request, const std::sha
   if (found == Futures::Found::kReady || found == Futures::Found::kWaits) return;
   waits.erase(waiter);
   if (found == Futures::Found::kGone)
-    throw ApiError(410, str("request_id ", quoted(id, 60), ": its result is no longer kept; send the request again"));
+    throw ApiError(
+        410, str("request_id ", quoted(id, 60), ": its result is no longer kept; send the request again"));
   throw ApiError(404, str("request_id: got ", quoted(id, 60), ", which this service never gave"));
 }
 
@@ -432,14 +451,17 @@ void TrainingService::State::end_session(const std::string& session) {
 std::string TrainingService::State::session_of(const std::string& model) {
   const MutexLock lock(mutex);
   const auto found = models.find(model);
-  if (found == models.end()) throw ApiError(404, str("model_id: got ", quoted(model, 100), ", which does not exist"));
+  if (found == models.end())
+    throw ApiError(404, str("model_id: got ", quoted(model, 100), ", which does not exist"));
   return found->second.session;
 }
 
 void TrainingService::State::check_base(const std::string& name) const {
   if (!any_name && !names.contains(name))
-    throw ApiError(400, str("base_model: got ", quoted(name, 100), ", expected ", quoted(shown_name),
-                            "; served_model_name sets the names, '*' allows any"), "base_model");
+    throw ApiError(400,
+                   str("base_model: got ", quoted(name, 100), ", expected ", quoted(shown_name),
+                       "; served_model_name sets the names, '*' allows any"),
+                   "base_model");
 }
 
 Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, Work work) {
@@ -450,8 +472,10 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
   if (is_new) {
     work.future = id;
     if (!queue.add(model, seq_id, std::move(work))) {
-      futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model, " has been used, and its result is "
-                                             "no longer kept"), "user"));
+      futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model,
+                                             " has been used, and its result is "
+                                             "no longer kept"),
+                                         "user"));
     }
   }
   return {{"request_id", id}, {"model_id", model}};
@@ -479,34 +503,43 @@ Json TrainingService::State::create_model(const Json& body) {
   const LoraSettings adapter = read_adapter(body, settings.max_rank, seed);
   {
     const MutexLock lock(mutex);
-    if (!sessions.contains(session)) throw ApiError(404, str("session_id: got ", quoted(session, 80), ", which does not exist"));
+    if (!sessions.contains(session))
+      throw ApiError(404, str("session_id: got ", quoted(session, 80), ", which does not exist"));
     if (!models.contains(id) && std::ssize(models) - std::ssize(ended) >= settings.max_models)
       throw ApiError(400, str("more than ", settings.max_models, " models are in training (max_models)"));
-    models.try_emplace(id, ClientModel{.session = session, .adapter = adapter, .is_ready = false, .model = nullptr, .num_snapshots = 0});
+    models.try_emplace(
+        id,
+        ClientModel{
+            .session = session, .adapter = adapter, .is_ready = false, .model = nullptr, .num_snapshots = 0});
   }
   queue.add_model(id);
-  return enqueue_now(session, id, [this, id, adapter, seed] {
-    auto model = std::make_unique<TrainingModel>(
-        *base.model, adapter, seed,
-        TrainingPlans{settings.plan, settings.max_tokens_per_pass,
-                      settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
-    const MutexLock lock(mutex);
-    if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
-    return FutureResult{{{"model_id", id}, {"type", "create_model"}}, ""};
-  }, id);
+  return enqueue_now(
+      session, id,
+      [this, id, adapter, seed] {
+        auto model = std::make_unique<TrainingModel>(
+            *base.model, adapter, seed,
+            TrainingPlans{settings.plan, settings.max_tokens_per_pass,
+                          settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
+        const MutexLock lock(mutex);
+        if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
+        return FutureResult{{{"model_id", id}, {"type", "create_model"}}, ""};
+      },
+      id);
 }
 
 Json TrainingService::State::get_info(const Json& body) {
   const std::string id = text_of(body, "model_id");
   const MutexLock lock(mutex);
   const auto found = models.find(id);
-  if (found == models.end()) throw ApiError(404, str("model_id: got ", quoted(id, 100), ", which does not exist"));
-  return {{"type", "get_info"},
-          {"model_id", id},
-          {"model_data", {{"model_name", shown_name}, {"tokenizer_id", fs::absolute(base.directory).string()}}},
-          {"is_lora", true},
-          {"lora_rank", found->second.adapter.rank},
-          {"model_name", shown_name}};
+  if (found == models.end())
+    throw ApiError(404, str("model_id: got ", quoted(id, 100), ", which does not exist"));
+  return {
+      {"type", "get_info"},
+      {"model_id", id},
+      {"model_data", {{"model_name", shown_name}, {"tokenizer_id", fs::absolute(base.directory).string()}}},
+      {"is_lora", true},
+      {"lora_rank", found->second.adapter.rank},
+      {"model_name", shown_name}};
 }
 
 // ---- Training
@@ -514,23 +547,28 @@ Json TrainingService::State::get_info(const Json& body) {
 Json TrainingService::State::forward_backward(ForwardBackwardRequest request) {
   const TinkerLossSettings loss = read_loss_settings(request);
   if (request.data.empty()) throw ApiError(400, "data: got no datum, expected 1 or more", "data");
-  if (request.seq_id < 1) throw ApiError(400, str("seq_id: got ", request.seq_id, ", expected 1 or more"), "seq_id");
+  if (request.seq_id < 1)
+    throw ApiError(400, str("seq_id: got ", request.seq_id, ", expected 1 or more"), "seq_id");
   for (size_t i = 0; i < request.data.size(); ++i)
-    check_datum(request.data[i], loss, base.model->config().vocab_size, base.model->config().max_exact_length - 1,
-                str("data[", i, "]"));
+    check_datum(request.data[i], loss, base.model->config().vocab_size,
+                base.model->config().max_exact_length - 1, str("data[", i, "]"));
   const std::string model = request.model_id;
   const int64_t seq_id = request.seq_id;
   return enqueue(model, seq_id,
-                 {.future = "", .request = std::make_shared<ForwardBackwardRequest>(std::move(request)), .loss = loss, .run = {}});
+                 {.future = "",
+                  .request = std::make_shared<ForwardBackwardRequest>(std::move(request)),
+                  .loss = loss,
+                  .run = {}});
 }
 
 Json TrainingService::State::optim_step(const Json& body) {
   const std::string id = text_of(body, "model_id");
   const AdamParameters parameters = read_adam(body);
-  return enqueue(id, integer_of(body, "seq_id", 1, int64_t{1} << 40),
-                 {.future = "", .request = nullptr, .loss = {}, .run = [this, id, parameters] {
-                    return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}, ""};
-                  }});
+  return enqueue(
+      id, integer_of(body, "seq_id", 1, int64_t{1} << 40),
+      {.future = "", .request = nullptr, .loss = {}, .run = [this, id, parameters] {
+         return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}, ""};
+       }});
 }
 
 Json TrainingService::State::save_weights(const Json& body) {
@@ -538,13 +576,16 @@ Json TrainingService::State::save_weights(const Json& body) {
   const int64_t seq_id = integer_of(body, "seq_id", 1, int64_t{1} << 40);
   const std::string name = checked_name(optional_text(body, "path").value_or(str("checkpoint-", seq_id)));
   const bool overwrites = flag_of(body, "overwrite", false);
-  return enqueue(id, seq_id, {.future = "", .request = nullptr, .loss = {}, .run = [this, id, name, overwrites] {
-    const fs::path folder = model_folder(id, "weights") / name;
-    if (fs::exists(folder) && !overwrites)
-      throw UserError(str("path: a checkpoint named ", quoted(name), " exists; choose another name, or overwrite"));
-    training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
-    return FutureResult{{{"path", str("tinker://", id, "/weights/", name)}, {"type", "save_weights"}}, ""};
-  }});
+  return enqueue(id, seq_id,
+                 {.future = "", .request = nullptr, .loss = {}, .run = [this, id, name, overwrites] {
+                    const fs::path folder = model_folder(id, "weights") / name;
+                    if (fs::exists(folder) && !overwrites)
+                      throw UserError(str("path: a checkpoint named ", quoted(name),
+                                          " exists; choose another name, or overwrite"));
+                    training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
+                    return FutureResult{
+                        {{"path", str("tinker://", id, "/weights/", name)}, {"type", "save_weights"}}, ""};
+                  }});
 }
 
 fs::path TrainingService::State::checkpoint_folder(const std::string& path, const char* kind) const {
@@ -552,13 +593,17 @@ fs::path TrainingService::State::checkpoint_folder(const std::string& path, cons
   const auto refuse = [&](const char* why) {
     throw ApiError(400, str("path: got ", quoted(path, 160), ": ", why), "path");
   };
-  if (!path.starts_with(kScheme)) refuse("expected tinker://MODEL/weights/NAME or tinker://MODEL/sampler_weights/NAME");
+  if (!path.starts_with(kScheme))
+    refuse("expected tinker://MODEL/weights/NAME or tinker://MODEL/sampler_weights/NAME");
   const std::string rest = path.substr(kScheme.size());
-  const size_t first = rest.find('/'), second = first == std::string::npos ? first : rest.find('/', first + 1);
+  const size_t first = rest.find('/'),
+               second = first == std::string::npos ? first : rest.find('/', first + 1);
   if (second == std::string::npos) refuse("expected tinker://MODEL/weights/NAME");
   const std::string found_kind = rest.substr(first + 1, second - first - 1);
-  if (found_kind != "weights" && found_kind != "sampler_weights") refuse("expected weights or sampler_weights");
-  if (std::string_view(kind) == "weights" && found_kind != kind) refuse("expected a checkpoint of save_weights");
+  if (found_kind != "weights" && found_kind != "sampler_weights")
+    refuse("expected weights or sampler_weights");
+  if (std::string_view(kind) == "weights" && found_kind != kind)
+    refuse("expected a checkpoint of save_weights");
   const fs::path folder = model_folder(checked_name(rest.substr(0, first)), found_kind.c_str()) /
                           checked_name(rest.substr(second + 1));
   if (!fs::exists(folder / "adapter_config.json")) refuse("there is no such checkpoint");
@@ -566,7 +611,8 @@ fs::path TrainingService::State::checkpoint_folder(const std::string& path, cons
 }
 
 Json TrainingService::State::weights_info(const Json& body) {
-  const fs::path folder = checkpoint_folder(text_of(body, body.contains("tinker_path") ? "tinker_path" : "path"), "");
+  const fs::path folder =
+      checkpoint_folder(text_of(body, body.contains("tinker_path") ? "tinker_path" : "path"), "");
   const Json config = read_json(folder / "adapter_config.json");
   LoraSettings adapter;
   adapter.targets.clear();
@@ -584,11 +630,13 @@ Json TrainingService::State::load_weights(const Json& body) {
   const bool with_optimizer = flag_of(body, "optimizer", false);
   const auto load = [this, folder, with_optimizer](const std::string& id) {
     training(id).load(folder, with_optimizer);
-    return FutureResult{{{"path", folder.filename().string()}, {"model_id", id}, {"type", "load_weights"}}, ""};
+    return FutureResult{{{"path", folder.filename().string()}, {"model_id", id}, {"type", "load_weights"}},
+                        ""};
   };
   if (const auto id = optional_text(body, "model_id"))
-    return enqueue(*id, integer_of(body, "seq_id", 1, int64_t{1} << 40),
-                   {.future = "", .request = nullptr, .loss = {}, .run = [load, id = *id] { return load(id); }});
+    return enqueue(
+        *id, integer_of(body, "seq_id", 1, int64_t{1} << 40),
+        {.future = "", .request = nullptr, .loss = {}, .run = [load, id = *id] { return load(id); }});
   // The load creates the model.
   const Json config = read_json(folder / "adapter_config.json");
   Json create = {{"session_id", text_of(body, "session_id")},
@@ -600,8 +648,10 @@ Json TrainingService::State::load_weights(const Json& body) {
                            {"train_mlp", targets.contains("up_proj")},
                            {"train_unembed", targets.contains("lm_head")}};
   create_model(create);
-  const std::string id = str(create["session_id"].get<std::string>(), ":train:", create["model_seq_id"].get<int64_t>());
-  return enqueue_now(session_of(id), str(id, "/load"), [load, id] { return load(id); }, id);
+  const std::string id =
+      str(create["session_id"].get<std::string>(), ":train:", create["model_seq_id"].get<int64_t>());
+  return enqueue_now(
+      session_of(id), str(id, "/load"), [load, id] { return load(id); }, id);
 }
 
 // ---- Sampling
@@ -617,21 +667,23 @@ Json TrainingService::State::save_for_sampler(const Json& body) {
   const std::string session = session_of(id);
   const bool is_ephemeral = !given;
   if (is_ephemeral) integer_of(body, "sampling_session_seq_id", 0, int64_t{1} << 40);
-  return enqueue(id, seq_id, {.future = "", .request = nullptr, .loss = {}, .run = [this, id, name, kind, session, is_ephemeral] {
-    const fs::path folder = model_folder(id, "sampler_weights") / name;
-    const std::string path = str("tinker://", id, "/sampler_weights/", name);
-    training(id).save(folder, base.directory.string(), /*with_optimizer=*/false);
-    samplers.forget(folder);
-    if (!is_ephemeral) return FutureResult{{{"path", path}, {"type", "save_weights_for_sampler"}}, ""};
-    const MutexLock lock(mutex);
-    const std::string sampler = str(session, ":sample:", name, "-", ++sessions[session].next_sampler);
-    const std::string follows = kind == "inflight" ? id : "";
-    if (!follows.empty())
-      for (auto& [other, each] : sampling)
-        if (each.follows == follows) each.adapter = folder;
-    sampling[sampler] = {session, folder, path, follows};
-    return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}, ""};
-  }});
+  return enqueue(
+      id, seq_id,
+      {.future = "", .request = nullptr, .loss = {}, .run = [this, id, name, kind, session, is_ephemeral] {
+         const fs::path folder = model_folder(id, "sampler_weights") / name;
+         const std::string path = str("tinker://", id, "/sampler_weights/", name);
+         training(id).save(folder, base.directory.string(), /*with_optimizer=*/false);
+         samplers.forget(folder);
+         if (!is_ephemeral) return FutureResult{{{"path", path}, {"type", "save_weights_for_sampler"}}, ""};
+         const MutexLock lock(mutex);
+         const std::string sampler = str(session, ":sample:", name, "-", ++sessions[session].next_sampler);
+         const std::string follows = kind == "inflight" ? id : "";
+         if (!follows.empty())
+           for (auto& [other, each] : sampling)
+             if (each.follows == follows) each.adapter = folder;
+         sampling[sampler] = {session, folder, path, follows};
+         return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}, ""};
+       }});
 }
 
 Json TrainingService::State::create_sampling_session(const Json& body) {
@@ -642,7 +694,8 @@ Json TrainingService::State::create_sampling_session(const Json& body) {
   if (path) adapter = checkpoint_folder(*path, "");
   else check_base(text_of(body, "base_model"));
   const MutexLock lock(mutex);
-  if (!sessions.contains(session)) throw ApiError(404, str("session_id: got ", quoted(session, 80), ", which does not exist"));
+  if (!sessions.contains(session))
+    throw ApiError(404, str("session_id: got ", quoted(session, 80), ", which does not exist"));
   const std::string id = str(session, ":sample:", number);
   sampling[id] = {session, adapter, path.value_or(""), ""};
   return {{"type", "create_sampling_session"}, {"sampling_session_id", id}};
@@ -657,8 +710,10 @@ void refuse_unserved(const Json& body) {
       throw ApiError(400, str(name, ": not served; prompt_logprobs and topk_prompt_logprobs are"), name);
   }
   if (flag_of(body, "record_stability_info", false))
-    throw ApiError(400, "record_stability_info: not served, as stable_reinforce is not; use importance_sampling or cispo",
-                   "record_stability_info");
+    throw ApiError(
+        400,
+        "record_stability_info: not served, as stable_reinforce is not; use importance_sampling or cispo",
+        "record_stability_info");
 }
 
 void read_stop(const Json& given, SamplingParameters& sampling) {
@@ -684,10 +739,12 @@ SamplingParameters read_sampling_params(const Json& body, int64_t prompt_length,
   const Json& given = found == body.end() || found->is_null() ? kNone : *found;
   if (!given.is_object()) throw ApiError(400, "sampling_params: expected an object");
   for (const auto& [name, value] : given.items())
-    if (name != "max_tokens" && name != "seed" && name != "stop" && name != "temperature" && name != "top_k" && name != "top_p")
+    if (name != "max_tokens" && name != "seed" && name != "stop" && name != "temperature" &&
+        name != "top_k" && name != "top_p")
       throw ApiError(400, str("sampling_params.", name.substr(0, 60), ": unknown"));
   const int64_t rest = max_length - prompt_length;
-  if (rest < 1) throw ApiError(400, str("prompt: got ", prompt_length, " tokens, expected at most ", max_length - 1));
+  if (rest < 1)
+    throw ApiError(400, str("prompt: got ", prompt_length, " tokens, expected at most ", max_length - 1));
   sampling.n_samples = integer_or(body, "num_samples", 1, 100'000, 1);
   sampling.max_new_tokens = std::min(integer_or(given, "max_tokens", 1, int64_t{1} << 40, rest), rest);
   sampling.temperature = number_or(given, "temperature", 0, 100, 1);
@@ -711,7 +768,8 @@ Json TrainingService::State::sample(const Json& body) {
   if (length == 0) throw ApiError(400, "prompt: got no tokens, expected 1 or more");
   for (const int32_t id : request.prompt)
     if (id >= base.model->config().vocab_size)
-      throw ApiError(400, str("prompt: got token id ", id, ", expected below ", base.model->config().vocab_size));
+      throw ApiError(400,
+                     str("prompt: got token id ", id, ", expected below ", base.model->config().vocab_size));
   request.sampling = read_sampling_params(body, length, base.model->config().max_length());
   request.wants_prompt_log_probs = flag_of(body, "prompt_logprobs", false);
   request.prompt_top_k = integer_or(body, "topk_prompt_logprobs", 0, 1000, 0);
@@ -737,16 +795,17 @@ Json TrainingService::State::sample(const Json& body) {
   const int64_t count = request.sampling.n_samples;
   const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
-    queue.add_now({.future = "", .request = nullptr, .loss = {}, .run = [this, id = id, request = std::move(request)] {
-      const FutureResult early = guarded([&] {
-        samplers.submit(request, [this, id](const SampleResult& result) {
-          futures.complete(id, {result.json(), result.protobuf()});
-        });
-        return FutureResult{};
-      });
-      if (!early.json.is_null()) futures.complete(id, early);
-      return FutureResult{};
-    }});
+    queue.add_now(
+        {.future = "", .request = nullptr, .loss = {}, .run = [this, id = id, request = std::move(request)] {
+           const FutureResult early = guarded([&] {
+             samplers.submit(request, [this, id](const SampleResult& result) {
+               futures.complete(id, {result.json(), result.protobuf()});
+             });
+             return FutureResult{};
+           });
+           if (!early.json.is_null()) futures.complete(id, early);
+           return FutureResult{};
+         }});
   Json sequences = Json::array();
   for (int64_t i = 0; i < count; ++i) sequences.push_back(str(id, "-", i));
   return {{"request_id", id}, {"sample_sequence_ids", sequences}};

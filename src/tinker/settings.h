@@ -38,21 +38,27 @@ struct TrainingServiceSettings {
       not_empty());
     v("port", port, "port to listen at; 0: a free port", range(0, 65535));
     v("api_key_file", api_key_file,
-      "file whose first line is the API key that every request must send as X-API-Key; Tinker's SDK takes keys "
+      "file whose first line is the API key that every request must send as X-API-Key; Tinker's SDK takes "
+      "keys "
       "that begin with tml-; alternative: environment variable BOUGH_API_KEY");
     v("served_model_name", served_model_name,
-      "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name and "
+      "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name "
+      "and "
       "its path");
     v("folder", folder, "folder for the clients' adapters and optimizer states", not_empty());
-    v("plan", plan, "strategy of training plans (docs/plans.md), as tree_training_mode of a run", not_empty());
+    v("plan", plan, "strategy of training plans (docs/plans.md), as tree_training_mode of a run",
+      not_empty());
     v("max_tokens_per_pass", max_tokens_per_pass, "largest number of tokens of a training pass; 0: by device",
       range(0, 1'000'000'000));
-    v("memory", memory, "memory of training passes beyond weights and gradients; auto: unbounded, on a GPU what is free");
+    v("memory", memory,
+      "memory of training passes beyond weights and gradients; auto: unbounded, on a GPU what is free");
     v("max_rank", max_rank, "largest rank of a client's adapter", range(1, 65'536));
     v("max_models", max_models, "most models in training at once", range(1, 100'000));
-    v("max_requests", max_requests, "most requests that wait or run; more are answered 429", range(1, 1'000'000));
+    v("max_requests", max_requests, "most requests that wait or run; more are answered 429",
+      range(1, 1'000'000));
     v("heartbeat_seconds", heartbeat_seconds,
-      "a session whose client sends no heartbeat for so long ends; its models leave the memory, saved ones stay",
+      "a session whose client sends no heartbeat for so long ends; its models leave the memory, saved ones "
+      "stay",
       range(1.0, 1e9));
     v("http", http, "limits of connections and requests");
     v("rollout", rollout, "settings of the engines that sample");

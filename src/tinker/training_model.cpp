@@ -45,8 +45,10 @@ std::vector<float> floats(const at::Tensor& values) {
 AdamParameters read_adam(const Json& body) {
   if (!body.contains("adam_params") || !body["adam_params"].is_object()) {
     const bool has_other = body.contains("optimizer_params") && body["optimizer_params"].is_object();
-    const std::string got = has_other ? body["optimizer_params"].value("type", "another optimizer") : "nothing";
-    throw ApiError(400, str("adam_params: got ", got, ", expected the parameters of Adam; Bough trains with AdamW"));
+    const std::string got =
+        has_other ? body["optimizer_params"].value("type", "another optimizer") : "nothing";
+    throw ApiError(
+        400, str("adam_params: got ", got, ", expected the parameters of Adam; Bough trains with AdamW"));
   }
   const Json& given = body["adam_params"];
   AdamParameters parameters;
@@ -54,8 +56,8 @@ AdamParameters read_adam(const Json& body) {
     const auto found = given.find(name);
     if (found == given.end() || found->is_null()) return;
     if (!found->is_number() || !(found->get<double>() >= low && found->get<double>() <= high))
-      throw ApiError(400, str("adam_params.", name, ": got ", dump_line(*found).substr(0, 60), ", expected ", low,
-                              " to ", high));
+      throw ApiError(400, str("adam_params.", name, ": got ", dump_line(*found).substr(0, 60), ", expected ",
+                              low, " to ", high));
     value = found->get<double>();
   };
   read("learning_rate", 0, 10, parameters.learning_rate);
@@ -71,7 +73,8 @@ AdamParameters read_adam(const Json& body) {
   return parameters;
 }
 
-TrainingModel::TrainingModel(const Model& base, const LoraSettings& adapter, uint64_t seed, TrainingPlans plans)
+TrainingModel::TrainingModel(const Model& base, const LoraSettings& adapter, uint64_t seed,
+                             TrainingPlans plans)
     : model_(adapted(base, adapter, seed)),
       plans_(std::move(plans)),
       optimizer_(std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0)) {}
@@ -111,7 +114,8 @@ std::vector<ForwardBackwardResult> TrainingModel::forward_backward(
     for (size_t i = 0; i < request->data.size(); ++i, ++datum) {
       const int64_t begin = batch->batch.row_offset[datum], end = batch->batch.row_offset[datum + 1];
       const int64_t columns = batch->columns[datum];
-      result.outputs.push_back({floats(log_probs_RK.narrow(0, begin, end - begin).narrow(1, 0, columns)), columns});
+      result.outputs.push_back(
+          {floats(log_probs_RK.narrow(0, begin, end - begin).narrow(1, 0, columns)), columns});
     }
     const int64_t rows = batch->batch.row_offset[datum] - first;
     result.metrics["loss:sum"] = loss_R.narrow(0, first, rows).sum().item<double>();
@@ -123,19 +127,22 @@ std::map<std::string, double> TrainingModel::optim_step(const AdamParameters& pa
   optimizer_->use(optimizer_settings(parameters));
   const Optimizer::Report report = optimizer_->step();
   if (report.skipped)
-    log_warning("serve: optim_step: the gradient is not finite and was dropped; the weights stay as they were");
+    log_warning(
+        "serve: optim_step: the gradient is not finite and was dropped; the weights stay as they were");
   return {{"grad_norm", std::isfinite(report.grad_norm) ? report.grad_norm : -1.0},
           {"skipped", report.skipped ? 1.0 : 0.0}};
 }
 
-void TrainingModel::save(const std::filesystem::path& directory, const std::string& base, bool with_optimizer) {
+void TrainingModel::save(const std::filesystem::path& directory, const std::string& base,
+                         bool with_optimizer) {
   save_adapter(directory, *model_, base);
   if (with_optimizer) optimizer_->save(directory);
 }
 
 void TrainingModel::load(const std::filesystem::path& directory, bool with_optimizer) {
   load_adapter(directory, *model_);
-  optimizer_ = std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0);  // masters are copies of weights
+  optimizer_ =
+      std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0);  // masters are copies of weights
   if (with_optimizer) optimizer_->load(directory);
   model_->zero_gradients();
 }
@@ -146,8 +153,8 @@ PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int
   std::vector<int32_t>& positions = batch.trained_positions.emplace_back();
   for (int32_t i = 1; i < std::ssize(tokens); ++i) positions.push_back(i);
   batch.row_offset = {0, std::ssize(positions)};
-  const PlanRequest request = plan_request(
-      batch, std::max(kMaxTokensPerPass, static_cast<int64_t>(std::ssize(tokens))));
+  const PlanRequest request =
+      plan_request(batch, std::max(kMaxTokensPerPass, static_cast<int64_t>(std::ssize(tokens))));
   Executor executor(model);
   const RowValues values = executor.execute_forward(make_plan("dense", request), batch, top_k);
   PromptValues result{floats(values.log_probs_R), {}};

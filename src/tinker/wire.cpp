@@ -58,7 +58,8 @@ WireTensor from_rows(const std::vector<double>& values, const std::vector<int64_
   const auto count = static_cast<int64_t>(values.size());
   if (std::ssize(row_begin) != shape[0] + 1 || std::ssize(column) != count || row_begin.front() != 0 ||
       row_begin.back() != count)
-    wrong(where, "indices that do not fit the values", "crow_indices of rows + 1 entries, from 0 to the count");
+    wrong(where, "indices that do not fit the values",
+          "crow_indices of rows + 1 entries, from 0 to the count");
   WireTensor dense;
   dense.columns = shape[1];
   dense.values.assign(static_cast<size_t>(shape[0] * shape[1]), 0.0);
@@ -77,7 +78,8 @@ WireTensor from_rows(const std::vector<double>& values, const std::vector<int64_
   return dense;
 }
 
-WireTensor from_dense(std::vector<double> values, const std::vector<int64_t>& shape, const std::string& where) {
+WireTensor from_dense(std::vector<double> values, const std::vector<int64_t>& shape,
+                      const std::string& where) {
   WireTensor tensor;
   tensor.values = std::move(values);
   if (shape.size() > 2) wrong(where + ".shape", str(shape.size(), " sizes"), "one or two");
@@ -254,7 +256,8 @@ ForwardBackwardRequest read_forward_backward(std::string_view protobuf) {
     while (message.next()) switch (message.tag()) {
         case 1: request.model_id = message.get_string(); break;
         case 2: request.seq_id = message.get_int32(); break;
-        case 3: request.data.push_back(read_datum(message.get_message(), str("data[", request.data.size(), "]")));
+        case 3:
+          request.data.push_back(read_datum(message.get_message(), str("data[", request.data.size(), "]")));
           break;
         case 4: request.loss_fn = message.get_string(); break;
         case 5:
@@ -300,7 +303,8 @@ ForwardBackwardRequest read_forward_backward(const Json& body, bool forward_only
   const std::string key = body.contains("forward_input") ? "forward_input" : "forward_backward_input";
   const auto input = body.find(key);
   if (input == body.end() || !input->is_object() || !input->contains("data") || !(*input)["data"].is_array())
-    wrong(key, input == body.end() ? "nothing" : dump_line(*input).substr(0, 80), "an object with the list `data`");
+    wrong(key, input == body.end() ? "nothing" : dump_line(*input).substr(0, 80),
+          "an object with the list `data`");
   request.loss_fn = json_text(*input, "loss_fn");
   for (const Json& each : (*input)["data"]) {
     const std::string where = str("data[", request.data.size(), "]");

@@ -44,9 +44,10 @@ WorkQueue::Group WorkQueue::take() {
     auto& [next, waiting] = each->second;
     while (!waiting.empty() && waiting.begin()->first == next) {
       const Work& work = waiting.begin()->second;
-      const bool fits = group.works.empty() ||
-                        (work.request && group.works.front().request && work.loss == group.works.front().loss &&
-                         work.request->forward_only == group.works.front().request->forward_only);
+      const bool fits =
+          group.works.empty() ||
+          (work.request && group.works.front().request && work.loss == group.works.front().loss &&
+           work.request->forward_only == group.works.front().request->forward_only);
       if (!fits) break;
       group.works.push_back(std::move(waiting.begin()->second));
       waiting.erase(waiting.begin());

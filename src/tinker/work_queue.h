@@ -35,7 +35,7 @@ class WorkQueue {
   void add_now(Work work);  // before those of models
 
   struct Group {
-    std::string model;  // empty: a work of add_now()
+    std::string model;        // empty: a work of add_now()
     std::vector<Work> works;  // several forward_backward works that can be one tree, or one work
   };
   // The next works, from each model in turn. Empty if none can run: the queues are empty, or wait for a seq_id.
@@ -55,7 +55,7 @@ class WorkQueue {
   std::map<std::string, Model> models_ GUARDED_BY(mutex_);
   std::deque<Work> now_ GUARDED_BY(mutex_);
   bool has_new_ GUARDED_BY(mutex_) = false;  // a work was added since the last take()
-  std::string last_ GUARDED_BY(mutex_);  // the model whose works were taken last
+  std::string last_ GUARDED_BY(mutex_);      // the model whose works were taken last
 };
 
 }  // namespace bough

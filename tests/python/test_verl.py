@@ -1,5 +1,5 @@
-"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs the files of verl_cases there, once,
-and reports each of their tests."""
+"""bough.verl in verl's environment (scripts/setup_venv verl): this file runs the files of verl_cases there
+once, and reports each of their tests."""
 
 import ast
 import os
