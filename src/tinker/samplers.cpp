@@ -76,9 +76,9 @@ Samplers::Sampler& Samplers::sampler(const std::filesystem::path& adapter) {
   return sampler;
 }
 
-void Samplers::submit(SampleRequest request, Finish finish) {
+void Samplers::submit(const std::string& future, SampleRequest request, Finish finish) {
   Sampler& sampler = this->sampler(request.adapter);
-  Pending pending{{}, std::move(finish)};
+  Pending pending{future, request.adapter, {}, std::move(finish)};
   if (request.wants_prompt_log_probs)
     set_prompt_values(request,
                       request.prompt.size() > 1
@@ -106,6 +106,17 @@ void Samplers::forget(const std::filesystem::path& adapter) {
   auto moved = samplers_.extract(known);  // under a name that no request has
   moved.key() = adapter / str("replaced-", ++num_uses_);
   samplers_.insert(std::move(moved));
+}
+
+bool Samplers::cancel(const std::string& future) {
+  for (const auto& [id, pending] : pending_) {
+    if (pending.future != future) continue;
+    const auto sampler = samplers_.find(pending.adapter);
+    if (sampler != samplers_.end() && sampler->second.engine->contains(id))
+      sampler->second.engine->cancel(id);
+    return true;
+  }
+  return false;
 }
 
 bool Samplers::step() {

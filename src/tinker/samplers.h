@@ -34,7 +34,9 @@ class Samplers {
   // Computes the prompt's values at once, and queues the rest. finish is called by step(). Throws UserError if
   // the request is refused.
   using Finish = std::function<void(SampleResult)>;
-  void submit(SampleRequest request, Finish finish);
+  void submit(const std::string& future, SampleRequest request, Finish finish);
+  // Ends the request of this future. Returns false if there is none.
+  bool cancel(const std::string& future);
   // The adapter's files have changed: an idle engine of the old ones goes, one that works finishes with them.
   void forget(const std::filesystem::path& adapter);
   // One pass of each engine that is not idle. Returns false if all are.
@@ -47,6 +49,8 @@ class Samplers {
     uint64_t last_use = 0;
   };
   struct Pending {
+    std::string future;
+    std::filesystem::path adapter;
     SampleResult result;  // the prompt's values
     Finish finish;
   };

@@ -42,23 +42,18 @@ std::vector<float> floats(const at::Tensor& values) {
 
 }  // namespace
 
-AdamParameters read_adam(const Json& body) {
-  if (!body.contains("adam_params") || !body["adam_params"].is_object()) {
-    const bool has_other = body.contains("optimizer_params") && body["optimizer_params"].is_object();
-    const std::string got =
-        has_other ? body["optimizer_params"].value("type", "another optimizer") : "nothing";
-    throw ApiError(
-        400, str("adam_params: got ", got, ", expected the parameters of Adam; Bough trains with AdamW"));
-  }
-  const Json& given = body["adam_params"];
+AdamParameters read_adam(Fields& fields) {
+  if (const OrderedJson* other = fields.object("optimizer_params"))
+    throw ApiError(400,
+                   str("optimizer_params: got ", quoted(other->value("type", std::string("no type")), 40),
+                       ", expected adam_params: models are trained with AdamW"),
+                   "optimizer_params");
+  const OrderedJson* const given = fields.object("adam_params");
+  if (!given) fields.wrong("adam_params", "the parameters of AdamW");
+  Fields adam(*given, "adam_params");
   AdamParameters parameters;
   const auto read = [&](const char* name, double low, double high, double& value) {
-    const auto found = given.find(name);
-    if (found == given.end() || found->is_null()) return;
-    if (!found->is_number() || !(found->get<double>() >= low && found->get<double>() <= high))
-      throw ApiError(400, str("adam_params.", name, ": got ", dump_line(*found).substr(0, 60), ", expected ",
-                              low, " to ", high));
-    value = found->get<double>();
+    value = adam.number(name, low, high).value_or(value);
   };
   read("learning_rate", 0, 10, parameters.learning_rate);
   read("beta1", 0, 0.999999, parameters.beta1);
@@ -66,10 +61,7 @@ AdamParameters read_adam(const Json& body) {
   read("eps", 1e-30, 1, parameters.eps);
   read("weight_decay", 0, 10, parameters.weight_decay);
   read("grad_clip_norm", -1e30, 1e30, parameters.grad_clip_norm);
-  for (const auto& [name, value] : given.items())
-    if (name != "learning_rate" && name != "beta1" && name != "beta2" && name != "eps" &&
-        name != "weight_decay" && name != "grad_clip_norm")
-      throw ApiError(400, str("adam_params.", name.substr(0, 60), ": unknown"));
+  adam.done();
   return parameters;
 }
 

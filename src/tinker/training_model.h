@@ -21,7 +21,7 @@ struct AdamParameters {
   double grad_clip_norm = 0;  // 0: no clipping
 };
 // Reads an optim_step's parameters. Throws ApiError 400 if they are not Adam's or out of range.
-AdamParameters read_adam(const Json& body);
+AdamParameters read_adam(Fields& fields);
 
 // How plans are made (plan/plan.h).
 struct TrainingPlans {

@@ -171,38 +171,39 @@ WireDatum read_datum(protozero::pbf_reader message, const std::string& where) {
   return datum;
 }
 
-int64_t json_integer(const Json& body, const std::string& name) {
+int64_t json_integer(const OrderedJson& body, const std::string& name) {
   const auto found = body.find(name);
   if (found == body.end() || !found->is_number_integer())
-    wrong(name, found == body.end() ? "nothing" : dump_line(*found).substr(0, 80), "an integer");
+    wrong(name, found == body.end() ? "nothing" : dump_ordered(*found).substr(0, 80), "an integer");
   return found->get<int64_t>();
 }
-std::string json_text(const Json& body, const std::string& name) {
+std::string json_text(const OrderedJson& body, const std::string& name) {
   const auto found = body.find(name);
   if (found == body.end() || !found->is_string())
-    wrong(name, found == body.end() ? "nothing" : dump_line(*found).substr(0, 80), "a text");
+    wrong(name, found == body.end() ? "nothing" : dump_ordered(*found).substr(0, 80), "a text");
   return found->get<std::string>();
 }
 template <class T>
-std::vector<T> json_numbers(const Json& list, const std::string& where) {
-  if (!list.is_array()) wrong(where, dump_line(list).substr(0, 80), "a list of numbers");
+std::vector<T> json_numbers(const OrderedJson& list, const std::string& where) {
+  if (!list.is_array()) wrong(where, dump_ordered(list).substr(0, 80), "a list of numbers");
   std::vector<T> values;
   values.reserve(list.size());
-  for (const Json& each : list) {
+  for (const OrderedJson& each : list) {
     const bool fits = std::is_integral_v<T> ? each.is_number_integer() : each.is_number();
-    if (!fits) wrong(where, dump_line(each).substr(0, 80), "a number");
+    if (!fits) wrong(where, dump_ordered(each).substr(0, 80), "a number");
     values.push_back(each.get<T>());
   }
   return values;
 }
-std::vector<int64_t> optional_numbers(const Json& body, const std::string& name, const std::string& where) {
+std::vector<int64_t> optional_numbers(const OrderedJson& body, const std::string& name,
+                                      const std::string& where) {
   const auto found = body.find(name);
   if (found == body.end() || found->is_null()) return {};
   return json_numbers<int64_t>(*found, str(where, ".", name));
 }
 
-WireTensor read_tensor(const Json& body, const std::string& where) {
-  if (!body.is_object() || !body.contains("data")) wrong(where, dump_line(body).substr(0, 80), "a tensor");
+WireTensor read_tensor(const OrderedJson& body, const std::string& where) {
+  if (!body.is_object() || !body.contains("data")) wrong(where, dump_ordered(body).substr(0, 80), "a tensor");
   std::vector<double> values = json_numbers<double>(body["data"], where + ".data");
   const auto shape = optional_numbers(body, "shape", where);
   const auto rows = optional_numbers(body, "sparse_crow_indices", where);
@@ -232,14 +233,14 @@ void write(protozero::pbf_writer& parent, uint32_t tag, const WireTopK& top) {
 
 }  // namespace
 
-std::vector<int32_t> read_model_input(const Json& input, const std::string& where) {
+std::vector<int32_t> read_model_input(const OrderedJson& input, const std::string& where) {
   const auto chunks = input.is_object() ? input.find("chunks") : input.end();
   if (chunks == input.end() || !chunks->is_array())
-    wrong(where, dump_line(input).substr(0, 80), "an object with the list `chunks`");
+    wrong(where, dump_ordered(input).substr(0, 80), "an object with the list `chunks`");
   std::vector<int32_t> tokens;
-  for (const Json& chunk : *chunks) {
+  for (const OrderedJson& chunk : *chunks) {
     if (!chunk.is_object() || !chunk.contains("tokens"))
-      wrong(where, dump_line(chunk).substr(0, 80), kOnlyText);
+      wrong(where, dump_ordered(chunk).substr(0, 80), kOnlyText);
     for (const int64_t id : json_numbers<int64_t>(chunk["tokens"], where + ".tokens")) {
       if (id < 0 || id > std::numeric_limits<int32_t>::max()) wrong(where + ".tokens", str(id), "a token id");
       tokens.push_back(static_cast<int32_t>(id));
@@ -295,22 +296,25 @@ ForwardBackwardRequest read_forward_backward(std::string_view protobuf) {
   return request;
 }
 
-ForwardBackwardRequest read_forward_backward(const Json& body, bool forward_only) {
+ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forward_only) {
   ForwardBackwardRequest request;
-  request.forward_only = forward_only || body.value("forward_only", false);
+  const auto only = body.find("forward_only");
+  if (only != body.end() && !only->is_null() && !only->is_boolean())
+    wrong("forward_only", dump_ordered(*only).substr(0, 80), "true or false");
+  request.forward_only = forward_only || (only != body.end() && only->is_boolean() && only->get<bool>());
   request.model_id = json_text(body, "model_id");
   request.seq_id = json_integer(body, "seq_id");
   const std::string key = body.contains("forward_input") ? "forward_input" : "forward_backward_input";
   const auto input = body.find(key);
   if (input == body.end() || !input->is_object() || !input->contains("data") || !(*input)["data"].is_array())
-    wrong(key, input == body.end() ? "nothing" : dump_line(*input).substr(0, 80),
+    wrong(key, input == body.end() ? "nothing" : dump_ordered(*input).substr(0, 80),
           "an object with the list `data`");
   request.loss_fn = json_text(*input, "loss_fn");
-  for (const Json& each : (*input)["data"]) {
+  for (const OrderedJson& each : (*input)["data"]) {
     const std::string where = str("data[", request.data.size(), "]");
     if (!each.is_object() || !each.contains("model_input") || !each.contains("loss_fn_inputs") ||
         !each["loss_fn_inputs"].is_object())
-      wrong(where, dump_line(each).substr(0, 80), "an object with model_input and loss_fn_inputs");
+      wrong(where, dump_ordered(each).substr(0, 80), "an object with model_input and loss_fn_inputs");
     WireDatum datum{read_model_input(each["model_input"], where + ".model_input"), {}};
     for (const auto& [name, tensor] : each["loss_fn_inputs"].items())
       datum.inputs[name] = read_tensor(tensor, str(where, ".loss_fn_inputs.", name.substr(0, 80)));
@@ -320,7 +324,7 @@ ForwardBackwardRequest read_forward_backward(const Json& body, bool forward_only
     for (const auto& [name, value] : config->items()) {
       if (value.is_number()) request.config[name] = value.get<double>();
       else if (value.is_string()) request.config[name] = value.get<std::string>();
-      else wrong("loss_fn_config." + name, dump_line(value).substr(0, 80), "a number or a text");
+      else wrong("loss_fn_config." + name, dump_ordered(value).substr(0, 80), "a number or a text");
     }
   return request;
 }

@@ -44,7 +44,7 @@ struct ForwardBackwardRequest {
 };
 ForwardBackwardRequest read_forward_backward(std::string_view protobuf);
 // The JSON of SDKs before 0.25. `forward_only`: the request came to /forward.
-ForwardBackwardRequest read_forward_backward(const Json& body, bool forward_only);
+ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forward_only);
 
 // A row of a result: the log-probabilities of one datum, [rows, columns].
 struct WireOutput {
@@ -83,6 +83,6 @@ struct SampleResult {
 };
 
 // The tokens of a ModelInput in JSON. Throws ApiError 400 if it has images or audio.
-std::vector<int32_t> read_model_input(const Json& input, const std::string& where);
+std::vector<int32_t> read_model_input(const OrderedJson& input, const std::string& where);
 
 }  // namespace bough

@@ -25,6 +25,10 @@ struct Work {
   std::function<FutureResult()> run;
 };
 
+inline Work run_later(std::function<FutureResult()> run) {
+  return {.future = "", .request = nullptr, .loss = {}, .run = std::move(run)};
+}
+
 class WorkQueue {
  public:
   // A model's first seq_id is 1.

@@ -1,0 +1,168 @@
+#include "tinker/checkpoints.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <ctime>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "serve/api.h"
+
+namespace bough {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kTerms = "checkpoint.json";
+constexpr size_t kLongestName = 128;
+
+bool is_plain(const std::string& name) {
+  return !name.empty() && name.size() <= kLongestName && name.front() != '.' &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.' || c == ':';
+         });
+}
+
+std::string iso_time(int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+int64_t folder_bytes(const fs::path& folder) {
+  int64_t bytes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
+  return bytes;
+}
+
+}  // namespace
+
+Checkpoints::Checkpoints(fs::path folder) : folder_(std::move(folder)) {
+  make_directories(folder_);
+}
+
+CheckpointName Checkpoints::checked(const std::string& run, const std::string& kind,
+                                    const std::string& name) {
+  for (const std::string* part : {&run, &name})
+    if (!is_plain(*part))
+      throw ApiError(400,
+                     str("path: got ", quoted(*part, 80),
+                         ", expected letters, digits, '-', '_', '.' and ':', at most ", kLongestName),
+                     "path");
+  if (kind != "weights" && kind != "sampler_weights")
+    throw ApiError(400, str("path: got ", quoted(kind, 40), ", expected weights or sampler_weights"), "path");
+  return {run, kind, name};
+}
+
+fs::path Checkpoints::folder(const CheckpointName& name) const {
+  return folder_ / name.run / name.kind / name.name;
+}
+
+CheckpointName Checkpoints::existing(const std::string& path, const std::string& kind,
+                                     const std::string& field) const {
+  constexpr std::string_view kScheme = "tinker://";
+  const std::string expected = "tinker://RUN/" + (kind.empty() ? std::string("weights") : kind) + "/NAME";
+  const auto refuse = [&](const std::string& why) {
+    throw ApiError(400, str(field, ": got ", quoted(path, 200), ": ", why), field);
+  };
+  const std::string rest = path.starts_with(kScheme) ? path.substr(kScheme.size()) : "";
+  const size_t first = rest.find('/');
+  const size_t second = first == std::string::npos ? first : rest.find('/', first + 1);
+  if (second == std::string::npos) refuse("expected " + expected);
+  const CheckpointName name =
+      checked(rest.substr(0, first), rest.substr(first + 1, second - first - 1), rest.substr(second + 1));
+  if (!kind.empty() && name.kind != kind) refuse("expected " + expected);
+  if (!fs::exists(folder(name) / "adapter_config.json")) refuse("there is no such checkpoint");
+  return name;
+}
+
+void Checkpoints::publish(const CheckpointName& name, const Terms& terms,
+                          const std::function<void(const fs::path&)>& write) const {
+  const int64_t now = now_seconds();
+  Json body = {{"time", now}, {"user_metadata", terms.user_metadata}};
+  if (terms.ttl_seconds) body["expires_at"] = now + *terms.ttl_seconds;
+  const fs::path temporary = folder_ / name.run / name.kind / ("." + name.name + ".new");
+  remove_tree(temporary);
+  make_directories(temporary);
+  write(temporary);
+  write_file_atomically(temporary / kTerms, dump_pretty(body));
+  publish_directory(temporary, folder(name));
+}
+
+void Checkpoints::set_ttl(const CheckpointName& name, std::optional<int64_t> ttl_seconds) const {
+  Json body = read_json(folder(name) / kTerms);
+  body.erase("expires_at");
+  if (ttl_seconds) body["expires_at"] = now_seconds() + *ttl_seconds;
+  write_file_atomically(folder(name) / kTerms, dump_pretty(body));
+}
+
+void Checkpoints::remove(const CheckpointName& name) const {
+  remove_tree(folder(name));
+}
+
+Json Checkpoints::list(const std::string& run) const {
+  std::vector<std::pair<int64_t, Json>> found;
+  for (const char* kind : {"weights", "sampler_weights"}) {
+    const fs::path of_kind = folder_ / run / kind;
+    if (!fs::is_directory(of_kind)) continue;
+    for (const auto& entry : fs::directory_iterator(of_kind)) {
+      if (!fs::exists(entry.path() / kTerms)) continue;
+      const CheckpointName name{run, kind, entry.path().filename().string()};
+      const Json terms = read_json(entry.path() / kTerms);
+      Json each = {{"checkpoint_id", name.kind + "/" + name.name},
+                   {"checkpoint_type", name.kind == "weights" ? "training" : "sampler"},
+                   {"time", iso_time(terms["time"].get<int64_t>())},
+                   {"tinker_path", name.path()},
+                   {"size_bytes", folder_bytes(entry.path())},
+                   {"user_metadata", terms["user_metadata"]}};
+      if (terms.contains("expires_at")) each["expires_at"] = iso_time(terms["expires_at"].get<int64_t>());
+      found.emplace_back(terms["time"].get<int64_t>(), std::move(each));
+    }
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  Json list = Json::array();
+  for (auto& [time, each] : found) list.push_back(std::move(each));
+  return list;
+}
+
+LoraSettings Checkpoints::adapter(const CheckpointName& name) const {
+  const fs::path file = folder(name) / "adapter_config.json";
+  const Json config = read_json(file);
+  try {
+    LoraSettings adapter;
+    adapter.rank = config.at("r").get<int64_t>();
+    adapter.alpha = config.at("lora_alpha").get<double>();
+    adapter.targets.clear();
+    for (const Json& target : config.at("target_modules"))
+      adapter.targets.push_back({target.get<std::string>()});
+    return adapter;
+  } catch (const Json::exception& error) {
+    throw UserError(str(file.string(), ": no settings of an adapter: ", error.what()));
+  }
+}
+
+void Checkpoints::remove_expired() const {
+  const int64_t now = now_seconds();
+  for (const auto& run : fs::directory_iterator(folder_))
+    for (const char* kind : {"weights", "sampler_weights"}) {
+      if (!fs::is_directory(run.path() / kind)) continue;
+      for (const auto& entry : fs::directory_iterator(run.path() / kind)) try {
+          const fs::path terms = entry.path() / kTerms;
+          if (!fs::exists(terms) || read_json(terms).value("expires_at", now + 1) > now) continue;
+          log_info(str("serve: ", entry.path().string(), " has expired and is removed"));
+          remove_tree(entry.path());
+        } catch (const std::exception& error) {
+          log_warning(str("serve: ", entry.path().string(), ": ", error.what()));
+        }
+    }
+}
+
+}  // namespace bough

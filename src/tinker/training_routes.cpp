@@ -1,0 +1,327 @@
+// Sessions, models, training and checkpoints.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "tinker/service_state.h"
+
+namespace bough {
+
+namespace {
+
+constexpr double kAlpha = 32;  // of Tinker's adapters
+constexpr std::initializer_list<const char*> kAttention = {"q_proj", "k_proj", "v_proj", "o_proj"};
+constexpr std::initializer_list<const char*> kMlp = {"gate_proj", "up_proj", "down_proj"};
+constexpr int64_t kLeastTtl = 3600, kMostTtl = int64_t{3600} * 24 * 366 * 10;
+
+LoraSettings read_adapter(const OrderedJson& config, int64_t max_rank, uint64_t& seed) {
+  Fields fields(config, "lora_config");
+  LoraSettings adapter;
+  const auto rank = fields.integer("rank", 1, max_rank);
+  if (!rank) fields.wrong("rank", str("a whole number from 1 to ", max_rank));
+  adapter.rank = *rank;
+  adapter.alpha = kAlpha;
+  adapter.targets.clear();
+  const auto add = [&](const char* flag, std::initializer_list<const char*> names) {
+    if (fields.boolean(flag).value_or(true))
+      for (const char* name : names) adapter.targets.push_back({name});
+  };
+  add("train_attn", kAttention);
+  add("train_mlp", kMlp);
+  add("train_unembed", {"lm_head"});
+  seed = static_cast<uint64_t>(fields.integer("seed", 0, int64_t{1} << 53).value_or(0));
+  fields.done();
+  if (adapter.targets.empty())
+    throw ApiError(400,
+                   "lora_config: train_attn, train_mlp and train_unembed are false; expected one to be true");
+  return adapter;
+}
+
+void check_optimizer(Fields& fields) {
+  const OrderedJson* const config = fields.object("optimizer_config");
+  if (!config) return;
+  const std::string type = config->value("type", std::string("adamw"));
+  if (type != "adamw")
+    throw ApiError(400, str("optimizer_config.type: got ", quoted(type, 40), ", expected adamw"),
+                   "optimizer_config");
+}
+
+bool has_target(const LoraSettings& adapter, const char* name) {
+  return std::any_of(adapter.targets.begin(), adapter.targets.end(),
+                     [&](const LoraTarget& target) { return target.name == name; });
+}
+
+Checkpoints::Terms read_terms(Fields& fields) {
+  Checkpoints::Terms terms{fields.integer("ttl_seconds", kLeastTtl, kMostTtl), nullptr};
+  if (const OrderedJson* metadata = fields.object("user_metadata")) terms.user_metadata = Json(*metadata);
+  return terms;
+}
+
+int64_t read_seq_id(Fields& fields) {
+  const auto seq_id = fields.integer("seq_id", 1, kMostSeqId);
+  if (!seq_id) fields.wrong("seq_id", "a whole number from 1");
+  return *seq_id;
+}
+
+std::string model_id(const std::string& session, int64_t number) {
+  return str(session, ":train:", number);
+}
+
+}  // namespace
+
+Json TrainingService::State::create_session(Fields& fields) {
+  fields.ignore({"tags", "user_metadata", "sdk_version", "project_id", "display_name", "type"});
+  fields.done();
+  const std::string id = str("session-", epoch, "-", ++num_sessions);
+  const MutexLock lock(mutex);
+  sessions[id] = {.heartbeat = clock.now()};
+  return {{"type", "create_session"}, {"session_id", id}};
+}
+
+Json TrainingService::State::heartbeat(Fields& fields) {
+  const std::string id = fields.required_text("session_id");
+  fields.ignore({"type"});
+  fields.done();
+  const MutexLock lock(mutex);
+  const auto found = sessions.find(id);
+  if (found == sessions.end()) throw ApiError(410, str("session ", quoted(id, 80), " has ended"));
+  found->second.heartbeat = clock.now();
+  return {{"type", "session_heartbeat"}};
+}
+
+void TrainingService::State::end_session(const std::string& session) {
+  std::vector<std::string> its;
+  {
+    const MutexLock lock(mutex);
+    sessions.erase(session);
+    for (const auto& [id, model] : models)
+      if (model.session == session) its.push_back(id);
+    std::erase_if(sampling, [&](const auto& entry) { return entry.second.session == session; });
+    ended.insert(its.begin(), its.end());
+  }
+  for (const std::string& id : its)
+    for (const Work& work : queue.remove_model(id))
+      futures.complete(work.future, failed_result("the session has ended", "user"));
+  futures.drop_session(session);
+}
+
+std::string TrainingService::State::session_of(const std::string& model) const {
+  const MutexLock lock(mutex);
+  const auto found = models.find(model);
+  if (found == models.end() || ended.contains(model))
+    throw ApiError(404, str("model_id: got ", quoted(model, 100), ", which does not exist"), "model_id");
+  return found->second.session;
+}
+
+void TrainingService::State::check_session(const std::string& session) const {
+  const MutexLock lock(mutex);
+  if (!sessions.contains(session))
+    throw ApiError(404, str("session_id: got ", quoted(session, 80), ", which does not exist"), "session_id");
+}
+
+void TrainingService::State::check_base(const std::string& name) const {
+  if (!any_name && !names.contains(name))
+    throw ApiError(400,
+                   str("base_model: got ", quoted(name, 100), ", expected ", quoted(shown_name),
+                       "; the setting served_model_name has the names, '*' allows any"),
+                   "base_model");
+}
+
+void TrainingService::State::check_queue() const {
+  if (futures.num_pending() >= settings.max_requests)
+    throw ApiError(429, str("more than ", settings.max_requests, " requests wait or run (max_requests)"));
+}
+
+Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, Work work) {
+  const std::string session = session_of(model);
+  check_queue();
+  const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
+  work.future = id;
+  if (is_new && !queue.add(model, seq_id, std::move(work)))
+    futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model,
+                                           " was used before, and its result is no longer kept"),
+                                       "user"));
+  return {{"request_id", id}, {"model_id", model}};
+}
+
+Json TrainingService::State::enqueue_now(const std::string& session, const std::string& key,
+                                         std::function<FutureResult()> run) {
+  check_queue();
+  const auto [id, is_new] = futures.add(session, key);
+  if (is_new) queue.add_now({.future = id, .request = nullptr, .loss = {}, .run = std::move(run)});
+  return {{"request_id", id}};
+}
+
+void TrainingService::State::add_model(const std::string& session, const std::string& id,
+                                       const LoraSettings& adapter, uint64_t seed) {
+  {
+    const MutexLock lock(mutex);
+    if (!models.contains(id) && std::ssize(models) - std::ssize(ended) >= settings.max_models)
+      throw ApiError(400, str("got a model more than ", settings.max_models,
+                              "; expected fewer at once (max_models): finish a session"));
+    models.try_emplace(id, ClientModel{session, adapter, nullptr});
+  }
+  queue.add_model(id);
+  enqueue_now(session, id, [this, id, adapter, seed] {
+    auto model = std::make_unique<TrainingModel>(
+        *base.model, adapter, seed,
+        TrainingPlans{settings.plan, settings.max_tokens_per_pass,
+                      settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
+    const MutexLock lock(mutex);
+    if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
+    return FutureResult{{{"model_id", id}, {"type", "create_model"}}, ""};
+  });
+}
+
+Json TrainingService::State::create_model(Fields& fields) {
+  const std::string session = fields.required_text("session_id");
+  const auto number = fields.integer("model_seq_id", 0, kMostSeqId);
+  if (!number) fields.wrong("model_seq_id", "a whole number from 0");
+  check_base(fields.required_text("base_model"));
+  check_optimizer(fields);
+  const OrderedJson* const config = fields.object("lora_config");
+  if (!config) fields.wrong("lora_config", "the settings of an adapter; full fine-tuning is not served");
+  uint64_t seed = 0;
+  const LoraSettings adapter = read_adapter(*config, settings.max_rank, seed);
+  fields.ignore({"user_metadata", "type"});
+  fields.done();
+  check_session(session);
+  const std::string id = model_id(session, *number);
+  add_model(session, id, adapter, seed);
+  return {{"request_id", futures.add(session, id).first}, {"model_id", id}};
+}
+
+Json TrainingService::State::get_info(Fields& fields) {
+  const std::string id = fields.required_text("model_id");
+  fields.ignore({"type"});
+  fields.done();
+  session_of(id);
+  const MutexLock lock(mutex);
+  return {
+      {"type", "get_info"},
+      {"model_id", id},
+      {"model_data",
+       {{"model_name", shown_name}, {"tokenizer_id", std::filesystem::absolute(base.directory).string()}}},
+      {"is_lora", true},
+      {"lora_rank", models.at(id).adapter.rank},
+      {"model_name", shown_name}};
+}
+
+// ---- Training
+
+Json TrainingService::State::forward_backward(ForwardBackwardRequest request) {
+  const TinkerLossSettings loss = read_loss_settings(request);
+  if (request.data.empty()) throw ApiError(400, "data: got no datum, expected 1 or more", "data");
+  if (request.seq_id < 1 || request.seq_id > kMostSeqId)
+    throw ApiError(400, str("seq_id: got ", request.seq_id, ", expected 1 or more"), "seq_id");
+  const ModelConfig& config = base.model->config();
+  for (size_t i = 0; i < request.data.size(); ++i)
+    check_datum(request.data[i], loss, config.vocab_size, config.max_exact_length - 1, str("data[", i, "]"));
+  const std::string model = request.model_id;
+  const int64_t seq_id = request.seq_id;
+  auto shared = std::make_shared<const ForwardBackwardRequest>(std::move(request));
+  return enqueue(model, seq_id, {.future = "", .request = std::move(shared), .loss = loss, .run = {}});
+}
+
+Json TrainingService::State::optim_step(Fields& fields) {
+  const std::string id = fields.required_text("model_id");
+  const int64_t seq_id = read_seq_id(fields);
+  const AdamParameters parameters = read_adam(fields);
+  fields.ignore({"type"});
+  fields.done();
+  return enqueue(
+      id, seq_id, run_later([this, id, parameters] {
+        return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}, ""};
+      }));
+}
+
+Json TrainingService::State::save_weights(Fields& fields) {
+  const std::string id = fields.required_text("model_id");
+  const int64_t seq_id = read_seq_id(fields);
+  const CheckpointName name =
+      Checkpoints::checked(id, "weights", fields.text("path").value_or(str("checkpoint-", seq_id)));
+  const bool overwrites = fields.boolean("overwrite").value_or(false);
+  const Checkpoints::Terms terms = read_terms(fields);
+  fields.ignore({"type"});
+  fields.done();
+  return enqueue(id, seq_id, run_later([this, id, name, overwrites, terms] {
+                   if (std::filesystem::exists(checkpoints.folder(name)) && !overwrites)
+                     throw UserError(str("path: a checkpoint named ", quoted(name.name),
+                                         " exists; choose another name, or set overwrite"));
+                   checkpoints.publish(name, terms, [&](const std::filesystem::path& folder) {
+                     training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
+                   });
+                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}, ""};
+                 }));
+}
+
+Json TrainingService::State::load_weights(Fields& fields) {
+  const CheckpointName name = checkpoints.existing(fields.required_text("path"), "weights", "path");
+  const bool with_optimizer = fields.boolean("optimizer").value_or(false);
+  check_optimizer(fields);
+  fields.ignore({"user_metadata", "type"});
+  const auto load = [this, name, with_optimizer](const std::string& id) {
+    training(id).load(checkpoints.folder(name), with_optimizer);
+    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}, ""};
+  };
+  if (const auto id = fields.text("model_id")) {
+    const int64_t seq_id = read_seq_id(fields);
+    fields.done();
+    return enqueue(*id, seq_id, run_later([load, id = *id] { return load(id); }));
+  }
+  const std::string session = fields.required_text("session_id");
+  const auto number = fields.integer("model_seq_id", 0, kMostSeqId);
+  if (!number) fields.wrong("model_seq_id", "a whole number from 0");
+  check_base(fields.text("base_model").value_or(shown_name));
+  fields.done();
+  check_session(session);
+  const std::string id = model_id(session, *number);
+  add_model(session, id, checkpoints.adapter(name), 0);
+  Json answer = enqueue_now(session, id + "/load", [load, id] { return load(id); });
+  answer["model_id"] = id;
+  return answer;
+}
+
+Json TrainingService::State::weights_info(Fields& fields) {
+  const char* const field = fields.text("tinker_path") ? "tinker_path" : "path";
+  const CheckpointName name = checkpoints.existing(fields.required_text(field), "", field);
+  const LoraSettings adapter = checkpoints.adapter(name);
+  return {{"base_model", shown_name},
+          {"is_lora", true},
+          {"lora_rank", adapter.rank},
+          {"train_unembed", has_target(adapter, "lm_head")},
+          {"train_mlp", has_target(adapter, "up_proj")},
+          {"train_attn", has_target(adapter, "q_proj")}};
+}
+
+// training_runs/{id}, /checkpoints, /checkpoints/{kind}/{name}, /checkpoints/{kind}/{name}/ttl
+Json TrainingService::State::training_run(const std::string& id, const std::string& rest,
+                                          const HttpRequest& request) {
+  const std::string& method = request.method;
+  Checkpoints::checked(id, "weights", "any");
+  if (method == "GET" && rest == "checkpoints") return {{"checkpoints", checkpoints.list(id)}};
+  constexpr std::string_view kOne = "checkpoints/";
+  if (rest.starts_with(kOne)) {
+    std::string path = rest.substr(kOne.size());
+    const bool is_ttl = path.ends_with("/ttl") && method == "PUT";
+    if (is_ttl) path.resize(path.size() - 4);
+    if (is_ttl || method == "DELETE") {
+      const CheckpointName name = checkpoints.existing(str("tinker://", id, "/", path), "", "path");
+      if (is_ttl) {
+        const OrderedJson body = parse_ordered_json(request.body, "the body");
+        Fields fields(body);
+        const auto ttl = fields.integer("ttl_seconds", kLeastTtl, kMostTtl);
+        fields.done();
+        checkpoints.set_ttl(name, ttl);
+      } else {
+        checkpoints.remove(name);
+      }
+      return nullptr;
+    }
+  }
+  throw ApiError(404, str("unknown path training_runs/", quoted(id, 60), "/", quoted(rest, 80), " for ",
+                          method, "; docs/tinker.md lists the paths"));
+}
+
+}  // namespace bough
