@@ -30,8 +30,8 @@ class Checkpoints {
 
   // Throws ApiError 400 if a part is no plain name.
   static CheckpointName checked(const std::string& run, const std::string& kind, const std::string& name);
-  // Parses tinker://RUN/KIND/NAME of an existing checkpoint, for the field `field`. kind: the only kind that is
-  // allowed; empty: both. Throws ApiError 400.
+  // Parses tinker://RUN/KIND/NAME of an existing checkpoint, for the field `field`. kind: the only kind that
+  // is allowed; empty: both. Throws ApiError 400.
   CheckpointName existing(const std::string& path, const std::string& kind, const std::string& field) const;
   std::filesystem::path folder(const CheckpointName& name) const;
 

@@ -63,21 +63,27 @@ void Futures::stop_waiting(const std::string& id, uint64_t waiter) {
 
 void Futures::drop_old() {
   const MutexLock lock(mutex_);
-  std::erase_if(futures_, [&](const auto& entry) {
-    const Future& future = entry.second;
-    if (!future.fetched || seconds_between(*future.fetched, clock_.now()) < kKeptSeconds) return false;
+  for (auto each = futures_.begin(); each != futures_.end();) {
+    const Future& future = each->second;
+    if (!future.fetched || seconds_between(*future.fetched, clock_.now()) < kKeptSeconds) {
+      ++each;
+      continue;
+    }
     ids_.erase(future.key);
-    return true;
-  });
+    each = futures_.erase(each);
+  }
 }
 
 void Futures::drop_session(const std::string& session) {
   const MutexLock lock(mutex_);
-  std::erase_if(futures_, [&](const auto& entry) {
-    if (entry.second.session != session) return false;
-    ids_.erase(entry.second.key);
-    return true;
-  });
+  for (auto each = futures_.begin(); each != futures_.end();) {
+    if (each->second.session != session) {
+      ++each;
+      continue;
+    }
+    ids_.erase(each->second.key);
+    each = futures_.erase(each);
+  }
 }
 
 int64_t Futures::num_pending() const {

@@ -1,8 +1,8 @@
 // Results of requests that are computed later. A request gets an id at once; its result is fetched with
 // /api/v1/retrieve_future, which waits for it. Thread-safe.
 //
-// A request that is sent again, because its answer was lost, has the same key and gets the same id: it is never
-// computed twice. A result is kept for kKeptSeconds after it was first fetched, and with its session.
+// A request that is sent again, because its answer was lost, has the same key and gets the same id: it is
+// never computed twice. A result is kept for kKeptSeconds after it was first fetched, and with its session.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,14 @@ class Futures {
   static constexpr double kKeptSeconds = 600;
   explicit Futures(const Clock& clock) : clock_(clock) {}
 
-  // The id of the request with this key, and whether the key is new. `key` names the request: model and seq_id,
-  // or sampling session and seq_id.
+  // The id of the request with this key, and whether the key is new. `key` names the request: model and
+  // seq_id, or sampling session and seq_id.
   std::pair<std::string, bool> add(const std::string& session, const std::string& key);
   void complete(const std::string& id, FutureResult result);
 
-  // Calls `answer` with the result as soon as there is one: at once, or on the thread that completes it. Returns
-  // false if the id is unknown. gone: true if it was known once. The id is in `waiter` while it waits.
+  // Calls `answer` with the result as soon as there is one: at once, or on the thread that completes it.
+  // Returns false if the id is unknown. gone: true if it was known once. The id is in `waiter` while it
+  // waits.
   enum class Found { kReady, kWaits, kGone, kUnknown };
   using Answer = std::function<void(const FutureResult&)>;
   Found wait_for(const std::string& id, uint64_t waiter, Answer answer);

@@ -31,8 +31,8 @@ class Samplers {
   // `base` must outlive the object. `options`: of each engine.
   Samplers(const Model& base, EmbeddedEngineOptions options);
 
-  // Computes the prompt's values at once, and queues the rest. finish is called by step(). Throws UserError if
-  // the request is refused.
+  // Computes the prompt's values at once, and queues the rest. finish is called by step(). Throws UserError
+  // if the request is refused.
   using Finish = std::function<void(SampleResult)>;
   void submit(const std::string& future, SampleRequest request, Finish finish);
   // Ends the request of this future. Returns false if there is none.

@@ -1,5 +1,5 @@
-// A model that a client trains: the base's weights, which all clients share, with an adapter and an optimizer of
-// its own. Computation thread only.
+// A model that a client trains: the base's weights, which all clients share, with an adapter and an optimizer
+// of its own. Computation thread only.
 #pragma once
 
 #include <filesystem>
@@ -61,8 +61,8 @@ class TrainingModel {
   std::optional<CostModel> costs_;
 };
 
-// Log-probabilities of a prompt's tokens from the second on, [T - 1], and with top_k > 0 the most likely tokens
-// at these positions.
+// Log-probabilities of a prompt's tokens from the second on, [T - 1], and with top_k > 0 the most likely
+// tokens at these positions.
 struct PromptValues {
   std::vector<float> log_probs;
   WireTopK top;

@@ -14,7 +14,8 @@ namespace {
 
 // DType of tinker_public.
 constexpr int32_t kFloat32 = 1, kInt64 = 2, kInt32 = 3, kBFloat16 = 4;
-constexpr int64_t kMostElements = int64_t{1} << 28;  // of a sparse tensor, which is stored dense
+// Elements of all sparse tensors of a request. They are stored dense, so a small body could fill the memory.
+constexpr int64_t kMostElements = int64_t{1} << 26;
 
 [[noreturn]] void wrong(const std::string& where, const std::string& got, const std::string& expected) {
   throw ApiError(400, str(where, ": got ", got, ", expected ", expected), where);
@@ -52,9 +53,13 @@ std::vector<double> to_doubles(std::string_view bytes, int32_t dtype, const std:
 // Compressed sparse rows to a dense tensor with `is_set`.
 WireTensor from_rows(const std::vector<double>& values, const std::vector<int64_t>& row_begin,
                      const std::vector<int64_t>& column, const std::vector<int64_t>& shape,
-                     const std::string& where) {
-  if (shape.size() != 2 || shape[0] < 0 || shape[1] < 1 || shape[0] > kMostElements / shape[1])
+                     int64_t& elements_left, const std::string& where) {
+  if (shape.size() != 2 || shape[0] < 0 || shape[1] < 1)
     wrong(where + ".shape", str(shape.size(), " sizes"), "[rows, columns] of a sparse tensor");
+  if (shape[0] > elements_left / shape[1])
+    wrong(where + ".shape", str(shape[0], " rows of ", shape[1]),
+          str("at most ", kMostElements, " elements in all sparse tensors of a request"));
+  elements_left -= shape[0] * shape[1];
   const auto count = static_cast<int64_t>(values.size());
   if (std::ssize(row_begin) != shape[0] + 1 || std::ssize(column) != count || row_begin.front() != 0 ||
       row_begin.back() != count)
@@ -100,7 +105,7 @@ std::string_view view_of(const protozero::data_view& view) {
   return {view.data(), view.size()};
 }
 
-WireTensor read_tensor(protozero::pbf_reader message, const std::string& where) {
+WireTensor read_tensor(protozero::pbf_reader message, int64_t& elements_left, const std::string& where) {
   std::string_view dense, values, rows, columns;
   bool is_sparse = false;
   int32_t dtype = 0;
@@ -128,13 +133,13 @@ WireTensor read_tensor(protozero::pbf_reader message, const std::string& where) 
     }
   if (is_sparse)
     return from_rows(to_doubles(values, dtype, where), numbers<int64_t>(rows, where),
-                     numbers<int64_t>(columns, where), shape, where);
+                     numbers<int64_t>(columns, where), shape, elements_left, where);
   return from_dense(to_doubles(dense, dtype, where), shape, where);
 }
 
 constexpr const char* kOnlyText = "text: Bough serves language models, which read no images or audio";
 
-WireDatum read_datum(protozero::pbf_reader message, const std::string& where) {
+WireDatum read_datum(protozero::pbf_reader message, int64_t& elements_left, const std::string& where) {
   WireDatum datum;
   while (message.next()) switch (message.tag()) {
       case 1: {
@@ -163,7 +168,7 @@ WireDatum read_datum(protozero::pbf_reader message, const std::string& where) {
             default: entry.skip();
           }
         const std::string place = str(where, ".loss_fn_inputs.", name.substr(0, 80));
-        datum.inputs[name] = read_tensor(tensor.value_or(protozero::pbf_reader()), place);
+        datum.inputs[name] = read_tensor(tensor.value_or(protozero::pbf_reader()), elements_left, place);
         break;
       }
       default: message.skip();  // spans, which say where tokens come from: only stable_reinforce reads them
@@ -202,13 +207,14 @@ std::vector<int64_t> optional_numbers(const OrderedJson& body, const std::string
   return json_numbers<int64_t>(*found, str(where, ".", name));
 }
 
-WireTensor read_tensor(const OrderedJson& body, const std::string& where) {
+WireTensor read_tensor(const OrderedJson& body, int64_t& elements_left, const std::string& where) {
   if (!body.is_object() || !body.contains("data")) wrong(where, dump_ordered(body).substr(0, 80), "a tensor");
   std::vector<double> values = json_numbers<double>(body["data"], where + ".data");
   const auto shape = optional_numbers(body, "shape", where);
   const auto rows = optional_numbers(body, "sparse_crow_indices", where);
   if (rows.empty()) return from_dense(std::move(values), shape, where);
-  return from_rows(values, rows, optional_numbers(body, "sparse_col_indices", where), shape, where);
+  return from_rows(values, rows, optional_numbers(body, "sparse_col_indices", where), shape, elements_left,
+                   where);
 }
 
 template <class T>
@@ -252,13 +258,15 @@ std::vector<int32_t> read_model_input(const OrderedJson& input, const std::strin
 ForwardBackwardRequest read_forward_backward(std::string_view protobuf) {
   ForwardBackwardRequest request;
   std::map<std::string, std::variant<double, std::string>> newer;
+  int64_t elements_left = kMostElements;
   try {
     protozero::pbf_reader message(protobuf.data(), protobuf.size());
     while (message.next()) switch (message.tag()) {
         case 1: request.model_id = message.get_string(); break;
         case 2: request.seq_id = message.get_int32(); break;
         case 3:
-          request.data.push_back(read_datum(message.get_message(), str("data[", request.data.size(), "]")));
+          request.data.push_back(
+              read_datum(message.get_message(), elements_left, str("data[", request.data.size(), "]")));
           break;
         case 4: request.loss_fn = message.get_string(); break;
         case 5:
@@ -310,6 +318,7 @@ ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forwa
     wrong(key, input == body.end() ? "nothing" : dump_ordered(*input).substr(0, 80),
           "an object with the list `data`");
   request.loss_fn = json_text(*input, "loss_fn");
+  int64_t elements_left = kMostElements;
   for (const OrderedJson& each : (*input)["data"]) {
     const std::string where = str("data[", request.data.size(), "]");
     if (!each.is_object() || !each.contains("model_input") || !each.contains("loss_fn_inputs") ||
@@ -317,7 +326,8 @@ ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forwa
       wrong(where, dump_ordered(each).substr(0, 80), "an object with model_input and loss_fn_inputs");
     WireDatum datum{read_model_input(each["model_input"], where + ".model_input"), {}};
     for (const auto& [name, tensor] : each["loss_fn_inputs"].items())
-      datum.inputs[name] = read_tensor(tensor, str(where, ".loss_fn_inputs.", name.substr(0, 80)));
+      datum.inputs[name] =
+          read_tensor(tensor, elements_left, str(where, ".loss_fn_inputs.", name.substr(0, 80)));
     request.data.push_back(std::move(datum));
   }
   if (const auto config = input->find("loss_fn_config"); config != input->end() && config->is_object())

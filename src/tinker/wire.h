@@ -1,5 +1,5 @@
-// The bodies of Tinker's API: requests and results, as protobuf and as JSON. The SDK sends forward_backward as
-// protobuf from version 0.25 on, all other requests as JSON, and reads the results of forward_backward and
+// The bodies of Tinker's API: requests and results, as protobuf and as JSON. The SDK sends forward_backward
+// as protobuf from version 0.25 on, all other requests as JSON, and reads the results of forward_backward and
 // asample as protobuf. Its message `tinker_public` is not compiled: the field numbers are in wire.cpp.
 //
 // A body that is no message of its type throws ApiError 400, which names the field.

@@ -42,7 +42,8 @@ class WorkQueue {
     std::string model;        // empty: a work of add_now()
     std::vector<Work> works;  // several forward_backward works that can be one tree, or one work
   };
-  // The next works, from each model in turn. Empty if none can run: the queues are empty, or wait for a seq_id.
+  // The next works, from each model in turn. Empty if none can run: the queues are empty, or wait for a
+  // seq_id.
   Group take();
   // Removes a model and returns its works.
   std::vector<Work> remove_model(const std::string& model);

@@ -1,0 +1,73 @@
+#include "tinker/checkpoints.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "serve/api.h"
+
+namespace bough {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CheckpointsTest : public testing::Test {
+ protected:
+  CheckpointsTest() { remove_tree(folder_); }
+  ~CheckpointsTest() override { remove_tree(folder_); }
+  const fs::path folder_ = fs::path(testing::TempDir()) / str("bough_checkpoints_", getpid());
+};
+
+void write_adapter(const fs::path& folder) {
+  write_file_atomically(folder / "adapter_config.json",
+                        R"({"r": 4, "lora_alpha": 32, "target_modules": ["q_proj", "lm_head"]})");
+}
+
+TEST_F(CheckpointsTest, AreListedFoundAndRemoved) {
+  const Checkpoints checkpoints(folder_ / "store");
+  const CheckpointName name = Checkpoints::checked("session-1:train:0", "weights", "step-1");
+  checkpoints.publish(name, {.ttl_seconds = 7200, .user_metadata = {{"note", "x"}}}, write_adapter);
+  EXPECT_EQ(name.path(), "tinker://session-1:train:0/weights/step-1");
+  EXPECT_EQ(checkpoints.existing(name.path(), "weights", "path").name, "step-1");
+  const Json list = checkpoints.list("session-1:train:0");
+  ASSERT_EQ(list.size(), 1U);
+  EXPECT_EQ(list[0]["checkpoint_id"], "weights/step-1");
+  EXPECT_EQ(list[0]["checkpoint_type"], "training");
+  EXPECT_EQ(list[0]["user_metadata"]["note"], "x");
+  EXPECT_TRUE(list[0].contains("expires_at"));
+  checkpoints.set_ttl(name, {});
+  EXPECT_FALSE(checkpoints.list("session-1:train:0")[0].contains("expires_at"));
+  EXPECT_EQ(checkpoints.adapter(name).rank, 4);
+  checkpoints.remove(name);
+  EXPECT_EQ(checkpoints.list("session-1:train:0").size(), 0U);
+  EXPECT_THROW(checkpoints.existing(name.path(), "", "path"), ApiError);
+}
+
+TEST_F(CheckpointsTest, GoWhenTheyHaveExpired) {
+  const Checkpoints checkpoints(folder_);
+  const CheckpointName stays{"r", "weights", "stays"}, goes{"r", "sampler_weights", "goes"};
+  checkpoints.publish(stays, {.ttl_seconds = 3600, .user_metadata = nullptr}, write_adapter);
+  checkpoints.publish(goes, {.ttl_seconds = -1, .user_metadata = nullptr}, write_adapter);
+  checkpoints.remove_expired();
+  EXPECT_TRUE(fs::exists(checkpoints.folder(stays)));
+  EXPECT_FALSE(fs::exists(checkpoints.folder(goes)));
+}
+
+TEST_F(CheckpointsTest, NoNameLeavesTheFolder) {
+  const Checkpoints checkpoints(folder_ / "store");
+  make_directories(folder_ / "weights" / "secret");
+  write_adapter(folder_ / "weights" / "secret");
+  for (const std::string name : {"..", ".", "", "a/b", "../secret", "a\\b", ".hidden", "a\nb", "\xff"}) {
+    EXPECT_THROW(Checkpoints::checked("run", "weights", name), ApiError) << name;
+    EXPECT_THROW(Checkpoints::checked(name, "weights", "x"), ApiError) << name;
+  }
+  for (const std::string path :
+       {"tinker://../weights/secret", "tinker://run/../secret", "tinker://run/weights/../../weights/secret",
+        "/etc/passwd", "tinker://run/weights", "tinker://run/weights/x/y", "tinker://run/optimizer/x",
+        "tinker:///weights/secret"})
+    EXPECT_THROW(checkpoints.existing(path, "", "path"), ApiError) << path;
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,132 @@
+#include "tinker/work_queue.h"
+
+#include <gtest/gtest.h>
+
+#include "tinker/futures.h"
+
+namespace bough {
+namespace {
+
+Work batch_work(const std::string& future, const std::string& loss = "cross_entropy",
+                bool forward_only = false) {
+  auto request = std::make_shared<ForwardBackwardRequest>();
+  request->forward_only = forward_only;
+  return {.future = future, .request = request, .loss = {.name = loss}, .run = {}};
+}
+Work other_work(const std::string& future) {
+  Work work = run_later([] { return FutureResult{}; });
+  work.future = future;
+  return work;
+}
+std::string taken(WorkQueue& queue, int groups = 1) {
+  std::string names;
+  for (int i = 0; i < groups; ++i)
+    for (const Work& work : queue.take().works) names += work.future + " ";
+  return names;
+}
+
+TEST(WorkQueue, WorksOfAModelRunInTheOrderOfTheirSeqIds) {
+  WorkQueue queue;
+  queue.add_model("m");
+  EXPECT_TRUE(queue.add("m", 3, other_work("c")));
+  EXPECT_EQ(taken(queue), "") << "1 and 2 are missing";
+  EXPECT_TRUE(queue.add("m", 2, other_work("b")));
+  EXPECT_TRUE(queue.add("m", 1, other_work("a")));
+  EXPECT_EQ(taken(queue, 4), "a b c ");
+  EXPECT_FALSE(queue.add("m", 2, other_work("b"))) << "2 was taken";
+  EXPECT_FALSE(queue.add("unknown", 1, other_work("x")));
+}
+
+TEST(WorkQueue, ForwardBackwardsThatAreQueuedTogetherAreOneGroup) {
+  WorkQueue queue;
+  queue.add_model("m");
+  queue.add("m", 2, batch_work("b"));
+  queue.add("m", 1, batch_work("a"));
+  queue.add("m", 4, batch_work("d"));
+  queue.add("m", 3, other_work("c"));
+  queue.add("m", 5, batch_work("e", "ppo"));
+  queue.add("m", 6, batch_work("f", "ppo", true));
+  EXPECT_EQ(taken(queue), "a b ");
+  EXPECT_EQ(taken(queue), "c ");
+  EXPECT_EQ(taken(queue), "d ") << "another loss is another tree";
+  EXPECT_EQ(taken(queue), "e ") << "forward_only adds no gradient";
+  EXPECT_EQ(taken(queue), "f ");
+}
+
+TEST(WorkQueue, ModelsTakeTurns) {
+  WorkQueue queue;
+  queue.add_model("m");
+  queue.add_model("n");
+  for (int64_t i = 1; i <= 2; ++i) {
+    queue.add("m", i, other_work("m"));
+    queue.add("n", i, other_work("n"));
+  }
+  EXPECT_EQ(taken(queue, 4), "m n m n ");
+  queue.add("m", 3, other_work("late"));
+  EXPECT_EQ(queue.remove_model("m").size(), 1U);
+  EXPECT_EQ(taken(queue), "");
+}
+
+TEST(Futures, ARequestThatIsSentAgainHasTheSameFuture) {
+  FakeClock clock;
+  Futures futures(clock);
+  const auto [id, is_new] = futures.add("s", "model/1");
+  EXPECT_TRUE(is_new);
+  EXPECT_EQ(futures.add("s", "model/1"), std::pair(id, false));
+  EXPECT_NE(futures.add("s", "model/2").first, id);
+  EXPECT_EQ(futures.num_pending(), 2);
+}
+
+TEST(Futures, WaitersAreAnsweredWhenTheResultComes) {
+  FakeClock clock;
+  Futures futures(clock);
+  const std::string id = futures.add("s", "k").first;
+  std::vector<int> answers;
+  const auto take = [&](int waiter) {
+    return [&answers, waiter](const FutureResult& result) {
+      EXPECT_EQ(result.json["x"], 1);
+      answers.push_back(waiter);
+    };
+  };
+  EXPECT_EQ(futures.wait_for(id, 1, take(1)), Futures::Found::kWaits);
+  EXPECT_EQ(futures.wait_for(id, 2, take(2)), Futures::Found::kWaits);
+  futures.stop_waiting(id, 1);
+  futures.complete(id, {{{"x", 1}}, ""});
+  futures.complete(id, {{{"x", 2}}, ""});
+  EXPECT_EQ(futures.wait_for(id, 3, take(3)), Futures::Found::kReady);
+  EXPECT_EQ(answers, (std::vector<int>{2, 3}));
+}
+
+TEST(Futures, AResultIsKeptForTenMinutesAfterItsFirstFetch) {
+  FakeClock clock;
+  Futures futures(clock);
+  const std::string id = futures.add("s", "k").first;
+  futures.complete(id, {});
+  clock.advance(std::chrono::hours(5));
+  futures.drop_old();
+  const auto nothing = [](const FutureResult&) {};
+  EXPECT_EQ(futures.wait_for(id, 1, nothing), Futures::Found::kReady) << "nobody has fetched it yet";
+  clock.advance(std::chrono::seconds(599));
+  futures.drop_old();
+  EXPECT_EQ(futures.wait_for(id, 2, nothing), Futures::Found::kReady);
+  clock.advance(std::chrono::seconds(2));
+  futures.drop_old();
+  EXPECT_EQ(futures.wait_for(id, 3, nothing), Futures::Found::kGone);
+  EXPECT_EQ(futures.wait_for("future-77", 4, nothing), Futures::Found::kUnknown);
+  EXPECT_EQ(futures.wait_for("future-99999999999999999999", 5, nothing), Futures::Found::kUnknown);
+  EXPECT_TRUE(futures.add("s", "k").second) << "a request that comes later is a new one";
+}
+
+TEST(Futures, EndWithTheirSession) {
+  FakeClock clock;
+  Futures futures(clock);
+  const std::string id = futures.add("s", "k").first, other = futures.add("t", "l").first;
+  futures.drop_session("s");
+  const auto nothing = [](const FutureResult&) {};
+  EXPECT_EQ(futures.wait_for(id, 1, nothing), Futures::Found::kGone);
+  EXPECT_EQ(futures.wait_for(other, 2, nothing), Futures::Found::kWaits);
+  futures.complete(id, {});  // its computation ends later
+}
+
+}  // namespace
+}  // namespace bough
