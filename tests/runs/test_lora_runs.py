@@ -51,8 +51,8 @@ def test_an_asynchronous_run(bough):
 
 
 def write_tied_base(bough):
-    """Replaces the base by one with tied embeddings. Returns a folder with a random adapter that names lm_head.
-    Its policy is far from the base's."""
+    """Replaces the base by one with tied embeddings. Returns a folder with a random adapter, also of lm_head,
+    whose policy is far from the base's."""
     sizes = ("--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1)
     bough("init", "base", *sizes, "--tie", "--force", ok=True)
     generator = torch.Generator().manual_seed(1)
