@@ -15,7 +15,7 @@
 
 namespace bough {
 
-// Where a checkpoint is. Each part is the name of one folder: letters, digits, '-', '_', '.', ':', no leading
+// The place of a checkpoint. Each part is the name of one folder: letters, digits, '-', '_', '.', ':', no leading
 // dot.
 struct CheckpointName {
   std::string run, kind, name;  // kind: weights or sampler_weights

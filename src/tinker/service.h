@@ -1,10 +1,10 @@
-// `bough serve --train`: Tinker's API (docs/tinker.md). Clients train adapters of one base model and sample from
-// them; their training loops stay in their own process.
+// `bough serve --train`: Tinker's API (docs/tinker.md). Clients train adapters of one base model and sample
+// from them. Their training loops stay in their own process.
 //
 //   HttpServer (I/O and preparation threads): parses, checks, answers with a future's id
-//          │ works, by model in the order of seq_id                       ▲ results (futures.h)
-//          ▼                                                              │
-//   run()'s thread: TrainingModel, Samplers, files ────────────────────────
+//          │ works, by model in the order of seq_id              ▲ results (futures.h)
+//          ▼                                                     │
+//   run()'s thread: TrainingModel, Samplers, files ──────────────┘
 //
 // Works of one model run in the order of their seq_id, though requests arrive in any order. forward_backward
 // requests that are queued one after another are computed as one tree if they have the same loss.
