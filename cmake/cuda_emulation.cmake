@@ -46,7 +46,7 @@ endfunction()
 # Adds a command that links <build>/<variant>/<program> from the objects of the target `program` and of `ARGN`. The
 # program is the target's, but clang links it, with its sanitizers.
 function(bough_emulated_program variant flags program)
-  set(modules net text data report tree plan env engine control serve comm models algo train cost rollout run cli)
+  set(modules net text data report tree plan env engine control serve comm models algo train cost rollout run tinker cli)
   list(TRANSFORM modules PREPEND bough_)
   set(archives ${modules})
   list(TRANSFORM archives REPLACE ".+" "$<TARGET_FILE:\\0>")
