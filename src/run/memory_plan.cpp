@@ -18,6 +18,7 @@
 #include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
 #include "run/run_components.h"
+#include "train/collective_buckets.h"
 
 namespace bough {
 
@@ -173,7 +174,11 @@ class Planning {
       add("copies for checkpoints", 0, checkpoint_bytes(trained) / plan_.memory.ranks_per_host,
           "written while training goes on");
     add("cuBLAS workspaces", kWorkspaceBytes, 0, "assumed");
-    if (num_ranks_ > 1) add("NCCL", kNcclBytes, 0, "assumed");
+    if (num_ranks_ > 1) {
+      add("NCCL", kNcclBytes, 0, "assumed");
+      // No bucket is larger than the gradients.
+      add("buckets of gradients and weights", std::min(kCollectiveBufferBytes, 2 * accumulator(trained)), 0);
+    }
   }
 
   void add_critic() {

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "run/run_components.h"
+#include "train/collective_buckets.h"
 
 namespace bough {
 namespace {
@@ -79,6 +80,8 @@ TEST_F(MemoryPlanTest, EveryPartHasItsBytes) {
   const MemoryPlan of_ranks = plan(own, 80 * kGB, 8);
   EXPECT_EQ(row(of_ranks, "optimizer").device_bytes, 12 * ((elements + 7) / 8));
   EXPECT_GT(row(of_ranks, "NCCL").device_bytes, 0);
+  EXPECT_EQ(row(of_ranks, "buckets of gradients and weights").device_bytes, kCollectiveBufferBytes);
+  EXPECT_EQ(row(of_run, "buckets of gradients and weights").device_bytes, 0);
 }
 
 TEST_F(MemoryPlanTest, AnAdapterIsAllThatIsTrained) {

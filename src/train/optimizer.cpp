@@ -14,8 +14,8 @@
 #include "kernels/common/host_snapshot.h"
 #include "models/pipeline_stage.h"
 #include "models/tensor_parallel.h"
+#include "train/collective_buckets.h"
 #include "train/offloaded_update.h"
-#include "train/parallel_groups.h"
 
 namespace bough {
 
@@ -205,12 +205,12 @@ Optimizer::Report Optimizer::step() {
     for (const State& state : states_) parameters.push_back(state.parameter);
     sum_copied_gradients(parameters, *tensor_ranks_);
   }
-  std::vector<at::Tensor> gradients;  // of this rank's elements
-  for (const State& state : states_) {
-    at::Tensor& whole = state.parameter->main_grad;
-    gradients.push_back(ranks_ ? reduce_scatter(whole, *ranks_, fixed_) : whole.view(-1));
-    if (state.parameter == tied_) sum_over_ends_(gradients.back(), *stages_);
-    if (ranks_) whole.zero_();
+  std::vector<at::Tensor> gradients;
+  for (const State& state : states_) gradients.push_back(state.parameter->main_grad);
+  if (ranks_) reduce_scatter_(gradients, *ranks_, fixed_);
+  for (size_t i = 0; i < states_.size(); ++i) {
+    gradients[i] = states_[i].own(gradients[i]);
+    if (states_[i].parameter == tied_) sum_over_ends_(gradients[i], *stages_);
   }
   Report report{.grad_norm = norm_of(gradients), .lr = schedule_.learning_rate(num_steps_), .skipped = false};
   ++num_steps_;
@@ -251,11 +251,11 @@ Optimizer::Report Optimizer::step() {
     offloaded_->run(offloaded);
     for (const at::Tensor& gradient : gradients) gradient.zero_();
   }
-  if (ranks_)
-    for (const State& state : states_) {
-      at::Tensor& value = state.parameter->value;
-      value.view(-1).copy_(all_gather(state.own(value), value.numel(), *ranks_, fixed_));
-    }
+  if (ranks_) {
+    std::vector<at::Tensor> values;
+    for (const State& state : states_) values.push_back(state.parameter->value);
+    all_gather_(values, *ranks_, fixed_);
+  }
   return report;
 }
 
@@ -342,12 +342,13 @@ void Optimizer::load(const fs::path& directory) {
                      .reshape(-1)
                      .narrow(0, begin - first, end - begin));
   }
+  std::vector<at::Tensor> rounded;
   for (const State& state : states_) {
     if (!state.master.defined()) continue;
-    at::Tensor& value = state.parameter->value;
-    const at::Tensor own = state.master.to(value.scalar_type());
-    value.view(-1).copy_(ranks_ ? all_gather(own, value.numel(), *ranks_, fixed_) : own);
+    state.own(state.parameter->value).copy_(state.master);
+    rounded.push_back(state.parameter->value);
   }
+  if (ranks_) all_gather_(rounded, *ranks_, fixed_);
   num_steps_ = num_steps;
   num_skipped_ = num_skipped;
 }

@@ -214,8 +214,12 @@ RankOrder receive_order(Communicator& ranks) {
 
 void sum_gradients(Model& model, Communicator* ranks) {
   if (model.tensor_ranks()) sum_copied_gradients(model.trained_parameters(), *model.tensor_ranks());
-  if (ranks)
-    for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, *ranks);
+  if (ranks) {
+    std::vector<at::Tensor> gradients;
+    for (const Parameter* parameter : model.trained_parameters())
+      if (parameter->main_grad.defined()) gradients.push_back(parameter->main_grad);
+    sum_in_buckets_(gradients, *ranks);
+  }
   if (const Parameter* const tied = model.trained_at_both_ends())
     sum_over_ends_(tied->main_grad, *model.ranks().stages);
 }
@@ -245,60 +249,6 @@ ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks
       merge(sum.metrics, metrics);
     }
   return sum;
-}
-
-ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed) {
-  const int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
-  const int64_t shares = fixed ? kFixedShares : size;
-  const int64_t most = shares / size * ((num_elements + shares - 1) / shares);
-  const int64_t begin = std::min(num_elements, rank * most);
-  return {most, begin, std::min(most, num_elements - begin)};
-}
-
-at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed) {
-  const ElementShare share = share_of(values.numel(), &ranks, fixed);
-  at::Tensor send = values.view(-1).to(buffer_device(values, ranks));
-  const int64_t padding = share.most * ranks.size() - values.numel();
-  if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
-  if (fixed) {
-    // Each rank receives its shard from every rank, as many bytes as in a reduce-scatter, and sums the
-    // received parts in a fixed order.
-    at::Tensor parts = at::empty({ranks.size(), share.most}, send.options());
-    ranks.run({.kind = Collective::Kind::kAllToAll,
-               .send = send.data_ptr(),
-               .receive = parts.data_ptr(),
-               .count = share.most * static_cast<int64_t>(send.element_size()),
-               .on_device = send.is_cuda()});
-    for (int64_t width = 1; width < ranks.size(); width *= 2)
-      for (int64_t rank = 0; rank < ranks.size(); rank += 2 * width) parts[rank].add_(parts[rank + width]);
-    return parts[0].narrow(0, 0, share.count).to(values.device());
-  }
-  BOUGH_CHECK(send.scalar_type() == at::kDouble || send.scalar_type() == at::kFloat, "sum over ranks: got ",
-              c10::toString(send.scalar_type()), ", expected fp32 or fp64");
-  const at::Tensor own = at::empty({share.most}, send.options());
-  ranks.run({.kind = Collective::Kind::kReduceScatter,
-             .send = send.data_ptr(),
-             .receive = own.data_ptr(),
-             .count = share.most,
-             .element = own.scalar_type() == at::kDouble ? Element::kDouble : Element::kFloat,
-             .on_device = own.is_cuda()});
-  return own.narrow(0, 0, share.count).to(values.device());
-}
-
-at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed) {
-  const ElementShare share = share_of(num_elements, &ranks, fixed);
-  BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, "got a shard of shape ", own.sizes(),
-              ", expected ", share.count, " of ", num_elements, " elements");
-  at::Tensor send = own.to(buffer_device(own, ranks)).contiguous();
-  const int64_t padding = share.most - share.count;
-  if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
-  const at::Tensor all = at::empty({share.most * ranks.size()}, send.options());
-  ranks.run({.kind = Collective::Kind::kAllGather,
-             .send = send.data_ptr(),
-             .receive = all.data_ptr(),
-             .count = share.most * static_cast<int64_t>(send.element_size()),
-             .on_device = send.is_cuda()});
-  return all.narrow(0, 0, num_elements);
 }
 
 }  // namespace bough

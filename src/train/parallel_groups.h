@@ -15,16 +15,11 @@
 #include "plan/load_balance.h"
 #include "plan/pipeline_schedule.h"
 #include "plan/plan.h"
+#include "train/collective_buckets.h"
 #include "train/executor.h"
 #include "train/settings.h"
 
 namespace bough {
-
-// With actor.deterministic, results must not depend on the number of ranks. The batch and each parameter's
-// elements are then always cut into kFixedShares parts, called shares. The number of ranks must divide
-// kFixedShares. Each rank gets equally many consecutive shares. Sums over shares have the order
-// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
-inline constexpr int64_t kFixedShares = 8;
 
 // The process groups that this rank belongs to. A process group of one rank is nullptr. Neighboring ranks
 // split a layer (tensor), ranks further apart the tokens of a pass (context), then the batch (data), then the
@@ -107,18 +102,5 @@ RankOrder receive_order(Communicator& ranks);                  // called by all 
 // gradient of the current plan execution. `ranks`: the ranks with the same shard of the model, or nullptr if
 // no other rank has it.
 void sum_gradients(Model& model, Communicator* ranks);
-
-// One rank's shard of a tensor's elements, in memory order. The last ranks may have fewer elements or none.
-struct ElementShare {
-  int64_t most = 0;              // elements of the largest shard
-  int64_t begin = 0, count = 0;  // this rank's elements
-};
-// `ranks`: nullptr if there is one rank. `fixed`: the elements are cut into kFixedShares shares first.
-ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed = false);
-// Returns this rank's shard of the sum over ranks: [count], contiguous, fp32 or fp64. `fixed`: the sum
-// has the order that is defined at kFixedShares.
-at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed = false);
-// Returns all shards concatenated, [num_elements]. own: this rank's shard, [count].
-at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed = false);
 
 }  // namespace bough
