@@ -1,5 +1,6 @@
 #include "rollout/forward_pass.h"
 
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -95,6 +96,75 @@ SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, Attent
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token)
       slots_.push_back(
           {token, segment.pages[static_cast<size_t>(i / kPageTokens)] * kPageTokens + i % kPageTokens});
+  if (path == AttentionPath::kFastest && PagedPlan::on_cuda(shape) && storage.sparse().has_summaries())
+    plan_on_device(segments);
+}
+
+void SparseContext::plan_on_device(std::span<const PagedSegment> segments) {
+  OnDevice& own = on_device_.emplace();
+  own.complete_C = upload(complete_, shape_.device);
+  if (!chooser_.chooses()) return;
+  std::vector<OpenSegment> open;
+  for (size_t i = 0; i < chooser_.choosing().size(); ++i)
+    open.push_back({chooser_.choosing()[i], chooser_.queries()[i].budget});
+  OpenPagedWork planned =
+      plan_open_paged_work(chooser_.segments(), open, shape_.num_heads, shape_.num_kv_heads);
+  const auto plan_of = [&](const PagedWork& work) {
+    PagedPlan plan(shape_, work.layout(), std::ssize(work.pages),
+                   PagedPlan::make_parts(shape_, work.num_parts));
+    plan.set_work(work);
+    return plan;
+  };
+  own.open = plan_of(planned.work);
+  for (int32_t& table : planned.tables) table += static_cast<int32_t>(own.open.layout().pages());
+  own.chooser.emplace(chooser_.queries(), planned.tables, shape_.device);
+  PagedWork stores;
+  for (const TokenSlot& token : slots_) stores.slots.push_back(static_cast<int32_t>(token.slot));
+  own.stores = plan_of(stores);
+}
+
+at::Tensor SparseContext::attend_by(const PagedPlan& plan, int64_t layer, const at::Tensor& q_TNH,
+                                    const at::Tensor& k_TGH, const at::Tensor& v_TGH) const {
+  return paged_attention({.q_TNH = q_TNH,
+                          .k_TGH = k_TGH,
+                          .v_TGH = v_TGH,
+                          .pages = storage_.pages(layer),
+                          .plan = plan,
+                          .scale = scale_});
+}
+
+at::Tensor SparseContext::attend_on_device(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                                           const at::Tensor& v_TGH) {
+  OnDevice& own = *on_device_;
+  const SparsePolicy& sparse = storage_.sparse();
+  const at::Tensor& summaries = storage_.summaries(layer);
+  const auto summarise = [&] {
+    if (!complete_.empty())
+      summarise_pages(storage_.pages(layer), own.complete_C, sparse.summary, shape_.head_dim, summaries);
+  };
+  if (!own.chooser) {
+    at::Tensor o_TNH = attend_by(all_, layer, q_TNH, k_TGH, v_TGH);
+    summarise();
+    return o_TNH;
+  }
+  // As in attend(), keys and summaries are stored before pages are chosen.
+  attend_by(own.stores, layer, q_TNH, k_TGH, v_TGH);
+  summarise();
+  const at::Tensor chosen_QGK = own.chooser->choose(q_TNH, summaries, sparse.summary, &own.open.work());
+  if (sparse.keeps_choices) own.chosen.emplace_back(layer, chosen_QGK);
+  return attend_by(own.open, layer, q_TNH, k_TGH, v_TGH);
+}
+
+void SparseContext::keep_choices() {
+  if (!on_device_ || on_device_->chosen.empty()) return;
+  std::vector<at::Tensor> of_layers;
+  for (const auto& [layer, chosen_QGK] : on_device_->chosen) of_layers.push_back(chosen_QGK);
+  const at::Tensor chosen_LQGK = at::stack(of_layers).cpu();
+  for (size_t i = 0; i < of_layers.size(); ++i) {
+    PageChooser::Lists lists(chooser_.queries().size() * static_cast<size_t>(shape_.num_kv_heads));
+    complete_lists(chosen_LQGK[static_cast<int64_t>(i)], chooser_.queries(), lists);
+    storage_.keep_choices(on_device_->chosen[i].first, chooser_, lists);
+  }
 }
 
 at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -102,23 +172,15 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   BOUGH_CHECK(layer >= 0 && layer < storage_.num_layers(), "layer ", layer, " of ", storage_.num_layers());
   const at::Tensor& pages = storage_.pages(layer);
   const SparsePolicy& sparse = storage_.sparse();
-  const auto attend_by = [&](const PagedPlan& plan, bool stores) {
-    stores |= q_TNH.is_cuda();  // the CUDA kernel always stores k and v, even if they are already stored
-    return paged_attention({.q_TNH = q_TNH,
-                            .k_TGH = stores ? k_TGH : at::Tensor(),
-                            .v_TGH = stores ? v_TGH : at::Tensor(),
-                            .pages = pages,
-                            .plan = plan,
-                            .scale = scale_});
-  };
-  if (layer < sparse.dense_layers) return attend_by(all_, true);
+  if (layer < sparse.dense_layers) return attend_by(all_, layer, q_TNH, k_TGH, v_TGH);
+  if (on_device_) return attend_on_device(layer, q_TNH, k_TGH, v_TGH);
   const bool by_keys = sparse.summary == PageSummary::kExact;
   const auto summarise = [&] {
     if (by_keys) return;
     summarise_pages(pages, complete_, sparse.summary, shape_.head_dim, storage_.summaries(layer));
   };
   if (!chooser_.chooses()) {
-    at::Tensor o_TNH = attend_by(all_, true);
+    at::Tensor o_TNH = attend_by(all_, layer, q_TNH, k_TGH, v_TGH);
     summarise();
     return o_TNH;
   }
@@ -132,7 +194,10 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
       by_keys ? own_pages(chooser_, shape_.num_kv_heads) : chooser_.choose(q_TNH, storage_.summaries(layer));
   if (!by_keys) storage_.keep_choices(layer, chooser_, chosen);
   const PageSelection selection = chooser_.selection(chosen);
-  at::Tensor o_TNH = attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
+  // The CUDA kernel always stores k and v, even if they are already stored.
+  const bool stores = q_TNH.is_cuda();
+  at::Tensor o_TNH = attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), layer, q_TNH,
+                               stores ? k_TGH : at::Tensor(), stores ? v_TGH : at::Tensor());
   if (by_keys) attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
   return o_TNH;
 }
@@ -181,7 +246,9 @@ at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor&
   SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_sampled);
   pages_read_.pages += attention.chooser().pages_read();
   pages_read_.of += attention.chooser().pages_in_context();
-  return model_.forward(tokens_T, positions_T, attention);
+  at::Tensor hidden_TD = model_.forward(tokens_T, positions_T, attention);
+  attention.keep_choices();
+  return hidden_TD;
 }
 
 // Returns the graph of this key, captured if it is new, with `work` set for the next replay. nullptr if

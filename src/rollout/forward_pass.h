@@ -3,13 +3,14 @@
 // On CUDA, a decode-only pass (one token of each sequence) runs as a captured graph. The pass is padded to
 // one of a few sizes with tokens whose outputs are not used. The first pass of a size is captured. Later
 // passes upload their tokens and their PagedWork (which kernel reads which pages), and replay the graph. A
-// pass that fits no graph runs without one. The CPU waits for the device only if attention is sparse.
+// pass that fits no graph runs without one, and so does a pass with sparse attention.
 //
 // Graphs keep the addresses of the weights and of the pages, so the caller must change both in place.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -50,7 +51,9 @@ class PagedContext : public AttentionContext {
   double scale_;
 };
 
-// Attention of a pass with sparse attention. Each layer except the dense ones has its own PagedPlan, which is
+// Attention of a pass with sparse attention. With the CUDA kernels, the work of a pass is planned once, with
+// open tables of pages. Each layer chooses its pages on the device, which writes them to the tables, so the
+// host never waits in attend(). Otherwise each layer except the dense ones has its own PagedPlan, which is
 // made when the layer's queries are known.
 class SparseContext : public AttentionContext {
  public:
@@ -62,8 +65,25 @@ class SparseContext : public AttentionContext {
   const PageChooser& chooser() const { return chooser_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
+  // Stores the choices of all layers if the storage keeps them. Call it after the pass. With the CUDA kernels
+  // it then waits for the device, once.
+  void keep_choices();
 
  private:
+  // What the CUDA kernels need for all layers.
+  struct OnDevice {
+    at::Tensor complete_C;  // complete_
+    PagedPlan stores;       // without items: only stores keys and values
+    PagedPlan open;         // whose tables `chooser` fills
+    std::optional<DevicePageChooser> chooser;
+    std::vector<std::pair<int64_t, at::Tensor>> chosen;  // layer and DevicePageChooser::choose()
+  };
+  void plan_on_device(std::span<const PagedSegment> segments);
+  at::Tensor attend_by(const PagedPlan& plan, int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                       const at::Tensor& v_TGH) const;
+  at::Tensor attend_on_device(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                              const at::Tensor& v_TGH);
+
   KvStorage& storage_;
   PagedShape shape_;
   AttentionPath path_;
@@ -72,6 +92,7 @@ class SparseContext : public AttentionContext {
   PageChooser chooser_;
   std::vector<int32_t> complete_;  // pages whose last token is in this pass
   std::vector<TokenSlot> slots_;
+  std::optional<OnDevice> on_device_;
 };
 
 // Pages of one sparse layer and key/value head, summed over sampled tokens.

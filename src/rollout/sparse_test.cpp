@@ -2,6 +2,8 @@
 // or continued.
 #include <map>
 
+#include "kernels/common/cuda_library.h"
+#include "rollout/forward_pass.h"
 #include "rollout/rollout_test_util.h"
 
 namespace bough {
@@ -188,6 +190,64 @@ TEST(SparseEngine, OnCudaSampledTokensAttendToTheirChosenPages) {
       }
     }
     EXPECT_GT(static_cast<double>(near), 0.97 * static_cast<double>(tokens)) << summary;
+  }
+}
+
+// A wait for the device while a graph is recorded throws. The recorded pass then chooses pages again, because
+// the replay's tokens and keys differ from those of the recording.
+TEST(SparseEngine, OnCudaNoLayerWaitsForTheDevice) {
+  if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
+  const at::NoGradGuard no_grad;
+  const ModelConfig config = deep_config();
+  const auto model = small_rollout_model(at::kFloat, 5, config, at::kCUDA);
+  const PagedShape shape{config.num_heads, config.num_kv_heads, config.head_dim, at::kFloat, at::kCUDA};
+  std::vector<int32_t> pages[3];
+  std::vector<PagedSegment> prompts, segments;
+  const int64_t lengths[] = {175, 230, 40};  // the third context is within the budget
+  int32_t next = 0;
+  for (size_t s = 0; s < 3; ++s) {
+    for (int64_t i = 0; i < pages_for(lengths[s] + 1); ++i) pages[s].push_back(next++);
+    prompts.push_back({pages[s], 0, lengths[s]});
+    segments.push_back({pages[s], lengths[s], 1});
+  }
+  const std::vector<uint8_t> is_sampled(3, 1), is_given(445, 0);
+  for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+    const SparsePolicy policy{
+        .budget_pages = 5, .summary = summary, .dense_layers = 1, .keeps_choices = true};
+    KvStorage storage(config, at::kFloat, at::kCUDA, 64, policy);
+    const auto forward = [&](AttentionContext& attention, std::span<const PagedSegment> of, int64_t step) {
+      std::vector<int64_t> tokens, positions;
+      for (const PagedSegment& segment : of)
+        for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
+          tokens.push_back((i * 13 + segment.pages[0] + step) % 97);
+          positions.push_back(i);
+        }
+      return model->forward(at::tensor(tokens, at::kLong).cuda(), at::tensor(positions, at::kLong).cuda(),
+                            attention);
+    };
+    SparseContext prefill(storage, shape, AttentionPath::kFastest, model->config().attention_scale(), prompts,
+                          is_given);
+    forward(prefill, prompts, 0);
+    const auto context = [&](AttentionPath path) {
+      return SparseContext(storage, shape, path, model->config().attention_scale(), segments, is_sampled);
+    };
+    SparseContext fast = context(AttentionPath::kFastest);
+    EXPECT_EQ(fast.chooser().queries().size(), 2u);
+    at::Tensor tokens_T = at::tensor({1, 2, 3}, at::kLong).cuda(),
+               positions_T = at::tensor({175, 230, 40}, at::kLong).cuda();
+    at::Tensor hidden_TD;
+    const auto graphs = make_device_graphs();
+    ASSERT_TRUE(graphs);
+    const auto graph = graphs->capture([&] { hidden_TD = model->forward(tokens_T, positions_T, fast); });
+    tokens_T.copy_(at::tensor({40, 50, 60}, at::kLong));
+    graph->replay();
+    const at::Tensor got = hidden_TD.cpu();
+    SparseContext reference = context(AttentionPath::kReference);
+    const at::Tensor expected = model->forward(tokens_T, positions_T, reference).cpu();
+    EXPECT_LT((got - expected).abs().max().item<double>(), 1e-4);
+    SparseContext dense(storage, shape, AttentionPath::kFastest, model->config().attention_scale(), segments,
+                        std::vector<uint8_t>(3, 0));
+    EXPECT_GT((got - model->forward(tokens_T, positions_T, dense).cpu()).abs().max().item<double>(), 1e-3);
   }
 }
 

@@ -1,6 +1,6 @@
 // Collective calls over lists of tensors. Each call waits for all ranks, and a model has hundreds of small
-// tensors. The tensors are therefore packed into buckets, and a bucket takes one call. A tensor that is larger
-// than a bucket is cut, so buffers are at most a bucket large.
+// tensors. The tensors are therefore packed into buckets, and a bucket takes one call. A tensor that is
+// larger than a bucket is cut, so buffers are at most a bucket large.
 //
 // A sum over ranks has the same terms for each element as a call per tensor, in the order that the
 // communicator chooses. NCCL and MPI choose this order by the element's position in the bucket.

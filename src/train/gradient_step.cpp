@@ -269,9 +269,9 @@ Plan GradientStep::plan_shards(const PlanRequest& request, const std::string& st
   return all;
 }
 
-// Computes the gradients of this rank's shares (kFixedShares, collective_buckets.h) one by one, each from zero.
-// Two partial sums of the same number of shares are added as soon as both exist. So at most log2(number of
-// shares) partial sums are in memory besides the current gradient.
+// Computes the gradients of this rank's shares (kFixedShares, collective_buckets.h) one by one, each from
+// zero. Two partial sums of the same number of shares are added as soon as both exist. So at most log2(number
+// of shares) partial sums are in memory besides the current gradient.
 ExecutionResult GradientStep::add_gradient_by_shares(const Plan& plan, const TrainBatch& batch) {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;

@@ -4,8 +4,8 @@
 // both moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or
 // fp64 value is its own master. The state takes 12 bytes per element (bf16), 8 (fp32) or 16 (fp64).
 //
-// With several ranks (collective_buckets.h) each rank owns a shard of every parameter's elements and holds the
-// state of that shard only (ZeRO stage 1, Rajbhandari et al. 2020). step() reduce-scatters the gradient,
+// With several ranks (collective_buckets.h) each rank owns a shard of every parameter's elements and holds
+// the state of that shard only (ZeRO stage 1, Rajbhandari et al. 2020). step() reduce-scatters the gradient,
 // updates the local shard and all-gathers the weights. So each rank's main_grad may hold only its part of the
 // gradient.
 //

@@ -1,15 +1,16 @@
 #include "kernels/page_choice/page_choice.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
 #include "base/error.h"
+#include "kernels/common/host_to_device.h"
 #include "kernels/common/op.h"
 #include "kernels/common/simd.h"
 #include "kernels/paged_attention/pages.h"
@@ -20,7 +21,7 @@ TORCH_LIBRARY_FRAGMENT(bough, m) {
       "Tensor(a!) summaries) -> ()");
   m.def(
       "choose_pages(Tensor q, Tensor summaries, bool has_extremes, Tensor queries, Tensor pages, "
-      "int most_pages, int most_kept) -> Tensor");
+      "int most_pages, int most_kept, Tensor? tables, Tensor(a!)? ids) -> Tensor");
 }
 
 namespace bough {
@@ -196,57 +197,30 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extre
   list.back() = static_cast<int32_t>(visible - 1);
 }
 
-void summarise_on_cuda(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
-                       int64_t head_dim, const at::Tensor& summaries) {
-  using Op = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
-  static const auto op = find_op<Op>("bough::summarise_pages_");
-  const at::Tensor complete_B =
-      at::tensor(at::ArrayRef<int32_t>(complete.data(), complete.size()), at::kInt).to(pages.device());
-  op.call(pages, complete_B, summary == PageSummary::kMinMax, head_dim, summaries);
-}
-
 // Queries that see no more pages than their budget keep all pages, so they are not sent to the device.
 void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                     std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
-  std::vector<int32_t> asked, pages;  // asked: PageChoiceQuery records
-  int64_t most_pages = 0, most_kept = 0;
+  const auto G = static_cast<size_t>(summaries.size(1));
+  std::vector<ChoosingQuery> asked;
+  std::vector<std::vector<int32_t>> of_asked;
   const auto is_asked = [](const ChoosingQuery& query) {
     return static_cast<int64_t>(query.pages.size()) > query.budget;
   };
-  for (const ChoosingQuery& query : queries) {
-    if (!is_asked(query)) continue;
-    const auto count = static_cast<int64_t>(query.pages.size()), kept = SparsePolicy::chosen_of(query.budget);
-    for (const int64_t number : {query.token, static_cast<int64_t>(pages.size()), count, kept})
-      asked.push_back(static_cast<int32_t>(number));
-    pages.insert(pages.end(), query.pages.begin(), query.pages.end());
-    most_pages = std::max(most_pages, count);
-    most_kept = std::max(most_kept, kept);
-  }
-  at::Tensor chosen;
+  std::ranges::copy_if(queries, std::back_inserter(asked), is_asked);
   if (!asked.empty()) {
-    using Op = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const at::Tensor&,
-                          int64_t, int64_t);
-    static const auto op = find_op<Op>("bough::choose_pages");
-    chosen = op.call(q_TNH, summaries, summary == PageSummary::kMinMax,
-                     at::tensor(asked, at::kInt).view({-1, 4}).to(q_TNH.device()),
-                     at::tensor(pages, at::kInt).to(q_TNH.device()), most_pages, most_kept)
-                 .cpu();
+    of_asked.resize(asked.size() * G);
+    complete_lists(DevicePageChooser(asked, {}, q_TNH.device()).choose(q_TNH, summaries, summary).cpu(),
+                   asked, of_asked);
   }
-  const auto G = static_cast<size_t>(summaries.size(1));
-  const int32_t* from = chosen.defined() ? data<int32_t>(chosen) : nullptr;
+  auto next = of_asked.begin();
   for (size_t i = 0; i < lists.size(); ++i) {
     const ChoosingQuery& query = queries[i / G];
-    const auto visible = static_cast<int32_t>(query.pages.size());
-    lists[i].resize(static_cast<size_t>(std::min<int64_t>(visible, query.budget)));
-    if (!is_asked(query)) {
-      std::iota(lists[i].begin(), lists[i].end(), 0);
+    if (is_asked(query)) {
+      lists[i] = std::move(*next++);
       continue;
     }
-    lists[i].front() = 0;
-    std::copy_n(from, SparsePolicy::chosen_of(query.budget), lists[i].begin() + 1);
-    lists[i][lists[i].size() - 2] = visible - 2;
-    lists[i].back() = visible - 1;
-    from += most_kept;
+    lists[i].resize(query.pages.size());
+    std::iota(lists[i].begin(), lists[i].end(), 0);
   }
 }
 
@@ -281,7 +255,8 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
                      int64_t head_dim, const at::Tensor& summaries) {
   check_summaries(summaries, summary, head_dim);
   const int64_t G = summaries.size(1), padded_H = summaries.size(3);
-  if (pages.is_cuda()) return summarise_on_cuda(pages, complete, summary, head_dim, summaries);
+  if (pages.is_cuda())
+    return summarise_pages(pages, upload(complete, pages.device()), summary, head_dim, summaries);
   BOUGH_CHECK(pages.is_cpu() && pages.dim() == 4 && pages.size(0) == summaries.size(0) &&
                   pages.size(1) == G && pages.size(3) == kPageTokens * padded_H &&
                   pages.scalar_type() == summaries.scalar_type(),
@@ -326,6 +301,64 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
                   i % G, room, lists[static_cast<size_t>(i)]);
     });
   });
+}
+
+void summarise_pages(const at::Tensor& pages, const at::Tensor& complete_C, PageSummary summary,
+                     int64_t head_dim, const at::Tensor& summaries) {
+  using Op = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
+  static const auto op = find_op<Op>("bough::summarise_pages_");
+  op.call(pages, complete_C, summary == PageSummary::kMinMax, head_dim, summaries);
+}
+
+DevicePageChooser::DevicePageChooser(std::span<const ChoosingQuery> queries, std::span<const int32_t> tables,
+                                     at::Device device) {
+  std::vector<int32_t> records, pages;  // records: PageChoiceQuery
+  for (const ChoosingQuery& query : queries) {
+    const auto count = static_cast<int64_t>(query.pages.size()), kept = SparsePolicy::chosen_of(query.budget);
+    BOUGH_CHECK(query.budget >= kLeastPages && count > query.budget, "a query of ", count,
+                " pages with a budget of ", query.budget, "; expected more pages than the budget");
+    for (const int64_t number : {query.token, static_cast<int64_t>(pages.size()), count, kept})
+      records.push_back(static_cast<int32_t>(number));
+    pages.insert(pages.end(), query.pages.begin(), query.pages.end());
+    most_pages_ = std::max(most_pages_, count);
+    most_kept_ = std::max(most_kept_, kept);
+  }
+  HostToDeviceBatch sent(device);
+  sent.add(std::span<const int32_t>(records), &queries_Q4_);
+  sent.add(std::span<const int32_t>(pages), &pages_);
+  sent.add(tables, &tables_);
+  sent.send();
+  queries_Q4_ = queries_Q4_.view({-1, 4});
+}
+
+at::Tensor DevicePageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries,
+                                     PageSummary summary, const at::Tensor* ids) const {
+  using Tensor = const at::Tensor&;
+  using Optional = const std::optional<at::Tensor>&;
+  using Op = at::Tensor(Tensor, Tensor, bool, Tensor, Tensor, int64_t, int64_t, Optional, Optional);
+  static const auto op = find_op<Op>("bough::choose_pages");
+  BOUGH_CHECK(!ids || (tables_.numel() == queries_Q4_.size(0) * summaries.size(1) && ids->is_contiguous() &&
+                       ids->scalar_type() == at::kInt),
+              "page choice: got ", tables_.numel(), " tables for ", queries_Q4_.size(0), " queries of ",
+              summaries.size(1), " heads");
+  return op.call(q_TNH, summaries, summary == PageSummary::kMinMax, queries_Q4_, pages_, most_pages_,
+                 most_kept_, ids ? std::optional(tables_) : std::nullopt,
+                 ids ? std::optional(*ids) : std::nullopt);
+}
+
+void complete_lists(const at::Tensor& chosen_QGK, std::span<const ChoosingQuery> queries,
+                    std::span<std::vector<int32_t>> lists) {
+  const auto G = static_cast<size_t>(chosen_QGK.size(1));
+  BOUGH_CHECK(lists.size() == queries.size() * G && chosen_QGK.is_contiguous(), lists.size(), " lists for ",
+              queries.size(), " queries of ", G, " heads");
+  const int32_t* from = data<int32_t>(chosen_QGK);
+  for (size_t i = 0; i < lists.size(); ++i, from += chosen_QGK.size(2)) {
+    const ChoosingQuery& query = queries[i / G];
+    const auto visible = static_cast<int32_t>(query.pages.size());
+    lists[i].assign(1, 0);
+    lists[i].insert(lists[i].end(), from, from + SparsePolicy::chosen_of(query.budget));
+    lists[i].insert(lists[i].end(), {visible - 2, visible - 1});
+  }
 }
 
 PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,

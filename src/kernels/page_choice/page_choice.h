@@ -81,6 +81,33 @@ struct ChoosingQuery {
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                   std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists);
 
+// The same for pages on CUDA, without waiting for the device. complete_C: int32 [C], also on CUDA.
+void summarise_pages(const at::Tensor& pages, const at::Tensor& complete_C, PageSummary summary,
+                     int64_t head_dim, const at::Tensor& summaries);
+
+// Chooses pages on CUDA for the same queries in one layer after another, without waiting for the device. Each
+// query must have more pages than its budget.
+class DevicePageChooser {
+ public:
+  // Does not keep references to the queries. tables: a query's table of page ids for each key/value head
+  // begins at this index of choose()'s `ids` ([Q · G]); may be empty.
+  DevicePageChooser(std::span<const ChoosingQuery> queries, std::span<const int32_t> tables,
+                    at::Device device);
+
+  // Returns the chosen indices: int32 [Q, G, longest list]. Query i has as many as it chooses by score,
+  // ascending. ids: nullptr, or int32 on CUDA: the ids of all pages that the queries keep are written to
+  // their tables.
+  at::Tensor choose(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
+                    const at::Tensor* ids = nullptr) const;
+
+ private:
+  at::Tensor queries_Q4_, pages_, tables_;
+  int64_t most_pages_ = 0, most_kept_ = 0;
+};
+// Sets lists[i · G + g] as choose_pages() does. chosen_QGK: a result of DevicePageChooser, on the CPU.
+void complete_lists(const at::Tensor& chosen_QGK, std::span<const ChoosingQuery> queries,
+                    std::span<std::vector<int32_t>> lists);
+
 // Chooses the pages of a pass's queries, layer by layer. Generation and training both use this class.
 class PageChooser {
  public:

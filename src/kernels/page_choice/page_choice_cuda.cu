@@ -114,6 +114,12 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChoosePagesCuda<
   }
 
   int32_t* const list = in.lists + static_cast<int64_t>(blockIdx.x) * in.most_kept;
+  int32_t* const table = in.ids == nullptr ? nullptr : in.ids + in.tables[blockIdx.x];
+  if (table != nullptr && tid == 0) {
+    table[0] = pages[-1];
+    table[kept + 1] = pages[candidates];
+    table[kept + 2] = pages[candidates + 1];
+  }
   int num_equal = 0, num_listed = 0;
   for (int begin = 0; begin < candidates; begin += kThreads) {
     const int i = begin + tid;
@@ -127,6 +133,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChoosePagesCuda<
     const int place = num_listed + count_before(is_kept, counts, total);
     num_listed += total;
     if (is_kept) list[place] = i + 1;
+    if (is_kept && table != nullptr) table[place + 1] = pages[i];
   }
 }
 

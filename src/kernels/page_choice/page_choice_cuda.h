@@ -40,6 +40,10 @@ struct ChoosePagesCuda {
   const T* summaries;    // [pages, G, 1 or 2, padded H]
   const int32_t* pages;  // page ids of all queries
   const PageChoiceQuery* queries;
+  // nullptr, or: query i's table for group g begins at ids[tables[i · G + g]], and gets the ids of all pages
+  // that it keeps.
+  const int32_t* tables;
+  int32_t* ids;
   int64_t num_queries, num_heads, num_groups, head_dim, padded_dim, most_pages, most_kept;
   bool has_extremes;
 };

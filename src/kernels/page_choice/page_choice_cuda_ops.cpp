@@ -34,9 +34,12 @@ void summarise_pages_op(Tensor pages, Tensor complete, bool has_extremes, int64_
 }
 
 at::Tensor choose_pages_op(Tensor strided_q, Tensor summaries, bool has_extremes, Tensor queries,
-                           Tensor pages, int64_t most_pages, int64_t most_kept) {
+                           Tensor pages, int64_t most_pages, int64_t most_kept,
+                           const std::optional<at::Tensor>& tables, const std::optional<at::Tensor>& ids) {
   const at::Tensor q = strided_q.contiguous();
-  const Launch launch("choose_pages", {q, summaries, queries, pages});
+  BOUGH_CHECK(tables.has_value() == ids.has_value(), "choose_pages: expected both tables and ids or neither");
+  const Launch launch = ids ? Launch("choose_pages", {q, summaries, queries, pages, *tables, *ids})
+                            : Launch("choose_pages", {q, summaries, queries, pages});
   const int64_t Q = queries.size(0), G = summaries.size(1);
   BOUGH_CHECK(summaries.size(3) <= kPageChoiceMaxHeadDim && queries.size(1) == 4, "choose_pages: head_dim ",
               q.size(2), " of at most ", kPageChoiceMaxHeadDim);
@@ -50,6 +53,8 @@ at::Tensor choose_pages_op(Tensor strided_q, Tensor summaries, bool has_extremes
                            .summaries = data<T>(summaries),
                            .pages = data<int32_t>(pages),
                            .queries = reinterpret_cast<const PageChoiceQuery*>(data<int32_t>(queries)),
+                           .tables = ids ? data<int32_t>(*tables) : nullptr,
+                           .ids = ids ? mutable_data<int32_t>(*ids) : nullptr,
                            .num_queries = Q,
                            .num_heads = q.size(1),
                            .num_groups = G,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/page_choice/page_choice.h"
 #include "kernels/parameter.h"
 
 namespace bough {
@@ -26,10 +27,26 @@ void summarise_pages_reference(const at::Tensor& pages, const at::Tensor& comple
 // Most elements of the summaries that choose_pages_reference() gathers at once.
 constexpr int64_t kMostGathered = int64_t{1} << 26;
 
+// Writes the ids of the pages that the queries keep to their tables. Places beyond a query's table repeat its
+// last place, so that all tables have the same length.
+void fill_tables(const at::Tensor& lists_QGK, const at::Tensor& queries, const at::Tensor& pages,
+                 const at::Tensor& tables, const at::Tensor& ids) {
+  const int64_t Q = lists_QGK.size(0), G = lists_QGK.size(1), P = lists_QGK.size(2) + kLeastPages - 1;
+  const auto field = [&](int64_t which) { return queries.select(1, which).view({Q, 1, 1}); };
+  const at::Tensor last = field(3) + 2;
+  const at::Tensor place_QGP = at::minimum(at::arange(P, queries.options()), last).expand({Q, G, P});
+  const at::Tensor index_QGP = at::constant_pad_nd(lists_QGK, {1, 2}, 0).gather(2, place_QGP.to(at::kLong));
+  const at::Tensor kept_QGP =
+      at::where(place_QGP >= last - 1, field(2) - 1 - last + place_QGP, index_QGP) + field(1);
+  ids.index_put_({(tables.view({Q, G, 1}) + place_QGP).view(-1).to(at::kLong)},
+                 pages.index_select(0, kept_QGP.reshape(-1)));
+}
+
 // Queries that have fewer candidates than the longest get candidates that are never kept.
 at::Tensor choose_pages_reference(const at::Tensor& q_TNH, const at::Tensor& summaries, bool /*has_extremes*/,
                                   const at::Tensor& queries, const at::Tensor& pages, int64_t most_pages,
-                                  int64_t most_kept) {
+                                  int64_t most_kept, const std::optional<at::Tensor>& tables,
+                                  const std::optional<at::Tensor>& ids) {
   const int64_t Q = queries.size(0), G = summaries.size(1), H = q_TNH.size(2), C = most_pages - 3;
   const auto type = accumulator_type(q_TNH.scalar_type());
   const at::Tensor number_C = at::arange(C, queries.options());
@@ -56,7 +73,9 @@ at::Tensor choose_pages_reference(const at::Tensor& q_TNH, const at::Tensor& sum
         order_QCG.narrow(1, 0, most_kept).masked_fill(rank_K >= field(3).unsqueeze(2), C);
     lists.push_back(std::get<0>(kept_QKG.sort(1)).add(1).transpose(1, 2).to(at::kInt));
   }
-  return at::cat(lists).contiguous();
+  at::Tensor lists_QGK = at::cat(lists).contiguous();
+  if (ids) fill_tables(lists_QGK, queries, pages, *tables, *ids);
+  return lists_QGK;
 }
 }  // namespace
 

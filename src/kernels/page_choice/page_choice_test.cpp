@@ -179,11 +179,42 @@ TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
     }
 }
 
+// `ids` of choose_pages for these lists: 600 numbers, -1 outside the tables.
+at::Tensor expected_ids(std::span<const ChoosingQuery> queries, std::span<const std::vector<int32_t>> lists,
+                        const at::Tensor& tables) {
+  at::Tensor ids = at::full({600}, -1, at::kInt);
+  for (size_t i = 0; i < lists.size(); ++i)
+    for (size_t j = 0; j < lists[i].size(); ++j)
+      ids[tables[static_cast<int64_t>(i)].item<int64_t>() + static_cast<int64_t>(j)] =
+          queries[i / (lists.size() / queries.size())].pages[static_cast<size_t>(lists[i][j])];
+  return ids;
+}
+
+TEST_F(CudaPageChoice, WritesTheIdsOfTheKeptPagesToTheirTables) {
+  const int64_t N = 4, G = 2, H = 32, num_pages = 90;
+  std::vector<int32_t> all;
+  for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
+  const at::Tensor q_TNH = at::randint(-1, 2, {2, N, H}).to(at::kFloat);
+  const at::Tensor summaries = at::randint(-2, 3, {num_pages, G, 1, H}).to(at::kFloat);
+  const std::vector<ChoosingQuery> queries{{.token = 1, .pages = all, .budget = 40},
+                                           {.token = 0, .pages = std::span(all).first(5), .budget = 4}};
+  std::vector<std::vector<int32_t>> expected(queries.size() * G), got(queries.size() * G);
+  choose_pages(q_TNH, summaries, PageSummary::kMean, queries, expected);
+  const std::vector<int32_t> tables{300, 0, 50, 500};
+  const at::Tensor ids = at::full({600}, -1, at::TensorOptions().dtype(at::kInt).device(at::kCUDA));
+  const at::Tensor chosen = DevicePageChooser(queries, tables, at::kCUDA)
+                                .choose(q_TNH.cuda(), summaries.cuda(), PageSummary::kMean, &ids);
+  complete_lists(chosen.cpu(), queries, got);
+  EXPECT_EQ(got, expected);
+  EXPECT_TRUE(at::equal(ids.cpu(), expected_ids(queries, expected, at::tensor(tables, at::kInt))));
+}
+
 // The references take pages as CUDA has them. The inputs are small integers, as above.
 TEST(PageChoice, TheReferencesChooseTheSamePages) {
   using Summarise = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
-  using Choose = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const at::Tensor&,
-                            int64_t, int64_t);
+  using Choose =
+      at::Tensor(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const at::Tensor&, int64_t,
+                 int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);
   const int64_t N = 8, G = 2, H = 40, num_pages = 200;
   std::vector<int32_t> all;
   for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
@@ -211,9 +242,13 @@ TEST(PageChoice, TheReferencesChooseTheSamePages) {
       choose_pages(q_TNH, layer.summaries, summary, queries, lists);
       const at::Tensor records =
           at::tensor({2, 0, 200, 37, 0, 0, 9, 5, 1, 0, 200, 196}, at::kInt).view({-1, 4});
-      const at::Tensor chosen =
-          find_op<Choose>("bough::choose_pages")
-              .call(q_TNH, layer.summaries, has_extremes, records, at::tensor(all, at::kInt), num_pages, 196);
+      // The tables of query i and head g: tables[i][g], in `ids` of which the rest is -1.
+      const at::Tensor tables = at::tensor({500, 0, 50, 60, 100, 300}, at::kInt);
+      const at::Tensor ids = at::full({600}, -1, at::kInt);
+      const at::Tensor chosen = find_op<Choose>("bough::choose_pages")
+                                    .call(q_TNH, layer.summaries, has_extremes, records,
+                                          at::tensor(all, at::kInt), num_pages, 196, tables, ids);
+      EXPECT_TRUE(at::equal(ids, expected_ids(queries, lists, tables))) << dtype;
       ASSERT_EQ(chosen.sizes(), at::IntArrayRef({3, G, 196}));
       for (size_t i = 0; i < lists.size(); ++i) {
         const int64_t query = static_cast<int64_t>(i) / G, head = static_cast<int64_t>(i) % G;

@@ -124,4 +124,21 @@ struct PagedWork {
 PagedWork plan_paged_work(std::span<const PagedSegment> segments, int64_t num_heads, int64_t num_kv_heads,
                           const PageSelection* selection = nullptr);
 
+// A segment of one token that attends to `num_pages` of its pages for each key/value head, the last of them
+// its own. The device chooses the pages after the work was planned.
+struct OpenSegment {
+  size_t segment = 0;  // index in the pass's segments
+  int64_t num_pages = 0;
+};
+// Work in which tables of pages are left open. All slots are -1: keys and values must be stored before.
+struct OpenPagedWork {
+  PagedWork work;
+  // The table of open segment i and head g begins at work.pages[tables[i · G + g]] and has `num_pages` ids,
+  // in the order of their positions.
+  std::vector<int32_t> tables;
+};
+// open: ascending. Pages that open segments have in common are read once for each, since they are not known.
+OpenPagedWork plan_open_paged_work(std::span<const PagedSegment> segments, std::span<const OpenSegment> open,
+                                   int64_t num_heads, int64_t num_kv_heads);
+
 }  // namespace bough

@@ -260,4 +260,37 @@ PagedWork plan_paged_work(std::span<const PagedSegment> segments, int64_t num_he
   return planner.finish();
 }
 
+OpenPagedWork plan_open_paged_work(std::span<const PagedSegment> segments, std::span<const OpenSegment> open,
+                                   int64_t num_heads, int64_t num_kv_heads) {
+  // Stands for the page ids of table i · G + g. Below -1, which the planner uses itself.
+  const auto placeholder = [&](size_t i, int64_t g) {
+    return static_cast<int32_t>(-2 - static_cast<int64_t>(i) * num_kv_heads - g);
+  };
+  std::deque<std::vector<int32_t>> pages;  // to which the planner keeps references
+  Planner planner(num_heads, num_kv_heads);
+  for (int64_t g = 0; g < num_kv_heads; ++g) {
+    std::vector<PagedSegment> of_head(segments.begin(), segments.end());
+    for (size_t i = 0; i < open.size(); ++i) {
+      PagedSegment& segment = of_head.at(open[i].segment);
+      BOUGH_CHECK(segment.count == 1 && open[i].num_pages > 0, "an open segment has ", segment.count,
+                  " tokens and ", open[i].num_pages, " pages; expected one token, and pages");
+      segment = {.pages = pages.emplace_back(static_cast<size_t>(open[i].num_pages), placeholder(i, g)),
+                 .begin = (open[i].num_pages - 1) * kPageTokens + segment.begin % kPageTokens,
+                 .count = 1};
+    }
+    planner.add_segments(of_head, nullptr, 1, static_cast<int32_t>(g));
+  }
+  OpenPagedWork planned{planner.finish(),
+                        std::vector<int32_t>(open.size() * static_cast<size_t>(num_kv_heads), -1)};
+  std::ranges::fill(planned.work.slots, -1);
+  std::vector<int32_t>& ids = planned.work.pages;
+  for (size_t at = 0; at < ids.size(); ++at) {
+    if (ids[at] >= 0) continue;
+    int32_t& table = planned.tables.at(static_cast<size_t>(-2 - ids[at]));
+    if (table < 0) table = static_cast<int32_t>(at);
+    ids[at] = 0;
+  }
+  return planned;
+}
+
 }  // namespace bough

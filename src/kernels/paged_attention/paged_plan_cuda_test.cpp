@@ -61,6 +61,15 @@ std::map<int32_t, Keys> keys_of(const PagedWork& work, const PagedLayout& layout
   return keys;
 }
 
+// The keys of each token for one key/value head of work that is planned per head.
+std::map<int32_t, Keys> keys_of_head(PagedWork work, int32_t group) {
+  const auto is_other = [&](const PagedItem& item) { return item.group != group; };
+  std::erase_if(work.large, is_other);
+  std::erase_if(work.small, is_other);
+  std::erase_if(work.merges, [&](const PagedMerge& merge) { return merge.group != group; });
+  return keys_of(work, work.layout());
+}
+
 TEST(PagedWork, EveryTokenSeesEachOfItsKeysOnce) {
   const CounterRandom random(11, Purpose::test);
   for (uint64_t round = 0; round < 60; ++round) {
@@ -111,6 +120,53 @@ TEST(PagedWork, EveryTokenSeesEachOfItsKeysOnce) {
     for (const PagedItem& item : work.small) EXPECT_LE(item.num_rows * heads / groups, kPagedSmallEntries);
     for (const PagedItem& item : work.large)
       EXPECT_TRUE(item.num_rows == 1 || item.num_rows * heads / groups <= kPagedLargeEntries);
+  }
+}
+
+// Filling the tables with the pages of a selection gives the keys of a plan with this selection.
+TEST(PagedWork, OpenTablesTakeAnyPages) {
+  const CounterRandom random(12, Purpose::test);
+  for (uint64_t round = 0; round < 20; ++round) {
+    uint64_t draw = 0;
+    const auto below = [&](int64_t n) {
+      return static_cast<int64_t>(random.below(static_cast<uint64_t>(n), round, draw++));
+    };
+    const int64_t groups = 1 + below(3), heads = groups * (1 + below(5));
+    std::vector<std::vector<int32_t>> tables(static_cast<size_t>(2 + below(9)));
+    std::vector<PagedSegment> segments;
+    std::vector<OpenSegment> open;
+    std::vector<std::vector<int32_t>> lists;
+    for (auto& table : tables) {
+      const int64_t length = 1 + below(900),
+                    count = below(3) == 0 ? 1 + below(std::min<int64_t>(length, 30)) : 1;
+      for (int64_t i = 0; i < pages_for(length); ++i) table.push_back(static_cast<int32_t>(below(5000)));
+      const bool is_open = count == 1 && below(3) > 0;
+      const int64_t kept = is_open ? 1 + below(std::ssize(table)) : std::ssize(table);
+      if (is_open) open.push_back({segments.size(), kept});
+      segments.push_back({table, length - count, count});
+      for (int64_t g = 0; g < groups; ++g) {
+        std::vector<int32_t>& list = lists.emplace_back();  // every third page or so, and the last
+        for (int32_t i = 0; i < static_cast<int32_t>(table.size()) - 1 && std::ssize(list) < kept - 1; ++i)
+          if (std::ssize(table) - 1 - i <= kept - 1 - std::ssize(list) || below(3) == 0) list.push_back(i);
+        list.push_back(static_cast<int32_t>(table.size()) - 1);
+      }
+    }
+    OpenPagedWork planned = plan_open_paged_work(segments, open, heads, groups);
+    for (const int32_t slot : planned.work.slots) EXPECT_EQ(slot, -1);
+    for (size_t i = 0; i < open.size(); ++i)
+      for (int64_t g = 0; g < groups; ++g) {
+        const size_t of_head = static_cast<size_t>(g), G = static_cast<size_t>(groups);
+        const auto& list = lists[open[i].segment * G + of_head];
+        for (size_t j = 0; j < list.size(); ++j)
+          planned.work.pages.at(static_cast<size_t>(planned.tables[i * G + of_head]) + j) =
+              tables[open[i].segment][static_cast<size_t>(list[j])];
+      }
+    const PageSelection selection{lists, /*per_head=*/true};
+    const PagedWork closed = plan_paged_work(segments, heads, groups, &selection);
+    for (int32_t g = 0; g < groups; ++g) {
+      EXPECT_EQ(keys_of_head(planned.work, g), keys_of_head(closed, g))
+          << "round " << round << ", head " << g;
+    }
   }
 }
 

@@ -200,14 +200,30 @@ struct PageChoiceCase {
         .to(pages.device(), pages.scalar_type());
   }
   void summarise() const { summarise_pages(pages, all, how, H, summaries); }
+  // All but the last have more pages than their budget.
+  std::vector<ChoosingQuery> queries() const {
+    return {{.token = 1, .pages = all, .budget = 40},
+            {.token = 3, .pages = std::span(all).first(5), .budget = 4},
+            {.token = 0, .pages = std::span(all).first(200), .budget = 199},
+            {.token = 2, .pages = std::span(all).first(20), .budget = 20}};
+  }
   std::vector<std::vector<int32_t>> choose() const {
-    const std::vector<ChoosingQuery> queries{{.token = 1, .pages = all, .budget = 40},
-                                             {.token = 3, .pages = std::span(all).first(5), .budget = 4},
-                                             {.token = 0, .pages = std::span(all).first(200), .budget = 199},
-                                             {.token = 2, .pages = std::span(all).first(20), .budget = 20}};
-    std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(G));
-    choose_pages(integers(-1, 2, {4, N, H}, 2), summaries, how, queries, lists);
+    std::vector<std::vector<int32_t>> lists(queries().size() * static_cast<size_t>(G));
+    choose_pages(integers(-1, 2, {4, N, H}, 2), summaries, how, queries(), lists);
     return lists;
+  }
+  // The ids of the kept pages, in one table of 200 for each query and head; -1 beyond them.
+  at::Tensor ids() const {
+    std::vector<ChoosingQuery> asked = queries();
+    asked.pop_back();
+    std::vector<int32_t> tables;
+    for (size_t i = 0; i < asked.size() * static_cast<size_t>(G); ++i)
+      tables.push_back(static_cast<int32_t>(200 * i));
+    const auto options = at::TensorOptions().dtype(at::kInt).device(pages.device());
+    const at::Tensor ids = at::full({static_cast<int64_t>(200 * tables.size())}, -1, options);
+    DevicePageChooser(asked, tables, pages.device())
+        .choose(integers(-1, 2, {4, N, H}, 2), summaries, how, &ids);
+    return ids;
   }
 
   PageSummary how;
@@ -240,6 +256,7 @@ SelfTest choose_pages_test() {
               got.summaries.copy_(expected.summaries);
               if (got.choose() != expected.choose())
                 throw WrongResult("choose_pages: the chosen pages differ from the CPU's");
+              check_equal("choose_pages: the id of a chosen page", got.ids(), expected.ids());
             });
           }};
 }
