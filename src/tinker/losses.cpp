@@ -87,9 +87,9 @@ void check_datum(const WireDatum& datum, const TinkerLossSettings& settings, int
     throw ApiError(400, str(where, ".model_input: got ", length, " tokens, expected at most ", max_length,
                             ", the model's context"));
   const auto check_token = [&](double id, const std::string& place) {
-    if (!(id >= 0 && id < static_cast<double>(vocab_size)))
+    if (!(id >= 0 && id < static_cast<double>(vocab_size) && id == std::floor(id)))
       throw ApiError(
-          400, str(place, ": got token id ", static_cast<int64_t>(id), ", expected 0 to ", vocab_size - 1));
+          400, str(place, ": got token id ", id, ", expected a whole number from 0 to ", vocab_size - 1));
   };
   for (const int32_t id : datum.tokens) check_token(id, where + ".model_input");
 

@@ -220,7 +220,7 @@ TEST(TinkerLosses, WrongInputsAreRefusedByName) {
             std::string::npos);
   EXPECT_NE(changed([](Request& r) {
               r.data[0].inputs["target_tokens"].values[2] = kTestVocab;
-            }).find("expected 0 to 39"),
+            }).find("whole number from 0 to 39"),
             std::string::npos);
   EXPECT_NE(changed([](Request& r) { r.data[0].tokens[0] = -1; }).find("token id -1"), std::string::npos);
   EXPECT_NE(changed([](Request& r) { r.data[0].tokens.clear(); }).find("no tokens"), std::string::npos);

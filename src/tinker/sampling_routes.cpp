@@ -23,26 +23,25 @@ void refuse_unserved(Fields& fields) {
         "record_stability_info");
 }
 
-void read_stop(Fields& fields, SamplingParameters& sampling) {
+void read_stop(Fields& fields, int64_t vocab_size, SamplingParameters& sampling) {
   const OrderedJson* const stop = fields.find("stop");
   if (!stop) return;
-  const char* const expected = "a text, a list of texts or a list of token ids";
-  if (stop->is_string()) {
-    sampling.stop = {stop->get<std::string>()};
-    return;
-  }
-  if (!stop->is_array()) fields.wrong("stop", expected);
-  sampling.ignore_eos = true;  // a list replaces the model's own stop tokens
-  for (const OrderedJson& each : *stop) {
-    if (each.is_string() && !each.get<std::string>().empty())
+  const auto read = [&](const OrderedJson& each) {
+    if (each.is_string() && each != "") {
       sampling.stop.push_back(each.get<std::string>());
-    else if (each.is_number_integer()) sampling.stop_token_ids.push_back(each.get<int64_t>());
-    else fields.wrong("stop", expected);
-  }
+    } else if (stop->is_array() && each.is_number_integer() && each >= 0 && each < vocab_size) {
+      sampling.stop_token_ids.push_back(each.get<int64_t>());
+    } else {
+      fields.wrong("stop", str("a text, a list of texts, or a list of token ids below ", vocab_size));
+    }
+  };
+  if (!stop->is_array()) return read(*stop);
+  sampling.ignore_eos = true;  // a list replaces the model's own stop tokens
+  for (const OrderedJson& each : *stop) read(each);
 }
 
 // Returns the seed, if there is one.
-std::optional<int64_t> read_sampling_params(const OrderedJson* given, int64_t most_tokens,
+std::optional<int64_t> read_sampling_params(const OrderedJson* given, int64_t vocab_size, int64_t most_tokens,
                                             SamplingParameters& sampling) {
   static const OrderedJson kNone = OrderedJson::object();
   Fields fields(given ? *given : kNone, "sampling_params");
@@ -51,8 +50,9 @@ std::optional<int64_t> read_sampling_params(const OrderedJson* given, int64_t mo
   sampling.temperature = fields.number("temperature", 0, 100).value_or(1);
   sampling.top_p = fields.number("top_p", 0, 1).value_or(1);
   sampling.top_k = std::max<int64_t>(0, fields.integer("top_k", -1, 1 << 30).value_or(0));
-  read_stop(fields, sampling);
-  const auto seed = fields.integer("seed", 0, std::numeric_limits<int64_t>::max());
+  read_stop(fields, vocab_size, sampling);
+  const auto seed =
+      fields.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
   fields.done();
   return seed;
 }
@@ -142,8 +142,8 @@ Json TrainingService::State::sample(Fields& fields) {
     if (id >= config.vocab_size)
       throw ApiError(400, str("prompt: got token id ", id, ", expected 0 to ", config.vocab_size - 1),
                      "prompt");
-  const auto seed =
-      read_sampling_params(fields.object("sampling_params"), config.max_length() - length, request.sampling);
+  const auto seed = read_sampling_params(fields.object("sampling_params"), config.vocab_size,
+                                         config.max_length() - length, request.sampling);
   request.sampling.n_samples = fields.integer("num_samples", 1, 100'000).value_or(1);
   request.sampling.top_logprobs = fields.integer("topk_sample_logprobs", 0, 1000).value_or(0);
   request.wants_prompt_log_probs = fields.boolean("prompt_logprobs").value_or(false);

@@ -294,7 +294,7 @@ FutureResult TrainingService::State::guarded(const std::function<FutureResult()>
   }
 }
 
-void TrainingService::State::compute(WorkQueue::Group group) {
+void TrainingService::State::compute(ModelQueue::Group group) {
   const Work& first = group.works.front();
   if (!first.request) {
     FutureResult result = guarded(first.run);
@@ -325,7 +325,7 @@ void TrainingService::run(const std::function<bool()>& stop) {
   State& state = *state_;
   while (!stop()) {
     state.free_ended_models();
-    WorkQueue::Group group = state.queue.take();
+    ModelQueue::Group group = state.queue.take();
     bool worked = !group.works.empty();
     if (worked) state.compute(std::move(group));
     worked = state.samplers.step() || worked;

@@ -94,7 +94,7 @@ struct TrainingService::State {
   void end_session(const std::string& session);
 
   // Computation thread.
-  void compute(WorkQueue::Group group);
+  void compute(ModelQueue::Group group);
   void free_ended_models();
   TrainingModel& training(const std::string& model);
   FutureResult guarded(const std::function<FutureResult()>& run) const;
@@ -109,7 +109,7 @@ struct TrainingService::State {
   const Checkpoints checkpoints;
   const SteadyClock clock;
   Futures futures{clock};
-  WorkQueue queue;
+  ModelQueue queue;
   Samplers samplers;  // computation thread only
   std::atomic<uint64_t> next_seed = 1, num_waiters = 0, num_sessions = 0;
 

@@ -45,7 +45,7 @@ std::vector<float> floats(const at::Tensor& values) {
 AdamParameters read_adam(Fields& fields) {
   if (const OrderedJson* other = fields.object("optimizer_params"))
     throw ApiError(400,
-                   str("optimizer_params: got ", quoted(other->value("type", std::string("no type")), 40),
+                   str("optimizer_params: got ", dump_ordered(*other).substr(0, 60),
                        ", expected adam_params: models are trained with AdamW"),
                    "optimizer_params");
   const OrderedJson* const given = fields.object("adam_params");

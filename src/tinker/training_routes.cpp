@@ -41,9 +41,10 @@ LoraSettings read_adapter(const OrderedJson& config, int64_t max_rank, uint64_t&
 void check_optimizer(Fields& fields) {
   const OrderedJson* const config = fields.object("optimizer_config");
   if (!config) return;
-  const std::string type = config->value("type", std::string("adamw"));
+  const OrderedJson type = config->value("type", OrderedJson("adamw"));
   if (type != "adamw")
-    throw ApiError(400, str("optimizer_config.type: got ", quoted(type, 40), ", expected adamw"),
+    throw ApiError(400,
+                   str("optimizer_config.type: got ", dump_ordered(type).substr(0, 40), ", expected adamw"),
                    "optimizer_config");
 }
 

@@ -330,12 +330,15 @@ ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forwa
           read_tensor(tensor, elements_left, str(where, ".loss_fn_inputs.", name.substr(0, 80)));
     request.data.push_back(std::move(datum));
   }
-  if (const auto config = input->find("loss_fn_config"); config != input->end() && config->is_object())
+  const auto config = input->find("loss_fn_config");
+  if (config != input->end() && !config->is_null()) {
+    if (!config->is_object()) wrong("loss_fn_config", dump_ordered(*config).substr(0, 80), "an object");
     for (const auto& [name, value] : config->items()) {
       if (value.is_number()) request.config[name] = value.get<double>();
       else if (value.is_string()) request.config[name] = value.get<std::string>();
       else wrong("loss_fn_config." + name, dump_ordered(value).substr(0, 80), "a number or a text");
     }
+  }
   return request;
 }
 

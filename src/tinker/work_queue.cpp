@@ -2,17 +2,17 @@
 
 namespace bough {
 
-void WorkQueue::add_model(const std::string& model) {
+void ModelQueue::add_model(const std::string& model) {
   const MutexLock lock(mutex_);
   models_.try_emplace(model);
 }
 
-bool WorkQueue::has_model(const std::string& model) const {
+bool ModelQueue::has_model(const std::string& model) const {
   const MutexLock lock(mutex_);
   return models_.contains(model);
 }
 
-bool WorkQueue::add(const std::string& model, int64_t seq_id, Work work) {
+bool ModelQueue::add(const std::string& model, int64_t seq_id, Work work) {
   const MutexLock lock(mutex_);
   const auto found = models_.find(model);
   if (found == models_.end() || seq_id < found->second.next) return false;
@@ -22,14 +22,14 @@ bool WorkQueue::add(const std::string& model, int64_t seq_id, Work work) {
   return true;
 }
 
-void WorkQueue::add_now(Work work) {
+void ModelQueue::add_now(Work work) {
   const MutexLock lock(mutex_);
   now_.push_back(std::move(work));
   has_new_ = true;
   changed_.notify_one();
 }
 
-WorkQueue::Group WorkQueue::take() {
+ModelQueue::Group ModelQueue::take() {
   const MutexLock lock(mutex_);
   has_new_ = false;
   Group group;
@@ -60,7 +60,7 @@ WorkQueue::Group WorkQueue::take() {
   return group;
 }
 
-std::vector<Work> WorkQueue::remove_model(const std::string& model) {
+std::vector<Work> ModelQueue::remove_model(const std::string& model) {
   const MutexLock lock(mutex_);
   std::vector<Work> works;
   const auto found = models_.find(model);
@@ -70,13 +70,13 @@ std::vector<Work> WorkQueue::remove_model(const std::string& model) {
   return works;
 }
 
-void WorkQueue::wait_until(std::chrono::steady_clock::time_point time) {
+void ModelQueue::wait_until(std::chrono::steady_clock::time_point time) {
   const MutexLock lock(mutex_);
   while (!has_new_ && changed_.wait_until(mutex_, time)) {
   }
 }
 
-int64_t WorkQueue::size() const {
+int64_t ModelQueue::size() const {
   const MutexLock lock(mutex_);
   auto count = static_cast<int64_t>(now_.size());
   for (const auto& [name, model] : models_) count += static_cast<int64_t>(model.waiting.size());

@@ -29,7 +29,7 @@ inline Work run_later(std::function<FutureResult()> run) {
   return {.future = "", .request = nullptr, .loss = {}, .run = std::move(run)};
 }
 
-class WorkQueue {
+class ModelQueue {
  public:
   // A model's first seq_id is 1.
   void add_model(const std::string& model);

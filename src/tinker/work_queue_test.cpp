@@ -18,15 +18,15 @@ Work other_work(const std::string& future) {
   work.future = future;
   return work;
 }
-std::string taken(WorkQueue& queue, int groups = 1) {
+std::string taken(ModelQueue& queue, int groups = 1) {
   std::string names;
   for (int i = 0; i < groups; ++i)
     for (const Work& work : queue.take().works) names += work.future + " ";
   return names;
 }
 
-TEST(WorkQueue, WorksOfAModelRunInTheOrderOfTheirSeqIds) {
-  WorkQueue queue;
+TEST(ModelQueue, WorksOfAModelRunInTheOrderOfTheirSeqIds) {
+  ModelQueue queue;
   queue.add_model("m");
   EXPECT_TRUE(queue.add("m", 3, other_work("c")));
   EXPECT_EQ(taken(queue), "") << "1 and 2 are missing";
@@ -37,8 +37,8 @@ TEST(WorkQueue, WorksOfAModelRunInTheOrderOfTheirSeqIds) {
   EXPECT_FALSE(queue.add("unknown", 1, other_work("x")));
 }
 
-TEST(WorkQueue, ForwardBackwardsThatAreQueuedTogetherAreOneGroup) {
-  WorkQueue queue;
+TEST(ModelQueue, ForwardBackwardsThatAreQueuedTogetherAreOneGroup) {
+  ModelQueue queue;
   queue.add_model("m");
   queue.add("m", 2, batch_work("b"));
   queue.add("m", 1, batch_work("a"));
@@ -53,8 +53,8 @@ TEST(WorkQueue, ForwardBackwardsThatAreQueuedTogetherAreOneGroup) {
   EXPECT_EQ(taken(queue), "f ");
 }
 
-TEST(WorkQueue, ModelsTakeTurns) {
-  WorkQueue queue;
+TEST(ModelQueue, ModelsTakeTurns) {
+  ModelQueue queue;
   queue.add_model("m");
   queue.add_model("n");
   for (int64_t i = 1; i <= 2; ++i) {
