@@ -305,6 +305,11 @@ ForwardBackwardRequest read_forward_backward(std::string_view protobuf) {
 }
 
 ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forward_only) {
+  if (!body.is_object()) throw ApiError(400, "the body: expected a JSON object");
+  for (const auto& [name, value] : body.items())
+    if (name != "model_id" && name != "seq_id" && name != "forward_backward_input" &&
+        name != "forward_input" && name != "forward_only" && name != "type")
+      throw ApiError(400, str(quoted(name, 60), " is an unknown field"), name);
   ForwardBackwardRequest request;
   const auto only = body.find("forward_only");
   if (only != body.end() && !only->is_null() && !only->is_boolean())

@@ -1,0 +1,42 @@
+"""The datasets of the cookbook's recipes with sums in them, as the folders from which `datasets` reads."""
+
+import random
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
+
+
+def write_datasets(folder: Path, count: int = 128, most: int = 20) -> None:
+    """Writes openai/gsm8k and HuggingFaceH4/no_robots with sums of two numbers from 1 to `most`."""
+    draw = random.Random(0)
+    problems = []
+    for _ in range(count):
+        a, b = draw.randint(1, most), draw.randint(1, most)
+        problems.append({"question": f"What is {a} + {b}?", "answer": f"{a} + {b} = {a + b}\n#### {a + b}"})
+    gsm8k = folder / "openai" / "gsm8k"
+    (gsm8k / "main").mkdir(parents=True)
+    for split in ("train", "test"):
+        path = gsm8k / "main" / f"{split}-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(problems), path)
+    (gsm8k / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n"
+        "  - split: test\n    path: main/test-*\n---\n"
+    )
+    conversations = []
+    for problem in problems:
+        answer = problem["answer"].split("#### ")[1]
+        messages = [
+            {"role": "user", "content": problem["question"] + SUFFIX},
+            {"role": "assistant", "content": f"\\boxed{{{answer}}}"},
+        ]
+        conversations.append(
+            {"prompt": problem["question"], "prompt_id": "x", "messages": messages, "category": "sum"}
+        )
+    data = folder / "HuggingFaceH4" / "no_robots" / "data"
+    data.mkdir(parents=True)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(conversations), data / "train-00000-of-00001.parquet"
+    )
