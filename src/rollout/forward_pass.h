@@ -70,7 +70,7 @@ class SparseContext : public AttentionContext {
   void keep_choices();
 
  private:
-  // What the CUDA kernels need for all layers.
+  // Tensors and plans of the CUDA kernels, shared by all layers.
   struct OnDevice {
     at::Tensor complete_C;  // complete_
     PagedPlan stores;       // without items: only stores keys and values

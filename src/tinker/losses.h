@@ -44,9 +44,9 @@ struct TinkerLossInputs {
 at::Tensor tinker_loss(const TinkerLossSettings& settings, const TinkerLossInputs& inputs,
                        const at::Tensor& log_probs_RK, const at::Tensor& sequences_R);
 
-// Requests with equal loss settings as one batch of the executor. Position i of a datum is the loss row of the
-// token after it. If all targets are the tokens that follow, their log-probabilities are those of the rows.
-// Otherwise the targets are the batch's top-k tokens.
+// Requests with equal loss settings as one batch of the executor. Position i of a datum is the loss row of
+// the token after it. If all targets are the tokens that follow, their log-probabilities are those of the
+// rows. Otherwise the targets are the batch's top-k tokens.
 struct TinkerBatch {
   std::vector<std::vector<int32_t>> tokens;  // by datum: its inputs and the last target
   std::vector<int64_t> columns;              // targets a position, by datum
