@@ -13,6 +13,7 @@ from emulation_build import BUILD, ROOT, last_command, run_command
 CASES = "*cuda:*Cuda*"
 SHORT_CASES = CASES + ":-*OnLongPasses"
 REPEATED = "300000"  # threads of the longest launch that is repeated
+MEMORY = "8000000000"  # the references of long passes keep their scores in fp64
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +29,12 @@ def run(program, cases, repeated="0", timeout=3600):
         errors="replace",
         timeout=timeout,
         check=False,
-        env={**os.environ, "BOUGH_EMULATION_REPEAT": repeated, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "BOUGH_EMULATION_REPEAT": repeated,
+            "BOUGH_EMULATED_MEMORY": MEMORY,
+            "OMP_NUM_THREADS": "1",
+        },
     )
 
 
@@ -89,11 +95,19 @@ FAULTS = [
     tree("tree_forward_barrier", RACES, "_tiles.cuh", SYNC + ARRIVED),
     tree("tree_forward_wait", ASAN, "_tiles.cuh", "wait_for_copies();", ""),
     tree("tree_backward_barrier", RACES, "_backward_cuda.cuh", SYNC + ARRIVED),
+    tree("tree_one_stage_barrier", RACES, "_tiles.cuh", SYNC + "  // all warps have read this tile"),
+    tree(
+        "tree_one_stage_backward_barrier",
+        RACES,
+        "_backward_cuda.cuh",
+        SYNC + "  // all warps have read these queries",
+    ),
     tree(
         "plain_tree_barrier", RACES, "_plain_cuda.cuh", SYNC + "  // all threads have read the previous tile"
     ),
     tree("plain_tree_warp_barrier", RACES, "_plain_cuda.cuh", "__syncwarp();\n", "\n"),
     paged("paged_join_barrier", RACES, "_tensor_cuda.cuh", SYNC + "  // all warps have read the last tile"),
+    paged("paged_one_stage_barrier", RACES, "_tensor_cuda.cuh", SYNC + "  // all warps have read this tile"),
     paged("paged_wait", ASAN, "_tensor_cuda.cuh", "wait_for_copies();", ""),
     paged("paged_tile_barrier", RACES, "_tensor_cuda.cuh", SYNC + ARRIVED),
     paged("plain_paged_warp_barrier", RACES, "_cuda.cu", "__syncwarp();  // all lanes have read"),

@@ -42,10 +42,11 @@ struct LaneOffsets {
 };
 
 // Returns an address within a tile. `lane`: address of the tile plus a lane's offset. row must be a multiple
-// of 8 and column of 16.
+// of 8 and column of 16. Only bits below 256 are changed by xor, because tiles start at multiples of 256.
 template <int kHead>
 __device__ inline SharedAddress at(SharedAddress lane, int row, int column) {
-  return (lane ^ static_cast<SharedAddress>(column * 2)) + row * kRowBytes<kHead>;
+  return (lane ^ static_cast<SharedAddress>(column * 2 % 256)) + column * 2 / 256 * 256 +
+         row * kRowBytes<kHead>;
 }
 
 // Starts loading a tile. Rows from num_rows on and columns from head_dim on become zeros.
@@ -53,14 +54,15 @@ template <int kHead, int kRows, int kThreads>
 __device__ inline void load_tile(SharedAddress tile, const BFloat16Bits* rows, int64_t stride, int num_rows,
                                  int head_dim) {
   constexpr int kChunks = kHead / 8, kStep = kThreads / kChunks;  // rows that the block copies at once
-  static_assert(kStep % 8 == 0 && kRows % kStep == 0);
+  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || 8 % kStep == 0));
   const int thread = thread_index(), first = thread / kChunks, chunk = thread % kChunks;
   const bool in_head = chunk * 8 < head_dim;
   const BFloat16Bits* from = rows + first * stride + chunk * 8;
-  tile += first * kRowBytes<kHead> + (chunk ^ (first % 8)) * 16;
+  tile += first * kRowBytes<kHead>;
 #pragma unroll
   for (int row = 0; row < kRows; row += kStep, from += kStep * stride) {
-    copy_async<16>(tile + row * kRowBytes<kHead>, from, first + row < num_rows && in_head);
+    const int index = chunk ^ (kStep % 8 == 0 ? first % 8 : first + row % 8);
+    copy_async<16>(tile + row * kRowBytes<kHead> + index * 16, from, first + row < num_rows && in_head);
   }
 }
 

@@ -139,13 +139,17 @@ void attend(const PagedAttentionCuda<T>& in, bool large, CudaStream stream) {
                     in.layout.per_head ? 1u : static_cast<unsigned>(in.num_groups));
   if constexpr (std::is_same_v<T, BFloat16Bits>) {
     const bool fits = in.tensor_cores && in.num_heads / in.num_groups <= kPagedLargeEntries &&
-                      in.head_dim <= 128 && fits_packs(in.head_dim, 8, in.q, in.keys, in.values, in.o);
+                      in.head_dim <= kPagedAttentionMaxHeadDim &&
+                      fits_packs(in.head_dim, 8, in.q, in.keys, in.values, in.o);
     if (fits && in.head_dim <= 64)
       return large ? tensor_attention<64, true>(in, blocks, stream)
                    : tensor_attention<64, false>(in, blocks, stream);
-    if (fits)
+    if (fits && in.head_dim <= 128)
       return large ? tensor_attention<128, true>(in, blocks, stream)
                    : tensor_attention<128, false>(in, blocks, stream);
+    if (fits)
+      return large ? tensor_attention<256, true>(in, blocks, stream)
+                   : tensor_attention<256, false>(in, blocks, stream);
   }
   constexpr int kBytes = kPagedWarps * static_cast<int>(kPagedAttentionMaxHeadDim * sizeof(float));
   with_pack<kFullPack<T>>(fits_packs(in.head_dim, kFullPack<T>, in.keys), [&](auto pack) {

@@ -1,7 +1,7 @@
 // Launchers of the CUDA kernels of paged_attention.h (cuda_launch.h). T is BFloat16Bits or float.
 // Scores, sums and parts are fp32.
 //
-// The tensor cores compute bf16 heads of up to 128 whose size is a multiple of 8. Each page of an item
+// The tensor cores compute bf16 heads whose size is a multiple of 8. Each page of an item
 // (paged_work.h) is loaded once for all rows of the item and all query heads of the key/value head. With up
 // to 16 query vectors, the four warps of a CUDA thread block compute different keys, otherwise different
 // query vectors. Other heads use plain fp32 arithmetic. Without atomics, the same PagedWork gives the same

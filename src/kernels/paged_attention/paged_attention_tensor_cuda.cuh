@@ -1,6 +1,7 @@
 // Paged attention of bf16 heads on the tensor cores. A CUDA thread block computes one item (paged_work.h) for
-// one key/value head. Tiles of 64 keys (four pages) pass through two buffers (stages) of shared memory. A
-// fragment is 16 query vectors. Small items have one fragment: each warp takes one page of each tile, and the
+// one key/value head. Tiles of 64 keys (four pages) pass through two buffers (stages) of shared memory. Heads
+// wider than 128 have one stage, so that a thread block fits into the 99 KiB of compute capability 8.6 and
+// 8.9, and three into the shared memory of an H100. A fragment is 16 query vectors. Small items have one fragment: each warp takes one page of each tile, and the
 // warps' running softmaxes are merged at the end. Large items have four fragments: each warp takes one
 // fragment and all keys.
 #pragma once
@@ -65,11 +66,16 @@ struct PagedOutput {
 
 template <int kHead>
 struct PageStages {
+  static constexpr bool kHasTwo = kHead <= 128;
   static constexpr int kTileBytes = kPagedTile * kRowBytes<kHead>;
-  static constexpr int kBytes = 4 * kTileBytes;
+  static constexpr int kJoinStride = kHead + 8;  // of write_joined()
+  static constexpr int kJoinBytes = kPagedWarps * kFragmentRows * (kJoinStride + 2) * 4;
+  static constexpr int kStageBytes = 2 * kTileBytes * (kHasTwo ? 2 : 1);
+  static constexpr int kBytes = kStageBytes > kJoinBytes ? kStageBytes : kJoinBytes;
+  static_assert(kBytes <= 99 << 10);
   static constexpr int kChunks = kHead / 8;              // chunks of 16 bytes per row
   static constexpr int kStep = kPagedThreads / kChunks;  // keys that the thread block copies at a time
-  static_assert(kPagedPageTokens % kStep == 0 && kStep % 8 == 0);
+  static_assert(kPagedPageTokens % kStep == 0 && (kStep % 8 == 0 || 8 % kStep == 0));
 
   __device__ static SharedAddress k(int stage) {
     return shared_address(dynamic_shared_memory()) + stage * 2 * kTileBytes;
@@ -91,13 +97,14 @@ struct PageStages {
     const int thread = thread_index(), first = thread / kChunks, chunk = thread % kChunks;
     const int head_dim = static_cast<int>(in.head_dim);
     const bool in_head = chunk * 8 < head_dim;
-    const SharedAddress to = k(stage) + first * kRowBytes<kHead> + (chunk ^ (first % 8)) * 16;
+    const SharedAddress tile = k(stage) + first * kRowBytes<kHead>;
 #pragma unroll
     for (int row = 0; row < kPagedTile; row += kStep) {
       const int64_t page = static_cast<int64_t>(ids[row / kPagedPageTokens]) * in.num_groups + group;
       const int place = row % kPagedPageTokens + first;
       const int64_t from = (page * kPagedPageTokens + place) * head_dim + chunk * 8;
       const bool valid = row + first < num_keys && in_head;
+      const SharedAddress to = tile + (chunk ^ (kStep % 8 == 0 ? first % 8 : first + row % 8)) * 16;
       copy_async<16>(to + row * kRowBytes<kHead>, in.keys + from, valid);
       copy_async<16>(to + kTileBytes + row * kRowBytes<kHead>, in.values + from, valid);
     }
@@ -169,11 +176,10 @@ template <int kHead>
 __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, const PagedItem& item,
                                     const PagedRow* rows, int group, const float (&sums)[kHead / 8][4],
                                     const float (&row_max)[2], const float (&row_sum)[2], float scale) {
-  constexpr int kStride = kHead + 8;  // puts eight matrix rows of a fragment in different banks
+  // This stride puts eight matrix rows of a fragment in different banks.
+  constexpr int kStride = PageStages<kHead>::kJoinStride;
   float* const shared = reinterpret_cast<float*>(dynamic_shared_memory());
   float2* const states = reinterpret_cast<float2*>(shared + kPagedWarps * kFragmentRows * kStride);
-  static_assert((kPagedWarps * kFragmentRows * kStride + kPagedWarps * kFragmentRows * 2) * 4 <=
-                PageStages<kHead>::kBytes);
   const int thread = thread_index(), warp = thread / kWarp, lane_row = thread % kWarp / 4,
             pair = thread % 4 * 2;
   __syncthreads();  // all warps have read the last tile
@@ -218,13 +224,18 @@ __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, 
 
 // CUDA thread blocks per multiprocessor: as many as fit without spilling registers.
 template <int kHead, bool kLarge>
-constexpr int kPagedBlocks = kHead > 64 ? (kLarge ? 2 : 3) : (kLarge ? 3 : 4);
+constexpr int kPagedBlocks = kHead > 128  ? 2
+                             : kHead > 64 ? (kLarge ? 2 : 3)
+                                          : (kLarge ? 3 : 4);
 
 // If kLarge, each warp has a different fragment of 16 entries. Otherwise all warps have the same fragment.
 template <int kHead, bool kLarge>
 __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
     paged_attention_kernel(const PagedAttentionCuda<BFloat16Bits> in) {
-  constexpr int kTiles = kLarge ? kPagedTile / 8 : kPagedPageTokens / 8;  // tiles of 8 keys per warp
+  constexpr int kWarpKeys = kLarge ? kPagedTile : kPagedPageTokens;  // of a tile
+  // Keys at a time. q and sums of wide heads leave few registers.
+  constexpr int kKeys = kHead > 128 ? kPagedPageTokens : kWarpKeys;
+  constexpr int kTiles = kKeys / 8;
   using Stages = PageStages<kHead>;
   const PagedWorkView work(in.work, in.layout);
   const int index = static_cast<int>(blockIdx.x);
@@ -253,22 +264,31 @@ __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
   const float scale = in.scale * kLog2E;
   float sums[kHead / 8][4] = {};
   float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0, 0};
-  for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage ^= 1) {
+  const auto load_next = [&](int stage, int tile) {
+    if (tile + 1 >= num_tiles) return;
+    Stages::load(stage, in, ids, group, num_keys - (tile + 1) * kPagedTile);
+    Stages::read_pages(ids, pages, tile + 2, num_pages);
+  };
+  for (int tile = 0, stage = 0; tile < num_tiles; ++tile, stage ^= Stages::kHasTwo ? 1 : 0) {
     wait_for_copies();
     __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
-    if (tile + 1 < num_tiles) {
-      Stages::load(stage ^ 1, in, ids, group, num_keys - (tile + 1) * kPagedTile);
-      Stages::read_pages(ids, pages, tile + 2, num_pages);
+    if constexpr (Stages::kHasTwo) load_next(stage ^ 1, tile);
+#pragma unroll 1
+    for (int key = warp_key; key < warp_key + kWarpKeys; key += kKeys) {
+      const int first_key = item.first_key + tile * kPagedTile + key;
+      if (first_key >= item.key_end) break;
+      float scores[kTiles][4] = {};
+      multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, key);
+      if (first_key + kTiles * 8 > item.min_limit) mask_limits(scores, first_key, entries);
+      online_softmax(scores, row_max, row_sum, sums, scale);
+      uint32_t p[kTiles / 2][4];
+      round_fragments(p, scores);
+      multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, key);
     }
-    const int first_key = item.first_key + tile * kPagedTile + warp_key;
-    if (first_key >= item.key_end) continue;
-    float scores[kTiles][4] = {};
-    multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, warp_key);
-    if (first_key + kTiles * 8 > item.min_limit) mask_limits(scores, first_key, entries);
-    online_softmax(scores, row_max, row_sum, sums, scale);
-    uint32_t p[kTiles / 2][4];
-    round_fragments(p, scores);
-    multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, warp_key);
+    if constexpr (!Stages::kHasTwo) {
+      __syncthreads();  // all warps have read this tile
+      load_next(0, tile);
+    }
   }
   for (float& sum : row_sum) sum = quad_sum(sum);
   if constexpr (kLarge) write_own<kHead>(in, entries, sums, row_max, row_sum, scale);

@@ -14,23 +14,48 @@ constexpr int kGradientThreads = kGradientWarps * kWarp;
 template <int kHead>
 constexpr int kGradientBlocks = kHead > 64 ? 2 : 3;
 
-// Computes d_q, 16 queries per warp. As in forward, queries stay in registers and tiles of keys pass through
-// shared memory.
+// Thread blocks for d_q. The registers of a thread do not hold q, d_o and d_q of wide heads. Their q and d_o
+// are in shared memory, behind the keys, which leaves room for two warps.
 template <int kHead>
-__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
+struct QueryGradient {
+  static constexpr bool kInShared = kHead > 128;
+  static constexpr int kWarps = kInShared ? 2 : kGradientWarps, kThreads = kWarps * kWarp;
+  using Block = QueryBlock<kWarps>;
+  using Stages = KeyStages<kHead, kThreads>;
+  static constexpr int kTileBytes = Block::kQueries * kRowBytes<kHead>;
+  static constexpr int kBytes = Stages::kBytes + (kInShared ? 2 * kTileBytes : 0);
+
+  __device__ static SharedAddress q() { return Stages::k(0) + Stages::kBytes; }
+  __device__ static SharedAddress d_o() { return q() + kTileBytes; }
+};
+
+// Computes d_q, 16 queries per warp. As in forward, queries stay in registers (or shared memory) and tiles of
+// keys pass through shared memory.
+template <int kHead>
+__global__ void __launch_bounds__(QueryGradient<kHead>::kThreads, kGradientBlocks<kHead>)
     tree_attention_query_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                          const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
   constexpr int kKeys = kHead > 64 ? 32 : 64;  // keys at a time; q and d_o need registers, too
   constexpr int kTiles = kKeys / 8;
-  using Block = QueryBlock<kGradientWarps>;
-  using Stages = KeyStages<kHead, kGradientThreads>;
+  using Shape = QueryGradient<kHead>;
+  using Block = typename Shape::Block;
+  using Stages = typename Shape::Stages;
   const int num_tokens = static_cast<int>(in.num_tokens), head_dim = static_cast<int>(in.head_dim);
   const int64_t stride = in.num_heads * in.head_dim;
-  KeyWalk<kHead, Block, kGradientThreads> walk(in);
-  uint32_t q[kHead / 16][4], d_o[kHead / 16][4];
+  KeyWalk<kHead, Block, Shape::kThreads> walk(in);
+  constexpr int kDepth = Shape::kInShared ? 1 : kHead / 16;
+  uint32_t q[kDepth][4], d_o[kDepth][4];
   const int num_rows = num_tokens - Block::warp_begin();
-  load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_rows, head_dim);
-  load_fragments<kHead>(d_o, gradient.d_o + Block::offset(in), stride, num_rows, head_dim);
+  if constexpr (Shape::kInShared) {
+    const int64_t first = (Block::begin() * in.num_heads + Block::head()) * in.head_dim;
+    const int count = num_tokens - Block::begin();
+    load_tile<kHead, Block::kQueries, Shape::kThreads>(Shape::q(), in.q + first, stride, count, head_dim);
+    load_tile<kHead, Block::kQueries, Shape::kThreads>(Shape::d_o(), gradient.d_o + first, stride, count,
+                                                       head_dim);
+  } else {
+    load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_rows, head_dim);
+    load_fragments<kHead>(d_o, gradient.d_o + Block::offset(in), stride, num_rows, head_dim);
+  }
   float lse[2], dots[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -46,9 +71,16 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
 #pragma unroll 1
     for (int key = 0; key < kTensorTile; key += kKeys) {
       float scores[kTiles][4] = {}, d_p[kTiles][4] = {};
-      multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, key);
+      const auto multiply = [&](float(&c)[kTiles][4], const uint32_t(&a)[kDepth][4], SharedAddress shared_a,
+                                SharedAddress b) {
+        if constexpr (Shape::kInShared)
+          multiply_tile_rows<kHead>(c, shared_a + lanes.tall, Block::warp_begin() - Block::begin(),
+                                    b + lanes.wide + key * kRowBytes<kHead>);
+        else multiply_rows<kHead>(c, a, b + lanes.wide, key);
+      };
+      multiply(scores, q, Shape::q(), Stages::k(stage));
       if (masked) mask_keys(scores, Stages::ends(stage) + key, first_key + key, Block::warp_begin());
-      multiply_rows<kHead>(d_p, d_o, Stages::v(stage) + lanes.wide, key);
+      multiply(d_p, d_o, Shape::d_o(), Stages::v(stage));
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -64,14 +96,15 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
                          num_tokens - Block::warp_begin(), head_dim);
 }
 
-// Shared memory of a thread block: its tile of keys and values, and two buffers (stages) of queries.
+// Shared memory of a thread block: its tile of keys and values, and two buffers (stages) of queries; for wide
+// heads one.
 template <int kHead>
 struct QueryStages {
   static constexpr int kQueries = 32;
   static constexpr int kKeyBytes = kTensorTile * kRowBytes<kHead>;
   static constexpr int kTileBytes = kQueries * kRowBytes<kHead>;
   static constexpr int kStageBytes = 2 * kTileBytes + 2 * kQueries * 4;  // q, d_o, log-sum-exp, D
-  static constexpr int kBytes = 2 * kKeyBytes + 2 * kStageBytes;
+  static constexpr int kBytes = 2 * kKeyBytes + kStagesOf<kHead> * kStageBytes;
   static_assert(kStageBytes % 256 == 0);
 
   __device__ static SharedAddress k() { return shared_address(dynamic_shared_memory()); }
@@ -122,13 +155,17 @@ struct KeyGradientRows {
 // Computes d_k and d_v, 16 keys per warp, in registers. Sums over all queries of all query heads of the
 // key/value head. Scores are transposed: matrix rows are keys, so that pᵀ and dSᵀ are operands of the next
 // product without leaving their registers. If several thread blocks (gridDim.z) divide the query heads, each
-// writes its sums to its own part.
-template <int kHead>
+// writes its sums to its own part. The registers of a thread do not hold both sums of wide heads, so these
+// take one kernel for d_k and one for d_v, which both compute the weights.
+enum class KeySums { kBoth, kKeys, kValues };
+template <int kHead, KeySums kSums>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                        const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
   using Stages = QueryStages<kHead>;
   constexpr int kQueries = Stages::kQueries, kTiles = kQueries / 8;
+  constexpr bool kHasKeys = kSums != KeySums::kValues, kHasValues = kSums != KeySums::kKeys;
+  constexpr bool kHasTwo = kStagesOf<kHead> == 2;
   static_assert(kGradientWarps * kFragmentRows == kTensorTile);
   const int64_t group = blockIdx.x, heads = in.num_heads / in.num_groups;
   const bool in_parts = gridDim.z > 1;
@@ -170,24 +207,12 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   const LaneOffsets<kHead> lanes;
   const SharedAddress k = Stages::k() + lanes.tall, v = Stages::v() + lanes.tall;
   const float scale = in.scale * kLog2E;
-  float d_k[kHead / 8][4] = {}, d_v[kHead / 8][4] = {};
-  int query = first_query;
-  for (int stage = 0; head < last_head; stage ^= 1) {
-    const bool last = query + kQueries >= max_end;
-    const int64_t next_head = head + (last ? 1 : 0);
-    const int next_query = last ? first_query : query + kQueries;
-    wait_for_copies();
-    __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
-    if (next_head < last_head) Stages::load(stage ^ 1, in, gradient, next_head, next_query);
-    const int begin = query;
-    head = next_head;
-    query = next_query;
-    if (!any_visible(warp_key, span, begin, begin + kQueries)) continue;
-
+  float d_k[kHasKeys ? kHead / 8 : 1][4] = {}, d_v[kHasValues ? kHead / 8 : 1][4] = {};
+  const auto compute = [&](int stage, int begin) {
     const bool masked = !all_visible(warp_key, kFragmentRows, span, begin, begin + kQueries);
     float scores[kTiles][4] = {}, d_p[kTiles][4] = {};
     multiply_tile_rows<kHead>(scores, k, warp_row, Stages::q(stage) + lanes.wide);
-    multiply_tile_rows<kHead>(d_p, v, warp_row, Stages::d_o(stage) + lanes.wide);
+    if constexpr (kHasKeys) multiply_tile_rows<kHead>(d_p, v, warp_row, Stages::d_o(stage) + lanes.wide);
     const float* scalars = Stages::scalars(stage) + pair;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -203,10 +228,31 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
       }
     }
     uint32_t p[kTiles / 2][4], d_s[kTiles / 2][4];
-    round_fragments(p, scores);
-    multiply_columns<kHead>(d_v, p, Stages::d_o(stage) + lanes.tall, 0);
-    round_fragments(d_s, d_p);
-    multiply_columns<kHead>(d_k, d_s, Stages::q(stage) + lanes.tall, 0);
+    if constexpr (kHasValues) {
+      round_fragments(p, scores);
+      multiply_columns<kHead>(d_v, p, Stages::d_o(stage) + lanes.tall, 0);
+    }
+    if constexpr (kHasKeys) {
+      round_fragments(d_s, d_p);
+      multiply_columns<kHead>(d_k, d_s, Stages::q(stage) + lanes.tall, 0);
+    }
+  };
+  int query = first_query;
+  for (int stage = 0; head < last_head; stage ^= kHasTwo ? 1 : 0) {
+    const bool last = query + kQueries >= max_end;
+    const int64_t next_head = head + (last ? 1 : 0);
+    const int next_query = last ? first_query : query + kQueries;
+    wait_for_copies();
+    __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
+    if (kHasTwo && next_head < last_head) Stages::load(stage ^ 1, in, gradient, next_head, next_query);
+    const int begin = query;
+    head = next_head;
+    query = next_query;
+    if (any_visible(warp_key, span, begin, begin + kQueries)) compute(stage, begin);
+    if constexpr (!kHasTwo) {
+      __syncthreads();  // all warps have read these queries
+      if (head < last_head) Stages::load(0, in, gradient, head, query);
+    }
   }
 
   const KeyGradientRows to(in, gradient, tile, in_parts);
@@ -223,8 +269,9 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
 #pragma unroll
     for (int n = 0; n < kHead / 8; ++n) {
       if (n * 8 >= head_dim) break;
-      put(to.d_k, i, n * 8 + pair, d_k[n][2 * half] * in.scale, d_k[n][2 * half + 1] * in.scale);
-      put(to.d_v, i, n * 8 + pair, d_v[n][2 * half], d_v[n][2 * half + 1]);
+      if constexpr (kHasKeys)
+        put(to.d_k, i, n * 8 + pair, d_k[n][2 * half] * in.scale, d_k[n][2 * half + 1] * in.scale);
+      if constexpr (kHasValues) put(to.d_v, i, n * 8 + pair, d_v[n][2 * half], d_v[n][2 * half + 1]);
     }
   }
 }

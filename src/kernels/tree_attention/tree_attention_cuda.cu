@@ -57,9 +57,9 @@ void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) 
   else function(std::integral_constant<int, 4>());
 }
 
-// The tensor-core kernels read packs of 16 bytes from heads of up to 128 elements.
+// The tensor-core kernels read packs of 16 bytes.
 bool suits_tensor_cores(const TreeAttentionCuda<BFloat16Bits>& in) {
-  return in.tensor_cores && in.head_dim <= 128 &&
+  return in.tensor_cores && in.head_dim <= kTreeAttentionMaxHeadDim &&
          fits_packs(in.head_dim, 8, in.q, in.k, in.v, in.k_stack, in.v_stack);
 }
 
@@ -80,16 +80,37 @@ void tensor_backward(const TreeAttentionCuda<BFloat16Bits>& in,
       tree_attention_num_parts<BFloat16Bits>(in.num_stack, in.num_tokens, in.num_heads, in.num_groups);
   dim3 blocks = key_blocks(in, kTensorTile);
   blocks.z = static_cast<unsigned>(num_parts);
-  launch(tree_attention_key_gradient_kernel<kHead>, blocks, kGradientThreads, QueryStages<kHead>::kBytes,
-         stream, in, gradient);
+  const auto sum = [&](auto* kernel) {
+    launch(kernel, blocks, kGradientThreads, QueryStages<kHead>::kBytes, stream, in, gradient);
+  };
+  if constexpr (kHead > 128) {
+    sum(tree_attention_key_gradient_kernel<kHead, KeySums::kKeys>);
+    sum(tree_attention_key_gradient_kernel<kHead, KeySums::kValues>);
+  } else {
+    sum(tree_attention_key_gradient_kernel<kHead, KeySums::kBoth>);
+  }
   if (num_parts > 1) {
     const int64_t packs = (in.num_stack + in.num_tokens) * in.num_groups * in.head_dim / 4;
     launch(add_key_gradient_parts_kernel, dim3(static_cast<unsigned>(divide_up(packs, kGradientThreads)), 2),
            kGradientThreads, 0, stream, in, gradient, num_parts);
   }
-  launch(tree_attention_query_gradient_kernel<kHead>, query_blocks(in, QueryBlock<kGradientWarps>::kQueries),
-         kGradientThreads, KeyStages<kHead, kGradientThreads>::kBytes, stream, in, gradient);
+  using Queries = QueryGradient<kHead>;
+  launch(tree_attention_query_gradient_kernel<kHead>, query_blocks(in, Queries::Block::kQueries),
+         Queries::kThreads, Queries::kBytes, stream, in, gradient);
 }
+
+// Calls `function` with the width of the tensor-core kernels for the head.
+template <class Function>
+void with_head(int64_t head_dim, Function&& function) {
+  if (head_dim <= 64) return function(std::integral_constant<int, 64>());
+  if (head_dim <= 128) return function(std::integral_constant<int, 128>());
+  function(std::integral_constant<int, 256>());
+}
+
+template <int kHead>
+constexpr int kTensorBytes = std::max({KeyStages<kHead, kGradientThreads>::kBytes, QueryStages<kHead>::kBytes,
+                                       QueryGradient<kHead>::kBytes});
+static_assert(kTensorBytes<256> <= 99 << 10);  // of compute capability 8.6 and 8.9
 
 template <class T, int kMaxHead>
 void plain_forward(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream) {
@@ -108,8 +129,11 @@ void plain_backward(const TreeAttentionCuda<T>& in, const TreeAttentionCudaGradi
 }
 }  // namespace
 
-int64_t tree_attention_shared_bytes(int64_t head_dim) {
-  return std::max(PlainTiles(head_dim).bytes(4, 2), KeyStages<128, kGradientThreads>::kBytes);
+int64_t tree_attention_shared_bytes(int64_t head_dim, bool tensor_cores) {
+  if (!tensor_cores || head_dim % 8 != 0) return PlainTiles(head_dim).bytes(4, 2);
+  int64_t bytes = 0;
+  with_head(head_dim, [&](auto head) { bytes = kTensorBytes<decltype(head)::value>; });
+  return bytes;
 }
 
 template <class T>
@@ -126,8 +150,8 @@ void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* ls
   if constexpr (std::is_same_v<T, BFloat16Bits>)
     if (suits_tensor_cores(in) && fits_packs(8, 8, o)) {
       const auto tiled = by_tiles(in, kTensorTile);
-      return in.head_dim <= 64 ? tensor_forward<64>(tiled, o, lse, stream)
-                               : tensor_forward<128>(tiled, o, lse, stream);
+      return with_head(in.head_dim,
+                       [&](auto head) { tensor_forward<decltype(head)::value>(tiled, o, lse, stream); });
     }
   const auto tiled = by_tiles(in, kPlainTile);
   in.head_dim <= 128 ? plain_forward<T, 128>(tiled, o, lse, stream)
@@ -144,8 +168,8 @@ void tree_attention_backward_cuda(const TreeAttentionCuda<T>& in,
     if (suits_tensor_cores(in) && fits_packs(8, 8, gradient.d_o, gradient.d_q, gradient.d_k, gradient.d_v,
                                              gradient.d_k_stack, gradient.d_v_stack)) {
       const auto tiled = by_tiles(in, kTensorTile);
-      return in.head_dim <= 64 ? tensor_backward<64>(tiled, gradient, stream)
-                               : tensor_backward<128>(tiled, gradient, stream);
+      return with_head(in.head_dim,
+                       [&](auto head) { tensor_backward<decltype(head)::value>(tiled, gradient, stream); });
     }
   const auto tiled = by_tiles(in, kPlainTile);
   in.head_dim <= 128 ? plain_backward<T, 128>(tiled, gradient, stream)

@@ -2,7 +2,7 @@
 // log-sum-exp and gradients of keys and values are fp32.
 // A "group" is the query heads that share one key/value head.
 //
-// bf16 heads of up to 128 use the tensor cores, all others plain fp32 arithmetic. Backward has one kernel for
+// bf16 heads whose size is a multiple of 8 use the tensor cores, all others plain fp32 arithmetic. Backward has one kernel for
 // d_q and one for d_k and d_v. Both kernels recompute the scores. This costs seven matrix products instead of
 // five, but needs no atomics and no fp32 copy of d_q. The same input gives bit-identical results.
 #pragma once
@@ -15,9 +15,10 @@ namespace bough {
 
 constexpr int64_t kTreeAttentionMaxHeadDim = 256;  // limit of these kernels
 
-// Returns the shared memory in bytes of a thread block of the kernel that needs the most. Wide heads need
-// more than some GPUs have.
-int64_t tree_attention_shared_bytes(int64_t head_dim);
+// Returns the shared memory in bytes of a thread block of the kernel that needs the most. Wide heads in plain
+// arithmetic need more than some GPUs have. tensor_cores: whether the tensor cores are used if the head's
+// size allows it.
+int64_t tree_attention_shared_bytes(int64_t head_dim, bool tensor_cores);
 
 template <class T>
 struct TreeAttentionCuda {

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -15,10 +16,15 @@
 namespace bough {
 
 namespace {
-bool has_kernel(Tensor q_TNH) {
+// tensors: all that the kernels read and write in packs. The tensor cores need aligned ones.
+bool has_kernel(Tensor q_TNH, bool tensor_cores, at::TensorList tensors) {
   const int64_t head_dim = q_TNH.size(2);
+  const bool is_aligned = std::all_of(tensors.begin(), tensors.end(), [](Tensor tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  });
+  tensor_cores = tensor_cores && is_aligned && q_TNH.scalar_type() == at::kBFloat16;
   return q_TNH.scalar_type() != at::kDouble && head_dim <= kTreeAttentionMaxHeadDim &&
-         tree_attention_shared_bytes(head_dim) <=
+         tree_attention_shared_bytes(head_dim, tensor_cores) <=
              static_cast<int64_t>(at::cuda::getDeviceProperties(q_TNH.get_device())->sharedMemPerBlockOptin);
 }
 
@@ -64,7 +70,7 @@ std::tuple<at::Tensor, at::Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor 
                                            Tensor end_local, const std::optional<at::Tensor>& spans,
                                            double scale) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale, given(spans)};
-  if (!has_kernel(q)) {
+  if (!has_kernel(q, kTensorCores, {q, k, v, k_stack, v_stack})) {
     const auto out = tree_attention_forward_reference(in);
     return {out.o_TNH, out.lse_TN};
   }
@@ -87,7 +93,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Te
                                                         Tensor lse, double scale, Tensor d_k_stack,
                                                         Tensor d_v_stack) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale, given(spans)};
-  if (!has_kernel(q)) {
+  if (!has_kernel(q, kTensorCores, {q, k, v, k_stack, v_stack, d_o, d_k_stack, d_v_stack})) {
     const auto d = tree_attention_backward_reference(in, {o, lse}, d_o, d_k_stack, d_v_stack);
     return {d.d_q_TNH, d.d_k_TGH, d.d_v_TGH};
   }

@@ -73,15 +73,34 @@ TEST_F(CudaTreeAttention, MatchesTheReferenceInFp64) {
           AttentionCase{63, 65, 2, 1, 64},                                      // one row less, one row more
           AttentionCase{90, 77, 4, 2, 80},                                      // narrower than a tile's rows
           AttentionCase{90, 77, 3, 1, 5},                                       // no 16-byte packs
-          AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for the kernels
+          AttentionCase{40, 100, 2, 1, 256}, AttentionCase{130, 65, 4, 2, 256},
+          AttentionCase{63, 97, 2, 2, 136}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for the kernels
       check_tree_attention(c, type, ++seed);
 }
 
 TEST_F(CudaTreeAttention, MatchesTheReferenceInFp64OnLongPasses) {
   for (const auto type : kFloatTypes) check_tree_attention({200, 1000, 4, 2, 128}, type, 50);
   // These queries are enough for thread blocks of 8 warps in the forward kernel, on every existing GPU.
-  for (const int64_t head_dim : {64, 128})
+  for (const int64_t head_dim : {64, 128, 256})
     check_tree_attention({200, 2300, 16, 4, head_dim}, at::kBFloat16, 99);
+}
+
+// Key 1 has weight 1 and value -w, key 0 has weight and value w and 1, where w is exp(-1.1) in bf16. The
+// tensor cores round weights to bf16, so their sum is 0. In plain arithmetic the weight has more digits.
+TEST_F(CudaTreeAttention, Bf16HeadsOfAllWidthsRunOnTheTensorCores) {
+  for (const int64_t head_dim : {8, 64, 128, 136, 256}) {
+    const auto zeros = [&](int64_t rows) { return at::zeros({rows, 1, head_dim}, at::kBFloat16); };
+    const at::Tensor q = zeros(2), k = zeros(2), v = zeros(2);
+    q.fill_(1 / static_cast<double>(head_dim));
+    k[0].fill_(-1.1);
+    const double score = (q[0] * k[0]).to(at::kDouble).sum().item<double>();
+    v[0].fill_(1);
+    v[1].fill_(-std::exp(score));
+    const KeyEnds ends = upload_key_ends(std::vector<int32_t>{2, 2}, 0, at::kCUDA);
+    const TreeAttentionInput in{on_gpu(q),        on_gpu(k),      on_gpu(v), on_gpu(zeros(0)),
+                                on_gpu(zeros(0)), ends.end_local, 1.0,       ends.spans};
+    EXPECT_EQ(tree_attention_forward(in).o_TNH[1].abs().max().item<double>(), 0) << head_dim;
+  }
 }
 
 // libtorch's FlashAttention-2 computes the runs (tree_attention_segments.h), and our kernel the other

@@ -33,7 +33,8 @@ constexpr int kForwardBlocks = (kHead > 64   ? 8
 template <int kHead, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarp, kForwardBlocks<kHead, kWarps>)
     tree_attention_forward_kernel(const TreeAttentionCuda<BFloat16Bits> in, BFloat16Bits* o, float* lse) {
-  constexpr int kTiles = kTensorTile / 8;
+  constexpr int kKeys = kHead > 128 ? 32 : kTensorTile;  // keys at a time; q and sums need registers, too
+  constexpr int kTiles = kKeys / 8;
   using Block = QueryBlock<kWarps>;
   using Stages = KeyStages<kHead, kWarps * kWarp>;
   const int num_tokens = static_cast<int>(in.num_tokens), head_dim = static_cast<int>(in.head_dim);
@@ -46,13 +47,16 @@ __global__ void __launch_bounds__(kWarps* kWarp, kForwardBlocks<kHead, kWarps>)
   float sums[kHead / 8][4] = {};
   float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0, 0};
   walk.run([&](int stage, int first_key, bool masked) {
-    float scores[kTiles][4] = {};
-    multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, 0);
-    if (masked) mask_keys(scores, Stages::ends(stage), first_key, Block::warp_begin());
-    online_softmax(scores, row_max, row_sum, sums, scale);
-    uint32_t p[kTiles / 2][4];
-    round_fragments(p, scores);
-    multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, 0);
+#pragma unroll 1
+    for (int key = 0; key < kTensorTile; key += kKeys) {
+      float scores[kTiles][4] = {};
+      multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, key);
+      if (masked) mask_keys(scores, Stages::ends(stage) + key, first_key + key, Block::warp_begin());
+      online_softmax(scores, row_max, row_sum, sums, scale);
+      uint32_t p[kTiles / 2][4];
+      round_fragments(p, scores);
+      multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, key);
+    }
   });
 
   for (float& sum : row_sum) sum = quad_sum(sum);

@@ -83,6 +83,12 @@ __device__ inline int next_visible_tile(const KeyTiles& tiles, const int32_t* sp
 
 // --- Tensor-core kernels: 16 queries of one head per warp; keys pass through two buffers (stages) ---
 
+// Heads wider than 128 have one stage. Then a thread block fits into the 99 KiB of shared memory of GPUs of
+// compute capability 8.6 and 8.9, and two thread blocks into that of an H100, so that one computes while the
+// other loads.
+template <int kHead>
+constexpr int kStagesOf = kHead > 128 ? 1 : 2;
+
 template <int kWarps>
 struct QueryBlock {
   static constexpr int kQueries = kWarps * kFragmentRows;
@@ -102,7 +108,7 @@ template <int kHead, int kThreads>
 struct KeyStages {
   static constexpr int kTileBytes = kTensorTile * kRowBytes<kHead>;
   static constexpr int kStageBytes = 2 * kTileBytes + kTensorTile * 4;  // K, V, their end_local
-  static constexpr int kBytes = 2 * kStageBytes;
+  static constexpr int kBytes = kStagesOf<kHead> * kStageBytes;
   static_assert(kStageBytes % 256 == 0);
 
   const TreeAttentionCuda<BFloat16Bits>& in;
@@ -130,8 +136,8 @@ struct KeyStages {
   }
 };
 
-// Iterates over the key tiles that some query of the CUDA thread block sees. Copies the next tile to shared
-// memory while the current tile is computed. Block: a QueryBlock.
+// Iterates over the key tiles that some query of the CUDA thread block sees. With two stages, copies the next
+// tile to shared memory while the current tile is computed. Block: a QueryBlock.
 template <int kHead, class Block, int kThreads>
 class KeyWalk {
  public:
@@ -153,15 +159,21 @@ class KeyWalk {
   // that other warps hide the latency of the search.
   template <class Body>
   __device__ __forceinline__ void run(const Body& body) {
-    for (int stage = 0; tile_ < num_tiles_; stage ^= 1, tile_ = next_, next_ = find(next_ + 1)) {
+    constexpr bool kHasTwo = kStagesOf<kHead> == 2;
+    for (int stage = 0; tile_ < num_tiles_;
+         stage ^= kHasTwo ? 1 : 0, tile_ = next_, next_ = find(next_ + 1)) {
       wait_for_copies();
       __syncthreads();  // this tile has arrived; all warps have read the tile that the next load overwrites
-      if (next_ < num_tiles_) stages_.load(stage ^ 1, next_);
+      if (kHasTwo && next_ < num_tiles_) stages_.load(stage ^ 1, next_);
       const int first_key = stages_.tiles[tile_].first_key;
       const KeySpan span = key_span(stages_.in.spans, tile_);
       const int begin = Block::warp_begin(), end = begin + kFragmentRows;
-      if (!any_visible(first_key, span, begin, end)) continue;
-      body(stage, first_key, !all_visible(first_key, kTensorTile, span, begin, end));
+      if (any_visible(first_key, span, begin, end))
+        body(stage, first_key, !all_visible(first_key, kTensorTile, span, begin, end));
+      if constexpr (!kHasTwo) {
+        __syncthreads();  // all warps have read this tile
+        if (next_ < num_tiles_) stages_.load(0, next_);
+      }
     }
   }
 
