@@ -2,9 +2,10 @@
 // log-sum-exp and gradients of keys and values are fp32.
 // A "group" is the query heads that share one key/value head.
 //
-// bf16 heads whose size is a multiple of 8 use the tensor cores, all others plain fp32 arithmetic. Backward has one kernel for
-// d_q and one for d_k and d_v. Both kernels recompute the scores. This costs seven matrix products instead of
-// five, but needs no atomics and no fp32 copy of d_q. The same input gives bit-identical results.
+// bf16 heads whose size is a multiple of 8 use the tensor cores, all others plain fp32 arithmetic. Backward
+// has one kernel for d_q and one for d_k and d_v (heads wider than 128: one for each). All recompute the
+// scores. This costs seven matrix products instead of five (wide heads: eight), but needs no atomics and no
+// fp32 copy of d_q. The same input gives bit-identical results.
 #pragma once
 
 #include <cstdint>
