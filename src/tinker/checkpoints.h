@@ -15,8 +15,8 @@
 
 namespace bough {
 
-// The place of a checkpoint. Each part is the name of one folder: letters, digits, '-', '_', '.', ':', without
-// a leading dot.
+// The place of a checkpoint. Each part is the name of one folder: letters, digits, '-', '_', '.' and ':',
+// without a leading dot.
 struct CheckpointName {
   std::string run, kind, name;  // kind: weights or sampler_weights
 
