@@ -1,7 +1,7 @@
 // Paged attention of bf16 heads on the tensor cores. A CUDA thread block computes one item (paged_work.h) for
 // one key/value head. Tiles of 64 keys (four pages) pass through two buffers (stages) of shared memory. Heads
 // wider than 128 have one stage, so that a thread block fits into the 99 KiB of compute capability 8.6 and
-// 8.9, and three into the shared memory of an H100. A fragment is 16 query vectors. Small items have one
+// 8.9, and two into the shared memory of an H100. A fragment is 16 query vectors. Small items have one
 // fragment: each warp takes one page of each tile, and the warps' running softmaxes are merged at the end.
 // Large items have four fragments: each warp takes one fragment and all keys.
 #pragma once
