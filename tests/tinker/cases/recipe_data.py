@@ -9,9 +9,21 @@ import pyarrow.parquet
 SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
 
 
-def write_datasets(folder: Path, count: int = 128, most: int = 20) -> None:
-    """Writes openai/gsm8k and HuggingFaceH4/no_robots with sums of two numbers from 1 to `most`."""
-    draw = random.Random(0)
+# The example that rl_loop puts before each problem.
+EXAMPLE = [
+    {"role": "user", "content": "How many r's are in strawberry?" + SUFFIX},
+    {
+        "role": "assistant",
+        "content": "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e "
+        "8) r 9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}",
+    },
+]
+
+
+def write_datasets(folder: Path, count: int = 128, most: int = 20, seed: int = 0) -> None:
+    """Writes openai/gsm8k and HuggingFaceH4/no_robots with sums of two numbers from 1 to `most`. The
+    conversations of no_robots begin as rl_loop's prompts do."""
+    draw = random.Random(seed)
     problems = []
     for _ in range(count):
         a, b = draw.randint(1, most), draw.randint(1, most)
@@ -28,7 +40,7 @@ def write_datasets(folder: Path, count: int = 128, most: int = 20) -> None:
     conversations = []
     for problem in problems:
         answer = problem["answer"].split("#### ")[1]
-        messages = [
+        messages = EXAMPLE + [
             {"role": "user", "content": problem["question"] + SUFFIX},
             {"role": "assistant", "content": f"\\boxed{{{answer}}}"},
         ]

@@ -1,0 +1,61 @@
+"""RL with the cookbook's rl_loop, unchanged: a real model learns sums."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_data import write_datasets
+from serve_util import Served
+
+ROOT = Path(__file__).resolve().parents[3]
+NAME = "Qwen/Qwen3-8B"  # the cookbook knows its chat format, which is that of SmolLM2-Instruct
+TAUGHT, STEPS = 12, 20
+
+
+@pytest.fixture(scope="module")
+def real_model(program, tmp_path_factory):
+    """SmolLM2-135M-Instruct."""
+    folder = tmp_path_factory.mktemp("real")
+    variables = {**os.environ, "BOUGH": str(program), "DEMO_DIR": str(folder)}
+    subprocess.run([ROOT / "scripts" / "demo_real", "--model"], env=variables, check=True, timeout=900)
+    return folder / "model"
+
+
+def serve(program, folder, name):
+    settings = ["--train", f"folder={folder / name}", f"served_model_name=[{NAME}]", "--dtype", "bf16"]
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "passive"}
+    return Served(program, folder / NAME, *settings, env=threads)
+
+
+def run(recipe, served, folder, *settings):
+    log = folder / recipe
+    command = [sys.executable, "-m", f"tinker_cookbook.recipes.{recipe}", f"base_url={served.url}"]
+    command += [f"model_name={NAME}", "lora_rank=16", "save_every=0", f"log_path={log}", *settings]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rl_loop_raises_the_reward(program, real_model, tmp_path, seed):
+    shutil.copytree(real_model, tmp_path / NAME)
+    write_datasets(tmp_path, count=640, most=10, seed=seed)
+    with serve(program, tmp_path, "taught") as served:
+        run("sl_loop", served, tmp_path, "batch_size=32", "learning_rate=5e-4", f"max_steps={TAUGHT}")
+    (adapter,) = (tmp_path / "taught").rglob("weights/final")
+    subprocess.run([program, "merge", tmp_path / NAME, adapter, tmp_path / "merged"], check=True)
+    shutil.rmtree(tmp_path / NAME)
+    (tmp_path / "merged").rename(tmp_path / NAME)
+    with serve(program, tmp_path, "trained") as served:
+        steps = run(
+            "rl_loop", served, tmp_path, "batch_size=8", "group_size=8", "max_tokens=32", f"max_steps={STEPS}",
+            "learning_rate=2e-4", "loss_fn=importance_sampling",
+        )  # fmt: skip
+    rewards = [step["reward/total"] for step in steps if "reward/total" in step]
+    assert len(rewards) == STEPS
+    assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:5]), rewards
