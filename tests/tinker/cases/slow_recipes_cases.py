@@ -53,7 +53,8 @@ def test_rl_loop_raises_the_reward(program, real_model, tmp_path, seed):
     (tmp_path / "merged").rename(tmp_path / NAME)
     with serve(program, tmp_path, "trained") as served:
         steps = run(
-            "rl_loop", served, tmp_path, "batch_size=8", "group_size=8", "max_tokens=32", f"max_steps={STEPS}",
+            "rl_loop", served, tmp_path, "batch_size=8", "group_size=8", "max_tokens=32",
+            f"max_steps={STEPS}",
             "learning_rate=2e-4", "loss_fn=importance_sampling",
         )  # fmt: skip
     rewards = [step["reward/total"] for step in steps if "reward/total" in step]
