@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kTerms = "checkpoint.json";
+constexpr const char* kSnapshot = ".snapshot-";  // no client's name begins with a point
 constexpr size_t kLongestName = 128;
 
 bool is_plain(const std::string& name) {
@@ -59,6 +60,17 @@ CheckpointName Checkpoints::checked(const std::string& run, const std::string& k
   if (kind != "weights" && kind != "sampler_weights")
     throw ApiError(400, str("path: got ", quoted(kind, 40), ", expected weights or sampler_weights"), "path");
   return {run, kind, name};
+}
+
+CheckpointName Checkpoints::snapshot(const std::string& run, int64_t seq_id) {
+  return {run, "sampler_weights", str(kSnapshot, seq_id)};
+}
+
+void Checkpoints::remove_snapshots(const std::string& run) const {
+  const fs::path folder = folder_ / run / "sampler_weights";
+  if (!fs::is_directory(folder)) return;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with(kSnapshot)) remove_tree(entry.path());
 }
 
 fs::path Checkpoints::folder(const CheckpointName& name) const {
@@ -113,7 +125,7 @@ Json Checkpoints::list(const std::string& run) const {
     const fs::path of_kind = folder_ / run / kind;
     if (!fs::is_directory(of_kind)) continue;
     for (const auto& entry : fs::directory_iterator(of_kind)) {
-      if (!fs::exists(entry.path() / kTerms)) continue;
+      if (!fs::exists(entry.path() / kTerms) || entry.path().filename().string().front() == '.') continue;
       const CheckpointName name{run, kind, entry.path().filename().string()};
       const Json terms = read_json(entry.path() / kTerms);
       Json each = {{"checkpoint_id", name.kind + "/" + name.name},

@@ -30,6 +30,9 @@ class Checkpoints {
 
   // Throws ApiError 400 if a part is no plain name.
   static CheckpointName checked(const std::string& run, const std::string& kind, const std::string& name);
+  // The weights of a sampler that has no name. Clients cannot address them; they go with their session.
+  static CheckpointName snapshot(const std::string& run, int64_t seq_id);
+  void remove_snapshots(const std::string& run) const;
   // Parses tinker://RUN/KIND/NAME of an existing checkpoint, for the field `field`. kind: the only kind that
   // is allowed; empty: both. Throws ApiError 400.
   CheckpointName existing(const std::string& path, const std::string& kind, const std::string& field) const;

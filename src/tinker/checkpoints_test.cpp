@@ -54,6 +54,17 @@ TEST_F(CheckpointsTest, GoWhenTheyHaveExpired) {
   EXPECT_FALSE(fs::exists(checkpoints.folder(goes)));
 }
 
+TEST_F(CheckpointsTest, SnapshotsHaveNoNameAndGoWithTheirSession) {
+  const Checkpoints checkpoints(folder_);
+  const CheckpointName snapshot = Checkpoints::snapshot("r", 3), named{"r", "sampler_weights", "snapshot-3"};
+  for (const CheckpointName& name : {snapshot, named}) checkpoints.publish(name, {}, write_adapter);
+  EXPECT_EQ(checkpoints.list("r").size(), 1U);
+  EXPECT_THROW(checkpoints.existing(snapshot.path(), "", "path"), ApiError);
+  checkpoints.remove_snapshots("r");
+  EXPECT_FALSE(fs::exists(checkpoints.folder(snapshot)));
+  EXPECT_TRUE(fs::exists(checkpoints.folder(named)));
+}
+
 TEST_F(CheckpointsTest, NoNameLeavesTheFolder) {
   const Checkpoints checkpoints(folder_ / "store");
   make_directories(folder_ / "weights" / "secret");

@@ -74,7 +74,7 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
   fields.ignore({"type"});
   fields.done();
   const CheckpointName name =
-      Checkpoints::checked(id, "sampler_weights", path.value_or(str("snapshot-", *seq_id)));
+      path ? Checkpoints::checked(id, "sampler_weights", *path) : Checkpoints::snapshot(id, *seq_id);
   const std::string session = session_of(id);
   const bool is_named = path.has_value();
   return enqueue(
@@ -86,13 +86,12 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
         samplers.forget(folder);
         if (is_named) return FutureResult{{{"path", name.path()}, {"type", "save_weights_for_sampler"}}, ""};
         const MutexLock lock(mutex);
-        const std::string sampler =
-            str(session, ":sample:", name.name, "-", ++sessions[session].num_samplers);
+        const std::string sampler = str(session, ":sample:snapshot-", ++num_samplers);
         const std::string follows = kind == "inflight" ? id : "";
         if (!follows.empty())
           for (auto& [other, each] : sampling)
             if (each.follows == follows) each.adapter = folder;
-        sampling[sampler] = {session, folder, name.path(), follows};
+        sampling[sampler] = {session, folder, "", follows};
         return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}, ""};
       }));
 }

@@ -331,6 +331,13 @@ void TrainingService::run(const std::function<bool()>& stop) {
     worked = state.samplers.step() || worked;
     if (!worked) state.queue.wait_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(100));
   }
+  state.http.close();
+  std::vector<std::string> sessions;
+  {
+    const MutexLock lock(state.mutex);
+    for (const auto& [id, session] : state.sessions) sessions.push_back(id);
+  }
+  for (const std::string& id : sessions) state.end_session(id);
 }
 
 }  // namespace bough

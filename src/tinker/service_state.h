@@ -36,7 +36,6 @@ struct TrainingService::State {
 
   struct Session {
     Clock::Time heartbeat;
-    int64_t num_samplers = 0;
   };
   struct ClientModel {
     std::string session;
@@ -111,7 +110,7 @@ struct TrainingService::State {
   Futures futures{clock};
   ModelQueue queue;
   Samplers samplers;  // computation thread only
-  std::atomic<uint64_t> next_seed = 1, num_waiters = 0, num_sessions = 0;
+  std::atomic<uint64_t> next_seed = 1, num_waiters = 0, num_sessions = 0, num_samplers = 0;
 
   mutable Mutex mutex;
   std::map<std::string, Session> sessions GUARDED_BY(mutex);

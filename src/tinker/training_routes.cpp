@@ -105,6 +105,7 @@ void TrainingService::State::end_session(const std::string& session) {
     for (const Work& work : queue.remove_model(id))
       futures.complete(work.future, failed_result("the session has ended", "user"));
   futures.drop_session(session);
+  for (const std::string& id : its) checkpoints.remove_snapshots(id);
 }
 
 std::string TrainingService::State::session_of(const std::string& model) const {
