@@ -70,11 +70,7 @@ class SparseContext : public AttentionContext {
   void keep_choices();
 
  private:
-<<<<<<< HEAD
   // Tensors and plans of the CUDA kernels, shared by all layers.
-=======
-  // The CUDA kernels' data for all layers of a pass.
->>>>>>> Widths and wording of documents and comments
   struct OnDevice {
     at::Tensor complete_C;  // complete_
     PagedPlan stores;       // without items: only stores keys and values

@@ -219,7 +219,8 @@ Json TrainingService::State::forward_backward(ForwardBackwardRequest request) {
     throw ApiError(400, str("seq_id: got ", request.seq_id, ", expected 1 or more"), "seq_id");
   const ModelConfig& config = base.model->config();
   for (size_t i = 0; i < request.data.size(); ++i)
-    check_datum(request.data[i], loss, config.vocab_size, config.max_exact_length - 1, str("data[", i, "]"));
+    check_datum(request.data[i], loss, config.vocab_size,
+                std::min(config.max_length(), config.max_exact_length - 1), str("data[", i, "]"));
   const std::string model = request.model_id;
   const int64_t seq_id = request.seq_id;
   auto shared = std::make_shared<const ForwardBackwardRequest>(std::move(request));
