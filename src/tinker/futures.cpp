@@ -7,7 +7,7 @@
 namespace bough {
 
 FutureResult failed_result(const std::string& message, const std::string& category) {
-  return {{{"error", message}, {"category", category}}, ""};
+  return {.json = {{"error", message}, {"category", category}}, .protobuf = "", .make_json = {}};
 }
 
 std::pair<std::string, bool> Futures::add(const std::string& session, const std::string& key) {

@@ -23,6 +23,10 @@ namespace bough {
 struct FutureResult {
   Json json;             // also that of a failure: {"error", "category"}
   std::string protobuf;  // empty: the result has no protobuf form
+  std::function<Json()>
+      make_json;  // if set, makes the JSON of a result that clients mostly fetch as protobuf
+
+  Json as_json() const { return make_json ? make_json() : json; }
 };
 FutureResult failed_result(const std::string& message, const std::string& category);
 

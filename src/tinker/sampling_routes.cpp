@@ -84,7 +84,8 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
           training(id).save(temporary, base.directory.string(), /*with_optimizer=*/false);
         });
         samplers.forget(folder);
-        if (is_named) return FutureResult{{{"path", name.path()}, {"type", "save_weights_for_sampler"}}, ""};
+        if (is_named)
+          return FutureResult{{{"path", name.path()}, {"type", "save_weights_for_sampler"}}, "", {}};
         const MutexLock lock(mutex);
         const std::string sampler = str(session, ":sample:snapshot-", ++num_samplers);
         const std::string follows = kind == "inflight" ? id : "";
@@ -92,7 +93,7 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
           for (auto& [other, each] : sampling)
             if (each.follows == follows) each.adapter = folder;
         sampling[sampler] = {session, folder, "", follows};
-        return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}, ""};
+        return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}, "", {}};
       }));
 }
 
@@ -174,7 +175,7 @@ Json TrainingService::State::sample(Fields& fields) {
     queue.add_now(run_later([this, id = id, request = std::move(request)] {
       const FutureResult refused = guarded([&] {
         samplers.submit(id, request, [this, id](const SampleResult& result) {
-          futures.complete(id, {result.json(), result.protobuf()});
+          futures.complete(id, {result.json(), result.protobuf(), {}});
         });
         return FutureResult{};
       });

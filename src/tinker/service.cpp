@@ -147,7 +147,7 @@ void TrainingService::State::retrieve(const HttpRequest& request,
       response.body = result.protobuf;
       response.content_type = "application/x-protobuf";
     } else {
-      response.body = dump_line(result.json);
+      response.body = dump_line(result.as_json());
     }
     http.post([this, waiter, response = std::move(response)]() mutable {
       if (auto wait = waits.extract(waiter)) wait.mapped().exchange->respond(std::move(response));
@@ -308,9 +308,16 @@ void TrainingService::State::compute(ModelQueue::Group group) {
     results = training(group.model).forward_backward(requests, first.loss);
     return FutureResult{};
   });
-  for (size_t i = 0; i < group.works.size(); ++i)
-    futures.complete(group.works[i].future,
-                     results.empty() ? failed : FutureResult{results[i].json(), results[i].protobuf()});
+  for (size_t i = 0; i < group.works.size(); ++i) {
+    if (results.empty()) {
+      futures.complete(group.works[i].future, failed);
+      continue;
+    }
+    const auto result = std::make_shared<const ForwardBackwardResult>(std::move(results[i]));
+    futures.complete(
+        group.works[i].future,
+        {.json = {}, .protobuf = result->protobuf(), .make_json = [result] { return result->json(); }});
+  }
 }
 
 TrainingService::TrainingService(TrainingBase base, TrainingServiceSettings settings, std::string api_key)

@@ -172,7 +172,7 @@ void TrainingService::State::add_model(const std::string& session, const std::st
                       settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
     const MutexLock lock(mutex);
     if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
-    return FutureResult{{{"model_id", id}, {"type", "create_model"}}, ""};
+    return FutureResult{{{"model_id", id}, {"type", "create_model"}}, "", {}};
   });
 }
 
@@ -233,10 +233,10 @@ Json TrainingService::State::optim_step(Fields& fields) {
   const AdamParameters parameters = read_adam(fields);
   fields.ignore({"type"});
   fields.done();
-  return enqueue(
-      id, seq_id, run_later([this, id, parameters] {
-        return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}, ""};
-      }));
+  return enqueue(id, seq_id, run_later([this, id, parameters] {
+                   return FutureResult{
+                       {{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}, "", {}};
+                 }));
 }
 
 Json TrainingService::State::save_weights(Fields& fields) {
@@ -255,7 +255,7 @@ Json TrainingService::State::save_weights(Fields& fields) {
                    checkpoints.publish(name, terms, [&](const std::filesystem::path& folder) {
                      training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
                    });
-                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}, ""};
+                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}, "", {}};
                  }));
 }
 
@@ -266,7 +266,7 @@ Json TrainingService::State::load_weights(Fields& fields) {
   fields.ignore({"user_metadata", "type"});
   const auto load = [this, name, with_optimizer](const std::string& id) {
     training(id).load(checkpoints.folder(name), with_optimizer);
-    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}, ""};
+    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}, "", {}};
   };
   if (const auto id = fields.text("model_id")) {
     const int64_t seq_id = read_seq_id(fields);
