@@ -137,6 +137,12 @@ std::string Fields::required_text(const std::string& name) {
   return *value;
 }
 
+int64_t Fields::required_integer(const std::string& name, int64_t low, int64_t high) {
+  const auto value = integer(name, low, high);
+  if (!value) wrong(name, str("a whole number from ", low, " to ", high));
+  return *value;
+}
+
 void Fields::ignore(std::initializer_list<const char*> names) {
   known_.insert(names.begin(), names.end());
 }

@@ -87,6 +87,7 @@ class Fields {
   std::optional<double> number(const std::string& name, double low, double high);
   std::optional<std::string> text(const std::string& name);
   std::string required_text(const std::string& name);
+  int64_t required_integer(const std::string& name, int64_t low, int64_t high);
   void ignore(std::initializer_list<const char*> names);
   // Accepts the field only with `value`, which describes what the server does anyway.
   void only(const std::string& name, const OrderedJson& value, const std::string& why);

@@ -7,14 +7,14 @@
 namespace bough {
 
 FutureResult failed_result(const std::string& message, const std::string& category) {
-  return {.json = {{"error", message}, {"category", category}}, .protobuf = "", .make_json = {}};
+  return {.json = {{"error", message}, {"category", category}}};
 }
 
 std::pair<std::string, bool> Futures::add(const std::string& session, const std::string& key) {
   const MutexLock lock(mutex_);
   if (const auto known = ids_.find(key); known != ids_.end()) return {known->second, false};
   const std::string id = str("future-", next_id_++);
-  futures_[id] = {.session = session, .key = key, .result = nullptr, .fetched = {}, .waiters = {}};
+  futures_[id] = {.session = session, .key = key};
   ids_[key] = id;
   return {id, true};
 }

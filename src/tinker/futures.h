@@ -28,6 +28,12 @@ struct FutureResult {
 
   Json as_json() const { return make_json ? make_json() : json; }
 };
+// A result with both forms. Its JSON is made only for clients that fetch it.
+template <class Result>
+FutureResult future_result(Result result) {
+  const auto shared = std::make_shared<const Result>(std::move(result));
+  return {.protobuf = shared->protobuf(), .make_json = [shared] { return shared->json(); }};
+}
 FutureResult failed_result(const std::string& message, const std::string& category);
 
 class Futures {

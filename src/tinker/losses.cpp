@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <limits>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -42,6 +42,13 @@ std::string joined(const std::set<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text.empty() ? "none" : text;
+}
+
+// A view of the values, [rows, columns].
+template <class T>
+at::Tensor as_matrix(const std::vector<T>& values, int64_t columns) {
+  const auto type = c10::CppTypeToScalarType<T>::value;
+  return at::from_blob(const_cast<T*>(values.data()), {std::ssize(values) / columns, columns}, type);
 }
 
 }  // namespace
@@ -121,12 +128,6 @@ void check_datum(const WireDatum& datum, const TinkerLossSettings& settings, int
   }
 }
 
-TinkerLossInputs TinkerLossInputs::rows(const at::Tensor& index) const {
-  const auto pick = [&](const at::Tensor& x) { return x.defined() ? x.index_select(0, index) : x; };
-  return {pick(weights_RK), pick(sampling_log_probs_R), pick(advantages_R),
-          pick(clip_low_R), pick(clip_high_R),          pick(ratio_mask_R)};
-}
-
 at::Tensor tinker_loss(const TinkerLossSettings& settings, const TinkerLossInputs& inputs,
                        const at::Tensor& log_probs_RK, const at::Tensor& sequences_R) {
   if (settings.name == "cross_entropy") return -(inputs.weights_RK * log_probs_RK).sum(1);
@@ -178,62 +179,53 @@ std::unique_ptr<TinkerBatch> make_tinker_batch(const std::vector<const ForwardBa
     }
   }
 
-  const auto sizes = std::vector<int64_t>{num_rows, columns};
-  const at::Tensor ids_RK = at::zeros(sizes, at::kLong);
-  const auto reads = [&](const char* name) {
-    return required_inputs(settings.name).contains(name) || optional_inputs(settings.name).contains(name);
+  const auto filled = [&](const char* name, double value, at::IntArrayRef shape) {
+    const bool is_read =
+        required_inputs(settings.name).contains(name) || optional_inputs(settings.name).contains(name);
+    return is_read ? at::full(shape, value, at::kDouble) : at::Tensor();
   };
-  const auto filled = [&](const char* name, double value, const std::vector<int64_t>& shape) {
-    return reads(name) ? at::full(shape, value, at::kDouble) : at::Tensor();
-  };
-  TinkerLossInputs inputs{filled("weights", 0.0, sizes),
-                          filled("logprobs", 0.0, {num_rows}),
-                          filled("advantages", 0.0, {num_rows}),
-                          filled("clip_low_threshold", settings.clip_low, {num_rows}),
-                          filled("clip_high_threshold", settings.clip_high, {num_rows}),
-                          filled("sequence_ratio_mask", 0.0, {num_rows})};
-  int64_t* const ids = ids_RK.data_ptr<int64_t>();
+  const TinkerLossInputs inputs{filled("weights", 0.0, {num_rows, columns}),
+                                filled("logprobs", 0.0, {num_rows, 1}),
+                                filled("advantages", 0.0, {num_rows, 1}),
+                                filled("clip_low_threshold", settings.clip_low, {num_rows, 1}),
+                                filled("clip_high_threshold", settings.clip_high, {num_rows, 1}),
+                                filled("sequence_ratio_mask", 0.0, {num_rows, 1})};
+  const std::pair<const char*, const at::Tensor*> named[] = {{"weights", &inputs.weights_RK},
+                                                             {"logprobs", &inputs.sampling_log_probs_R},
+                                                             {"advantages", &inputs.advantages_R},
+                                                             {"clip_low_threshold", &inputs.clip_low_R},
+                                                             {"clip_high_threshold", &inputs.clip_high_R},
+                                                             {"sequence_ratio_mask", &inputs.ratio_mask_R}};
+  const at::Tensor ids_RK = at::zeros({num_rows, columns}, at::kLong);
   TrainBatch& batch = result->batch;
   batch.row_offset.push_back(0);
   std::vector<int64_t> sequences;
-  int64_t row = 0;
   for (size_t s = 0; s < data.size(); ++s) {
+    const WireDatum& datum = *data[s];
     const std::vector<int32_t>& tokens = result->tokens[s];
-    batch.sequences.emplace_back(tokens.data(), tokens.size());
-    std::vector<int32_t>& positions = batch.trained_positions.emplace_back();
-    const WireTensor& targets = data[s]->inputs.at("target_tokens");
-    const auto value_of = [&](const char* name, const at::Tensor& into, int64_t position, int64_t column) {
-      const auto found = data[s]->inputs.find(name);
-      if (found == data[s]->inputs.end()) return;
-      const WireTensor& tensor = found->second;
-      const double value = tensor.values[static_cast<size_t>(position * tensor.columns + column)];
-      into.data_ptr<double>()[row * (into.dim() == 2 ? into.size(1) : 1) + column] = value;
+    const int64_t begin = batch.row_offset.back(), count = std::ssize(datum.tokens);
+    const auto set = [&](const at::Tensor& whole, const WireTensor& tensor) {
+      whole.narrow(0, begin, count)
+          .narrow(1, 0, tensor.columns)
+          .copy_(as_matrix(tensor.values, tensor.columns));
     };
-    for (int64_t i = 0; i + 1 < std::ssize(tokens); ++i, ++row) {
-      positions.push_back(static_cast<int32_t>(i + 1));
-      sequences.push_back(static_cast<int64_t>(s));
-      for (int64_t k = 0; k < targets.columns; ++k) {
-        const auto at = static_cast<size_t>(i * targets.columns + k);
-        ids[row * columns + k] = static_cast<int64_t>(targets.values[at]);
-        if (!inputs.weights_RK.defined()) continue;
-        const bool is_set = targets.is_set.empty() || targets.is_set[at] != 0;
-        if (data[s]->inputs.contains("weights")) value_of("weights", inputs.weights_RK, i, k);
-        else if (is_set) inputs.weights_RK.data_ptr<double>()[row * columns + k] = 1.0;
-      }
-      for (const auto& [name, tensor] : std::initializer_list<std::pair<const char*, const at::Tensor*>>{
-               {"logprobs", &inputs.sampling_log_probs_R},
-               {"advantages", &inputs.advantages_R},
-               {"clip_low_threshold", &inputs.clip_low_R},
-               {"clip_high_threshold", &inputs.clip_high_R},
-               {"sequence_ratio_mask", &inputs.ratio_mask_R}})
-        if (tensor->defined()) value_of(name, *tensor, i, 0);
+    batch.sequences.emplace_back(tokens.data(), tokens.size());
+    std::vector<int32_t>& positions = batch.trained_positions.emplace_back(static_cast<size_t>(count));
+    std::iota(positions.begin(), positions.end(), 1);
+    sequences.insert(sequences.end(), static_cast<size_t>(count), static_cast<int64_t>(s));
+    const WireTensor& targets = datum.inputs.at("target_tokens");
+    set(ids_RK, targets);
+    if (inputs.weights_RK.defined() && !datum.inputs.contains("weights")) {
+      const at::Tensor weights = inputs.weights_RK.narrow(0, begin, count).narrow(1, 0, targets.columns);
+      if (targets.is_set.empty()) weights.fill_(1.0);
+      else weights.copy_(as_matrix(targets.is_set, targets.columns));
     }
-    batch.row_offset.push_back(row);
+    for (const auto& [name, whole] : named)
+      if (const auto found = datum.inputs.find(name); found != datum.inputs.end()) set(*whole, found->second);
+    batch.row_offset.push_back(begin + count);
   }
-  for (at::Tensor* tensor : {&inputs.weights_RK, &inputs.sampling_log_probs_R, &inputs.advantages_R,
-                             &inputs.clip_low_R, &inputs.clip_high_R, &inputs.ratio_mask_R})
-    if (tensor->defined()) *tensor = tensor->to(type);
-  result->inputs = std::move(inputs);
+  result->inputs = inputs.mapped(
+      [&](const at::Tensor& x) { return (x.is_same(inputs.weights_RK) ? x : x.squeeze(1)).to(type); });
   if (!follows) batch.top_k_ids_RK = ids_RK;
   batch.fields.weights_R = at::ones({num_rows}, type);
   batch.fields.sequences_R = at::tensor(sequences, at::kLong);
@@ -241,14 +233,15 @@ std::unique_ptr<TinkerBatch> make_tinker_batch(const std::vector<const ForwardBa
   return result;
 }
 
+TinkerLoss::TinkerLoss(const TinkerBatch& batch, at::Device device)
+    : batch_(batch), inputs_(batch.inputs.mapped([&](const at::Tensor& x) { return x.to(device); })) {}
+
 LossOutput TinkerLoss::operator()(const LossRows& rows) const {
-  const at::Tensor log_probs_RK = batch_.log_probs(rows.log_probs_R, rows.top_k_log_probs_RK);
-  TinkerLossInputs inputs = batch_.inputs.rows(rows.rows_R.cpu());
-  for (at::Tensor* tensor : {&inputs.weights_RK, &inputs.sampling_log_probs_R, &inputs.advantages_R,
-                             &inputs.clip_low_R, &inputs.clip_high_R, &inputs.ratio_mask_R})
-    if (tensor->defined()) *tensor = tensor->to(log_probs_RK.device());
+  const auto own = [&](const at::Tensor& x) { return x.index_select(0, rows.rows_R); };
   LossOutput output;
-  output.loss = tinker_loss(batch_.settings, inputs, log_probs_RK, rows.sequences_R).sum();
+  output.loss = tinker_loss(batch_.settings, inputs_.mapped(own),
+                            batch_.log_probs(rows.log_probs_R, rows.top_k_log_probs_RK), rows.sequences_R)
+                    .sum();
   return output;
 }
 

@@ -36,7 +36,15 @@ struct TinkerLossInputs {
   at::Tensor sampling_log_probs_R, advantages_R, clip_low_R, clip_high_R;  // the others
   at::Tensor ratio_mask_R;                                                 // gspo
 
-  TinkerLossInputs rows(const at::Tensor& index) const;
+  // Returns a copy with `change` applied to every defined tensor.
+  template <class Change>
+  TinkerLossInputs mapped(const Change& change) const {
+    TinkerLossInputs changed = *this;
+    for (at::Tensor* tensor : {&changed.weights_RK, &changed.sampling_log_probs_R, &changed.advantages_R,
+                               &changed.clip_low_R, &changed.clip_high_R, &changed.ratio_mask_R})
+      if (tensor->defined()) *tensor = change(*tensor);
+    return changed;
+  }
 };
 
 // The loss of each row, [R]. log_probs_RK: of the targets. sequences_R: int64, equal for the rows of one
@@ -66,7 +74,8 @@ std::unique_ptr<TinkerBatch> make_tinker_batch(const std::vector<const ForwardBa
 
 class TinkerLoss final : public Loss {
  public:
-  explicit TinkerLoss(const TinkerBatch& batch) : batch_(batch) {}
+  // device: of the rows that it gets. `batch` must outlive the loss.
+  explicit TinkerLoss(const TinkerBatch& batch, at::Device device = at::kCPU);
 
   CouplingScope coupling() const override {
     return batch_.settings.name == "gspo" ? CouplingScope::kSequence : CouplingScope::kNothing;
@@ -80,6 +89,7 @@ class TinkerLoss final : public Loss {
 
  private:
   const TinkerBatch& batch_;
+  const TinkerLossInputs inputs_;  // on the device
 };
 
 }  // namespace bough

@@ -61,8 +61,7 @@ std::optional<int64_t> read_sampling_params(const OrderedJson* given, int64_t vo
 
 Json TrainingService::State::save_for_sampler(Fields& fields) {
   const std::string id = fields.required_text("model_id");
-  const auto seq_id = fields.integer("seq_id", 1, kMostSeqId);
-  if (!seq_id) fields.wrong("seq_id", "a whole number from 1");
+  const int64_t seq_id = fields.required_integer("seq_id", 1, kMostSeqId);
   const std::optional<std::string> path = fields.text("path");
   const auto number = fields.integer("sampling_session_seq_id", 0, kMostSeqId);
   if (!path && !number)
@@ -74,18 +73,17 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
   fields.ignore({"type"});
   fields.done();
   const CheckpointName name =
-      path ? Checkpoints::checked(id, "sampler_weights", *path) : Checkpoints::snapshot(id, *seq_id);
+      path ? Checkpoints::checked(id, "sampler_weights", *path) : Checkpoints::snapshot(id, seq_id);
   const std::string session = session_of(id);
   const bool is_named = path.has_value();
   return enqueue(
-      id, *seq_id, run_later([this, id, name, kind, session, is_named, terms] {
+      id, seq_id, run_later([this, id, name, kind, session, is_named, terms] {
         const std::filesystem::path folder = checkpoints.folder(name);
         checkpoints.publish(name, terms, [&](const std::filesystem::path& temporary) {
           training(id).save(temporary, base.directory.string(), /*with_optimizer=*/false);
         });
         samplers.forget(folder);
-        if (is_named)
-          return FutureResult{{{"path", name.path()}, {"type", "save_weights_for_sampler"}}, "", {}};
+        if (is_named) return FutureResult{{{"path", name.path()}, {"type", "save_weights_for_sampler"}}};
         const MutexLock lock(mutex);
         const std::string sampler = str(session, ":sample:snapshot-", ++num_samplers);
         const std::string follows = kind == "inflight" ? id : "";
@@ -93,14 +91,13 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
           for (auto& [other, each] : sampling)
             if (each.follows == follows) each.adapter = folder;
         sampling[sampler] = {session, folder, "", follows};
-        return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}, "", {}};
+        return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}};
       }));
 }
 
 Json TrainingService::State::create_sampling_session(Fields& fields) {
   const std::string session = fields.required_text("session_id");
-  const auto number = fields.integer("sampling_session_seq_id", 0, kMostSeqId);
-  if (!number) fields.wrong("sampling_session_seq_id", "a whole number from 0");
+  const int64_t number = fields.required_integer("sampling_session_seq_id", 0, kMostSeqId);
   const std::optional<std::string> path = fields.text("model_path"), base_model = fields.text("base_model");
   if (!path && !base_model) fields.wrong("base_model", "a model's name, or model_path");
   fields.ignore({"type"});
@@ -109,7 +106,7 @@ Json TrainingService::State::create_sampling_session(Fields& fields) {
   if (path) created.adapter = checkpoints.folder(checkpoints.existing(*path, "", "model_path"));
   if (base_model) check_base(*base_model);
   check_session(session);
-  const std::string id = str(session, ":sample:", *number);
+  const std::string id = str(session, ":sample:", number);
   const MutexLock lock(mutex);
   sampling[id] = std::move(created);
   return {{"type", "create_sampling_session"}, {"sampling_session_id", id}};
@@ -128,8 +125,7 @@ Json TrainingService::State::sample(Fields& fields) {
   const ModelConfig& config = base.model->config();
   refuse_unserved(fields);
   const std::string sampler = fields.required_text("sampling_session_id");
-  const auto seq_id = fields.integer("seq_id", 0, std::numeric_limits<int64_t>::max());
-  if (!seq_id) fields.wrong("seq_id", "a whole number");
+  const int64_t seq_id = fields.required_integer("seq_id", 0, std::numeric_limits<int64_t>::max());
   const OrderedJson* const prompt = fields.object("prompt");
   if (!prompt) fields.wrong("prompt", "a model input");
   SampleRequest request;
@@ -170,12 +166,12 @@ Json TrainingService::State::sample(Fields& fields) {
   }
   check_queue();
   const int64_t count = request.sampling.n_samples;
-  const auto [id, is_new] = futures.add(session, str(sampler, "/", *seq_id));
+  const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
     queue.add_now(run_later([this, id = id, request = std::move(request)] {
       const FutureResult refused = guarded([&] {
-        samplers.submit(id, request, [this, id](const SampleResult& result) {
-          futures.complete(id, {result.json(), result.protobuf(), {}});
+        samplers.submit(id, request, [this, id](SampleResult result) {
+          futures.complete(id, future_result(std::move(result)));
         });
         return FutureResult{};
       });

@@ -308,16 +308,8 @@ void TrainingService::State::compute(ModelQueue::Group group) {
     results = training(group.model).forward_backward(requests, first.loss);
     return FutureResult{};
   });
-  for (size_t i = 0; i < group.works.size(); ++i) {
-    if (results.empty()) {
-      futures.complete(group.works[i].future, failed);
-      continue;
-    }
-    const auto result = std::make_shared<const ForwardBackwardResult>(std::move(results[i]));
-    futures.complete(
-        group.works[i].future,
-        {.json = {}, .protobuf = result->protobuf(), .make_json = [result] { return result->json(); }});
-  }
+  for (size_t i = 0; i < group.works.size(); ++i)
+    futures.complete(group.works[i].future, results.empty() ? failed : future_result(std::move(results[i])));
 }
 
 TrainingService::TrainingService(TrainingBase base, TrainingServiceSettings settings, std::string api_key)

@@ -85,7 +85,7 @@ struct TrainingService::State {
   Json enqueue(const std::string& model, int64_t seq_id, Work work);  // in the order of seq_id
   Json enqueue_now(const std::string& session, const std::string& key, std::function<FutureResult()> run);
   void check_queue() const;  // throws ApiError 429 if it is full
-  void add_model(const std::string& session, const std::string& id, const LoraSettings& adapter,
+  Json add_model(const std::string& session, const std::string& id, const LoraSettings& adapter,
                  uint64_t seed);
   std::string session_of(const std::string& model) const;
   void check_session(const std::string& session) const;

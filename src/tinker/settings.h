@@ -39,12 +39,10 @@ struct TrainingServiceSettings {
     v("port", port, "port to listen at; 0: a free port", range(0, 65535));
     v("api_key_file", api_key_file,
       "file whose first line is the API key that every request must send as X-API-Key; Tinker's SDK takes "
-      "keys "
-      "that begin with tml-; alternative: environment variable BOUGH_API_KEY");
+      "keys that begin with tml-; alternative: environment variable BOUGH_API_KEY");
     v("served_model_name", served_model_name,
       "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name "
-      "and "
-      "its path");
+      "and its path");
     v("folder", folder, "folder for the clients' adapters and optimizer states", not_empty());
     v("plan", plan, "strategy of training plans (docs/plans.md), as tree_training_mode of a run",
       not_empty());

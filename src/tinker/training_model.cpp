@@ -91,9 +91,10 @@ std::vector<ForwardBackwardResult> TrainingModel::forward_backward(
   const auto batch = make_tinker_batch(requests, settings, accumulator_type(model_->dtype()));
   const Plan plan = this->plan(*batch);
   Executor executor(*model_);
-  const RowValues values = requests.front()->forward_only
-                               ? executor.execute_forward(plan, batch->batch)
-                               : executor.execute(plan, batch->batch, TinkerLoss(*batch)).values;
+  const RowValues values =
+      requests.front()->forward_only
+          ? executor.execute_forward(plan, batch->batch)
+          : executor.execute(plan, batch->batch, TinkerLoss(*batch, model_->device())).values;
   const at::Tensor log_probs_RK = batch->log_probs(values.log_probs_R, values.top_k_log_probs_RK);
   const at::Tensor loss_R =
       tinker_loss(settings, batch->inputs, log_probs_RK, batch->batch.fields.sequences_R).to(at::kDouble);

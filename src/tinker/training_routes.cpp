@@ -18,9 +18,7 @@ constexpr int64_t kLeastTtl = 3600, kMostTtl = int64_t{3600} * 24 * 366 * 10;
 LoraSettings read_adapter(const OrderedJson& config, int64_t max_rank, uint64_t& seed) {
   Fields fields(config, "lora_config");
   LoraSettings adapter;
-  const auto rank = fields.integer("rank", 1, max_rank);
-  if (!rank) fields.wrong("rank", str("a whole number from 1 to ", max_rank));
-  adapter.rank = *rank;
+  adapter.rank = fields.required_integer("rank", 1, max_rank);
   adapter.alpha = kAlpha;
   adapter.targets.clear();
   const auto add = [&](const char* flag, std::initializer_list<const char*> names) {
@@ -57,12 +55,6 @@ Checkpoints::Terms read_terms(Fields& fields) {
   Checkpoints::Terms terms{fields.integer("ttl_seconds", kLeastTtl, kMostTtl), nullptr};
   if (const OrderedJson* metadata = fields.object("user_metadata")) terms.user_metadata = Json(*metadata);
   return terms;
-}
-
-int64_t read_seq_id(Fields& fields) {
-  const auto seq_id = fields.integer("seq_id", 1, kMostSeqId);
-  if (!seq_id) fields.wrong("seq_id", "a whole number from 1");
-  return *seq_id;
 }
 
 std::string model_id(const std::string& session, int64_t number) {
@@ -151,11 +143,11 @@ Json TrainingService::State::enqueue_now(const std::string& session, const std::
                                          std::function<FutureResult()> run) {
   check_queue();
   const auto [id, is_new] = futures.add(session, key);
-  if (is_new) queue.add_now({.future = id, .request = nullptr, .loss = {}, .run = std::move(run)});
+  if (is_new) queue.add_now({.future = id, .run = std::move(run)});
   return {{"request_id", id}};
 }
 
-void TrainingService::State::add_model(const std::string& session, const std::string& id,
+Json TrainingService::State::add_model(const std::string& session, const std::string& id,
                                        const LoraSettings& adapter, uint64_t seed) {
   {
     const MutexLock lock(mutex);
@@ -165,21 +157,22 @@ void TrainingService::State::add_model(const std::string& session, const std::st
     models.try_emplace(id, ClientModel{session, adapter, nullptr});
   }
   queue.add_model(id);
-  enqueue_now(session, id, [this, id, adapter, seed] {
+  Json answer = enqueue_now(session, id, [this, id, adapter, seed] {
     auto model = std::make_unique<TrainingModel>(
         *base.model, adapter, seed,
         TrainingPlans{settings.plan, settings.max_tokens_per_pass,
                       settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
     const MutexLock lock(mutex);
     if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
-    return FutureResult{{{"model_id", id}, {"type", "create_model"}}, "", {}};
+    return FutureResult{{{"model_id", id}, {"type", "create_model"}}};
   });
+  answer["model_id"] = id;
+  return answer;
 }
 
 Json TrainingService::State::create_model(Fields& fields) {
   const std::string session = fields.required_text("session_id");
-  const auto number = fields.integer("model_seq_id", 0, kMostSeqId);
-  if (!number) fields.wrong("model_seq_id", "a whole number from 0");
+  const int64_t number = fields.required_integer("model_seq_id", 0, kMostSeqId);
   check_base(fields.required_text("base_model"));
   check_optimizer(fields);
   const OrderedJson* const config = fields.object("lora_config");
@@ -189,9 +182,8 @@ Json TrainingService::State::create_model(Fields& fields) {
   fields.ignore({"user_metadata", "type"});
   fields.done();
   check_session(session);
-  const std::string id = model_id(session, *number);
-  add_model(session, id, adapter, seed);
-  return {{"request_id", futures.add(session, id).first}, {"model_id", id}};
+  const std::string id = model_id(session, number);
+  return add_model(session, id, adapter, seed);
 }
 
 Json TrainingService::State::get_info(Fields& fields) {
@@ -224,24 +216,24 @@ Json TrainingService::State::forward_backward(ForwardBackwardRequest request) {
   const std::string model = request.model_id;
   const int64_t seq_id = request.seq_id;
   auto shared = std::make_shared<const ForwardBackwardRequest>(std::move(request));
-  return enqueue(model, seq_id, {.future = "", .request = std::move(shared), .loss = loss, .run = {}});
+  return enqueue(model, seq_id, {.request = std::move(shared), .loss = loss});
 }
 
 Json TrainingService::State::optim_step(Fields& fields) {
   const std::string id = fields.required_text("model_id");
-  const int64_t seq_id = read_seq_id(fields);
+  const int64_t seq_id = fields.required_integer("seq_id", 1, kMostSeqId);
   const AdamParameters parameters = read_adam(fields);
   fields.ignore({"type"});
   fields.done();
-  return enqueue(id, seq_id, run_later([this, id, parameters] {
-                   return FutureResult{
-                       {{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}, "", {}};
-                 }));
+  return enqueue(
+      id, seq_id, run_later([this, id, parameters] {
+        return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}};
+      }));
 }
 
 Json TrainingService::State::save_weights(Fields& fields) {
   const std::string id = fields.required_text("model_id");
-  const int64_t seq_id = read_seq_id(fields);
+  const int64_t seq_id = fields.required_integer("seq_id", 1, kMostSeqId);
   const CheckpointName name =
       Checkpoints::checked(id, "weights", fields.text("path").value_or(str("checkpoint-", seq_id)));
   const bool overwrites = fields.boolean("overwrite").value_or(false);
@@ -255,7 +247,7 @@ Json TrainingService::State::save_weights(Fields& fields) {
                    checkpoints.publish(name, terms, [&](const std::filesystem::path& folder) {
                      training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
                    });
-                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}, "", {}};
+                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}};
                  }));
 }
 
@@ -266,20 +258,19 @@ Json TrainingService::State::load_weights(Fields& fields) {
   fields.ignore({"user_metadata", "type"});
   const auto load = [this, name, with_optimizer](const std::string& id) {
     training(id).load(checkpoints.folder(name), with_optimizer);
-    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}, "", {}};
+    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}};
   };
   if (const auto id = fields.text("model_id")) {
-    const int64_t seq_id = read_seq_id(fields);
+    const int64_t seq_id = fields.required_integer("seq_id", 1, kMostSeqId);
     fields.done();
     return enqueue(*id, seq_id, run_later([load, id = *id] { return load(id); }));
   }
   const std::string session = fields.required_text("session_id");
-  const auto number = fields.integer("model_seq_id", 0, kMostSeqId);
-  if (!number) fields.wrong("model_seq_id", "a whole number from 0");
+  const int64_t number = fields.required_integer("model_seq_id", 0, kMostSeqId);
   check_base(fields.text("base_model").value_or(shown_name));
   fields.done();
   check_session(session);
-  const std::string id = model_id(session, *number);
+  const std::string id = model_id(session, number);
   add_model(session, id, checkpoints.adapter(name), 0);
   Json answer = enqueue_now(session, id + "/load", [load, id] { return load(id); });
   answer["model_id"] = id;

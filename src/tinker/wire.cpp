@@ -176,18 +176,6 @@ WireDatum read_datum(protozero::pbf_reader message, int64_t& elements_left, cons
   return datum;
 }
 
-int64_t json_integer(const OrderedJson& body, const std::string& name) {
-  const auto found = body.find(name);
-  if (found == body.end() || !found->is_number_integer())
-    wrong(name, found == body.end() ? "nothing" : dump_ordered(*found).substr(0, 80), "an integer");
-  return found->get<int64_t>();
-}
-std::string json_text(const OrderedJson& body, const std::string& name) {
-  const auto found = body.find(name);
-  if (found == body.end() || !found->is_string())
-    wrong(name, found == body.end() ? "nothing" : dump_ordered(*found).substr(0, 80), "a text");
-  return found->get<std::string>();
-}
 template <class T>
 std::vector<T> json_numbers(const OrderedJson& list, const std::string& where) {
   if (!list.is_array()) wrong(where, dump_ordered(list).substr(0, 80), "a list of numbers");
@@ -305,26 +293,23 @@ ForwardBackwardRequest read_forward_backward(std::string_view protobuf) {
 }
 
 ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forward_only) {
-  if (!body.is_object()) throw ApiError(400, "the body: expected a JSON object");
-  for (const auto& [name, value] : body.items())
-    if (name != "model_id" && name != "seq_id" && name != "forward_backward_input" &&
-        name != "forward_input" && name != "forward_only" && name != "type")
-      throw ApiError(400, str(quoted(name, 60), " is an unknown field"), name);
+  using Limits = std::numeric_limits<int64_t>;
+  Fields fields(body);
   ForwardBackwardRequest request;
-  const auto only = body.find("forward_only");
-  if (only != body.end() && !only->is_null() && !only->is_boolean())
-    wrong("forward_only", dump_ordered(*only).substr(0, 80), "true or false");
-  request.forward_only = forward_only || (only != body.end() && only->is_boolean() && only->get<bool>());
-  request.model_id = json_text(body, "model_id");
-  request.seq_id = json_integer(body, "seq_id");
+  request.forward_only = fields.boolean("forward_only").value_or(false) || forward_only;
+  request.model_id = fields.required_text("model_id");
+  request.seq_id = fields.required_integer("seq_id", Limits::min(), Limits::max());
   const std::string key = body.contains("forward_input") ? "forward_input" : "forward_backward_input";
-  const auto input = body.find(key);
-  if (input == body.end() || !input->is_object() || !input->contains("data") || !(*input)["data"].is_array())
-    wrong(key, input == body.end() ? "nothing" : dump_ordered(*input).substr(0, 80),
-          "an object with the list `data`");
-  request.loss_fn = json_text(*input, "loss_fn");
+  const OrderedJson* const input = fields.object(key);
+  if (!input) fields.wrong(key, "an object with the list `data`");
+  fields.ignore({"forward_input", "forward_backward_input", "type"});
+  fields.done();
+  Fields of_input(*input, key);
+  request.loss_fn = of_input.required_text("loss_fn");
+  const OrderedJson* const data = of_input.array("data");
+  if (!data) of_input.wrong("data", "a list");
   int64_t elements_left = kMostElements;
-  for (const OrderedJson& each : (*input)["data"]) {
+  for (const OrderedJson& each : *data) {
     const std::string where = str("data[", request.data.size(), "]");
     if (!each.is_object() || !each.contains("model_input") || !each.contains("loss_fn_inputs") ||
         !each["loss_fn_inputs"].is_object())
@@ -335,15 +320,12 @@ ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forwa
           read_tensor(tensor, elements_left, str(where, ".loss_fn_inputs.", name.substr(0, 80)));
     request.data.push_back(std::move(datum));
   }
-  const auto config = input->find("loss_fn_config");
-  if (config != input->end() && !config->is_null()) {
-    if (!config->is_object()) wrong("loss_fn_config", dump_ordered(*config).substr(0, 80), "an object");
+  if (const OrderedJson* const config = of_input.object("loss_fn_config"))
     for (const auto& [name, value] : config->items()) {
       if (value.is_number()) request.config[name] = value.get<double>();
       else if (value.is_string()) request.config[name] = value.get<std::string>();
       else wrong("loss_fn_config." + name, dump_ordered(value).substr(0, 80), "a number or a text");
     }
-  }
   return request;
 }
 

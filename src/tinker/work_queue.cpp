@@ -7,11 +7,6 @@ void ModelQueue::add_model(const std::string& model) {
   models_.try_emplace(model);
 }
 
-bool ModelQueue::has_model(const std::string& model) const {
-  const MutexLock lock(mutex_);
-  return models_.contains(model);
-}
-
 bool ModelQueue::add(const std::string& model, int64_t seq_id, Work work) {
   const MutexLock lock(mutex_);
   const auto found = models_.find(model);
@@ -74,13 +69,6 @@ void ModelQueue::wait_until(std::chrono::steady_clock::time_point time) {
   const MutexLock lock(mutex_);
   while (!has_new_ && changed_.wait_until(mutex_, time)) {
   }
-}
-
-int64_t ModelQueue::size() const {
-  const MutexLock lock(mutex_);
-  auto count = static_cast<int64_t>(now_.size());
-  for (const auto& [name, model] : models_) count += static_cast<int64_t>(model.waiting.size());
-  return count;
 }
 
 }  // namespace bough

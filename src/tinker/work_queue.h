@@ -26,14 +26,13 @@ struct Work {
 };
 
 inline Work run_later(std::function<FutureResult()> run) {
-  return {.future = "", .request = nullptr, .loss = {}, .run = std::move(run)};
+  return {.run = std::move(run)};
 }
 
 class ModelQueue {
  public:
   // A model's first seq_id is 1.
   void add_model(const std::string& model);
-  bool has_model(const std::string& model) const;
   // Returns false if a work with this seq_id has been taken before, or the model is unknown.
   bool add(const std::string& model, int64_t seq_id, Work work);
   void add_now(Work work);  // before those of models
@@ -48,7 +47,6 @@ class ModelQueue {
   // Removes a model and returns its works.
   std::vector<Work> remove_model(const std::string& model);
   void wait_until(std::chrono::steady_clock::time_point time);  // until there may be work
-  int64_t size() const;
 
  private:
   struct Model {
