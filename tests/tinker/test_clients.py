@@ -2,7 +2,8 @@
 environment once, and reports each of their tests."""
 
 import pytest
-from run_cases import CASES, names_of, run_cases
+from case_files import names_of
+from run_cases import CASES, run_cases
 
 FILES = sorted(path for path in CASES.glob("*_cases.py") if not path.name.startswith("slow_"))
 

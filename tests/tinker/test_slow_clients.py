@@ -1,7 +1,8 @@
 """The long tests of `bough serve --train` with Tinker's SDK and cookbook (cases/slow_*_cases.py)."""
 
 import pytest
-from run_cases import CASES, names_of, run_cases
+from case_files import names_of
+from run_cases import CASES, run_cases
 
 FILES = sorted(CASES.glob("slow_*_cases.py"))
 
