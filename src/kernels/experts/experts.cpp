@@ -56,8 +56,7 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
     const auto saved = context->get_saved_variables();
     const auto &x = saved[0], &rstd = saved[1];
     auto& data = context->saved_data;
-    const auto type =
-        data["in_model_dtype"].toBool() ? x.scalar_type() : accumulator_type(x.scalar_type());
+    const auto type = data["in_model_dtype"].toBool() ? x.scalar_type() : accumulator_type(x.scalar_type());
     const auto d_logits = d_outputs[0].contiguous().to(type);
     const auto d_h = matrix_product(d_logits, data["router"].toTensor().to(type)).to(x.scalar_type());
     auto d_x = d_h, h = x;
@@ -118,8 +117,8 @@ SortedPairs sort_by_expert(const at::Tensor& experts_TK, int64_t num_experts) {
     BOUGH_CHECK(expert[pair] >= 0 && expert[pair] < num_experts, "experts_mlp: got expert ", expert[pair],
                 " of ", num_experts);
     const auto e = static_cast<size_t>(expert[pair]);
-    BOUGH_CHECK(last_token[e] != pair / num_chosen, "experts_mlp: token ", pair / num_chosen,
-                " has expert ", expert[pair], " twice");
+    BOUGH_CHECK(last_token[e] != pair / num_chosen, "experts_mlp: token ", pair / num_chosen, " has expert ",
+                expert[pair], " twice");
     last_token[e] = pair / num_chosen;
     ++begins[e + 1];
   }
@@ -147,15 +146,17 @@ SortedPairs sort_by_expert(const at::Tensor& experts_TK, int64_t num_experts) {
 
 at::Tensor add_weighted_rows(const at::Tensor& rows_PD, const at::Tensor& places_TK,
                              const OptionalTensor& weights_TK, const OptionalTensor& residual_TD) {
-  static const auto op = find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                                            const OptionalTensor&)>("bough::add_weighted_rows");
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&)>(
+          "bough::add_weighted_rows");
   return op.call(rows_PD, places_TK, weights_TK, residual_TD);
 }
 
 at::Tensor weigh_rows_(const at::Tensor& a_PF, const at::Tensor& d_gate_up_PF2, const at::Tensor& d_a_PF,
                        const at::Tensor& weights_P) {
-  static const auto op = find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                            const at::Tensor&)>("bough::weigh_rows_");
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+          "bough::weigh_rows_");
   return op.call(a_PF, d_gate_up_PF2, d_a_PF, weights_P);
 }
 
@@ -192,8 +193,8 @@ at::Tensor add_weighted_rows_cpu(const at::Tensor& rows_PD, const at::Tensor& pl
       const A* const weights = weights_TK ? data<A>(*weights_TK) + begin * num_chosen : nullptr;
       const T* const residual = residual_TD ? data<T>(*residual_TD) + begin * width : nullptr;
       BOUGH_ISA_CALL(add_weighted_rows, mutable_data<T>(y_TD) + begin * width, data<T>(rows_PD),
-                     data<int64_t>(places_TK) + begin * num_chosen, weights, residual, end - begin, num_chosen,
-                     width, sums.data());
+                     data<int64_t>(places_TK) + begin * num_chosen, weights, residual, end - begin,
+                     num_chosen, width, sums.data());
     });
   });
   return y_TD;
@@ -303,11 +304,11 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
         d_weights_P.narrow(0, begin, size)
             .copy_(weigh_rows_(a, products, d_a, weights_P.narrow(0, begin, size)));
         add_linear_gradients(expert_rows(down_grad, width, expert), {}, d_y, a);
-        d_h_PD.narrow(0, begin, size).copy_(matrix_product(products, expert_rows(gate_up, 2 * inner, expert)));
+        d_h_PD.narrow(0, begin, size)
+            .copy_(matrix_product(products, expert_rows(gate_up, 2 * inner, expert)));
       }
     }
-    const auto d_weights_TK =
-        d_weights_P.index_select(0, places_TK.flatten()).view(places_TK.sizes());
+    const auto d_weights_TK = d_weights_P.index_select(0, places_TK.flatten()).view(places_TK.sizes());
     const auto residual_TD = data["residual"].toBool() ? OptionalTensor(d_y_TD) : std::nullopt;
     at::Tensor d_x_TD, h_TD = x_TD;
     if (rstd.defined()) {
@@ -365,8 +366,7 @@ at::Tensor experts_mlp_reference(const at::Tensor& h_TD, const at::Tensor& exper
     // The expert's weight for each token, 0 for tokens that do not use it.
     const auto weight_T = (weights_TK * (experts_TK == e)).sum(1);
     const auto parts = at::mm(h_TD, gate_up.narrow(0, e * 2 * inner, 2 * inner).t()).chunk(2, 1);
-    const auto gate =
-        activation == GateActivation::kSilu ? at::silu(parts[0]) : at::gelu(parts[0], "tanh");
+    const auto gate = activation == GateActivation::kSilu ? at::silu(parts[0]) : at::gelu(parts[0], "tanh");
     y_TD = y_TD + weight_T.unsqueeze(1) * at::mm(gate * parts[1], down.narrow(0, e * width, width).t());
   }
   return y_TD;

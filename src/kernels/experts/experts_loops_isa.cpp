@@ -34,9 +34,9 @@ void weigh_rows(A* d_weights, T* a, T* d_gate_up, const T* d_a, const A* weights
   }
 }
 
-#define INSTANTIATE(T, A)                                                                                 \
+#define INSTANTIATE(T, A)                                                                                   \
   template void add_weighted_rows<T, A>(T*, const T*, const int64_t*, const A*, const T*, int64_t, int64_t, \
-                                        int64_t, A*);                                                     \
+                                        int64_t, A*);                                                       \
   template void weigh_rows<T, A>(A*, T*, T*, const T*, const A*, int64_t, int64_t);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)

@@ -56,7 +56,8 @@ struct ExpectedMixture {
   at::Tensor y, d_x;
   std::vector<at::Tensor> gradients;  // in the order of Mixture::parameters()
 
-  ExpectedMixture(const Mixture& f, const at::Tensor& x, const at::Tensor& experts_TK, const at::Tensor& d_y) {
+  ExpectedMixture(const Mixture& f, const at::Tensor& x, const at::Tensor& experts_TK,
+                  const at::Tensor& d_y) {
     const auto leaf = [](const at::Tensor& t) {
       return t.detach().to(at::kDouble).clone().requires_grad_(true);
     };
@@ -101,7 +102,8 @@ TEST(Experts, EqualTheSublayerInFp64) {
         EXPECT_LE(relative_error(x.grad(), expected.d_x), mixture_bound(type));
         const auto parameters = f.parameters();
         for (size_t i = f.has_norm ? 0 : 1; i < parameters.size(); ++i)
-          EXPECT_LE(relative_error(parameters[i]->main_grad, expected.gradients[i]), mixture_bound(type)) << i;
+          EXPECT_LE(relative_error(parameters[i]->main_grad, expected.gradients[i]), mixture_bound(type))
+              << i;
       }
 }
 
@@ -143,7 +145,8 @@ TEST(Experts, WithoutTheOutputBackwardIsTheSame) {
   y.backward(d_y);
   EXPECT_TRUE(at::equal(x.grad(), x_without.grad()));
   const auto all = with.parameters(), others = without.parameters();
-  for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i]->main_grad, others[i]->main_grad)) << i;
+  for (size_t i = 0; i < all.size(); ++i)
+    EXPECT_TRUE(at::equal(all[i]->main_grad, others[i]->main_grad)) << i;
 }
 
 TEST(Experts, AFrozenMatrixGetsNoGradient) {
