@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "models/stored_weights.h"
 #include "models/tensor_parallel.h"
 #include "text/stop_tokens.h"
 
@@ -20,8 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kSingle = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kTokenizerFiles[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
@@ -30,92 +29,6 @@ constexpr const char* kGenerationConfig = "generation_config.json";
 
 // ---- loading ----
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kHead = "lm_head.weight";
-
-// The tensors of a directory, in one file or in several.
-struct StoredWeights {
-  std::vector<std::unique_ptr<SafetensorsFile>> files;
-  std::map<std::string, const SafetensorsFile*> where;  // tensor name -> its file
-  std::map<std::string, std::string> stored_as;         // names that differ from the file's
-
-  bool contains(const std::string& name) const { return where.contains(name); }
-  const std::string& stored_name(const std::string& name) const {
-    const auto found = stored_as.find(name);
-    return found == stored_as.end() ? name : found->second;
-  }
-  const SafetensorsEntry& entry(const std::string& name) const {
-    return where.at(name)->entries().at(stored_name(name));
-  }
-  at::Tensor tensor(const std::string& name) const { return where.at(name)->tensor(stored_name(name)); }
-};
-
-void add_file(StoredWeights& weights, const fs::path& path) {
-  weights.files.push_back(std::make_unique<SafetensorsFile>(path));
-  const SafetensorsFile* file = weights.files.back().get();
-  for (const auto& [name, entry] : file->entries()) {
-    const auto [other, is_new] = weights.where.emplace(name, file);
-    if (!is_new)
-      throw UserError(str(path.string(), ": got tensor ", quoted(name), ", which ",
-                          other->second->path().filename().string(), " has too; expected every tensor once"));
-  }
-}
-
-StoredWeights open_shards(const fs::path& directory) {
-  const fs::path index_path = directory / kIndex;
-  const Json index = read_json(index_path);
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (!index.is_object() || map == index.end() || !map->is_object())
-    throw UserError(
-        str(index_path.string(), ": got no object 'weight_map'; expected tensor names and their files"));
-  std::set<std::string> names;
-  for (const auto& [tensor, file] : map->items()) {
-    // A name with a folder in it could reach any file of the machine.
-    const bool plain = file.is_string() &&
-                       fs::path(file.get<std::string>()).filename() == file.get<std::string>() &&
-                       !file.get<std::string>().empty();
-    if (!plain)
-      throw UserError(str(index_path.string(), ": got ", quoted(dump_line(file)), " for tensor ",
-                          quoted(tensor), "; expected the name of a file beside it"));
-    names.insert(file.get<std::string>());
-  }
-  StoredWeights weights;
-  for (const std::string& name : names) {
-    if (!fs::exists(directory / name))
-      throw UserError(str(index_path.string(), ": got no file ", quoted(name), " beside it; expected all ",
-                          names.size(), " shards: copy or download it again"));
-    add_file(weights, directory / name);
-  }
-  for (const auto& [tensor, file] : map->items()) {
-    const auto found = weights.where.find(tensor);
-    if (found == weights.where.end() || found->second->path().filename() != file.get<std::string>())
-      throw UserError(str(index_path.string(), ": tensor ", quoted(tensor), " is not in ",
-                          quoted(file.get<std::string>()),
-                          "; expected it there: index and shards are of different checkpoints"));
-  }
-  return weights;
-}
-
-// Chooses as transformers does: the single file if it exists, otherwise the index.
-StoredWeights open_weights(const fs::path& directory) {
-  StoredWeights weights;
-  if (fs::exists(directory / kSingle)) add_file(weights, directory / kSingle);
-  else if (fs::exists(directory / kIndex)) weights = open_shards(directory);
-  else
-    throw UserError(str(
-        directory.string(), ": got neither ", kSingle, " nor ", kIndex,
-        fs::exists(directory / "pytorch_model.bin")
-            ? " (pytorch_model.bin is not read: save the model with transformers, which writes safetensors)"
-            : "; expected a Hugging Face model's weights"));
-  return weights;
-}
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t size : shape) text += str(text.size() > 1 ? ", " : "", size);
-  return text + "]";
-}
-
 bool is_float(at::ScalarType type) {
   return type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
@@ -123,34 +36,25 @@ bool is_float(at::ScalarType type) {
 // A critic's backbone computes no logits: it reads the lm_head of no file.
 bool may_be_ignored(const std::string& name, const SafetensorsEntry& entry, const ModelConfig& config) {
   if (name.ends_with("rotary_emb.inv_freq")) return true;
-  return config.tie_word_embeddings && name == kHead &&
+  return config.tie_word_embeddings && name == kHeadTensor &&
          entry.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
-}
-
-// If the lm_head is the embedding, a file may have the matrix under either name: a writer that stores shared
-// tensors once keeps one of the names.
-void find_tied_embedding(StoredWeights& weights, const ModelConfig& config) {
-  if (!config.tie_word_embeddings || !config.computes_logits) return;
-  if (weights.contains(kEmbedding) || !weights.contains(kHead)) return;
-  weights.where[kEmbedding] = weights.where.at(kHead);
-  weights.stored_as[kEmbedding] = kHead;
 }
 
 // transformers 5 does not tie two different matrices. Older versions and vLLM drop the file's lm_head.
 void check_tied_head(const fs::path& directory, const StoredWeights& weights, const ModelConfig& config) {
-  if (!config.tie_word_embeddings || !config.computes_logits || !weights.contains(kHead)) return;
-  const at::Tensor head = weights.tensor(kHead), embedding = weights.tensor(kEmbedding);
+  if (!config.tie_word_embeddings || !config.computes_logits || !weights.contains(kHeadTensor)) return;
+  const at::Tensor head = weights.tensor(kHeadTensor), embedding = weights.tensor(kEmbeddingTensor);
   const at::ScalarType type = c10::promoteTypes(head.scalar_type(), embedding.scalar_type());
   if (at::equal(head.to(type), embedding.to(type))) return;
   const bool is_given = config.source.is_object() && config.source.contains("tie_word_embeddings");
   throw UserError(bough::str(
       (directory / "config.json").string(), ", key 'tie_word_embeddings': got true",
       is_given ? "" : bough::str(" (the default of ", config.family->name, ")"), ", but ",
-      weights.where.at(kHead)->path().filename().string(), " has a ", kHead, " that differs from ",
-      kEmbedding,
+      weights.file_of(kHeadTensor).filename().string(), " has a ", kHeadTensor, " that differs from ",
+      kEmbeddingTensor,
       "; expected equal values. If the model has an lm_head of its own, set tie_word_embeddings to false; if "
       "not, delete ",
-      kHead, " from the file"));
+      kHeadTensor, " from the file"));
 }
 
 // Adds a few of many names, so that a wrong model does not print thousands of names.
@@ -174,7 +78,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
         missing.push_back(part.name);
         continue;
       }
-      const SafetensorsEntry& entry = weights.entry(part.name);
+      const SafetensorsEntry entry = weights.entry(part.name);
       const std::vector<int64_t> expected = unsharded_sizes(*parameter, part);
       if (entry.shape != expected)
         wrong.push_back(
@@ -189,7 +93,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
     for (const Parameter* parameter : all->parameters())
       for (const Parameter::Part& part : parameter->parts) expected_names.insert(part.name);
   }
-  for (const auto& [name, file] : weights.where)
+  for (const auto& [name, place] : weights.places())
     if (!expected_names.contains(name) && !may_be_ignored(name, weights.entry(name), model.config()))
       extra.push_back(quoted(name));
   if (missing.empty() && extra.empty() && wrong.empty()) return;
@@ -198,7 +102,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
   append_some(message, "missing", missing);
   append_some(message, "of the wrong shape or type", wrong);
   append_some(message, "extra", extra);
-  if (std::ranges::find(missing, kHead) != missing.end())
+  if (std::ranges::find(missing, kHeadTensor) != missing.end())
     message += "\n  If the embedding is the lm_head, set tie_word_embeddings to true in config.json";
   throw UserError(message +
                   "\n  expected the config.json that was saved with these weights: copy both again");
@@ -246,7 +150,7 @@ std::vector<NamedTensors> split_into_shards(const NamedTensors& tensors, const S
 }
 
 std::string shard_name(size_t shard, size_t num_shards) {
-  if (num_shards == 1) return kSingle;
+  if (num_shards == 1) return kSingleWeights;
   std::ostringstream name;
   name << std::setfill('0') << "model-" << std::setw(5) << shard + 1 << "-of-" << std::setw(5) << num_shards
        << ".safetensors";
@@ -274,7 +178,7 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     const bool is_weights =
-        name == kSingle || name == kIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
+        name == kSingleWeights || name == kWeightsIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
     if (is_weights && !written.contains(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) fs::remove(path);
@@ -293,9 +197,9 @@ void write_config_and_weights(const fs::path& directory, const Json& config, con
     written.insert(name);
   }
   if (shards.size() > 1) {
-    files.push_back(std::make_unique<AtomicFile>(directory / kIndex));
+    files.push_back(std::make_unique<AtomicFile>(directory / kWeightsIndex));
     files.back()->write(dump_pretty(make_index(shards, options)));
-    written.insert(kIndex);
+    written.insert(kWeightsIndex);
   }
   files.push_back(std::make_unique<AtomicFile>(directory / "config.json"));
   files.back()->write(dump_pretty(config));
@@ -323,9 +227,9 @@ NamedTensors named_parts(const std::vector<Parameter*>& parameters, const ModelR
 }  // namespace
 
 at::ScalarType stored_type(const fs::path& directory) {
-  const StoredWeights weights = open_weights(directory);
+  const StoredWeights weights(directory);
   std::optional<at::ScalarType> type;
-  for (const auto& [name, file] : weights.where) {
+  for (const auto& [name, place] : weights.places()) {
     const at::ScalarType own = weights.entry(name).dtype;
     if (!is_float(own) || name.ends_with("rotary_emb.inv_freq")) continue;
     type = type ? c10::promoteTypes(*type, own) : own;
@@ -337,8 +241,8 @@ at::ScalarType stored_type(const fs::path& directory) {
 }
 
 void load_weights(const fs::path& directory, Model& model) {
-  StoredWeights weights = open_weights(directory);
-  find_tied_embedding(weights, model.config());
+  StoredWeights weights(directory);
+  weights.match(model.config());
   check_weights(directory, weights, model);
   check_tied_head(directory, weights, model.config());
   copy_weights(weights, model);
@@ -347,8 +251,8 @@ void load_weights(const fs::path& directory, Model& model) {
 std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtype, at::Device device,
                                   const ModelRanks& ranks) {
   const ModelConfig config = load_model_config(directory);
-  StoredWeights weights = open_weights(directory);
-  find_tied_embedding(weights, config);
+  StoredWeights weights(directory);
+  weights.match(config);
   // A model on the meta device has shapes and no memory. If a config describes a model a thousand times
   // larger than its weights, this is an error, not an allocation.
   check_weights(directory, weights, *make_model(config, dtype, at::kMeta, ranks));

@@ -14,6 +14,7 @@ namespace {
 // sizes fit 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
+constexpr int64_t kMaxExperts = 1 << 16;
 constexpr int64_t kMaxVocabulary = std::numeric_limits<int32_t>::max();  // tokens are int32
 
 // Finds the family by `architectures`, which names the class. A config without the key (a base class's
@@ -86,6 +87,46 @@ void read_layer(const ConfigKeys& keys, const Family& family, ModelConfig& confi
   config.activation = activation == "silu" ? GateActivation::kSilu : GateActivation::kGeluTanh;
   if (family.layer.query_scale > 0)
     config.query_scale = keys.positive_or("query_pre_attn_scalar", 1e9, family.layer.query_scale);
+}
+
+// Keys of routers that choose or weigh experts in another way, and of experts that every token uses. No class
+// that is read has them. A file with one of them belongs to another class.
+void refuse_other_routers(const ConfigKeys& keys) {
+  const std::pair<const char*, const char*> others[] = {
+      {"n_shared_experts", "an expert that every token uses"},
+      {"num_shared_experts", "an expert that every token uses"},
+      {"shared_expert_intermediate_size", "an expert that every token uses"},
+      {"n_group", "choosing experts by groups"},
+      {"topk_group", "choosing experts by groups"},
+      {"topk_method", "another choice of experts than the largest logits"},
+      {"use_routing_bias", "a correction bias of the router"},
+      {"routed_scaling_factor", "scaling the experts' output"}};
+  for (const auto& [key, what] : others)
+    if (keys.has(key) && keys.get(key) != 0 && keys.get(key) != 1 && keys.get(key) != false)
+      keys.refuse(key, str(what, " (", ConfigKeys::shown(keys.get(key)), ")"));
+  if (keys.text_or("scoring_func", "softmax") != "softmax")
+    keys.refuse("scoring_func", str("a router with ", ConfigKeys::shown(keys.get("scoring_func"))));
+  if (keys.has("router_jitter_noise") && keys.get("router_jitter_noise") != 0)
+    keys.refuse("router_jitter_noise", "noise on the router's input in training");
+}
+
+void read_experts(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  if (!family.experts.any()) return;
+  refuse_other_routers(keys);
+  const char* count_key = keys.has("num_experts") ? "num_experts" : "num_local_experts";
+  if (keys.has("num_experts") && keys.has("num_local_experts") &&
+      keys.get("num_experts") != keys.get("num_local_experts"))
+    keys.fail("num_local_experts", ConfigKeys::shown(keys.get("num_local_experts")),
+              str("the number in num_experts, ", ConfigKeys::shown(keys.get("num_experts")), ", or one key"));
+  if (!keys.has(count_key)) count_key = family.experts.count_key;
+  config.num_experts = keys.integer(count_key, kMaxExperts);
+  config.experts_per_token = keys.integer("num_experts_per_tok", kMaxExperts);
+  if (config.experts_per_token > config.num_experts)
+    keys.fail("num_experts_per_tok", str(config.experts_per_token),
+              str("at most ", count_key, ", ", config.num_experts));
+  config.expert_intermediate_size = keys.integer(family.experts.size_key, kMaxWidth);
+  config.renormalises_experts =
+      family.experts.always_renormalises || keys.flag_or("norm_topk_prob", false);
 }
 
 void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family) {
@@ -216,15 +257,28 @@ const char* activation_name(GateActivation activation) {
   return activation == GateActivation::kSilu ? "silu" : "gelu_pytorch_tanh";
 }
 
+int64_t ModelConfig::num_sparse_layers() const {
+  if (!is_mixture()) return 0;
+  return num_layers - std::count(dense_layers.begin(), dense_layers.end(), uint8_t{1});
+}
+
+int64_t ModelConfig::widest_feed_forward() const {
+  const int64_t dense = num_dense_layers() > 0 ? intermediate_size : 0;
+  return num_sparse_layers() > 0 ? std::max(dense, expert_elements()) : dense;
+}
+
 int64_t ModelConfig::num_parameters() const {
   const int64_t qkv = query_width() + 2 * key_width();
-  int64_t layer = hidden_size * (qkv + query_width() + 3 * intermediate_size);
+  int64_t layer = hidden_size * (qkv + query_width());
   layer += ((pre_norms ? 2 : 0) + (post_norms ? 2 : 0)) * hidden_size;
   if (qkv_bias) layer += qkv;
   if (output_bias) layer += hidden_size;
   if (mlp_bias) layer += 2 * intermediate_size + hidden_size;
   if (qk_norm) layer += qk_norm_over_width ? query_width() + key_width() : 2 * head_dim;
-  return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+  const int64_t sparse = hidden_size * num_experts * (1 + 3 * expert_intermediate_size);
+  const int64_t feed_forward =
+      num_dense_layers() * 3 * hidden_size * intermediate_size + num_sparse_layers() * sparse;
+  return num_layers * layer + feed_forward + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
 }
 
 ModelConfig parse_model_config(const Json& json, const std::string& where) {
@@ -236,6 +290,7 @@ ModelConfig parse_model_config(const Json& json, const std::string& where) {
   config.family = &family;
   read_sizes(keys, family, config);
   read_layer(keys, family, config);
+  read_experts(keys, family, config);
   refuse_what_changes_the_result(keys, family);
   config.rms_norm_eps = keys.positive_or("rms_norm_eps", 1, family.rms_norm_eps);
   const std::vector<bool> slides = read_sliding_layers(keys, family, config);

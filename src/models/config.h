@@ -43,6 +43,13 @@ struct ModelConfig : LayerFeatures {
   Rope local_rope;                      // Gemma 3's layers with a sliding window
   std::vector<LayerRope> layer_ropes;   // per layer; empty: all kGlobal
   int64_t rotary_dim = 0;               // the first elements of a head that are rotated; 0: all
+  // Mixtures of experts. A sparse layer has a router and num_experts feed-forward networks in place of one.
+  int64_t num_experts = 0;               // E; 0: no layer is sparse
+  int64_t experts_per_token = 0;         // K
+  int64_t expert_intermediate_size = 0;  // F of an expert; intermediate_size is that of dense layers
+  bool renormalises_experts = false;     // a token's K weights are divided by their sum
+  std::vector<uint8_t> dense_layers;     // per layer of a mixture: 1 if it is dense; empty: all are sparse
+  double clip_qkv = 0;                   // above 0: q, k and v are clamped to +- clip_qkv (OLMoE)
   bool tie_word_embeddings = false;     // the lm_head is the embedding; checkpoints have it once
   bool computes_logits = true;          // false (a critic's backbone): the last stage has no tied lm_head
   std::string torch_dtype = "float32";  // dtype of the checkpoint (key dtype or torch_dtype)
@@ -54,6 +61,19 @@ struct ModelConfig : LayerFeatures {
   int64_t turned_elements() const { return rotary_dim ? rotary_dim : head_dim; }
   LayerRope layer_rope(int64_t layer) const {
     return layer_ropes.empty() ? LayerRope::kGlobal : layer_ropes[static_cast<size_t>(layer)];
+  }
+  bool is_mixture() const { return num_experts > 0; }
+  bool is_sparse(int64_t layer) const {
+    return is_mixture() && (dense_layers.empty() || !dense_layers[static_cast<size_t>(layer)]);
+  }
+  int64_t num_sparse_layers() const;
+  int64_t num_dense_layers() const { return num_layers - num_sparse_layers(); }
+  // Elements of gate that a token uses in the feed-forward part: in one layer's experts, in the widest layer,
+  // and in all layers together.
+  int64_t expert_elements() const { return experts_per_token * expert_intermediate_size; }
+  int64_t widest_feed_forward() const;
+  int64_t feed_forward_elements() const {
+    return num_dense_layers() * intermediate_size + num_sparse_layers() * expert_elements();
   }
   // q · k is multiplied by this factor before the softmax.
   double attention_scale() const {

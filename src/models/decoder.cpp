@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -54,20 +55,27 @@ class Decoder : public Model {
   const Parameter& head() const override { return config_.tie_word_embeddings ? embedding_ : head_; }
   std::unique_ptr<Model> share() const override { return std::make_unique<Decoder>(*this); }
   std::vector<Parameter*> layer_matrices() override;
+  std::vector<Parameter*> expert_matrices() override;
   void untie_head() override;
 
  private:
-  // Parameters that the model lacks, or that another pipeline stage has, are undefined.
+  // Parameters that the model lacks, or that another pipeline stage has, are undefined. A sparse layer has a
+  // router, and its gate_up and down hold all experts, one after another.
   struct Layer {
     Parameter attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, attention_post_norm;
-    Parameter mlp_norm, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
+    Parameter mlp_norm, router, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
 
+    bool is_sparse() const { return router.value.defined(); }
     std::vector<Parameter*> parameters() {
-      return {&attention_norm,      &qkv,      &qkv_bias, &q_norm,       &k_norm, &output,    &output_bias,
-              &attention_post_norm, &mlp_norm, &gate_up,  &gate_up_bias, &down,   &down_bias, &mlp_post_norm};
+      return {&attention_norm, &qkv,     &qkv_bias,     &q_norm,   &k_norm,
+              &output,         &output_bias, &attention_post_norm, &mlp_norm, &router,
+              &gate_up,        &gate_up_bias, &down,        &down_bias, &mlp_post_norm};
     }
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;
+  void add_attention(Layer& layer, const std::string& prefix, const at::TensorOptions& options) const;
+  void add_mlp(Layer& layer, const std::string& prefix, const at::TensorOptions& options) const;
+  void add_experts(Layer& layer, const std::string& prefix, const at::TensorOptions& options) const;
   // Rows that every tensor rank holds. If whole_gradient, each rank computes their whole gradient, else a
   // summand of this gradient.
   Rows copied(const std::string& name, int64_t count, bool whole_gradient = false) const {
@@ -90,7 +98,11 @@ class Decoder : public Model {
   // The two halves of a layer (no plan blocks): attention and feed-forward, each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
-  at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const;
+  at::Tensor mlp_block(const Layer& layer, int64_t index, const at::Tensor& x_TD, bool output_is_read,
+                       AttentionContext& attention) const;
+  // The router and the experts of a sparse layer, without post-norm.
+  at::Tensor experts_block(const Layer& layer, int64_t index, const at::Tensor& x_TD, bool output_is_read,
+                           AttentionContext& attention) const;
 
   // Returns the table of each LayerRope that the model uses, indexed by the enum's value.
   std::array<RotaryTable, 3> rotary_tables(const at::Tensor& positions_T) const;
@@ -134,20 +146,37 @@ Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& model_optio
 }
 
 Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& options) const {
+  const int64_t width = config_.hidden_size;
+  const std::string prefix = str("model.layers.", index, ".");
+  // of_sum: the norm's input is already summed over the tensor ranks, so each rank computes the whole
+  // gradient of the norm's weight. Otherwise each rank computes a summand of this gradient.
+  const auto norm = [&](const char* name, bool of_sum = false) {
+    return make_parameter({copied(prefix + name + ".weight", width, of_sum)}, {}, options);
+  };
+  Layer layer;
+  // In a model without post-norms, post_attention_layernorm names the norm before the feed-forward network.
+  if (config_.pre_norms) {
+    layer.attention_norm = norm("input_layernorm");
+    layer.mlp_norm = norm(config_.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm");
+  }
+  if (config_.post_norms) {
+    layer.attention_post_norm = norm("post_attention_layernorm", /*of_sum=*/true);
+    layer.mlp_post_norm = norm("post_feedforward_layernorm", /*of_sum=*/true);
+  }
+  add_attention(layer, prefix + "self_attn.", options);
+  if (config_.is_sparse(index)) add_experts(layer, prefix + config_.family->experts.block + ".", options);
+  else add_mlp(layer, prefix + "mlp.", options);
+  return layer;
+}
+
+void Decoder::add_attention(Layer& layer, const std::string& attn, const at::TensorOptions& options) const {
   const ModelConfig& config = config_;
-  const int64_t width = config.hidden_size, inner = config.intermediate_size;
+  const int64_t width = config.hidden_size;
   const int64_t q_rows = config.query_width(), kv_rows = config.key_width();
   const int64_t all_q = unsharded_config_.query_width(), all_kv = unsharded_config_.key_width();
   // If there are fewer key heads than tensor ranks, several ranks have a copy of the same key head.
   const int64_t copies = num_ranks() * kv_rows / all_kv;
   const int64_t first_q = rank() * q_rows, first_kv = rank() / copies * kv_rows;
-  const std::string prefix = str("model.layers.", index, ".");
-  const std::string attn = prefix + "self_attn.", mlp = prefix + "mlp.";
-  // of_sum: the norm's input is already summed over the tensor ranks, so each rank computes the whole
-  // gradient of the norm's weight. Otherwise each rank computes a summand of this gradient.
-  const auto norm = [&](const std::string& name, int64_t size, bool of_sum = false) {
-    return make_parameter({copied(name + ".weight", size, of_sum)}, {}, options);
-  };
   const auto qkv = [&](const char* kind) -> std::vector<Rows> {
     const auto rows = [&](const char* name, int64_t count, int64_t first, int64_t whole, int64_t num_copies) {
       return Rows{attn + name + kind, count, 0, first, whole, num_copies};
@@ -161,26 +190,6 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
             rows("qkv_proj", kv_rows, all_q + first_kv, all, copies),
             rows("qkv_proj", kv_rows, all_q + all_kv + first_kv, all, copies)};
   };
-  const auto gate_up = [&](const char* kind) -> std::vector<Rows> {
-    const int64_t all = unsharded_config_.intermediate_size, first = rank() * inner;
-    if (!config.fused_projections)
-      return {{mlp + "gate_proj" + kind, inner, 0, first, all},
-              {mlp + "up_proj" + kind, inner, 0, first, all}};
-    if (!ranks_.tensor) return {{mlp + "gate_up_proj" + kind, 2 * all, 0, 0, 2 * all}};
-    return {{mlp + "gate_up_proj" + kind, inner, 0, first, 2 * all},
-            {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
-  };
-  Layer layer;
-  // In a model without post-norms, post_attention_layernorm names the norm before the feed-forward network.
-  if (config.pre_norms) {
-    layer.attention_norm = norm(prefix + "input_layernorm", width);
-    layer.mlp_norm =
-        norm(prefix + (config.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"), width);
-  }
-  if (config.post_norms) {
-    layer.attention_post_norm = norm(prefix + "post_attention_layernorm", width, /*of_sum=*/true);
-    layer.mlp_post_norm = norm(prefix + "post_feedforward_layernorm", width, /*of_sum=*/true);
-  }
   layer.qkv = make_parameter(qkv(".weight"), width, options);
   if (config.qkv_bias) layer.qkv_bias = make_parameter(qkv(".bias"), {}, options);
   if (config.qk_norm_over_width) {
@@ -188,21 +197,48 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
     layer.k_norm =
         make_parameter({{attn + "k_norm.weight", kv_rows, 0, first_kv, all_kv, copies}}, {}, options);
   } else if (config.qk_norm) {
-    layer.q_norm = norm(attn + "q_norm", config.head_dim);
-    layer.k_norm = norm(attn + "k_norm", config.head_dim);
+    layer.q_norm = make_parameter({copied(attn + "q_norm.weight", config.head_dim)}, {}, options);
+    layer.k_norm = make_parameter({copied(attn + "k_norm.weight", config.head_dim)}, {}, options);
   }
   layer.output = make_parameter({{attn + "o_proj.weight", width, 1, first_q, all_q}}, q_rows, options);
   if (config.output_bias)
     layer.output_bias = make_parameter({copied(attn + "o_proj.bias", width)}, {}, options);
+}
+
+void Decoder::add_mlp(Layer& layer, const std::string& mlp, const at::TensorOptions& options) const {
+  const int64_t width = config_.hidden_size, inner = config_.intermediate_size;
+  const auto gate_up = [&](const char* kind) -> std::vector<Rows> {
+    const int64_t all = unsharded_config_.intermediate_size, first = rank() * inner;
+    if (!config_.fused_projections)
+      return {{mlp + "gate_proj" + kind, inner, 0, first, all},
+              {mlp + "up_proj" + kind, inner, 0, first, all}};
+    if (!ranks_.tensor) return {{mlp + "gate_up_proj" + kind, 2 * all, 0, 0, 2 * all}};
+    return {{mlp + "gate_up_proj" + kind, inner, 0, first, 2 * all},
+            {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
+  };
   layer.gate_up = make_parameter(gate_up(".weight"), width, options);
   layer.down = make_parameter(
       {{mlp + "down_proj.weight", width, 1, rank() * inner, unsharded_config_.intermediate_size}}, inner,
       options);
-  if (config.mlp_bias) {
+  if (config_.mlp_bias) {
     layer.gate_up_bias = make_parameter(gate_up(".bias"), {}, options);
     layer.down_bias = make_parameter({copied(mlp + "down_proj.bias", width)}, {}, options);
   }
-  return layer;
+}
+
+void Decoder::add_experts(Layer& layer, const std::string& block, const at::TensorOptions& options) const {
+  const Experts& names = config_.family->experts;
+  const int64_t width = config_.hidden_size, inner = config_.expert_intermediate_size;
+  std::vector<Rows> gate_up, down;
+  for (int64_t e = 0; e < config_.num_experts; ++e) {
+    const auto name = [&](const char* kind) { return str(block, "experts.", e, ".", kind, ".weight"); };
+    gate_up.push_back(copied(name(names.gate), inner));
+    gate_up.push_back(copied(name(names.up), inner));
+    down.push_back(copied(name(names.down), width));
+  }
+  layer.router = make_parameter({copied(block + "gate.weight", config_.num_experts)}, width, options);
+  layer.gate_up = make_parameter(gate_up, width, options);
+  layer.down = make_parameter(down, inner, options);
 }
 
 std::vector<Parameter*> Decoder::parameters() {
@@ -220,6 +256,13 @@ std::vector<Parameter*> Decoder::layer_matrices() {
   for (auto& layer : layers_)
     for (Parameter* parameter : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       all.push_back(parameter);
+  return all;
+}
+
+std::vector<Parameter*> Decoder::expert_matrices() {
+  std::vector<Parameter*> all;
+  for (auto& layer : layers_)
+    if (layer.is_sparse()) all.insert(all.end(), {&layer.gate_up, &layer.down});
   return all;
 }
 
@@ -286,6 +329,7 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
   const bool norm_of_heads = config_.qk_norm && !config_.qk_norm_over_width;
   if (config_.qk_norm_over_width)
     qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm, ranks_.tensor);
+  if (config_.clip_qkv > 0) qkv = at::clamp(qkv, -config_.clip_qkv, config_.clip_qkv);
   const auto [q_TNH, k_TGH, v_TGH] =
       qk_norm_rotary(qkv, layout, rotary, norm_of_heads ? &layer.q_norm : nullptr,
                      norm_of_heads ? &layer.k_norm : nullptr, norm);
@@ -298,7 +342,30 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
   return residual_TD + (config_.post_norms ? rms_norm(y_TD, layer.attention_post_norm, norm) : y_TD);
 }
 
-at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const {
+at::Tensor Decoder::experts_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
+                                  bool output_is_read, AttentionContext& attention) const {
+  const ExpertsParameters parameters{.norm = if_defined(layer.mlp_norm),
+                                     .gate_up = layer.gate_up,
+                                     .down = layer.down,
+                                     .norm_settings = config_.norm(),
+                                     .activation = config_.activation,
+                                     .residual = !config_.post_norms,
+                                     .output_is_read = output_is_read || config_.post_norms};
+  const auto logits_TE = router_logits(x_TD, parameters.norm, parameters.norm_settings, layer.router,
+                                       router_type() == RouterType::kModel, batch_invariant());
+  auto experts_TK = attention.recorded_experts(index);
+  if (!experts_TK.defined()) experts_TK = choose_experts(logits_TE.detach(), config_.experts_per_token);
+  attention.on_experts(index, experts_TK, logits_TE.detach());
+  const auto weights_TK = expert_weights(logits_TE, experts_TK, config_.renormalises_experts);
+  return experts_mlp(x_TD, experts_TK, weights_TK, parameters, batch_invariant());
+}
+
+at::Tensor Decoder::mlp_block(const Layer& layer, int64_t index, const at::Tensor& x_TD, bool output_is_read,
+                              AttentionContext& attention) const {
+  if (layer.is_sparse()) {
+    const auto y_TD = experts_block(layer, index, x_TD, output_is_read, attention);
+    return config_.post_norms ? x_TD + rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD;
+  }
   const MlpParameters parameters{.norm = if_defined(layer.mlp_norm),
                                  .gate_up = layer.gate_up,
                                  .down = layer.down,
@@ -348,7 +415,8 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const RotaryTable& table = rotary[static_cast<size_t>(config_.layer_rope(i))];
     const auto compute = [this, i, table, &attention](const at::Tensor& in_TD, bool output_is_read) {
-      return mlp_block(layers_[i], attention_block(layers_[i], i, in_TD, table, attention), output_is_read);
+      const auto attended_TD = attention_block(layers_[i], i, in_TD, table, attention);
+      return mlp_block(layers_[i], i, attended_TD, output_is_read, attention);
     };
     x_TD = attention.layer(i, x_TD, compute);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "base/error.h"
 #include "kernels/embedding/embedding_cost.h"
@@ -33,15 +34,31 @@ constexpr std::array kShapes = {
 }  // namespace
 
 double ModelShape::linear_flops_per_token() const {
-  const int64_t layer = matrix_product_flops(1, hidden_size, query_width() + 2 * key_width()) +
-                        matrix_product_flops(1, query_width(), hidden_size) +
-                        matrix_product_flops(1, hidden_size, 2 * intermediate_size) +
-                        matrix_product_flops(1, intermediate_size, hidden_size);
-  return static_cast<double>(num_layers * layer + 2 * (adapter_elements - head_adapter_elements));
+  const int64_t attention = matrix_product_flops(1, hidden_size, query_width() + 2 * key_width()) +
+                            matrix_product_flops(1, query_width(), hidden_size);
+  const int64_t feed_forward = matrix_product_flops(1, hidden_size, 3 * feed_forward_elements());
+  const int64_t routers = num_sparse_layers() * matrix_product_flops(1, hidden_size, num_experts);
+  return static_cast<double>(num_layers * attention + feed_forward + routers +
+                             2 * (adapter_elements - head_adapter_elements));
 }
 
 double ModelShape::last_flops_per_token() const {
-  return static_cast<double>(num_layers * matrix_product_flops(1, intermediate_size, hidden_size));
+  return static_cast<double>(matrix_product_flops(1, feed_forward_elements(), hidden_size));
+}
+
+double ModelShape::expert_flops_per_token() const {
+  return 3 * last_expert_flops_per_token();
+}
+
+double ModelShape::last_expert_flops_per_token() const {
+  return static_cast<double>(num_sparse_layers() * matrix_product_flops(1, expert_elements(), hidden_size));
+}
+
+double ModelShape::distinct_experts(int64_t tokens) const {
+  if (!is_mixture()) return 0;
+  const auto count = static_cast<double>(num_experts);
+  return count *
+         (1 - std::pow(1 - static_cast<double>(experts_per_token) / count, static_cast<double>(tokens)));
 }
 
 namespace {
@@ -84,8 +101,8 @@ double ModelShape::elements_per_token() const {
   // With qk_norm_over_width, q, k and v are also split, normed and concatenated.
   const int64_t over_width = qk_norm_over_width ? 2 * qkv + rms_norm_elements(qkv) + 2 * qkv : 0;
   const int64_t layer = norms * rms_norm_elements(hidden_size) + 2 * residual_elements(hidden_size) +
-                        qk_norm_rotary_elements(qkv) + over_width + swiglu_elements(intermediate_size);
-  return static_cast<double>(num_layers * layer + embedding_elements(hidden_size) +
+                        qk_norm_rotary_elements(qkv) + over_width + (clip_qkv > 0 ? 2 * qkv : 0);
+  return static_cast<double>(num_layers * layer + swiglu_elements(feed_forward_elements()) + embedding_elements(hidden_size) +
                              rms_norm_elements(hidden_size));
 }
 

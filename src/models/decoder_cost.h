@@ -28,6 +28,11 @@ struct ModelShape : ModelConfig {
   bool is_frozen() const { return adapter_elements > 0; }
   double linear_flops_per_token() const;  // forward, all layers and adapters, without the lm_head
   double last_flops_per_token() const;    // the part of each layer's last product (down)
+  // The parts of these two that a token's experts compute. A product of an expert has fewer rows than the pass.
+  double expert_flops_per_token() const;
+  double last_expert_flops_per_token() const;
+  // Experts of a layer that at least one of `tokens` tokens uses, if all experts are used equally often.
+  double distinct_experts(int64_t tokens) const;
   // Forward FLOPs of a fully trained model whose backward takes as long as this model's. With adapters this
   // is less than linear_flops_per_token(): backward of a frozen matrix skips one of its two products.
   double trained_linear_flops_per_token() const;

@@ -46,6 +46,22 @@ struct SlidingWindows {
   bool any() const { return default_size > 0 || opt_in || in_every_layer || in_layer; }
 };
 
+// The sparse layers of a mixture of experts: a router and num_experts feed-forward networks, of which each
+// token uses num_experts_per_tok.
+struct Experts {
+  // The key of the number of experts in a written config.json; nullptr: the family has no experts. Both
+  // num_experts and num_local_experts are read, because the classes take one for the other.
+  const char* count_key = nullptr;
+  const char* size_key = "intermediate_size";  // F of an expert
+  bool always_renormalises = false;            // false: norm_topk_prob says so, false if absent
+  double aux_loss_coef = 0.001;                // router_aux_loss_coef of a written config.json
+  // Tensors in checkpoints, for example model.layers.0.BLOCK.gate.weight (the router) and
+  // model.layers.0.BLOCK.experts.7.GATE.weight.
+  const char *block = "mlp", *gate = "gate_proj", *up = "up_proj", *down = "down_proj";
+
+  bool any() const { return count_key; }
+};
+
 // Everything that distinguishes one family from the others. Names, defaults and keys are those of the
 // transformers class.
 struct Family {
@@ -72,6 +88,7 @@ struct Family {
   // If the keys of soft-capping are absent, the class caps logits. Capping is refused in all families.
   bool caps_logits_by_default = false;
   SlidingWindows windows;
+  Experts experts;
 
   bool partial_rotary = false;     // reads partial_rotary_factor
   bool yarn_is_longrope = false;   // rope types "su" and "yarn" mean longrope
@@ -96,7 +113,10 @@ struct Family {
   X(gemma3)               \
   X(smollm3)              \
   X(phi3)                 \
-  X(olmo2)
+  X(olmo2)                \
+  X(mixtral)              \
+  X(qwen3_moe)            \
+  X(olmoe)
 
 namespace families {
 #define BOUGH_DECLARE_FAMILY(name) extern const Family name;

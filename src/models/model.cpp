@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "kernels/linear/linear.h"
 #include "kernels/matrix_product/matrix_product.h"
@@ -58,6 +60,16 @@ void Model::set_batch_invariant(bool on) {
   batch_invariant_ = on;
 }
 
+void Model::set_router_type(RouterType type) {
+  if (type == RouterType::kModel && !config_.is_mixture())
+    throw UserError(str("router_dtype: got model for ", config_.family->name,
+                        ", which has no router; expected fp32, or a mixture of experts"));
+  if (type == RouterType::kModel && dtype() != at::kBFloat16)
+    throw UserError(str("router_dtype: got model with the dtype ", c10::toString(dtype()),
+                        ", where it has no effect; expected fp32, or the dtype bf16"));
+  router_type_ = type;
+}
+
 std::vector<Parameter*> Model::trained_parameters() {
   if (adapter_elements_ == 0) return parameters();
   std::vector<Parameter*> adapters;
@@ -68,6 +80,8 @@ std::vector<Parameter*> Model::trained_parameters() {
 
 std::vector<Parameter*> Model::adaptable_matrices() {
   std::vector<Parameter*> matrices = layer_matrices();
+  const std::vector<Parameter*> experts = expert_matrices();
+  std::erase_if(matrices, [&](Parameter* each) { return std::ranges::find(experts, each) != experts.end(); });
   if (stage_.is_last() && config_.computes_logits)
     if (const Parameter& matrix = head(); matrix.value.defined())
       matrices.push_back(const_cast<Parameter*>(&matrix));  // the model itself is not const here

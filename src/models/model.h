@@ -41,7 +41,24 @@ class AttentionContext {
   // values that later tokens need.
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                             const at::Tensor& v_TGH) = 0;
+
+  // Mixtures of experts, called in each sparse layer, and once more if layer() recomputes it.
+  // recorded_experts(): the experts that the pass's tokens must use, int64 [T, K], distinct in a row, on the
+  // model's device. Undefined: the router chooses them.
+  virtual at::Tensor recorded_experts(int64_t layer) {
+    static_cast<void>(layer);
+    return {};
+  }
+  // on_experts(): the experts that the layer uses, recorded or chosen, and the router's logits [T, E] in the
+  // accumulator type, without a graph.
+  virtual void on_experts(int64_t layer, const at::Tensor& experts_TK, const at::Tensor& logits_TE) {
+    static_cast<void>(layer), static_cast<void>(experts_TK), static_cast<void>(logits_TE);
+  }
 };
+
+// The precision of a router's product, before the softmax in the accumulator type. kModel rounds the logits to
+// the model's dtype, as transformers does. It differs from kAccumulator in bf16 only.
+enum class RouterType { kAccumulator, kModel };
 
 class Model {
  public:
@@ -95,9 +112,13 @@ class Model {
   // Another model over the same tensors. In-place changes are visible in both. If one model then gets a new
   // tensor for a parameter, the other keeps the old one.
   virtual std::unique_ptr<Model> share() const = 0;
-  // The matrices of the layers' linear products. Quantization replaces these (quantized_model.h).
+  // The matrices of the layers' linear products. Quantization replaces these (quantized_model.h). Routers are
+  // not among them: their products decide which experts a token uses.
   virtual std::vector<Parameter*> layer_matrices() = 0;
-  // The matrices that can have an adapter: those of the layers and, where logits are computed, head().
+  // Those of the layers' matrices that hold experts, which have no adapters.
+  virtual std::vector<Parameter*> expert_matrices() { return {}; }
+  // The matrices that can have an adapter: those of the layers without the experts and, where logits are
+  // computed, head().
   std::vector<Parameter*> adaptable_matrices();
   // If the lm_head is tied: makes it a parameter of its own, with a copy of the embedding's values, and moves
   // the adapter there. The model must be unsharded.
@@ -117,6 +138,10 @@ class Model {
   void set_batch_invariant(bool on);
   std::optional<std::string> why_not_batch_invariant() const;
 
+  RouterType router_type() const { return router_type_; }
+  // Throws UserError if `type` has no effect: kModel for a dense model, or for a dtype other than bf16.
+  void set_router_type(RouterType type);
+
   // Allocates zeroed main_grads (accumulator type) for trained parameters that have none.
   void allocate_gradients();
   void zero_gradients();
@@ -132,6 +157,7 @@ class Model {
   at::ScalarType dtype_;
   at::Device device_;
   bool batch_invariant_ = false;
+  RouterType router_type_ = RouterType::kAccumulator;
   int64_t adapter_elements_ = 0, head_adapter_elements_ = 0;
 };
 

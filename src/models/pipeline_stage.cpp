@@ -61,6 +61,9 @@ std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
 
 Stage stage_of(const ModelConfig& whole, int64_t index, int64_t size) {
   BOUGH_CHECK(index >= 0 && index < size, "stage ", index, " of ", size);
+  if (size > 1 && whole.is_mixture())
+    throw UserError(str("pipeline parallelism: got ", size, " stages for a mixture of experts (",
+                        whole.family->name, "); expected 1 (p1)"));
   const std::vector<int64_t> cut = cut_layers(whole, size);
   const auto at = static_cast<size_t>(index);
   return {.index = index, .size = size, .first_layer = cut[at], .num_layers = cut[at + 1] - cut[at]};

@@ -19,6 +19,17 @@ void write_layer(const ModelConfig& config, Json& json) {
   }
 }
 
+void write_experts(const ModelConfig& config, Json& json) {
+  const Experts& experts = config.family->experts;
+  if (!experts.any()) return;
+  json[experts.count_key] = config.num_experts;
+  json["num_experts_per_tok"] = config.experts_per_token;
+  json[experts.size_key] = config.expert_intermediate_size;
+  if (!experts.always_renormalises) json["norm_topk_prob"] = config.renormalises_experts;
+  json["output_router_logits"] = false;
+  json["router_aux_loss_coef"] = experts.aux_loss_coef;
+}
+
 // A new model has no sliding windows, unless its family requires them.
 void write_windows(const ModelConfig& config, Json& json) {
   const SlidingWindows& windows = config.family->windows;
@@ -68,6 +79,7 @@ Json write_model_config(const ModelConfig& config) {
       {"pad_token_id", nullptr},
   };
   write_layer(config, json);
+  write_experts(config, json);
   write_windows(config, json);
   write_ropes(config, json);
   if (config.family->write) config.family->write(config, json);
