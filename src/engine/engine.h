@@ -68,6 +68,8 @@ struct GeneratedSample {
   // prompt and response attended to when their keys and values were last computed. Positions count from the
   // start of the prompt.
   PageChoices page_choices;
+  // If the engine records the experts of a mixture: of all tokens of prompt and response but the last.
+  RoutedExperts routed_experts;
   FinishReason finish_reason = FinishReason::kLength;
 };
 

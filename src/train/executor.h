@@ -38,9 +38,12 @@ struct ExecutorOptions {
   // for such runs, otherwise one call computes all queries.
   int64_t least_run = 0;
   bool same_bits = false;  // gradients are deterministic: the GPU vendor's attention is not used
-  // Page selection of tokens that are marked as sampled (mark_sampled), as in generation under this policy.
+  // Page selection of tokens that are marked as sampled (mark_tokens), as in generation under this policy.
   // CPU only.
   SparsePolicy sparse = {};
+  // Tokens with recorded experts (mark_tokens) use these instead of the router's choice. Other tokens, and all
+  // tokens if false, use the router's choice.
+  bool replays_experts = false;
   // The ranks that compute the batch together (TrainingRanks::loss_group()), each with a shard of the batch
   // or of the layers. All ranks get outputs, loss and metrics of the whole batch. main_grad gets this rank's
   // part of the gradient. nullptr if this process computes the batch alone. Not owned.

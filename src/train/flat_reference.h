@@ -27,7 +27,7 @@ class FlatReference {
  public:
   // Returns the keys that queries of a layer do not attend to, in addition to the causal mask: bool [N, n, n]
   // (heads, queries, keys), or undefined if there are none. q [N, n, H] and k [G, n, H]: after norm and
-  // rotation. is_sampled: tokens that are marked as sampled (mark_sampled).
+  // rotation. is_sampled: tokens that are marked as sampled (mark_tokens).
   using HiddenKeys = std::function<at::Tensor(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
                                               const std::vector<uint8_t>& is_sampled)>;
 

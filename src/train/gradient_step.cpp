@@ -86,7 +86,7 @@ TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajector
   AggregationSettings aggregation = settings_.aggregation;
   if (aggregation.loss_aggregation == "auto") aggregation.loss_aggregation = loss_->aggregation();
   TrainBatch batch = make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
-  if (sparse_.is_sparse()) mark_sampled(batch, trajectories);
+  if (sparse_.is_sparse()) mark_tokens(batch, trajectories, {.sampled = true});
   return batch;
 }
 
