@@ -432,6 +432,8 @@ EngineStatistics EmbeddedEngine::statistics() const {
   statistics.preemptions = scheduler_.preemptions();
   statistics.pages_read = forward_pass_.pages_read().pages;
   statistics.pages_in_context = forward_pass_.pages_read().of;
+  if (experts_) statistics.replayed_experts = experts_->replayed_tokens();
+  if (experts_) statistics.rerouted_experts = experts_->rerouted_tokens();
   return statistics;
 }
 
