@@ -33,6 +33,7 @@ void limit_pages(EmbeddedEngineOptions& options, const Model& model, int64_t pag
 
 class RoutedAttention : public FullAttention {
  public:
+  explicit RoutedAttention(at::Tensor recorded_TLK = {}) : routes(std::move(recorded_TLK)) {}
   at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
     return routes.route(layer, logits_TE, num_chosen);
   }
@@ -50,6 +51,21 @@ RoutedExperts experts_of_full_pass(const Model& model, const std::vector<int32_t
   for (int64_t i = 0; i < used_TLK.numel(); ++i)
     routed.experts.push_back(static_cast<uint16_t>(used_TLK.const_data_ptr<int64_t>()[i]));
   return routed;
+}
+
+// Log-probabilities of a sequence's tokens from index 1 on, in one pass. recorded: the experts of the leading
+// tokens; the router chooses those of the others.
+at::Tensor log_probs_of(const Model& model, const std::vector<int32_t>& tokens,
+                        const RoutedExperts& recorded) {
+  const at::NoGradGuard no_grad;
+  at::Tensor recorded_TLK = at::full({std::ssize(tokens), 2, 2}, -1, at::kLong);
+  for (int64_t i = 0; i < std::ssize(recorded.experts); ++i)
+    recorded_TLK.view({-1})[i] = recorded.experts[static_cast<size_t>(i)];
+  RoutedAttention attention(recorded_TLK);
+  const auto tokens_T = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end()), at::kLong);
+  const auto hidden_TD = model.forward(tokens_T, at::arange(tokens_T.size(0), tokens_T.options()), attention);
+  const auto log_probs = at::log_softmax(model.logits(hidden_TD).narrow(0, 0, tokens_T.size(0) - 1), -1);
+  return log_probs.gather(1, tokens_T.narrow(0, 1, tokens_T.size(0) - 1).unsqueeze(1)).squeeze(1);
 }
 
 std::vector<int32_t> tokens_of(const GenerationResult& result, size_t sample) {
@@ -108,23 +124,34 @@ void change_routers(Model& model) {
     if (parameter->parts[0].name.ends_with(".gate.weight")) parameter->value.neg_();
 }
 
-TEST(ExpertRecords, ArePreservedWhenASampleIsComputedAgain) {
+// Tokens that are sampled after their prefix was computed again have the log-probabilities of the recorded
+// experts, not of those that the changed routers would choose.
+TEST(ExpertRecords, AreReplayedWhenASampleIsComputedAgain) {
   const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
-  EmbeddedEngine engine(*model, recording_options());
+  EmbeddedEngineOptions options = recording_options();
+  limit_pages(options, *model, 10);
+  EmbeddedEngine engine(*model, options);
   const auto prompt = random_tokens(5, 37, 97);
   engine.submit(request_of(1, prompt, 2, 12));
   for (int i = 0; i < 6; ++i) engine.step();
   const auto before = engine.running();
   ASSERT_EQ(before[0].samples.size(), 2u);
   engine.park();
+  engine.generate({request_of(2, random_tokens(6, 140, 97), 1, 2)});  // takes all pages
   change_routers(*model);
-  engine.unpark();  // keys and values are computed again
+  engine.unpark();
   const auto result = engine.drain()[0];
   for (size_t s = 0; s < 2; ++s) {
     const RoutedExperts& known = before[0].samples[s].sample.routed_experts;
     RoutedExperts got = result.samples[s].routed_experts;
     EXPECT_EQ(got.num_rows(), 37 + 12 - 1);
     EXPECT_EQ(known.num_rows(), 37 + 6 - 1);
+    const auto tokens = tokens_of(result, s);
+    const auto last_of = [&](const at::Tensor& log_probs) { return log_probs.narrow(0, 37 + 6 - 1, 6); };
+    const at::Tensor sampled =
+        last_of(at::cat({at::zeros({36}, at::kDouble), at::tensor(result.samples[s].logprobs, at::kDouble)}));
+    EXPECT_LE((last_of(log_probs_of(*model, tokens, got)) - sampled).abs().max().item<double>(), 1e-10) << s;
+    EXPECT_GE((last_of(log_probs_of(*model, tokens, {})) - sampled).abs().max().item<double>(), 1e-3) << s;
     got.truncate(known.num_rows());
     EXPECT_TRUE(got == known) << s;
   }
