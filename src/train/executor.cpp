@@ -138,8 +138,11 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
 
 Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
 
-RowValues Executor::execute_forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
-  return execute_policy_head(model_, options_, plan, batch, {.top_k = top_k}).values;
+RowValues Executor::execute_forward(const Plan& plan, const TrainBatch& batch,
+                                    const ForwardRequest& request) {
+  ExecutorOptions options = options_;
+  options.routed_experts = request.routed_experts;
+  return execute_policy_head(model_, options, plan, batch, {.top_k = request.top_k}).values;
 }
 
 void Executor::add_gradient(const Plan& plan, const TrainBatch& batch, const Seeds& seeds) {

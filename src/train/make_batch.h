@@ -33,6 +33,8 @@ struct TrainBatch {
   // Set by mark_tokens(): the marked token ids, and the tokens that kReplayMark indices refer to.
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   std::shared_ptr<const std::vector<ReplayedToken>> replayed;
+  // By sequence: the experts that the trainer's own pass used. nullptr: the trajectories' records count.
+  std::shared_ptr<const std::vector<RoutedExperts>> routed_experts;
   // Fields of all loss rows on the CPU, accumulator type. The executor sets log_probs_R and entropies_R.
   LossRows fields;
   // int64 [R, K]: top-k tokens whose log-probabilities plan execution also returns. Undefined: none.

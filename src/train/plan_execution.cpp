@@ -192,6 +192,7 @@ class PlanExecution {
       open.entered_TD =
           links_.receive({input_.tokens_T.size(0), model_.config().hidden_size}, StageLinks::Way::kForward);
     const auto hidden_TD = run_pass(open, *context);
+    if (options_.routed_experts) record_experts(place, context->experts().used_TLK());
     open.shared = input_.shared;
     if (model_.stage().is_last()) finish_forward(place, hidden_TD, runs_head || !backward_);
     else links_.send(hidden_TD.detach(), StageLinks::Way::kForward);
@@ -204,6 +205,26 @@ class PlanExecution {
     } else {
       open.entered_TD.reset();
       open.shared.reset();
+    }
+  }
+
+  // Appends the experts of a block's tokens to the records of the sequences that contain them. A block runs
+  // after the block above it, so a sequence's tokens come in order.
+  void record_experts(const BlockVisit& place, const at::Tensor& used_TLK) {
+    const PlannedTree& planned = place.tree.planned;
+    const auto* used = static_cast<const int64_t*>(used_TLK.const_data_ptr());
+    const int64_t size = used_TLK.size(1) * used_TLK.size(2);
+    std::vector<int64_t> row_of(static_cast<size_t>(planned.tree->num_tokens()), -1);
+    int64_t row = 0;
+    for (const TokenRange& range : place.block.ranges)
+      for (int32_t t = range.begin; t < range.end; ++t) row_of[static_cast<size_t>(t)] = row++;
+    for (size_t s = 0; s < planned.sequences.size(); ++s) {
+      RoutedExperts& routed = options_.routed_experts->at(static_cast<size_t>(planned.sequences[s]));
+      routed.num_layers = used_TLK.size(1);
+      routed.num_chosen = used_TLK.size(2);
+      for (const int32_t t : planned.tree->path(static_cast<int64_t>(s)))
+        if (const int64_t at = row_of[static_cast<size_t>(t)]; at >= 0)
+          routed.experts.insert(routed.experts.end(), used + at * size, used + (at + 1) * size);
     }
   }
 

@@ -48,12 +48,13 @@ class ReplayedTokens {
   std::unordered_multimap<size_t, int32_t> numbers_;  // by hash
 };
 
-Records records_of(const std::vector<const Trajectory*>& rows) {
+Records records_of(const std::vector<const Trajectory*>& rows, const std::vector<RoutedExperts>* instead) {
   Records records;
-  for (const Trajectory* row : rows) {
-    std::vector<Numbers>& own = records.emplace_back(row->input_ids.size());
-    const int64_t recorded = std::min(row->routed_experts.num_rows(), std::ssize(own));
-    for (int64_t i = 0; i < recorded; ++i) own[static_cast<size_t>(i)] = row->routed_experts.row(i);
+  for (size_t s = 0; s < rows.size(); ++s) {
+    std::vector<Numbers>& own = records.emplace_back(rows[s]->input_ids.size());
+    const RoutedExperts& routed = instead ? (*instead)[s] : rows[s]->routed_experts;
+    const int64_t recorded = std::min(routed.num_rows(), std::ssize(own));
+    for (int64_t i = 0; i < recorded; ++i) own[static_cast<size_t>(i)] = routed.row(i);
   }
   return records;
 }
@@ -115,7 +116,7 @@ RouteDifferences mark_tokens(TrainBatch& batch, const std::vector<const Trajecto
   RouteDifferences differences;
   Records experts;
   if (settings.experts) {
-    experts = records_of(rows);
+    experts = records_of(rows, batch.routed_experts.get());
     differences =
         compare_records(std::vector<TokenSpan>(marked->begin(), marked->end()), experts, settings.majority);
   }

@@ -23,7 +23,7 @@ inline int32_t token_id(int32_t marked) {
   return marked & ~kDrawnMark;
 }
 
-// The trajectories own the data.
+// The trajectories, or TrainBatch::routed_experts, own the data.
 struct ReplayedToken {
   int32_t token = 0;
   std::span<const uint16_t> pages;    // PageChoices::of(); empty: not recorded
@@ -44,7 +44,8 @@ struct MarkSettings {
   bool majority = false;
 };
 
-// Marks the batch's tokens. `trajectories`: those that the batch was made from, in order.
+// Marks the batch's tokens. `trajectories`: those that the batch was made from, in order; with
+// `settings.experts` their routed_experts count, unless batch.routed_experts has records.
 RouteDifferences mark_tokens(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories,
                              const MarkSettings& settings);
 
