@@ -299,6 +299,7 @@ TEST(ModelConfig, EveryFamilyReadsWhatItWrites) {
     for (const char* key : {"architectures", "layer_types", "max_position_embeddings"}) json.erase(key);
     json.update({{"model_type", family->model_type},
                  {"sliding_window", 100},
+                 {"head_dim", 8},
                  {"num_experts", 6},
                  {"num_experts_per_tok", 2},
                  {"moe_intermediate_size", 20},
