@@ -23,6 +23,14 @@ _COMMON = {
 }
 
 _LLAMA = {"model_type": "llama", "tie_word_embeddings": False, "rope_theta": 5e5}
+_QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "moe_intermediate_size": 36,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "rope_theta": 1e6,
+}
 _WINDOW = 512  # longer than the tests' sequences: a model with windows is refused beyond it
 
 # Families first, then variants of their layers. The name tells which variant fails.
@@ -57,6 +65,20 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "rope_theta": 2e6},
     "phi3": {"model_type": "phi3", "sliding_window": _WINDOW, "rope_theta": 1e4},
     "olmo2": {"model_type": "olmo2", "tie_word_embeddings": False, "rope_theta": 5e5},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    "qwen3_moe": {**_QWEN3_MOE, "norm_topk_prob": True},
+    "olmoe": {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 3, "rope_theta": 1e4},
+    # The middle layer is dense, and every token uses all experts.
+    "qwen3_moe_dense_layer": {**_QWEN3_MOE, "mlp_only_layers": [1], "num_experts_per_tok": 5},
+    "qwen3_moe_steps": {**_QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 1},
+    "olmoe_clip": {
+        "model_type": "olmoe",
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "clip_qkv": 1.5,
+        "norm_topk_prob": True,
+        "rope_theta": 1e4,
+    },
     "llama_biases": {**_LLAMA, "attention_bias": True, "mlp_bias": True},
     "qwen3_biases": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True, "rope_theta": 1e6},
     "qwen2_window": {

@@ -258,7 +258,7 @@ void add_bench_command(CommandLine& line) {
   Command profiling =
       line.add(bench, "profile", "Measures the device profile from which plan costs are computed",
                [profile] { run_bench_profile(*profile); });
-  add_torch_options(profiling, profile->torch);
+  add_torch_options(profiling, profile->torch, /*loads_model=*/false);
   profiling
       .add_option("--out", profile->out, "File for the profile; the setting `calibration` of a run reads it")
       .type_name("FILE");

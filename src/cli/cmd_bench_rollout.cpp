@@ -58,16 +58,23 @@ void check_options(BenchRolloutOptions& options) {
   options.generation.ignore_eos = true;
 }
 
-// Bytes of the weights that each pass reads, and bytes of one token's keys and values.
+// Bytes of the weights that a pass reads, and bytes of one token's keys and values.
 struct ModelBytes {
   ModelBytes(const ModelShape& shape, const MatrixBytes& matrices)
-      : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
+      : of_experts(matrices.of_experts),
+        kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
     // If the embedding is not tied to lm_head, a pass reads only the embedding's matrix rows of its tokens.
     const int64_t looked_up = shape.tie_word_embeddings ? 0 : shape.vocab_size * shape.hidden_size;
     weights =
         (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
   }
-  int64_t weights, kv_token;
+  // Expects that all experts are used equally often.
+  int64_t read_by(int64_t tokens, const ModelShape& shape) const {
+    if (of_experts == 0) return weights;
+    const double unused = 1 - shape.distinct_experts(tokens) / static_cast<double>(shape.num_experts);
+    return weights - static_cast<int64_t>(unused * static_cast<double>(of_experts));
+  }
+  int64_t weights, of_experts, kv_token;
 };
 
 struct Rates {
@@ -176,7 +183,8 @@ RolloutBound bound_of(const std::vector<PassWork>& passes, const ModelShape& sha
                       const Rates& rates) {
   RolloutBound bound;
   for (const PassWork& pass : passes) {
-    const double reading = static_cast<double>(bytes.weights + pass.kv_tokens * bytes.kv_token) / rates.bytes;
+    const int64_t read = bytes.read_by(pass.tokens, shape) + pass.kv_tokens * bytes.kv_token;
+    const double reading = static_cast<double>(read) / rates.bytes;
     const double computing = (static_cast<double>(pass.tokens) * shape.linear_flops_per_token() +
                               static_cast<double>(pass.logits_rows) * shape.flops_per_head_row() +
                               static_cast<double>(pass.attention_pairs) * shape.flops_per_pair()) /
@@ -193,13 +201,15 @@ void run_bench_rollout(BenchRolloutOptions options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_rollout_model(options.model, options.engine, setup.dtype, setup.device);
+  model->set_router_type(setup.router);
   if (!options.contexts.empty()) {
     const DecodeBench bench{
         .contexts = options.contexts,
         .samples = options.generation.n_samples,
         .repeat = options.repeat,
         .sparse = options.engine.sparse,
-        .weight_bytes = ModelBytes(model_shape(*model), layer_matrix_bytes(*model)).weights};
+        .weight_bytes = ModelBytes(model_shape(*model), layer_matrix_bytes(*model))
+                            .read_by(options.generation.n_samples, model_shape(*model))};
     print_decode_bench(run_decode_bench(*model, bench), options.json);
     return;
   }

@@ -23,7 +23,7 @@ constexpr int64_t kTokenizerSize = 259;
 
 struct InitOptions {
   std::string directory;
-  std::string arch = "qwen3";
+  std::string arch;  // default: qwen3, or qwen3_moe if an option of experts is given
   int64_t hidden_size = 256;
   int64_t layers = 4;
   int64_t heads = 8;
@@ -31,6 +31,8 @@ struct InitOptions {
   std::optional<int64_t> head_dim;  // default: hidden_size / heads
   // default: three times hidden_size, as in SwiGLU models of this size
   std::optional<int64_t> intermediate_size;
+  // For families with experts. Default of the size: so that a token uses intermediate_size elements.
+  std::optional<int64_t> experts, experts_per_token, expert_size;
   int64_t vocab_size = 272;  // the tokenizer's 259, rounded up to a multiple of 16
   int64_t max_positions = 32768;
   bool tie = false;
@@ -50,6 +52,9 @@ void check_sizes(const InitOptions& options) {
                         "; each key and value head serves as many query heads"));
   if (options.head_dim) check_at_least("--head-dim", *options.head_dim, 1);
   if (options.intermediate_size) check_at_least("--intermediate-size", *options.intermediate_size, 1);
+  if (options.experts) check_at_least("--experts", *options.experts, 1);
+  if (options.experts_per_token) check_at_least("--experts-per-token", *options.experts_per_token, 1);
+  if (options.expert_size) check_at_least("--expert-size", *options.expert_size, 1);
   check_at_least("--max-positions", options.max_positions, 1);
   check_at_least("--seed", options.seed, 0);
   check_at_least("--vocab-size", options.vocab_size, kTokenizerSize,
@@ -59,22 +64,49 @@ void check_sizes(const InitOptions& options) {
                         "; change one of them, or give --head-dim"));
 }
 
-void check_arch(const std::string& arch) {
+const Family& family_of(const InitOptions& options) {
+  const bool has_experts = options.experts || options.experts_per_token || options.expert_size;
+  const std::string arch = !options.arch.empty() ? options.arch : has_experts ? "qwen3_moe" : "qwen3";
   try {
-    family_named(arch);
+    return family_named(arch);
   } catch (const UserError& error) {
     throw UserError(str("--arch: ", error.what()));
   }
 }
 
+// Adds the keys of experts to `asked`. Throws UserError if an option has no effect in the family.
+void ask_for_experts(const InitOptions& options, const Family& family, Json& asked) {
+  if (!family.experts.any()) {
+    for (const auto& [name, value] : {std::pair("--experts", options.experts),
+                                      std::pair("--experts-per-token", options.experts_per_token),
+                                      std::pair("--expert-size", options.expert_size)})
+      if (value)
+        throw UserError(str(name, ": got ", *value, " for --arch ", family.model_type,
+                            ", which has no experts; expected mixtral, qwen3_moe or olmoe"));
+    return;
+  }
+  const std::string size_key = family.experts.size_key;
+  const bool has_dense_size = size_key != "intermediate_size";
+  if (!has_dense_size && options.expert_size && options.intermediate_size)
+    throw UserError(str("--intermediate-size: got ", *options.intermediate_size, " beside --expert-size, but --arch ",
+                        family.model_type, " has no dense layers; expected --expert-size only"));
+  const int64_t per_token = options.experts_per_token.value_or(2);
+  const int64_t dense = asked.at("intermediate_size").get<int64_t>();
+  const bool is_given = !has_dense_size && options.intermediate_size;
+  asked["num_experts"] = options.experts.value_or(8);
+  asked["num_experts_per_tok"] = per_token;
+  asked[size_key] = options.expert_size.value_or(is_given ? dense : std::max<int64_t>(1, dense / per_token));
+  asked["norm_topk_prob"] = true;
+}
+
 // Writes the config.json that a user would write, then reads it like any other: one place decides what is
 // possible.
 ModelConfig make_config(const InitOptions& options) {
-  check_arch(options.arch);
+  const Family& family = family_of(options);
   const int64_t kv_heads = options.kv_heads.value_or(options.heads / (options.heads % 2 == 0 ? 2 : 1));
   const int64_t head_dim = options.head_dim.value_or(options.hidden_size / options.heads);
-  const Json asked = {
-      {"model_type", options.arch},
+  Json asked = {
+      {"model_type", family.model_type},
       {"vocab_size", options.vocab_size},
       {"hidden_size", options.hidden_size},
       {"intermediate_size", options.intermediate_size.value_or(3 * options.hidden_size)},
@@ -92,6 +124,7 @@ ModelConfig make_config(const InitOptions& options) {
       // If the family has windows: a window that holds every sequence, so that attention is exact.
       {"sliding_window", options.max_positions},
   };
+  ask_for_experts(options, family, asked);
   ModelConfig config = parse_model_config(asked, "bough init");
   config.source = write_model_config(config);
   config.source["eos_token_id"] = kStopToken;
@@ -126,13 +159,19 @@ void run_init(const InitOptions& options) {
                         byte_level_tokenizer_config_json());
   save_model(options.directory, *model, save);
   const int64_t parameters = config.num_parameters();
+  const std::string arch = config.family->model_type;
   if (options.json) {
-    print_json({{"model", options.directory}, {"architecture", options.arch}, {"parameters", parameters}});
+    print_json({{"model", options.directory}, {"architecture", arch}, {"parameters", parameters}});
   } else {
+    const std::string experts =
+        config.is_mixture()
+            ? str(", ", config.num_experts, " experts of ", config.expert_intermediate_size, ", ",
+                  config.experts_per_token, " a token")
+            : "";
     print_table({{"model", options.directory},
                  {"parameters", format_thousands(parameters)},
-                 {"shape", str(options.arch, ", ", options.layers, " layers of width ", options.hidden_size,
-                               ", ", options.heads, " heads, vocabulary ", options.vocab_size)}});
+                 {"shape", str(arch, ", ", options.layers, " layers of width ", options.hidden_size,
+                               ", ", options.heads, " heads, vocabulary ", options.vocab_size, experts)}});
   }
 }
 
@@ -144,7 +183,11 @@ void add_init_command(CommandLine& line) {
       line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
                [options] { run_init(*options); });
   command.add_option("DIR", options->directory, "The folder to make").required().type_name("");
-  command.add_option("--arch", options->arch, family_names(&Family::model_type, " | ", " | "));
+  command
+      .add_option("--arch", options->arch,
+                  family_names(&Family::model_type, " | ", " | ") +
+                      "\n(default: qwen3; qwen3_moe if experts are asked for)")
+      .type_name("NAME");
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
   command.add_option("--layers", options->layers, "Decoder layers");
   command.add_option("--heads", options->heads, "Query heads");
@@ -154,6 +197,18 @@ void add_init_command(CommandLine& line) {
   command
       .add_option("--intermediate-size", options->intermediate_size,
                   "Width of the feed-forward part (default: 3 x hidden size)")
+      .type_name("INT");
+  command
+      .add_option("--experts", options->experts,
+                  "Feed-forward networks of each layer, for a mixture of experts (default: 8)")
+      .type_name("INT");
+  command
+      .add_option("--experts-per-token", options->experts_per_token,
+                  "Experts that each token uses (default: 2)")
+      .type_name("INT");
+  command
+      .add_option("--expert-size", options->expert_size,
+                  "Width of an expert (default: intermediate size / experts per token)")
       .type_name("INT");
   command.add_option("--vocab-size", options->vocab_size, "Rows of the embedding, at least 259");
   command.add_option("--max-positions", options->max_positions, "Longest sequence");

@@ -143,9 +143,10 @@ std::vector<SampledGroup> groups_of(const std::vector<Trajectory>& rollouts) {
 ModelShape adapted(ModelShape shape) {
   constexpr int64_t kRank = 32;
   const int64_t width = shape.hidden_size;
-  const int64_t rows_and_columns = 2 * (width + shape.query_width()) + 2 * (width + shape.key_width()) +
-                                   3 * (width + shape.intermediate_size);
-  shape.adapter_elements = kRank * shape.num_layers * rows_and_columns;
+  const int64_t of_attention = 2 * (width + shape.query_width()) + 2 * (width + shape.key_width());
+  const int64_t of_feed_forward = 3 * (width + shape.intermediate_size);  // experts have no adapters
+  shape.adapter_elements =
+      kRank * (shape.num_layers * of_attention + shape.num_dense_layers() * of_feed_forward);
   return shape;
 }
 

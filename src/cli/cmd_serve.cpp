@@ -64,6 +64,7 @@ void run_training_service(const ServeOptions& options) {
       .directory = options.model,
       .model = load_model(options.model, setup.dtype, setup.device),
       .engine = load_engine_options(options.model, Tokenizer::load(options.model), settings.rollout)};
+  base.model->set_router_type(setup.router);
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;
   TrainingService service(std::move(base), settings, key);
@@ -91,7 +92,7 @@ void run_serve(const ServeOptions& options) {
   const TorchSetup setup = set_up_torch(options.torch);
   ServedModel served = load_served_model(options.model, settings);
   LoadedEngine loaded =
-      load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype, setup.device);
+      load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype, setup.device, setup.router);
   std::unique_ptr<Engine> engine = std::move(loaded.engine);
   if (!settings.lora_modules.empty()) {
     engine.reset();  // frees the engine's memory

@@ -22,12 +22,16 @@ constexpr int64_t kMaxThreads = 4096;
 
 }  // namespace
 
-void add_torch_options(Command& command, TorchOptions& options) {
+void add_torch_options(Command& command, TorchOptions& options, bool loads_model) {
   command.add_option("--dtype", options.dtype,
                      "Type of weights and activations: fp32 | bf16 | fp64\n(default: fp32, on a GPU bf16)");
   command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")
       .type_name("N");
   command.add_option("--device", options.device, "cpu | cuda");
+  if (!loads_model) return;
+  command.add_option("--router-dtype", options.router_dtype,
+                     "Precision of routers' products, for a mixture of experts in bf16:\n"
+                     "fp32 | model (rounded to bf16, as transformers does)");
 }
 
 void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant) {
@@ -68,6 +72,9 @@ TorchSetup set_up_torch(const TorchOptions& options, const TakeWarning& warn) {
                         "unset it, or build all targets"));
   install_cpu_allocator();
   TorchSetup setup{parse_dtype(options.dtype.empty() ? dtype_on(options.device) : options.dtype), at::kCPU};
+  if (options.router_dtype != "fp32" && options.router_dtype != "model")
+    throw UserError(str("--router-dtype: got ", quoted(options.router_dtype), ", expected fp32 or model"));
+  setup.router = router_type_named(options.router_dtype);
   if (options.threads) {
     check_at_least("--threads", *options.threads, 1, "leave it out for all cores");
     if (*options.threads > kMaxThreads)

@@ -11,6 +11,7 @@
 
 #include "base/settings.h"
 #include "cli/command.h"
+#include "models/model.h"
 
 namespace bough {
 
@@ -18,14 +19,16 @@ struct TorchOptions {
   std::string dtype;  // empty: fp32, on a GPU bf16
   std::optional<int64_t> threads;
   std::string device = "cpu";
+  std::string router_dtype = "fp32";
 };
 
-// --dtype, --threads, --device.
-void add_torch_options(Command& command, TorchOptions& options);
+// --dtype, --threads, --device, and for commands that load a model --router-dtype.
+void add_torch_options(Command& command, TorchOptions& options, bool loads_model = true);
 
 struct TorchSetup {
   at::ScalarType dtype;
   at::Device device;
+  RouterType router = RouterType::kAccumulator;
 };
 
 // How set_up_torch() passes on a warning of the self-test of the GPU's kernels (self_tests.h).

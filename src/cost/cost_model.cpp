@@ -1,6 +1,7 @@
 #include "cost/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "kernels/log_prob/log_prob_cost.h"
@@ -40,12 +41,23 @@ double CostModel::attention_backward_seconds(const PassShape& pass) const {
   return attention_seconds(pass, /*backward=*/true);
 }
 
+double CostModel::linear_seconds(const CostCurve& curve, int64_t tokens, double flops,
+                                 double of_experts) const {
+  if (of_experts == 0) return flops * curve.at(tokens);
+  const double used = shape_.distinct_experts(tokens), chosen = static_cast<double>(shape_.experts_per_token);
+  const auto rows = static_cast<int64_t>(std::ceil(static_cast<double>(tokens) * chosen / used));
+  return (flops - of_experts) * curve.at(tokens) + of_experts / chosen * used * curve.at(rows);
+}
+
 double CostModel::layers_seconds(const PassShape& pass, bool backward, double left_out) const {
   if (pass.tokens == 0) return 0;
   const CostCurve& linear = backward ? device_.linear_backward : device_.linear_forward;
   const CostCurve& elementwise = backward ? device_.elementwise_backward : device_.elementwise_forward;
   const double flops = backward ? shape_.trained_linear_flops_per_token() : shape_.linear_flops_per_token();
-  const double work = flops * linear.at(pass.tokens) +
+  // Backward of frozen experts takes one product instead of two.
+  const double of_experts =
+      shape_.expert_flops_per_token() * (backward && shape_.is_frozen() ? 0.5 : 1);
+  const double work = linear_seconds(linear, pass.tokens, flops, of_experts) +
                       shape_.elements_per_token() * elementwise.at(pass.tokens) +
                       attention_seconds(pass, backward) - left_out;
   const double constant =
@@ -70,7 +82,8 @@ double CostModel::recompute_seconds(const PassShape& pass, RecomputePolicy keep)
     left_out += attention_forward_seconds(pass);
   // Recomputation of a layer stops before the layer's last product, unless a post-norm reads its result.
   if (recomputes_layers(keep) && !shape_.post_norms)
-    left_out += shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
+    left_out += linear_seconds(device_.linear_forward, pass.tokens, shape_.last_flops_per_token(),
+                               shape_.last_expert_flops_per_token());
   const double seconds = layers_seconds(pass, /*backward=*/false, left_out);
   if (keep != RecomputePolicy::kLayerInputsOnHost) return seconds;
   // The copy to the host overlaps the forward pass. The copy back overlaps the recomputation and the backward

@@ -48,6 +48,10 @@ class CostModel final : public PassCosts {
   // skips, which are subtracted.
   double layers_seconds(const PassShape& pass, bool backward, double left_out = 0) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
+  // Seconds of the layers' matrix products. flops, of_experts: FLOPs per token in all of them and in the
+  // experts. An expert's product has the rows of its tokens only, so a pass with few tokens for each expert
+  // takes longer than dense layers with the same FLOPs: it reads the weights of every expert that it uses.
+  double linear_seconds(const CostCurve& curve, int64_t tokens, double flops, double of_experts) const;
   // Seconds of all rows, for each FLOP of one row.
   double head_seconds_per_flop(const CostCurve& curve, int64_t rows) const;
 

@@ -228,6 +228,34 @@ TEST(PeakMemory, AsPredictedForFamiliesWithPostNorms) {
     }
 }
 
+// All layers sparse, or the middle one dense and larger.
+TEST(PeakMemory, AsPredictedForMixturesOfExperts) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t experts_per_token : {1, 2, 4})
+      for (const bool has_dense_layer : {false, true}) {
+        ModelConfig config = config_of(64, 3, 192, 500);
+        config.num_experts = 8;
+        config.experts_per_token = experts_per_token;
+        config.expert_intermediate_size = 96;
+        config.renormalises_experts = experts_per_token == 2;
+        if (has_dense_layer) {
+          config.dense_layers = {0, 1, 0};
+          config.qk_norm_over_width = true;
+          config.clip_qkv = 0.5;
+        }
+        Steps steps(config, dtype);
+        for (const auto keep : {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputs})
+          for (const char* strategy : {"path", "dense", "blocks"})
+            for (const int64_t limit : {2048, 300, 40}) {
+              SCOPED_TRACE(testing::Message()
+                           << c10::toString(dtype) << " K " << experts_per_token
+                           << (has_dense_layer ? ", a dense layer, " : " ") << strategy << " B " << limit
+                           << " keep " << static_cast<int>(keep));
+              expect_near(steps.ratio(Sequences(600, 3, 100, true, 500), strategy, limit, keep));
+            }
+      }
+}
+
 // An adapter of the lm_head whose rank is large compared with the model's width.
 TEST(PeakMemory, AsPredictedForAnAdapterOfTheHead) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})

@@ -133,8 +133,8 @@ TEST(ModelConfig, TakesTransformersDefaults) {
 
 // Options that would change the result are refused by name.
 TEST(ModelConfig, RefusesByName) {
-  expect_names(refusal_with(qwen3(), "architectures", {"Qwen3MoeForCausalLM"}),
-               {"dir/config.json", "architectures", "Qwen3MoeForCausalLM", "Qwen3ForCausalLM"});
+  expect_names(refusal_with(qwen3(), "architectures", {"GptOssForCausalLM"}),
+               {"dir/config.json", "architectures", "GptOssForCausalLM", "Qwen3ForCausalLM"});
   expect_names(refusal_with(qwen3(), "architectures", {"Gemma3ForConditionalGeneration"}),
                {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"});
   expect_names(refusal_with(qwen3(), "model_type", "qwen2"), {"model_type", "qwen2", "qwen3"});
@@ -299,6 +299,10 @@ TEST(ModelConfig, EveryFamilyReadsWhatItWrites) {
     for (const char* key : {"architectures", "layer_types", "max_position_embeddings"}) json.erase(key);
     json.update({{"model_type", family->model_type},
                  {"sliding_window", 100},
+                 {"head_dim", 8},
+                 {"num_experts", 6},
+                 {"num_experts_per_tok", 2},
+                 {"moe_intermediate_size", 20},
                  {"attn_logit_softcapping", nullptr},
                  {"final_logit_softcapping", nullptr}});
     const ModelConfig config = parse_model_config(json, "x");

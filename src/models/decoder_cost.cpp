@@ -165,12 +165,36 @@ int64_t DecoderBytes::of_attention() const {
   return shape_.query_width() * shape_.element_bytes + shape_.num_heads * shape_.accumulator_bytes;
 }
 
-int64_t DecoderBytes::of_layer() const {
+std::vector<DecoderBytes::LayerKind> DecoderBytes::kinds() const {
+  std::vector<LayerKind> kinds;
+  if (shape_.num_dense_layers() > 0) kinds.push_back(LayerKind::kDense);
+  if (shape_.num_sparse_layers() > 0) kinds.push_back(LayerKind::kSparse);
+  return kinds;
+}
+
+int64_t DecoderBytes::of_feed_forward(LayerKind kind) const {
+  if (kind == LayerKind::kDense) return 2 * shape_.intermediate_size * shape_.element_bytes;
+  // Gate and up of each expert; the experts' indices, the order of the pairs and its inverse; the weights.
+  // Without renormalisation the softmax keeps its output for all experts.
+  const int64_t accumulator = shape_.accumulator_bytes;
+  const int64_t weights = (shape_.experts_per_token + (shape_.renormalises_experts ? 0 : shape_.num_experts)) *
+                          accumulator;
+  return 2 * shape_.expert_elements() * shape_.element_bytes + 3 * shape_.experts_per_token * int64_t{8} +
+         weights + (shape_.pre_norms ? accumulator : 0);  // the router's own scale of the norm
+}
+
+int64_t DecoderBytes::of_layers() const {
+  return shape_.num_dense_layers() * of_layer(LayerKind::kDense) +
+         shape_.num_sparse_layers() * of_layer(LayerKind::kSparse);
+}
+
+int64_t DecoderBytes::of_layer(LayerKind kind) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
   // A layer stores its input and the residual after attention; q, k, v before and after norm and rotary
-  // embedding; gate and up; the norms' scales; and the inputs of post-norms.
-  int64_t layer = (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element;
+  // embedding; gate and up; the norms' scales; and the inputs of post-norms and of clamping.
+  int64_t layer = (2 * shape_.hidden_size + 2 * projection) * element + of_feed_forward(kind);
+  if (shape_.clip_qkv > 0) layer += projection * element;
   if (shape_.pre_norms) layer += 2 * accumulator;
   if (shape_.post_norms) layer += 2 * (shape_.hidden_size * element + accumulator);
   if (shape_.qk_norm_over_width)
@@ -199,7 +223,7 @@ int64_t DecoderBytes::of_kept(RecomputePolicy keep) const {
       return (kernels_.on_gpu() ? std::min<int64_t>(layers, 2) : layers) * of_layer_input() + of_pass();
     case RecomputePolicy::kActivations: break;
   }
-  return layers * (of_layer() + of_attention()) + of_pass();
+  return of_layers() + layers * of_attention() + of_pass();
 }
 
 int64_t DecoderBytes::copied_to_host() const {
@@ -274,13 +298,32 @@ int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   return tokens * width * element + std::max(down, gate_up) + adapters;
 }
 
-int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
+// Pairs of a token and an expert are sorted by expert. The rows of all pairs exist at once, the tensors of one
+// expert after another.
+int64_t DecoderBytes::of_experts(int64_t tokens) const {
+  const int64_t element = shape_.element_bytes;
+  const int64_t width = shape_.hidden_size, inner = shape_.expert_intermediate_size;
+  const int64_t pairs = tokens * shape_.experts_per_token;
+  // The largest expert is assumed to have twice the mean.
+  const int64_t rows = std::min(tokens, 2 * pairs / shape_.num_experts + 1);
+  // Two rows a pair: the gradients of the output and of h. For the expert at work: the gradient of SwiGLU's
+  // output, this output, and a product.
+  const int64_t products =
+      2 * pairs * width * element + 2 * rows * inner * element +
+      std::max(weight_gradient(rows, width, inner), rows * width * element + product(rows, 2 * inner, width));
+  // h, and again a row a pair, for the gradients of gate and up; the input's gradient.
+  const int64_t gate_up = (pairs + 2 * tokens) * width * element + weight_gradient(rows, 2 * inner, width);
+  const int64_t of_pairs = pairs * (8 + 2 * shape_.accumulator_bytes);
+  return tokens * width * element + of_pairs + std::max(products, gate_up);
+}
+
+int64_t DecoderBytes::of_attention_backward(const PassShape& pass, LayerKind kind) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
   const int64_t tokens = pass.tokens;
   // The MLP's activations are freed before the backward of attention, so their bytes are subtracted. The
   // gradients are those of the residual, the output, q, k and v.
-  const int64_t freed = tokens * ((2 * shape_.intermediate_size + width) * element +
+  const int64_t freed = tokens * (of_feed_forward(kind) + width * element +
                                   (shape_.post_norms ? width * element + accumulator : 0));
   const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +
                                       (element < accumulator ? 2 * key * element : 0));
@@ -296,20 +339,25 @@ int64_t DecoderBytes::of_temporaries(const PassShape& pass, RecomputePolicy keep
   // model's type, lives until backward is done.
   const int64_t summed = pass.tokens * shape_.hidden_size * accumulator;
   const int64_t held = pass.tokens * shape_.hidden_size * element;
-  int64_t mlp = of_mlp(pass.tokens), attention = of_attention_backward(pass);
-  if (recomputes_layers(keep)) {
-    // The activations of the recomputed layer without its input, which counts as kept. The gradient of the
-    // layer's output lives as long as these activations.
-    int64_t layer = of_layer() - of_layer_input();
-    if (keep != RecomputePolicy::kLayerInputsAndAttention) layer += of_attention();
-    mlp += pass.tokens * layer;
-    attention += pass.tokens * (layer + shape_.hidden_size * element);
+  int64_t of_largest_layer = 0;
+  for (const LayerKind kind : kinds()) {
+    int64_t mlp = kind == LayerKind::kDense ? of_mlp(pass.tokens) : of_experts(pass.tokens);
+    int64_t attention = of_attention_backward(pass, kind);
+    if (recomputes_layers(keep)) {
+      // The activations of the recomputed layer without its input, which counts as kept. The gradient of the
+      // layer's output lives as long as these activations.
+      int64_t layer = of_layer(kind) - of_layer_input();
+      if (keep != RecomputePolicy::kLayerInputsAndAttention) layer += of_attention();
+      mlp += pass.tokens * layer;
+      attention += pass.tokens * (layer + shape_.hidden_size * element);
+    }
+    of_largest_layer = std::max({of_largest_layer, mlp, attention});
   }
   // Indices: the label and the source of each lm_head row; the lm_head row and the position in the batch of
   // each loss row.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t numbers = 4 * pass.stack_rows + 16 * (pass.head_rows + loss_rows);
-  return std::max(summed + of_head(pass), held + std::max(mlp, attention)) + numbers;
+  return std::max(summed + of_head(pass), held + of_largest_layer) + numbers;
 }
 
 }  // namespace bough

@@ -72,16 +72,23 @@ class DecoderBytes {
   int64_t of_temporaries(const PassShape& pass, RecomputePolicy keep) const;
 
  private:
-  // Bytes that autograd holds per token. of_layer: one layer with its input, without attention. of_attention:
-  // attention's output and log-sum-exp, one layer. of_pass: everything outside the layers.
-  int64_t of_layer() const;
+  enum class LayerKind { kDense, kSparse };
+  std::vector<LayerKind> kinds() const;  // those that the model has
+  // Bytes that autograd holds per token. of_layer: one layer with its input, without attention. of_layers: all
+  // of them. of_feed_forward: the part of of_layer() that is freed before attention's backward, except for the
+  // residual. of_attention: attention's output and log-sum-exp, one layer. of_pass: everything outside the
+  // layers.
+  int64_t of_layer(LayerKind kind) const;
+  int64_t of_layers() const;
+  int64_t of_feed_forward(LayerKind kind) const;
   int64_t of_layer_input() const { return shape_.hidden_size * shape_.element_bytes; }
   int64_t of_attention() const;
   int64_t of_pass() const;
   int64_t of_head(const PassShape& pass) const;
   int64_t of_head_adapter(int64_t rows) const;
   int64_t of_mlp(int64_t tokens) const;
-  int64_t of_attention_backward(const PassShape& pass) const;
+  int64_t of_experts(int64_t tokens) const;
+  int64_t of_attention_backward(const PassShape& pass, LayerKind kind) const;
   int64_t product(int64_t rows, int64_t depth, int64_t columns) const;
   int64_t weight_gradient(int64_t tokens, int64_t outputs, int64_t inputs) const;
 

@@ -12,7 +12,8 @@ namespace {
 TEST(ModelShape, CountsTheParametersOfEveryArchitecture) {
   for (const bool tied : {false, true})
     for (const char* family :
-         {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2"})
+         {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2", "mixtral",
+          "qwen3_moe", "olmoe"})
       for (const bool biases : {false, true}) {
         SCOPED_TRACE(testing::Message() << family << (biases ? " with biases" : ""));
         const std::string name = family;
@@ -23,7 +24,11 @@ TEST(ModelShape, CountsTheParametersOfEveryArchitecture) {
                      {"num_hidden_layers", 3},
                      {"num_attention_heads", 4},
                      {"num_key_value_heads", 2},
-                     {"head_dim", 8},
+                     {"head_dim", 6},
+                     {"num_experts", 5},
+                     {"num_experts_per_tok", 2},
+                     {"moe_intermediate_size", 16},
+                     {"mlp_only_layers", {1}},
                      {"max_position_embeddings", 64},
                      {"attn_logit_softcapping", nullptr},
                      {"final_logit_softcapping", nullptr},
@@ -78,6 +83,24 @@ TEST(ModelShape, WorkOfTheSmallShapeByHand) {
   EXPECT_EQ(shape.parameter_bytes(), 27'272'704 * 8);
   EXPECT_EQ(named_model_shape("small", "bf16").parameter_bytes(), 27'272'704 * 6);
   EXPECT_EQ(named_model_shape("small", "fp64").accumulator_bytes, 8);
+}
+
+TEST(ModelShape, WorkOfAMixtureByHand) {
+  auto shape = named_model_shape("small", "fp32");
+  const double dense = shape.linear_flops_per_token(), of_layer = 2.0 * 3 * 512 * 1536;
+  shape.num_experts = 8;
+  shape.experts_per_token = 2;
+  shape.expert_intermediate_size = 700;
+  shape.dense_layers = {0, 0, 1, 0, 0, 0, 0, 0};
+  // Seven layers have a router of 512 x 8, and two experts of three matrices 512 x 700 each.
+  EXPECT_EQ(shape.linear_flops_per_token(), dense - 7 * of_layer + 7 * 2.0 * (512 * 8 + 2 * 3 * 512 * 700));
+  EXPECT_EQ(shape.expert_flops_per_token(), 7 * 2.0 * 2 * 3 * 512 * 700);
+  EXPECT_EQ(shape.last_flops_per_token(), 2.0 * 512 * (1536 + 7 * 2 * 700));
+  EXPECT_EQ(shape.num_parameters(),
+            27'272'704 + 7 * (512 * 8 + 8 * 3 * 512 * 700 - 3 * 512 * 1536));
+  EXPECT_EQ(shape.distinct_experts(1), 2);
+  EXPECT_EQ(shape.distinct_experts(2), 3.5);  // 8 (1 - (6/8)^2)
+  EXPECT_NEAR(shape.distinct_experts(1000), 8, 1e-9);
 }
 
 // With adapters of rank 8 on q_proj and the lm_head. Backward of W takes one product, that of an adapter two,

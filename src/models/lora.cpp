@@ -123,16 +123,28 @@ std::unique_ptr<Model> all_layers(const Model& model) {
   return make_model(model.unsharded_config(), model.dtype(), at::kMeta, {.tensor = model.tensor_ranks()});
 }
 
-std::set<std::string> modules_of(Model& model) {
+std::set<std::string> modules_of(const std::vector<Parameter*>& matrices) {
   std::set<std::string> modules;
-  for (Parameter* matrix : model.adaptable_matrices())
+  for (const Parameter* matrix : matrices)
     for (const Parameter::Part& part : matrix->parts) modules.insert(module_of(part));
   return modules;
+}
+
+std::set<std::string> modules_of(Model& model) {
+  return modules_of(model.adaptable_matrices());
 }
 
 // As in PEFT, a target names a module by its last parts.
 bool is_named(const std::string& module, const std::string& target) {
   return module == target || module.ends_with("." + target);
+}
+
+void refuse_experts(Model& model, const std::string& target) {
+  for (const std::string& module : modules_of(model.expert_matrices()))
+    if (is_named(module, target))
+      throw UserError(str("lora.targets: got ", quoted(target), ", which names matrices of experts (", module,
+                          "), and experts have no adapters; expected all-linear (the matrices outside the "
+                          "experts), or modules of attention such as q_proj"));
 }
 
 // `all`: the model itself, or for a pipeline stage all layers. Random numbers are generated for all layers,
@@ -223,6 +235,7 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
       all = true;
       continue;
     }
+    refuse_experts(all_of_them, target.name);
     const bool is_there = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
       return is_named(module, target.name);
     });
@@ -378,7 +391,8 @@ void load_adapter(const fs::path& directory, Model& model) {
     if (!names.contains(name))
       throw UserError(
           str(file.path().string(), ": got tensor ", quoted(name),
-              "; expected only adapters of linear modules in this model's layers, or of lm_head"));
+              "; expected only adapters of linear modules in this model's layers (experts have none), or of "
+              "lm_head"));
   if (wanted.empty())
     throw UserError(str(file.path().string(), ": got no tensors; expected adapters of this model's modules"));
   if (!has_adapter(model)) {

@@ -38,7 +38,8 @@ struct LoraSettings {
       range(0, 65'536));
     v("alpha", alpha, "scale of the adapters: B A x is multiplied by alpha / rank", above(0.0));
     v("targets", targets,
-      "modules with an adapter: all-linear (every matrix of the layers), lm_head, or other names");
+      "modules with an adapter: all-linear (every matrix of the layers, except experts), lm_head, or other "
+      "names");
     v("dropout", dropout, "must be 0: dropout makes the trainer's log-probabilities differ from the engine's",
       range(0.0, 1.0));
     v("path", path,

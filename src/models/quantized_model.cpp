@@ -39,9 +39,12 @@ bool is_quantized(const Model& model) {
 MatrixBytes layer_matrix_bytes(const Model& model) {
   const auto shared = model.share();
   MatrixBytes bytes;
+  const auto held = [](const Parameter& matrix) {
+    return static_cast<int64_t>(matrix.value.nbytes() + (matrix.quantized() ? matrix.scale.nbytes() : 0));
+  };
+  for (const Parameter* matrix : shared->expert_matrices()) bytes.of_experts += held(*matrix);
   for (const Parameter* matrix : shared->layer_matrices()) {
-    bytes.held += static_cast<int64_t>(matrix->value.nbytes());
-    if (matrix->quantized()) bytes.held += static_cast<int64_t>(matrix->scale.nbytes());
+    bytes.held += held(*matrix);
     bytes.unquantized += matrix->value.numel() * static_cast<int64_t>(c10::elementSize(model.dtype()));
   }
   return bytes;

@@ -36,9 +36,10 @@ void quantize(Model& model);
 
 bool is_quantized(const Model& model);
 
-// Bytes of the layers' matrices. held: as stored, scales included. unquantized: in the model's dtype.
+// Bytes of the layers' matrices. held: as stored, scales included. of_experts: the part of it in experts, of
+// which a pass reads those that its tokens use. unquantized: in the model's dtype.
 struct MatrixBytes {
-  int64_t held = 0, unquantized = 0;
+  int64_t held = 0, unquantized = 0, of_experts = 0;
 };
 MatrixBytes layer_matrix_bytes(const Model& model);
 

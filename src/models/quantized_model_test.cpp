@@ -9,8 +9,9 @@
 namespace bough {
 namespace {
 
-// `with_all` adds the options that only some families have.
-ModelConfig tiny_config(bool with_all = false) {
+// kAll adds the options that only some families have. kExperts makes the second layer sparse.
+enum class Options { kNone, kAll, kExperts };
+ModelConfig tiny_config(Options options = Options::kNone) {
   ModelConfig config;
   config.vocab_size = 31;
   config.hidden_size = 24;
@@ -21,7 +22,13 @@ ModelConfig tiny_config(bool with_all = false) {
   config.head_dim = 6;
   config.max_position_embeddings = 64;
   config.qkv_bias = true;
-  if (with_all) {
+  if (options == Options::kExperts) {
+    config.num_experts = 5;
+    config.experts_per_token = 2;
+    config.expert_intermediate_size = 20;
+    config.dense_layers = {1, 0};
+  }
+  if (options == Options::kAll) {
     config.mlp_bias = config.output_bias = config.post_norms = config.scale_embedding = true;
     config.qk_norm = config.qk_norm_over_width = true;
     config.norm_weight_offset = 1;
@@ -31,8 +38,8 @@ ModelConfig tiny_config(bool with_all = false) {
   return config;
 }
 
-std::unique_ptr<Model> tiny_model(at::ScalarType dtype, bool with_all = false) {
-  auto model = make_model(tiny_config(with_all), dtype);
+std::unique_ptr<Model> tiny_model(at::ScalarType dtype, Options options = Options::kNone) {
+  auto model = make_model(tiny_config(options), dtype);
   initialise(*model, 3);
   return model;
 }
@@ -52,9 +59,12 @@ at::Tensor hidden(const Model& model) {
 
 TEST(QuantizedModel, EqualsAModelWithRoundedMatricesAndLeavesItsSourceUnchanged) {
   const at::NoGradGuard no_grad;
-  for (const auto& [dtype, with_all] :
-       {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kDouble, true}, {at::kBFloat16, false}}) {
-    const auto model = tiny_model(dtype, with_all), rounded = tiny_model(dtype, with_all);
+  for (const auto& [dtype, options] : {std::pair(at::kFloat, Options::kNone),
+                                       {at::kFloat, Options::kAll},
+                                       {at::kFloat, Options::kExperts},
+                                       {at::kDouble, Options::kAll},
+                                       {at::kBFloat16, Options::kNone}}) {
+    const auto model = tiny_model(dtype, options), rounded = tiny_model(dtype, options);
     const auto before = hidden(*model);
     const QuantizedModel quantized(*model);
     EXPECT_TRUE(is_quantized(quantized.model()));

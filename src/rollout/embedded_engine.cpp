@@ -458,9 +458,11 @@ std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::files
 }
 
 LoadedEngine load_engine(const std::filesystem::path& directory, const std::optional<Tokenizer>& tokenizer,
-                         const RolloutSettings& settings, at::ScalarType dtype, at::Device device) {
+                         const RolloutSettings& settings, at::ScalarType dtype, at::Device device,
+                         RouterType router) {
   LoadedEngine loaded;
   loaded.model = load_rollout_model(directory, settings, dtype, device);
+  loaded.model->set_router_type(router);
   loaded.matrices = apply_quantization(settings, *loaded.model);
   loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings);
   return loaded;

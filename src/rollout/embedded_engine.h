@@ -158,6 +158,7 @@ struct LoadedEngine {
   std::unique_ptr<EmbeddedEngine> engine;
 };
 LoadedEngine load_engine(const std::filesystem::path& directory, const std::optional<Tokenizer>& tokenizer,
-                         const RolloutSettings& settings, at::ScalarType dtype, at::Device device);
+                         const RolloutSettings& settings, at::ScalarType dtype, at::Device device,
+                         RouterType router = RouterType::kAccumulator);
 
 }  // namespace bough

@@ -130,8 +130,10 @@ std::optional<ClusterLayout> ClusterRates::layout(int64_t rollout_devices, int64
   const double memory = memory_bytes();
   const double weights = parameters_ * static_cast<double>(shape_.element_bytes);
   const double samples = kLeastSamples * kv_bytes_per_sample();
-  // Tensor-parallel ranks are in one node, and their number divides the number of heads.
+  // Tensor-parallel ranks are in one node, and their number divides the number of heads. Neither they nor
+  // pipeline stages share a mixture of experts.
   const auto may_share_layers = [&](int64_t t) {
+    if (shape_.is_mixture() && t > 1) return false;
     return t <= cluster_.n_gpus_per_node && shape_.num_heads % t == 0;
   };
   // If generation and training take turns, the engine uses the trainer's weights and devices, with the same
@@ -142,7 +144,7 @@ std::optional<ClusterLayout> ClusterRates::layout(int64_t rollout_devices, int64
     for (int64_t t = devices; t >= 1; t /= 2) {
       const ClusterLayout::Replica replica{t, devices / t};
       if (!may_share_layers(t) || replica.stages > std::min(kMostStages, shape_.num_layers)) continue;
-      if (in_turns && replica.stages > 1) continue;
+      if ((in_turns || shape_.is_mixture()) && replica.stages > 1) continue;
       const double kv = in_turns ? samples / static_cast<double>(t) : 0;
       if (training_bytes(replicas, replica) + kv > memory) continue;
       if (!best || replica_tokens_per_s(replicas, replica) > replica_tokens_per_s(replicas, *best))

@@ -56,20 +56,22 @@ void set_adapters(ModelShape& shape, const LoraSettings& lora) {
     return;
   }
   const int64_t D = shape.hidden_size, F = shape.intermediate_size;
-  const std::pair<const char*, int64_t> rows_and_columns[] = {{"q_proj", D + shape.query_width()},
-                                                              {"k_proj", D + shape.key_width()},
-                                                              {"v_proj", D + shape.key_width()},
-                                                              {"o_proj", D + shape.query_width()},
-                                                              {"gate_proj", D + F},
-                                                              {"up_proj", D + F},
-                                                              {"down_proj", D + F}};
+  // Experts have no adapters.
+  const int64_t all = shape.num_layers, dense = shape.num_dense_layers();
+  const std::pair<const char*, int64_t> rows_and_columns[] = {{"q_proj", all * (D + shape.query_width())},
+                                                              {"k_proj", all * (D + shape.key_width())},
+                                                              {"v_proj", all * (D + shape.key_width())},
+                                                              {"o_proj", all * (D + shape.query_width())},
+                                                              {"gate_proj", dense * (D + F)},
+                                                              {"up_proj", dense * (D + F)},
+                                                              {"down_proj", dense * (D + F)}};
   int64_t sum = 0;
   for (const auto& [name, elements] : rows_and_columns)
     for (const LoraTarget& target : lora.targets)
       if (target.name == "all-linear" || target.name.ends_with(name)) sum += elements;
   const bool has_head = std::ranges::any_of(lora.targets, [](const auto& t) { return t.name == "lm_head"; });
   shape.head_adapter_elements = has_head ? lora.rank * (D + shape.vocab_size) : 0;
-  shape.adapter_elements = lora.rank * shape.num_layers * sum + shape.head_adapter_elements;
+  shape.adapter_elements = lora.rank * sum + shape.head_adapter_elements;
 }
 
 // Elements of a model that one rank holds. The layers are cut by tensor and pipeline parallelism; the
@@ -86,7 +88,7 @@ int64_t elements_on_rank(const ModelShape& shape, const ParallelSizes& sizes) {
 // and after the rotary embedding, attention's output, and the feed-forward part.
 int64_t forward_bytes_per_token(const ModelShape& shape) {
   const int64_t qkv = shape.query_width() + 2 * shape.key_width();
-  return (4 * shape.hidden_size + 2 * qkv + shape.query_width() + 3 * shape.intermediate_size) *
+  return (4 * shape.hidden_size + 2 * qkv + shape.query_width() + 3 * shape.widest_feed_forward()) *
          shape.element_bytes;
 }
 

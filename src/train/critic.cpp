@@ -226,6 +226,7 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
   if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
   std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device(), actor.ranks());
   load_weights(directory, *backbone);
+  if (config.is_mixture()) backbone->set_router_type(actor.router_type());
   return backbone;
 }
 

@@ -136,7 +136,12 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
   return loss.coupling() == CouplingScope::kBatch && num_blocks > 1;
 }
 
-Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
+Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {
+  if (options.context_ranks && options.context_ranks->size() > 1 && model.config().is_mixture())
+    throw UserError(str("context parallelism: got ", options.context_ranks->size(),
+                        " ranks for a mixture of experts (", model.config().family->name,
+                        "); expected 1 (c1)"));
+}
 
 RowValues Executor::execute_forward(const Plan& plan, const TrainBatch& batch,
                                     const ForwardRequest& request) {

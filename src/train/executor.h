@@ -100,6 +100,7 @@ class HeldForward {
 
 class Executor {
  public:
+  // Throws UserError if context ranks share the passes of a mixture of experts.
   explicit Executor(Model& model, ExecutorOptions options = {});
 
   // Adds the gradient of the loss over the whole batch to the parameters' main_grad. Without a trained token,

@@ -20,12 +20,13 @@ namespace {
 
 // One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` a tree of up to 500. All
 // other trees have up to 100.
-void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium) {
+void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium,
+                             ModelConfig (*config_of)(uint64_t seed) = random_config) {
   const auto loss = full_loss();
   for (int64_t seed = begin; seed < end; ++seed) {
     const int64_t max_tokens = seed % every_large == 0 ? 2000 : seed % every_medium == 0 ? 500 : 100;
     const auto r = random_batch(seed, max_tokens);
-    auto model = random_model(seed, at::kDouble);
+    auto model = random_model(config_of(seed), seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     std::mt19937_64 random(seed);
     const int64_t limits[] = {1 + static_cast<int64_t>(random() % 8),
@@ -46,6 +47,10 @@ void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, in
 
 TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
   expect_every_plan_exact(0, 300, 50, 10);
+}
+
+TEST(Executor, EveryPlanOfAMixtureHasTheFlatBatchsGradients) {
+  expect_every_plan_exact(0, 300, 150, 50, random_mixture_config);
 }
 
 TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
@@ -128,7 +133,7 @@ TEST(Executor, GradientsHaveTheSameBitsForEveryRecomputePolicy) {
     for (int64_t seed = 0; seed < 16; ++seed) {
       auto r = random_batch(seed, 200);
       r->batch.fields = to_type(r->batch.fields, accumulator_type(type));
-      auto model = random_model(seed, type);
+      auto model = random_model((seed % 4 < 2 ? random_config : random_mixture_config)(seed), seed, type);
       if (seed % 2 == 1) {
         add_adapter(*model, {.rank = 3}, seed);
         auto generator = at::detail::createCPUGenerator(seed);

@@ -71,6 +71,7 @@ class FlatReference {
         if (config_.qkv_bias) y = y + weight(prefix + "self_attn." + name + "_proj.bias");
         const std::string norm_name = prefix + "self_attn." + name + "_norm.weight";
         if (config_.qk_norm_over_width && name != "v") y = norm(y, norm_name);
+        if (config_.clip_qkv > 0) y = y.clamp(-config_.clip_qkv, config_.clip_qkv);
         y = y.view({n, heads, config_.head_dim});
         if (config_.qk_norm && !config_.qk_norm_over_width && name != "v") y = norm(y, norm_name);
         return name == "v" ? y : rotate(y, layer);
@@ -91,7 +92,7 @@ class FlatReference {
       if (config_.output_bias) attended = attended + weight(prefix + "self_attn.o_proj.bias");
       if (config_.post_norms) attended = norm(attended, prefix + "post_attention_layernorm.weight");
       x = x + attended;
-      x = x + feed_forward(x, prefix);
+      x = x + feed_forward(x, layer, prefix);
     }
     x = norm(x, "model.norm.weight");
     const auto head = weight(kHead);
@@ -197,17 +198,33 @@ class FlatReference {
   }
 
   // The result does not include the residual.
-  at::Tensor feed_forward(const at::Tensor& x, const std::string& prefix) const {
-    const auto product = [&](const at::Tensor& y, const std::string& name) {
-      const auto z = at::matmul(y, weight(prefix + "mlp." + name + "_proj.weight").t());
-      return config_.mlp_bias ? z + weight(prefix + "mlp." + name + "_proj.bias") : z;
-    };
+  at::Tensor feed_forward(const at::Tensor& x, int64_t layer, const std::string& prefix) const {
     const char* norm_name = config_.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
     const auto m = config_.pre_norms ? norm(x, prefix + norm_name + ".weight") : x;
+    const auto y = config_.is_sparse(layer) ? experts(m, prefix + "mlp.") : gated(m, prefix + "mlp.");
+    return config_.post_norms ? norm(y, prefix + "post_feedforward_layernorm.weight") : y;
+  }
+
+  at::Tensor gated(const at::Tensor& m, const std::string& prefix) const {
+    const auto product = [&](const at::Tensor& y, const std::string& name) {
+      const auto z = at::matmul(y, weight(prefix + name + "_proj.weight").t());
+      return config_.mlp_bias ? z + weight(prefix + name + "_proj.bias") : z;
+    };
     const auto gate = product(m, "gate");
     const bool silu = config_.activation == GateActivation::kSilu;
-    const auto y = product((silu ? at::silu(gate) : at::gelu(gate, "tanh")) * product(m, "up"), "down");
-    return config_.post_norms ? norm(y, prefix + "post_feedforward_layernorm.weight") : y;
+    return product((silu ? at::silu(gate) : at::gelu(gate, "tanh")) * product(m, "up"), "down");
+  }
+
+  // Computes every expert for every token. The weights of experts that a token does not use are 0.
+  at::Tensor experts(const at::Tensor& m, const std::string& prefix) const {
+    const auto p_TE = at::matmul(m, weight(prefix + "gate.weight").t()).softmax(-1);
+    const auto chosen_TK = std::get<1>(p_TE.detach().topk(config_.experts_per_token, -1));
+    auto weights_TE = p_TE * at::zeros_like(p_TE).scatter(1, chosen_TK, 1.0);
+    if (config_.renormalises_experts) weights_TE = weights_TE / weights_TE.sum(-1, true);
+    auto y = at::zeros_like(m);
+    for (int64_t e = 0; e < config_.num_experts; ++e)
+      y = y + weights_TE.narrow(1, e, 1) * gated(m, prefix + "experts." + std::to_string(e) + ".");
+    return y;
   }
 
   static LossRows slice(const LossRows& all, int64_t begin, int64_t count) {

@@ -67,6 +67,22 @@ inline ModelConfig random_config(uint64_t seed) {
   if (draw())
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
       config.layer_ropes.push_back(static_cast<LayerRope>(random() % num_kinds));
+  config.clip_qkv = draw() ? 1.2 : 0;
+  return config;
+}
+
+// The same, with experts in all layers or in some.
+inline ModelConfig random_mixture_config(uint64_t seed) {
+  ModelConfig config = random_config(seed);
+  std::mt19937_64 random(seed + 2000);
+  config.mlp_bias = false;
+  config.num_experts = 1 + static_cast<int64_t>(random() % 6);
+  config.experts_per_token = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(config.num_experts));
+  config.expert_intermediate_size = 20;
+  config.renormalises_experts = random() % 2 == 0;
+  if (random() % 3 == 0)
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      config.dense_layers.push_back(layer == 0 ? 0 : random() % 2);
   return config;
 }
 

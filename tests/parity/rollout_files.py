@@ -56,7 +56,7 @@ def log_probs(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
 
 
 def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[float, dict, dict]:
-    """Returns the loss, the gradients by name, and the sum of gradient norms over sequences by name. The sums
+    """Returns the loss, the gradients by the names of save_pretrained, and the sum of gradient norms over sequences by name. The sums
     are for the tolerance. Each sequence runs alone through transformers, under torch's autograd."""
     count = sum(sum(r["loss_mask"][1:]) for r in rollouts)
     total = 0.0
@@ -84,7 +84,32 @@ def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[fl
             if parameter.grad is not None:
                 gradients[name] += parameter.grad
                 norms[name] += parameter.grad.norm().item()
-    return total, gradients, norms
+    return total, split_experts(model, gradients), split_experts(model, norms)
+
+
+def split_experts(model, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors or numbers by the parameters' names, under the names of save_pretrained: transformers' modules hold
+    all experts in one tensor, its files and Bough one tensor for each expert and projection. A number, such as a
+    norm, is repeated."""
+    is_mixtral = model.config.model_type == "mixtral"
+    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    split: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if is_mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        block, is_expert, kind = name.partition(".experts.")
+        if not is_expert:
+            split[name] = tensor
+            continue
+        for expert in range(model.config.num_experts):
+            of_expert = tensor[expert] if isinstance(tensor, torch.Tensor) else tensor
+            parts: dict[str, Any] = {down: of_expert}
+            if kind == "gate_up_proj":
+                pieces = of_expert.chunk(2) if isinstance(of_expert, torch.Tensor) else (of_expert,) * 2
+                parts = dict(zip((gate, up), pieces, strict=True))
+            for projection, part in parts.items():
+                split[f"{block}.experts.{expert}.{projection}.weight"] = part
+    return split
 
 
 def gradient_error(got: torch.Tensor, expected: torch.Tensor, norm_sum: float) -> float:
@@ -108,6 +133,13 @@ def compute_in_double(monkeypatch) -> None:
     def gemma_embedding(self, ids):
         return torch.nn.functional.embedding(ids, self.weight) * self.scalar_embed_scale
 
+    def router(self, x):
+        logits = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight)
+        weights, experts = logits.softmax(-1).topk(self.top_k, dim=-1)
+        if getattr(self, "norm_topk_prob", True):  # Mixtral's class always does
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, experts
+
     def rotary(self, x, position_ids, layer_type=None):
         parameters = self.config.rope_parameters
         arguments = {} if layer_type is None else {"layer_type": layer_type}
@@ -128,6 +160,8 @@ def compute_in_double(monkeypatch) -> None:
         forwards = {"RMSNorm": gemma_norm if is_gemma else norm, "RotaryEmbedding": rotary}
         if is_gemma:
             forwards["TextScaledWordEmbedding"] = gemma_embedding
+        if any(found.endswith("TopKRouter") for found in vars(module)):
+            forwards["TopKRouter"] = router
         for ending, forward in forwards.items():
             [class_name] = [found for found in vars(module) if found.endswith(ending)]
             monkeypatch.setattr(getattr(module, class_name), "forward", forward)

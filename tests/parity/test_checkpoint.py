@@ -66,7 +66,7 @@ def test_copy_is_equal(tool, tiny_models, tmp_path, architecture):
         assert (source / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen2_tied", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2_tied", "llama", "qwen3_moe"])
 def test_shards_and_bf16(tool, tmp_path, architecture):
     model = make_tiny_model(architecture).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "in", max_shard_size="40KB")
@@ -83,6 +83,19 @@ def test_shards_and_bf16(tool, tmp_path, architecture):
     wide = weights_of(tmp_path / "wide")
     assert all(tensor.dtype == torch.float32 for tensor in wide.values())
     assert_same(weights_of(tmp_path / "in"), {name: tensor.bfloat16() for name, tensor in wide.items()})
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe_dense_layer", "olmoe"])
+def test_experts_of_one_tensor(tool, tmp_path, architecture):
+    """transformers' modules hold all experts of a layer in one tensor. Bough reads files with such tensors. It
+    writes a tensor for each expert, as save_pretrained does."""
+    model = make_tiny_model(architecture)
+    model.save_pretrained(tmp_path / "in")
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in stored_names(tmp_path / "fused")
+    tool("copy", tmp_path / "fused", tmp_path / "out")
+    assert stored_names(tmp_path / "out") == stored_names(tmp_path / "in")
+    assert_same(weights_of(tmp_path / "in"), weights_of(tmp_path / "out"))
 
 
 def test_rounds_to_bf16_as_torch_does(tool, tiny_models, tmp_path):

@@ -45,6 +45,9 @@ VALUES: dict[str, Any] = {
     "is_encoder_decoder": True,
     "is_causal": False,
     "per_layer_config": {"0": {"sliding_window": 7}},
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+    "router_jitter_noise": 0.1,
     "quantization_config": {"quant_method": "gptq", "bits": 4},
 }
 

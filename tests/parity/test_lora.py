@@ -97,6 +97,8 @@ def step(bough, model, rollouts, adapter, *arguments, grads):
         ("qwen3", ["all-linear", "lm_head"]),
         ("qwen3_tied", ["lm_head"]),
         ("gemma2", ["q_proj", "lm_head"]),
+        ("qwen3_moe_dense_layer", "all-linear"),  # experts have no adapters, as in PEFT
+        ("mixtral", ["q_proj", "o_proj", "lm_head"]),
     ],
 )
 def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targets):

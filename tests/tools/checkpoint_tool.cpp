@@ -44,6 +44,9 @@ void make_new(const std::vector<std::string>& arguments) {
                       {"sliding_window", 128},
                       {"attn_logit_softcapping", nullptr},
                       {"final_logit_softcapping", nullptr},
+                      {"num_experts", 4},
+                      {"num_experts_per_tok", 2},
+                      {"moe_intermediate_size", 16},
                       {"tie_word_embeddings", true}};
   const Json written = write_model_config(parse_model_config(asked, "new"));
   const auto model = make_model(parse_model_config(written, "new"), at::kFloat);

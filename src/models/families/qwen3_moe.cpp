@@ -21,9 +21,10 @@ void read_dense_layers(const ConfigKeys& keys, const std::vector<bool>&, ModelCo
     const std::string expected = str("a list of layers from 0 to ", config.num_layers - 1);
     if (!layers.is_array()) keys.fail("mlp_only_layers", ConfigKeys::shown(layers), expected);
     for (const Json& layer : layers) {
-      if (!layer.is_number_unsigned() || layer.get<uint64_t>() >= is_dense.size())
+      const int64_t index = layer.is_number_integer() ? layer.get<int64_t>() : -1;
+      if (index < 0 || index >= config.num_layers)
         keys.fail("mlp_only_layers", ConfigKeys::shown(layers), expected);
-      is_dense[layer.get<size_t>()] = 1;
+      is_dense[static_cast<size_t>(index)] = 1;
     }
   }
   if (std::count(is_dense.begin(), is_dense.end(), uint8_t{1}) > 0) config.dense_layers = is_dense;
