@@ -8,18 +8,6 @@
 namespace bough {
 namespace {
 
-ModelConfig mixture_config() {
-  ModelConfig config = small_config();
-  config.family = &families::qwen3_moe;
-  config.num_layers = 3;
-  config.num_experts = 8;
-  config.experts_per_token = 2;
-  config.expert_intermediate_size = 24;
-  config.renormalises_experts = true;
-  config.dense_layers = {0, 1, 0};
-  return config;
-}
-
 EmbeddedEngineOptions recording_options(int64_t max_running = 64, int64_t chunk = 512) {
   EmbeddedEngineOptions options = engine_options(max_running, chunk);
   options.settings.return_routed_experts = true;
@@ -89,14 +77,14 @@ void expect_experts_of_full_passes(const Model& model, const std::vector<Generat
 }
 
 TEST(ExpertRecords, AreThoseOfAFullPass) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngine engine(*model, recording_options());
   expect_experts_of_full_passes(*model, engine.generate(mixed_requests()));
   EXPECT_GT(engine.statistics().cached_tokens, 0);
 }
 
 TEST(ExpertRecords, AreCompleteWithPreemptionsAndPromptsInChunks) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngineOptions options = recording_options(/*max_running=*/8, /*chunk=*/7);
   limit_pages(options, *model, 14);
   EmbeddedEngine engine(*model, options);
@@ -106,7 +94,7 @@ TEST(ExpertRecords, AreCompleteWithPreemptionsAndPromptsInChunks) {
 }
 
 TEST(ExpertRecords, AreNotMadeWithoutTheSetting) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngine engine(*model, engine_options());
   EXPECT_TRUE(engine.generate(mixed_requests())[0].samples[0].routed_experts.empty());
 }
@@ -127,7 +115,7 @@ void change_routers(Model& model) {
 // Tokens that are sampled after their prefix was computed again have the log-probabilities of the recorded
 // experts, not of those that the changed routers would choose.
 TEST(ExpertRecords, AreReplayedWhenASampleIsComputedAgain) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngineOptions options = recording_options();
   limit_pages(options, *model, 10);
   EmbeddedEngine engine(*model, options);
@@ -158,7 +146,7 @@ TEST(ExpertRecords, AreReplayedWhenASampleIsComputedAgain) {
 }
 
 TEST(ExpertRecords, AfterNewWeightsTokensAreRoutedAfresh) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngine engine(*model, recording_options());
   engine.submit(request_of(1, random_tokens(5, 37, 97), 2, 12));
   for (int i = 0; i < 6; ++i) engine.step();
@@ -171,7 +159,7 @@ TEST(ExpertRecords, AfterNewWeightsTokensAreRoutedAfresh) {
 
 // The records of a prefix outlive its pages: another request with the prefix, whose pages are gone, replays it.
 TEST(ExpertRecords, OutliveThePagesOfAPrefix) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngineOptions options = recording_options();
   limit_pages(options, *model, 8);
   EmbeddedEngine engine(*model, options);
@@ -192,7 +180,7 @@ TEST(ExpertRecords, OutliveThePagesOfAPrefix) {
 }
 
 TEST(ExpertRecords, OfAPartialRolloutContinueInAnotherEngine) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngine engine(*model, recording_options());
   const GenerationRequest request = request_of(1, random_tokens(5, 37, 97), 2, 12);
   engine.submit(request);
@@ -208,7 +196,7 @@ TEST(ExpertRecords, OfAPartialRolloutContinueInAnotherEngine) {
 }
 
 TEST(ExpertRecords, AreReturnedForCancelledSamples) {
-  const auto model = small_rollout_model(at::kDouble, 3, mixture_config());
+  const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngine engine(*model, recording_options());
   engine.submit(request_of(1, random_tokens(5, 20, 97), 1, 12));
   for (int i = 0; i < 4; ++i) engine.step();

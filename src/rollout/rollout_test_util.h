@@ -60,6 +60,19 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
   return config;
 }
 
+// Three layers, of which the second one has no experts.
+inline ModelConfig small_mixture_config() {
+  ModelConfig config = small_config();
+  config.family = &families::qwen3_moe;
+  config.num_layers = 3;
+  config.num_experts = 8;
+  config.experts_per_token = 2;
+  config.expert_intermediate_size = 24;
+  config.renormalises_experts = true;
+  config.dense_layers = {0, 1, 0};
+  return config;
+}
+
 // Makes a model with random weights. Its matrices are ten times larger than at initialisation, so that
 // distributions are far from uniform.
 inline std::unique_ptr<Model> small_rollout_model(at::ScalarType dtype, uint64_t seed,

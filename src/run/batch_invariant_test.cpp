@@ -33,9 +33,9 @@ std::vector<Trajectory> sample(const Model& model, double temperature) {
   return sampled;
 }
 
-TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
+void expect_equal_bits(const ModelConfig& config) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_rollout_model(dtype, 6);
+    const auto model = small_rollout_model(dtype, 6, config);
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
     for (const double temperature : {1.0, 0.7}) {
@@ -57,6 +57,14 @@ TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
       at::set_num_threads(1);
     }
   }
+}
+
+TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
+  expect_equal_bits(small_config());
+}
+
+TEST(BatchInvariant, SoDoesAMixtureOfExperts) {
+  expect_equal_bits(small_mixture_config());
 }
 
 }  // namespace
