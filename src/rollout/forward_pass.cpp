@@ -39,6 +39,7 @@ static int64_t num_graph_parts(const PagedShape& shape, int64_t max_decode) {
 }
 
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode) {
+  if (config.is_mixture()) return 0;  // no graphs (suits_graph())
   const PagedShape shape{config.num_heads, config.num_kv_heads, config.head_dim, at::kFloat, at::kMeta};
   const int64_t largest = rounded_decode_size(max_decode);
   auto bytes = static_cast<int64_t>(PagedPlan::make_parts(shape, num_graph_parts(shape, largest)).nbytes());
@@ -211,7 +212,8 @@ ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath p
       max_decode_(rounded_decode_size(max_decode)) {}
 
 bool ForwardPass::suits_graph(std::span<const PagedSegment> segments) const {
-  return path_ == AttentionPath::kFastest && PagedPlan::on_cuda(shape_) &&
+  // The host sorts the tokens of a mixture by expert, which a graph cannot repeat.
+  return !model_.config().is_mixture() && path_ == AttentionPath::kFastest && PagedPlan::on_cuda(shape_) &&
          static_cast<int64_t>(segments.size()) <= max_decode_ &&
          std::all_of(segments.begin(), segments.end(), [](const PagedSegment& s) { return s.count == 1; });
 }
