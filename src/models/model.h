@@ -56,8 +56,8 @@ class AttentionContext {
   }
 };
 
-// The precision of a router's product, before the softmax in the accumulator type. kModel rounds the logits to
-// the model's dtype, as transformers does. It differs from kAccumulator in bf16 only.
+// The precision of a router's product, before the softmax in the accumulator type. kModel rounds the logits
+// to the model's dtype, as transformers does. It differs from kAccumulator in bf16 only.
 enum class RouterType { kAccumulator, kModel };
 inline RouterType router_type_named(const std::string& name) {
   return name == "model" ? RouterType::kModel : RouterType::kAccumulator;
