@@ -67,7 +67,9 @@ ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, c
     top_logprobs.resize(segment.begin);
     top_logprobs.insert(top_logprobs.end(), sample.top_logprobs.begin(), sample.top_logprobs.end());
   }
-  page_choices = sample.page_choices;  // the last turn's choices include those of all earlier turns
+  // The last turn's records include those of all earlier turns.
+  page_choices = sample.page_choices;
+  routed_experts = sample.routed_experts;
   raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
   sampling_logprobs.insert(sampling_logprobs.end(), sample.sampling_logprobs.begin(),
                            sample.sampling_logprobs.end());
@@ -95,6 +97,7 @@ void ConversationRow::drop_unanswered() {
   logprobs.resize(length);
   versions.resize(length);
   turns.resize(length);
+  routed_experts.truncate(static_cast<int64_t>(length));
 }
 
 ConversationRow ConversationRow::prefix(size_t num_segments) const {
@@ -107,6 +110,8 @@ ConversationRow ConversationRow::prefix(size_t num_segments) const {
   row.logprobs.assign(length, 0.0f);
   row.versions.assign(length, -1);
   row.turns.assign(length, -1);
+  row.routed_experts = routed_experts;
+  row.routed_experts.truncate(static_cast<int64_t>(length));
   row.segments.assign(segments.begin(), segments.begin() + static_cast<std::ptrdiff_t>(num_segments));
   return row;
 }
@@ -162,6 +167,7 @@ Trajectory ConversationRow::trajectory(const ChatCodec& codec, bool all_logprobs
   out.versions = versions;
   out.turns = turns;
   out.page_choices = page_choices;
+  out.routed_experts = routed_experts;
   if (!top_ids.empty()) {
     out.top_ids = top_ids;
     out.top_ids.resize(ids.size());

@@ -59,6 +59,7 @@ struct ConversationRow {
   std::vector<std::vector<int32_t>> top_ids;
   std::vector<std::vector<float>> top_logprobs;
   PageChoices page_choices;
+  RoutedExperts routed_experts;  // of the tokens up to the last turn's last but one
   std::vector<Segment> segments;
 
   void append_text(const ChatCodec& codec, std::string_view text);

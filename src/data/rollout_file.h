@@ -44,5 +44,8 @@ Trajectory parse_rollout(const Json& line, const std::string& where, const Rollo
 // PageChoices as JSON, for messages between processes. Rollout files do not contain them.
 Json to_json(const PageChoices& choices);
 PageChoices page_choices_from_json(const Json& json);
+// RoutedExperts in messages between processes. In rollout files they are nested lists.
+Json to_json(const RoutedExperts& routed);
+RoutedExperts routed_experts_from_json(const Json& json);
 
 }  // namespace bough

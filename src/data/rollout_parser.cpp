@@ -255,6 +255,7 @@ class LineParser {
     kTurns,
     kTopIds,
     kTopLogprobs,
+    kRoutedExperts,
     kTemperature,
     kReward,
     kRewards,
@@ -266,9 +267,9 @@ class LineParser {
     kNumFields
   };
   static constexpr const char* kNames[kNumFields] = {
-      "group",    "trajectory",   "turn",      "input_ids",    "loss_mask",   "logprobs",
-      "versions", "turns",        "top_ids",   "top_logprobs", "temperature", "reward",
-      "rewards",  "turn_rewards", "advantage", "valid",        "trained",     "baseline"};
+      "group",        "trajectory", "turn",         "input_ids",      "loss_mask",   "logprobs", "versions",
+      "turns",        "top_ids",    "top_logprobs", "routed_experts", "temperature", "reward",   "rewards",
+      "turn_rewards", "advantage",  "valid",        "trained",        "baseline"};
 
   void parse_field(const std::string& key) {
     int field = 0;
@@ -330,6 +331,35 @@ class LineParser {
     if (!take('}')) fail({key}, got_here(), "',' or '}'");
   }
 
+  // [[[expert, ...] for each layer] for each token]. All rows have the same layers and experts per layer.
+  void parse_routed_experts(const Place& here) {
+    RoutedExperts& routed = rollout_.routed_experts;
+    std::vector<char> rows;
+    parse_list(here, rows, [&](const Place& row) {
+      std::vector<char> layers;
+      parse_list(row, layers, [&](const Place& layer) {
+        std::vector<uint16_t> experts;
+        parse_integers(layer, experts, 0, std::numeric_limits<uint16_t>::max(),
+                       "an expert's number, an integer");
+        if (routed.num_chosen == 0) routed.num_chosen = std::ssize(experts);
+        if (experts.empty() || std::ssize(experts) != routed.num_chosen)
+          fail(layer, str("a list of ", experts.size()),
+               str("a list of ", std::max<int64_t>(1, routed.num_chosen), " experts, as in the first row"));
+        for (size_t i = 0; i < experts.size(); ++i)
+          if (std::find(experts.begin(), experts.begin() + std::ptrdiff_t(i), experts[i]) !=
+              experts.begin() + std::ptrdiff_t(i))
+            fail(layer, str("expert ", experts[i], " twice"), "different experts");
+        routed.experts.insert(routed.experts.end(), experts.begin(), experts.end());
+        return '\0';
+      });
+      if (routed.num_layers == 0) routed.num_layers = std::ssize(layers);
+      if (layers.empty() || std::ssize(layers) != routed.num_layers)
+        fail(row, str("a list of ", layers.size(), " layers"),
+             str(std::max<int64_t>(1, routed.num_layers), ", as in the first row"));
+      return '\0';
+    });
+  }
+
   void parse_known(Field field, const std::string& key) {
     constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
     const int64_t last_id = options_.vocab_size > 0 ? options_.vocab_size - 1 : kMaxInt;
@@ -363,6 +393,7 @@ class LineParser {
           return values;
         });
         break;
+      case kRoutedExperts: parse_routed_experts(here); break;
       case kTemperature: {
         const std::string got = got_here();
         rollout_.temperature = parse_real<double>(here);
@@ -395,6 +426,7 @@ class LineParser {
     if (seen_[kVersions]) check_length(kVersions, rollout_.versions.size(), length);
     if (seen_[kTurns]) check_length(kTurns, rollout_.turns.size(), length);
     check_top(length);
+    check_routed_experts(length);
     check_columns(length);
     if (seen_[kAdvantage] && !advantage_is_number_) {
       check_length(kAdvantage, rollout_.advantage.size(), length);
@@ -422,6 +454,12 @@ class LineParser {
       if (const size_t ids = rollout_.top_ids[i].size(), got = rollout_.top_logprobs[i].size(); ids != got)
         fail(Place{kNames[kTopLogprobs]}.element(i), str("a list of ", got),
              str(ids, ", one per id of 'top_ids' at this position"));
+  }
+  void check_routed_experts(size_t length) const {
+    const auto rows = static_cast<size_t>(rollout_.routed_experts.num_rows());
+    if (!seen_[kRoutedExperts] || rows == length || rows + 1 == length) return;
+    fail({kNames[kRoutedExperts]}, str("a list of ", rows),
+         str(length - (length > 0), ", one per token of 'input_ids' except the last (or ", length, ")"));
   }
   void check_columns(size_t length) const {
     for (const auto& [name, values] : rollout_.columns) {

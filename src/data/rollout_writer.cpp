@@ -40,6 +40,20 @@ class LineWriter {
                 " tokens");
     list(name, values);
   }
+  void routed_experts(const char* name, const RoutedExperts& routed) {
+    const auto rows = static_cast<size_t>(routed.num_rows());
+    if (rows == 0) return;
+    BOUGH_CHECK(rows == num_tokens_ || rows + 1 == num_tokens_, name, " has ", rows, " rows for ",
+                num_tokens_, " tokens");
+    begin(name);
+    for (size_t i = 0; i < routed.experts.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      const bool starts_layer = at % routed.num_chosen == 0, starts_row = at % routed.row_size() == 0;
+      out_ += i == 0 ? "[[[" : starts_row ? "]], [[" : starts_layer ? "], [" : ", ";
+      append_number(out_, routed.experts[i]);
+    }
+    out_ += "]]]";
+  }
   void json(const std::string& name, const Json& value) {
     begin(name);
     out_ += dump_line(value);
@@ -93,6 +107,7 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
   line.by_token("turns", rollout.turns);
   line.by_token("top_ids", rollout.top_ids);
   line.by_token("top_logprobs", rollout.top_logprobs);
+  line.routed_experts("routed_experts", rollout.routed_experts);
   if (rollout.reward) line.number("reward", *rollout.reward);
   for (const auto& [name, value] : rollout.rewards)
     BOUGH_CHECK(std::isfinite(value), "rewards.", name, " = ", value);
@@ -127,6 +142,18 @@ PageChoices page_choices_from_json(const Json& json) {
   json.at("begin").get_to(choices.begin);
   json.at("pages").get_to(choices.pages);
   return choices;
+}
+
+Json to_json(const RoutedExperts& routed) {
+  return {{"layers", routed.num_layers}, {"chosen", routed.num_chosen}, {"experts", routed.experts}};
+}
+
+RoutedExperts routed_experts_from_json(const Json& json) {
+  RoutedExperts routed;
+  json.at("layers").get_to(routed.num_layers);
+  json.at("chosen").get_to(routed.num_chosen);
+  json.at("experts").get_to(routed.experts);
+  return routed;
 }
 
 }  // namespace bough

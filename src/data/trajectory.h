@@ -31,6 +31,26 @@ struct PageChoices {
   }
 };
 
+// The experts that a mixture of experts used for each token, as the engine recorded them: row i belongs to
+// token i. A token's row is recorded when the token is computed, so the last sampled token has no row.
+struct RoutedExperts {
+  int64_t num_layers = 0;         // with experts
+  int64_t num_chosen = 0;         // experts per token and layer
+  std::vector<uint16_t> experts;  // [rows, num_layers, num_chosen]
+
+  bool empty() const { return experts.empty(); }
+  int64_t row_size() const { return num_layers * num_chosen; }
+  int64_t num_rows() const { return empty() ? 0 : static_cast<int64_t>(experts.size()) / row_size(); }
+  std::span<const uint16_t> row(int64_t token) const {
+    return std::span(experts).subspan(static_cast<size_t>(token * row_size()),
+                                      static_cast<size_t>(row_size()));
+  }
+  void truncate(int64_t max_rows) {
+    if (num_rows() > max_rows) experts.resize(static_cast<size_t>(max_rows * row_size()));
+  }
+  bool operator==(const RoutedExperts&) const = default;
+};
+
 // A column of rows that begin with tokens which an earlier row of their conversation trains: 1 for each token
 // that the policy sampled. Such a token has loss mask 0 in this row. Other rows do not have the column.
 inline constexpr const char* kSampledColumn = "sampled";
@@ -52,7 +72,8 @@ struct Trajectory {
   // Further named lists of numbers. Each has one entry per token, or per token of loss mask 1, in order.
   std::map<std::string, std::vector<double>> columns;
 
-  PageChoices page_choices;  // only with rollout.sparse.replay; not in rollout files
+  PageChoices page_choices;      // only with rollout.sparse.replay; not in rollout files
+  RoutedExperts routed_experts;  // of input_ids, with or without a row for the last token; empty: not known
 
   double temperature = 1.0;
   std::optional<double> reward;

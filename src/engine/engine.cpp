@@ -236,6 +236,7 @@ Json partial_rollout_to_json(const PartialRollout& partial) {
                {"top_logprobs", sample.top_logprobs},
                {"finish_reason", partial.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
   if (!sample.page_choices.positions.empty()) json["pages"] = to_json(sample.page_choices);
+  if (!sample.routed_experts.empty()) json["routed_experts"] = to_json(sample.routed_experts);
   return json;
 }
 
@@ -250,6 +251,8 @@ PartialRollout partial_rollout_from_json(const Json& json) {
   sample.top_ids = json.value("top_ids", sample.top_ids);
   sample.top_logprobs = json.value("top_logprobs", sample.top_logprobs);
   if (json.contains("pages")) sample.page_choices = page_choices_from_json(json.at("pages"));
+  if (json.contains("routed_experts"))
+    sample.routed_experts = routed_experts_from_json(json.at("routed_experts"));
   partial.has_ended = !json.at("finish_reason").is_null();
   if (partial.has_ended)
     sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());

@@ -68,6 +68,8 @@ struct GeneratedSample {
   // prompt and response attended to when their keys and values were last computed. Positions count from the
   // start of the prompt.
   PageChoices page_choices;
+  // If the engine records the experts of a mixture: of all tokens of prompt and response but the last.
+  RoutedExperts routed_experts;
   FinishReason finish_reason = FinishReason::kLength;
 };
 
@@ -165,6 +167,9 @@ struct EngineStatistics {
   // Under sparse attention, in one sparse layer: pages that sampled tokens attended to, and all pages of
   // their contexts.
   int64_t pages_read = 0, pages_in_context = 0;
+  // If experts are recorded: tokens computed again with their recorded experts, and tokens whose record new
+  // weights have made stale.
+  int64_t replayed_experts = 0, rerouted_experts = 0;
 };
 
 inline EngineStatistics operator+(const EngineStatistics& a, const EngineStatistics& b) {
@@ -176,7 +181,9 @@ inline EngineStatistics operator+(const EngineStatistics& a, const EngineStatist
           a.steps + b.steps,
           a.seconds + b.seconds,
           a.pages_read + b.pages_read,
-          a.pages_in_context + b.pages_in_context};
+          a.pages_in_context + b.pages_in_context,
+          a.replayed_experts + b.replayed_experts,
+          a.rerouted_experts + b.rerouted_experts};
 }
 
 inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatistics& b) {
@@ -188,7 +195,9 @@ inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatist
           a.steps - b.steps,
           a.seconds - b.seconds,
           a.pages_read - b.pages_read,
-          a.pages_in_context - b.pages_in_context};
+          a.pages_in_context - b.pages_in_context,
+          a.replayed_experts - b.replayed_experts,
+          a.rerouted_experts - b.rerouted_experts};
 }
 
 class Engine {

@@ -20,6 +20,7 @@ Trajectory to_rollout(const GenerationResult& result, size_t index, const std::s
   rollout.versions.assign(prompt_length, -1);
   rollout.versions.insert(rollout.versions.end(), sample.versions.begin(), sample.versions.end());
   rollout.page_choices = sample.page_choices;
+  rollout.routed_experts = sample.routed_experts;
   if (!sample.top_ids.empty()) {
     rollout.top_ids.resize(prompt_length);
     rollout.top_ids.insert(rollout.top_ids.end(), sample.top_ids.begin(), sample.top_ids.end());

@@ -159,6 +159,7 @@ struct RolloutSettings {
   Bytes kv_memory = {};
   std::optional<bool> batch_invariant;
   std::string quantization = "none";
+  bool return_routed_experts = false;
   int64_t max_head_offpolicyness = 0;
   bool interruptible = true;
   int64_t weight_sync_steps = 1;
@@ -197,6 +198,9 @@ struct RolloutSettings {
       "int8: generate with 8-bit layer weights, converted from the trained weights at each update; the "
       "metric mismatch/logprob_abs_diff shows the error",
       one_of({"none", "int8"}));
+    v("return_routed_experts", return_routed_experts,
+      "record the experts that a mixture of experts chose for each token, in the rollouts' routed_experts; "
+      "actor.routing_replay R3 turns it on");
     v("max_head_offpolicyness", max_head_offpolicyness,
       "number of batches that generation may be ahead of training (eta); 0: generation and training take "
       "turns; above 0: both run at once",

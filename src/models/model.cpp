@@ -5,11 +5,17 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "models/tensor_parallel.h"
 
 namespace bough {
+
+at::Tensor AttentionContext::route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) {
+  static_cast<void>(layer);
+  return choose_experts(logits_TE, num_chosen);
+}
 
 Model::Model(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks)
     : config_(config),

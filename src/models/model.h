@@ -42,18 +42,10 @@ class AttentionContext {
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                             const at::Tensor& v_TGH) = 0;
 
-  // Mixtures of experts, called in each sparse layer, and once more if layer() recomputes it.
-  // recorded_experts(): the experts that the pass's tokens must use, int64 [T, K], distinct in a row, on the
-  // model's device. Undefined: the router chooses them.
-  virtual at::Tensor recorded_experts(int64_t layer) {
-    static_cast<void>(layer);
-    return {};
-  }
-  // on_experts(): the experts that the layer uses, recorded or chosen, and the router's logits [T, E] in the
-  // accumulator type, without a graph.
-  virtual void on_experts(int64_t layer, const at::Tensor& experts_TK, const at::Tensor& logits_TE) {
-    static_cast<void>(layer), static_cast<void>(experts_TK), static_cast<void>(logits_TE);
-  }
+  // Chooses the experts of a layer of a mixture. logits_TE: the router's, accumulator type. Returns int64
+  // [T, num_chosen], distinct in each row. Called like attend(). Default: choose_experts()
+  // (kernels/experts). A context that replays recorded experts returns these instead.
+  virtual at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen);
 };
 
 // The precision of a router's product, before the softmax in the accumulator type. kModel rounds the logits

@@ -90,12 +90,18 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
                  options_.settings.prefill_chunk(model_.device().is_cuda()),
                  page_budget(model, options_, sparse_), sparse_.is_sparse()),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages(), sparse_),
+      experts_(options_.settings.return_routed_experts
+                   ? std::optional<ExpertRecords>(std::in_place, model.config(),
+                                                  scheduler_.pool().max_pages(), version_)
+                   : std::nullopt),
       forward_pass_(generating_model(), storage_, options_.attention,
                     options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
               "rollout.batch_invariant is true, but the model is not batch-invariant");
   const PagedShape shape{model.config().num_heads, model.config().num_kv_heads, model.config().head_dim,
                          model.dtype(), model.device()};
+  if (experts_ && !model.config().is_mixture())
+    throw UserError("rollout.return_routed_experts is true, but the model has no experts; expected false");
   const bool needs_kernel = sparse_.is_sparse() && !model.device().is_cpu();
   if (needs_kernel && !has_cuda_kernel("bough::paged_attention_"))
     throw UserError(str("rollout.sparse.budget is ", options_.settings.sparse.budget_text(),
@@ -159,10 +165,12 @@ void EmbeddedEngine::submit(GenerationRequest request) {
   stop_tokens.erase(std::unique(stop_tokens.begin(), stop_tokens.end()), stop_tokens.end());
   const uint64_t id = request.id;
   scheduler_.add(std::move(request), std::move(stop_tokens));
-  for (ActiveSample& sample : scheduler_.find(id)->samples)
+  for (ActiveSample& sample : scheduler_.find(id)->samples) {
+    if (experts_) sample.experts = experts_->restored(sample.result.routed_experts);
     if (sample.stop_matcher)
       for (const int32_t token : sample.result.token_ids)
         sample.stop_matcher->push(options_.token_bytes(token));
+  }
 }
 
 std::vector<GenerationResult> EmbeddedEngine::step() {
@@ -174,6 +182,7 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
     const at::Tensor hidden_TD = pass.entries.empty() ? at::Tensor() : run_pass(pass);
     if (options_.on_pass && !pass.entries.empty()) options_.on_pass(work_of(pass));
     scheduler_.commit(pass);
+    if (experts_) experts_->keep_pages(pass);
     std::vector<std::pair<int32_t, int32_t>> page_copies;
     const std::vector<ActiveSample*> started = scheduler_.start_samples(page_copies);
     storage_.copy_pages(page_copies);
@@ -204,7 +213,11 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
     if (!is_decode) statistics_.prefill_tokens += entry.count;
     if (!is_decode && entry.sample) statistics_.recomputed_tokens += entry.count;
   }
-  return forward_pass_.run(tokens, positions, segments, is_sampled);
+  if (!experts_) return forward_pass_.run(tokens, positions, segments, is_sampled);
+  ExpertRoutes routes(experts_->recorded(pass));
+  const at::Tensor hidden_TD = forward_pass_.run(tokens, positions, segments, is_sampled, &routes);
+  experts_->add(pass, routes.used_TLK());
+  return hidden_TD;
 }
 
 PassWork EmbeddedEngine::work_of(const Pass& pass) const {
@@ -362,6 +375,8 @@ void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& sampled) {
     result.page_choices = storage_.kept_choices(sample.table.pages, sample.num_computed,
                                                 [&](int64_t i) { return entry.is_sampled(i); });
   }
+  // The last token has not been computed.
+  if (experts_) result.routed_experts = experts_->of(sample.experts, std::ssize(sample.tokens) - 1);
   scheduler_.finish(sample, is_stop            ? FinishReason::kStop
                             : ends_stop_string ? FinishReason::kStopString
                                                : FinishReason::kLength);
@@ -369,9 +384,26 @@ void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& sampled) {
 }
 
 bool EmbeddedEngine::cancel(uint64_t id) {
+  if (ActiveRequest* request = experts_ ? scheduler_.find(id) : nullptr)
+    for (ActiveSample& sample : request->samples)
+      if (sample.state != ActiveSample::State::kDone && !sample.result.token_ids.empty())
+        sample.result.routed_experts = experts_->of(sample.experts, std::ssize(sample.tokens) - 1);
   if (!scheduler_.cancel(id)) return false;
   finished_.push_back(scheduler_.take(*scheduler_.find(id)));
   return true;
+}
+
+std::vector<RunningRequest> EmbeddedEngine::running() const {
+  std::vector<RunningRequest> running = scheduler_.running_requests();
+  if (!experts_) return running;
+  for (RunningRequest& request : running)
+    for (size_t i = 0; i < request.samples.size(); ++i) {
+      const ActiveSample& sample = scheduler_.find(request.id)->samples[i];
+      if (!request.samples[i].has_ended)
+        request.samples[i].sample.routed_experts =
+            experts_->of(sample.experts, std::ssize(sample.tokens) - 1);
+    }
+  return running;
 }
 
 void EmbeddedEngine::update_weights(const WeightUpdate& update) {
@@ -379,6 +411,7 @@ void EmbeddedEngine::update_weights(const WeightUpdate& update) {
               " belongs to another model");
   version_ = update.version;
   if (quantized_) quantized_->update();
+  if (experts_) experts_->new_weights(version_);
   scheduler_.preempt_all();
 }
 
@@ -399,6 +432,8 @@ EngineStatistics EmbeddedEngine::statistics() const {
   statistics.preemptions = scheduler_.preemptions();
   statistics.pages_read = forward_pass_.pages_read().pages;
   statistics.pages_in_context = forward_pass_.pages_read().of;
+  if (experts_) statistics.replayed_experts = experts_->replayed_tokens();
+  if (experts_) statistics.rerouted_experts = experts_->rerouted_tokens();
   return statistics;
 }
 

@@ -107,7 +107,7 @@ class EmbeddedEngine : public Engine {
   // got.
   void update_weights(const WeightUpdate& update) override;
   bool ready_for_weights() const override { return !scheduler_.must_work(); }
-  std::vector<RunningRequest> running() const override { return scheduler_.running_requests(); }
+  std::vector<RunningRequest> running() const override;
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
   // The model that the passes run: the given one or its quantized copy.
@@ -134,6 +134,7 @@ class EmbeddedEngine : public Engine {
   SparsePolicy sparse_;
   Scheduler scheduler_;
   KvStorage storage_;
+  std::optional<ExpertRecords> experts_;  // with RolloutSettings::return_routed_experts
   ForwardPass forward_pass_;
   std::vector<GenerationResult> finished_;         // returned by the next step
   std::vector<GenerationResult> parked_finished_;  // finished_ of parked requests

@@ -82,11 +82,13 @@ static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_h
 }
 
 SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
-                             std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled)
+                             std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
+                             ExpertRoutes* routes)
     : storage_(storage),
       shape_(shape),
       path_(path),
       scale_(scale),
+      routes_(routes),
       all_(segments, shape, nullptr, path),
       chooser_(segments, is_sampled, storage.sparse(), shape.num_kv_heads),
       complete_(completed_pages(segments)) {
@@ -212,21 +214,22 @@ ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath p
       max_decode_(rounded_decode_size(max_decode)) {}
 
 bool ForwardPass::suits_graph(std::span<const PagedSegment> segments) const {
-  // The host sorts the tokens of a mixture by expert, which a graph cannot repeat.
-  return !model_.config().is_mixture() && path_ == AttentionPath::kFastest && PagedPlan::on_cuda(shape_) &&
+  // The products of experts need their numbers of tokens on the host, so their passes are not captured.
+  return path_ == AttentionPath::kFastest && !model_.config().is_mixture() && PagedPlan::on_cuda(shape_) &&
          static_cast<int64_t>(segments.size()) <= max_decode_ &&
          std::all_of(segments.begin(), segments.end(), [](const PagedSegment& s) { return s.count == 1; });
 }
 
 at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                            std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled) {
+                            std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
+                            ExpertRoutes* routes) {
   const at::Device device = model_.device();
   const auto num_tokens = static_cast<int64_t>(tokens.size());
   std::vector<int64_t> inputs(tokens.begin(), tokens.end());
   inputs.insert(inputs.end(), positions.begin(), positions.end());
   const at::Tensor inputs_2T = upload(inputs, device).view({2, num_tokens});
   const at::Tensor tokens_T = inputs_2T[0], positions_T = inputs_2T[1];
-  if (storage_.sparse().is_sparse()) return run_sparse(tokens_T, positions_T, segments, is_sampled);
+  if (storage_.sparse().is_sparse()) return run_sparse(tokens_T, positions_T, segments, is_sampled, routes);
   if (suits_graph(segments)) {
     const PagedWork work = plan_paged_work(segments, shape_.num_heads, shape_.num_kv_heads);
     const int64_t size = rounded_decode_size(num_tokens);
@@ -238,14 +241,15 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
     }
   }
   PagedContext attention(storage_, PagedPlan(segments, shape_, nullptr, path_),
-                         model_.config().attention_scale());
+                         model_.config().attention_scale(), routes);
   return model_.forward(tokens_T, positions_T, attention);
 }
 
 at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                                    std::span<const PagedSegment> segments,
-                                   std::span<const uint8_t> is_sampled) {
-  SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_sampled);
+                                   std::span<const uint8_t> is_sampled, ExpertRoutes* routes) {
+  SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_sampled,
+                          routes);
   pages_read_.pages += attention.chooser().pages_read();
   pages_read_.of += attention.chooser().pages_in_context();
   at::Tensor hidden_TD = model_.forward(tokens_T, positions_T, attention);

@@ -18,6 +18,7 @@
 
 #include "kernels/common/cuda_library.h"
 #include "kernels/paged_attention/paged_attention.h"
+#include "models/expert_routes.h"
 #include "models/model.h"
 #include "rollout/kv_storage.h"
 
@@ -38,18 +39,24 @@ int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode);
 // Attention of a pass: each token attends to the pages of its sequence.
 class PagedContext : public AttentionContext {
  public:
-  // The storage must outlive this object. `scale` multiplies q · k.
-  PagedContext(KvStorage& storage, PagedPlan plan, double scale)
-      : storage_(storage), plan_(std::move(plan)), scale_(scale) {}
+  // The storage must outlive this object. `scale` multiplies q · k. routes: chooses the experts; nullptr: the
+  // router does.
+  PagedContext(KvStorage& storage, PagedPlan plan, double scale, ExpertRoutes* routes = nullptr)
+      : storage_(storage), plan_(std::move(plan)), scale_(scale), routes_(routes) {}
 
   PagedPlan& plan() { return plan_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
+  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
+    return routes_ ? routes_->route(layer, logits_TE, num_chosen)
+                   : AttentionContext::route(layer, logits_TE, num_chosen);
+  }
 
  private:
   KvStorage& storage_;
   PagedPlan plan_;
   double scale_;
+  ExpertRoutes* routes_;
 };
 
 // Attention of a pass with sparse attention. With the CUDA kernels, the work of a pass is planned once, with
@@ -60,12 +67,18 @@ class SparseContext : public AttentionContext {
  public:
   // The storage and the data that `segments` point to must outlive this object. is_sampled: one flag per
   // token of the pass, 1 if the policy sampled it.
+  // routes: as in PagedContext.
   SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
-                std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled);
+                std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
+                ExpertRoutes* routes = nullptr);
 
   const PageChooser& chooser() const { return chooser_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
+  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
+    return routes_ ? routes_->route(layer, logits_TE, num_chosen)
+                   : AttentionContext::route(layer, logits_TE, num_chosen);
+  }
   // Stores the choices of all layers if the storage keeps them. Call it after the pass. With the CUDA kernels
   // it then waits for the device, once.
   void keep_choices();
@@ -89,6 +102,7 @@ class SparseContext : public AttentionContext {
   PagedShape shape_;
   AttentionPath path_;
   double scale_;
+  ExpertRoutes* routes_;
   PagedPlan all_;  // attention to all pages, for dense layers; also stores keys and values
   PageChooser chooser_;
   std::vector<int32_t> complete_;  // pages whose last token is in this pass
@@ -108,8 +122,10 @@ class ForwardPass {
 
   // Returns the final hidden states [T, D] of the segments' tokens, in order; valid until the next pass.
   // is_sampled: one flag per token, read only if the storage's policy is sparse: tokens with 1 choose pages.
+  // routes: chooses the experts of a mixture; nullptr: the router does.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled = {});
+                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled = {},
+                 ExpertRoutes* routes = nullptr);
   const PagesRead& pages_read() const { return pages_read_; }  // sum over all passes
 
  private:
@@ -121,7 +137,8 @@ class ForwardPass {
   using Key = std::tuple<int64_t, bool, bool>;  // size, has large items, has merges
 
   at::Tensor run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
-                        std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled);
+                        std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
+                        ExpertRoutes* routes);
   bool suits_graph(std::span<const PagedSegment> segments) const;
   Captured* captured(const Key& key, const PagedWork& work);
 

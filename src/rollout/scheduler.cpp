@@ -59,7 +59,7 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
   requests_.emplace(id, std::move(active));
 }
 
-ActiveRequest* Scheduler::find(uint64_t id) {
+const ActiveRequest* Scheduler::find(uint64_t id) const {
   const auto found = requests_.find(id);
   return found == requests_.end() ? nullptr : found->second.get();
 }

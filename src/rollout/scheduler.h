@@ -26,6 +26,7 @@
 
 #include "engine/engine.h"
 #include "engine/stop_strings.h"
+#include "rollout/expert_records.h"
 #include "rollout/page_pool.h"
 
 namespace bough {
@@ -41,6 +42,7 @@ struct ActiveSample {
   PageTable table;
   int64_t num_computed = 0;         // leading tokens whose keys and values are stored
   bool must_make_progress = false;  // preempted by new weights, and no token sampled since
+  SequenceExperts experts;          // only if the engine records experts
   GeneratedSample result;
   std::unique_ptr<StopMatcher> stop_matcher;  // if the request has stop strings
 };
@@ -53,6 +55,7 @@ struct ActiveRequest {
   PageTable prompt_table;
   int64_t num_computed = 0;          // prompt tokens whose keys and values are stored
   bool must_finish_prompt = false;   // new weights interrupted its computation, and it is not complete since
+  SequenceExperts experts;           // of the prompt; only if the engine records experts
   at::Tensor logits_1V;              // of the prompt's last token, while samples have not started
   std::deque<ActiveSample> samples;  // a deque keeps their addresses
   int64_t num_not_started = 0, num_running = 0, num_done = 0;
@@ -123,7 +126,8 @@ class Scheduler {
   int64_t cached_tokens() const { return cached_tokens_; }
   int64_t preemptions() const { return preemptions_; }
   const PagePool& pool() const { return pool_; }
-  ActiveRequest* find(uint64_t id);
+  ActiveRequest* find(uint64_t id) { return const_cast<ActiveRequest*>(std::as_const(*this).find(id)); }
+  const ActiveRequest* find(uint64_t id) const;
 
   void check_integrity() const;
 

@@ -106,6 +106,15 @@ const std::vector<IdleRow>& table() {
       {{"sparse_training.lora"},
        "sparse_training.mode distill",
        [](Settings s) { return !s.sparse_training.distills(); }},
+      // Mixtures of experts.
+      {{"actor.routing_differences"},
+       "actor.routing_replay R3",
+       [](Settings s) { return !s.actor.replays_rollout_experts(); }},
+      {{"actor.routing_replay"},
+       "several optimizer steps a batch (actor.ppo_n_minibatches, actor.ppo_epochs) with R2, which has "
+       "nothing "
+       "to replay before the second one",
+       [](Settings s) { return s.actor.routing_replay == "R2" && s.actor.updates_per_batch() == 1; }},
       // Losses.
       {{"actor.eps_clip", "actor.eps_clip_higher"},
        "actor.loss ppo, gspo, gspo_token, cispo, gmpo or clip_cov",

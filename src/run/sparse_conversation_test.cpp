@@ -97,7 +97,7 @@ double training_error(Model& model, const std::vector<Trajectory>& rows) {
   std::vector<const Trajectory*> pointers;
   for (const Trajectory& row : rows) pointers.push_back(&row);
   TrainBatch batch = make_batch(rows, {}, at::kDouble);
-  mark_sampled(batch, pointers);
+  mark_tokens(batch, pointers, {.sampled = true});
   Executor executor(model, {.sparse = kConversationPolicy});
   const at::Tensor log_probs_R =
       executor.execute_forward(make_plan("blocks", plan_request(batch, 128)), batch).log_probs_R;

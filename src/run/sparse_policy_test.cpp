@@ -73,7 +73,7 @@ void expect_log_probs_of_generation(at::ScalarType dtype, const std::string& sum
   policy.summary = page_summary(summary);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
   const TrainBatch dense_batch = make_batch(samples, {}, at::kDouble);
-  mark_sampled(batch, pointers(samples));
+  mark_tokens(batch, pointers(samples), {.sampled = true});
   Executor executor(*model, {.sparse = policy});
   Executor dense(*model);
   // The last two samples are made up. No engine sampled them.
@@ -101,7 +101,7 @@ TEST(SparsePolicy, EveryPlanHasTheSameGradient) {
   std::vector<Trajectory> samples = sparse_samples(*model);
   for (size_t i = 0; i < samples.size(); ++i) samples[i].advantage = {static_cast<float>(i % 3) - 1.1f};
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  mark_sampled(batch, pointers(samples));
+  mark_tokens(batch, pointers(samples), {.sampled = true});
   batch.fields.proximal_is_current = true;
   LossSettings settings;
   const auto loss = make_loss(settings);
@@ -132,7 +132,7 @@ TEST(SparsePolicy, TheGradientIsTheDerivativeIfTheChoiceStays) {
   const auto model = small_rollout_model(at::kDouble, 6, deep_config());
   std::vector<Trajectory> samples = sparse_samples(*model);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  mark_sampled(batch, pointers(samples));
+  mark_tokens(batch, pointers(samples), {.sampled = true});
   const auto plan = make_plan("blocks", plan_request(batch, 96));
   Executor executor(*model, {.sparse = kPolicy});
   LossSettings settings;
@@ -207,7 +207,7 @@ SparsePolicy growing_policy() {
 
 ExecutionResult executed(Model& model, const std::vector<Trajectory>& samples) {
   TrainBatch batch = make_batch(samples, {}, at::kFloat);
-  mark_sampled(batch, pointers(samples));
+  mark_tokens(batch, pointers(samples), {.sampled = true});
   LossSettings settings;
   settings.loss = "sft";
   Executor executor(model, {.verify_recompute = true, .sparse = growing_policy()});
@@ -305,7 +305,7 @@ TEST(SparseReplay, EqualTokensWithDifferentChoicesAreDistinct) {
   std::vector<Trajectory> rows = {row, row};
   rows[1].page_choices.pages[3] = 6;
   TrainBatch batch = make_batch(rows, {}, at::kDouble);
-  mark_sampled(batch, pointers(rows));
+  mark_tokens(batch, pointers(rows), {.sampled = true});
   const auto &a = batch.sequences[0], &b = batch.sequences[1];
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_EQ(a[i] == b[i], i != 3) << i;
@@ -362,7 +362,7 @@ void expect_gradient_of_surrogate_and_kl(bool with_lora) {
       parameter->value.copy_(at::randn_like(parameter->value) * 0.05);
 
     TrainBatch batch = make_batch(samples, {}, at::kDouble);
-    mark_sampled(batch, pointers(samples));
+    mark_tokens(batch, pointers(samples), {.sampled = true});
     const auto plan = make_plan("blocks", plan_request(batch, 96));
     Executor executor(sparse_trainer.model(), {.sparse = kPolicy});
     const at::Tensor at_R = executor.execute_forward(plan, batch).log_probs_R.clone();

@@ -149,7 +149,7 @@ PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int
   const PlanRequest request =
       plan_request(batch, std::max(kMaxTokensPerPass, static_cast<int64_t>(std::ssize(tokens))));
   Executor executor(model);
-  const RowValues values = executor.execute_forward(make_plan("dense", request), batch, top_k);
+  const RowValues values = executor.execute_forward(make_plan("dense", request), batch, {.top_k = top_k});
   PromptValues result{floats(values.log_probs_R), {}};
   if (top_k > 0) {
     const at::Tensor ids = values.top_ids_RK.to(at::kInt).contiguous();

@@ -61,12 +61,37 @@ class HeldExecution final : public HeldForward {
   std::optional<TwoPhases> phases_;
 };
 
+// Metrics of what the passes replayed, and of a mixture's load.
+void add_count_metrics(const BlockCounts& counts, const ExecutorOptions& options, const TrainBatch& batch,
+                       WeightedSums& metrics) {
+  const auto share = [](int64_t part, int64_t of) {
+    return WeightedSum{WeightedSum::Kind::mean, static_cast<double>(part), static_cast<double>(of)};
+  };
+  if (options.sparse.is_sparse() && batch.replayed && !batch.replayed->empty()) {
+    metrics["sparse/replayed"] = share(counts.replays.replayed, counts.replays.lists);
+    metrics["sparse/choices_differ"] = share(counts.replays.different, counts.replays.replayed);
+  }
+  const RouteCounts& routes = counts.routes;
+  if (options.replays_experts) {
+    metrics["experts/routes_differ"] = share(routes.different, routes.records);
+    metrics["experts/tokens_differ"] = share(routes.different_tokens, routes.tokens);
+  }
+  // Over the layers: the largest number of tokens of an expert, divided by the mean, and the share of experts
+  // with tokens.
+  for (const at::Tensor& load_E : routes.loads) {
+    const double mean = load_E.sum().item<double>() / static_cast<double>(load_E.numel());
+    if (mean == 0) continue;
+    merge(metrics, {{"experts/load_max", {WeightedSum::Kind::mean, load_E.max().item<double>() / mean, 1}},
+                    {"experts/used", share(load_E.count_nonzero().item<int64_t>(), load_E.numel())}});
+  }
+}
+
 // Runs the policy's head with `head_options` and, if it is not nullptr, the head `beside`.
 ExecutionResult execute_policy_head(Model& model, const ExecutorOptions& options, const Plan& plan,
                                     const TrainBatch& batch, Head::Options head_options,
                                     BlockHead* beside = nullptr) {
-  BOUGH_CHECK(options.sparse.is_sparse() ? batch.marked && model.device().is_cpu() : !batch.marked,
-              "a sparse policy needs the CPU and marks of sampled tokens; other policies must have no marks");
+  BOUGH_CHECK(!options.sparse.is_sparse() || (batch.marked && model.device().is_cpu()),
+              "a sparse policy needs the CPU and marks of sampled tokens");
   check_lengths(model.config(), batch);
   if (options.context_ranks && options.context_ranks->size() > 1)
     BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant(),
@@ -82,20 +107,14 @@ ExecutionResult execute_policy_head(Model& model, const ExecutorOptions& options
   std::vector<BlockHead*> heads;
   if (model.stage().is_last()) heads.push_back(&head.emplace(model, batch, head_options, &result));
   if (beside) heads.push_back(beside);
-  const auto [replays, num_uploads] = execute_blocks(model, options, plan, batch, heads,
-                                                     /*backward=*/head_options.loss || head_options.seeds);
-  result.num_uploads = num_uploads;
+  const BlockCounts counts = execute_blocks(model, options, plan, batch, heads,
+                                            /*backward=*/head_options.loss || head_options.seeds);
+  result.num_uploads = counts.num_uploads;
   if (head) head->finish();
   for (at::Tensor* each : {&values.log_probs_R, &values.entropies_R, &values.top_k_log_probs_RK,
                            &values.top_ids_RK, &values.top_log_probs_RK})
     if (each->defined()) *each = each->cpu();
-  if (batch.replayed && !batch.replayed->empty()) {
-    const auto share = [](int64_t part, int64_t of) {
-      return WeightedSum{WeightedSum::Kind::mean, static_cast<double>(part), static_cast<double>(of)};
-    };
-    result.metrics["sparse/replayed"] = share(replays.replayed, replays.lists);
-    result.metrics["sparse/choices_differ"] = share(replays.different, replays.replayed);
-  }
+  add_count_metrics(counts, options, batch, result.metrics);
   if (options.ranks) {
     sum_values(values, *options.ranks);
     if (head_options.loss) sum_losses(result.loss, result.metrics, *options.ranks);
@@ -124,8 +143,11 @@ Executor::Executor(Model& model, ExecutorOptions options) : model_(model), optio
                         "); expected 1 (c1)"));
 }
 
-RowValues Executor::execute_forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
-  return execute_policy_head(model_, options_, plan, batch, {.top_k = top_k}).values;
+RowValues Executor::execute_forward(const Plan& plan, const TrainBatch& batch,
+                                    const ForwardRequest& request) {
+  ExecutorOptions options = options_;
+  options.routed_experts = request.routed_experts;
+  return execute_policy_head(model_, options, plan, batch, {.top_k = request.top_k}).values;
 }
 
 void Executor::add_gradient(const Plan& plan, const TrainBatch& batch, const Seeds& seeds) {

@@ -38,9 +38,13 @@ struct ExecutorOptions {
   // for such runs, otherwise one call computes all queries.
   int64_t least_run = 0;
   bool same_bits = false;  // gradients are deterministic: the GPU vendor's attention is not used
-  // Page selection of tokens that are marked as sampled (mark_sampled), as in generation under this policy.
+  // Page selection of tokens that are marked as sampled (mark_tokens), as in generation under this policy.
   // CPU only.
   SparsePolicy sparse = {};
+  // Tokens with recorded experts (mark_tokens) use these instead of the router's choice. Other tokens, and all
+  // tokens if false, use the router's choice.
+  bool replays_experts = false;
+  std::vector<RoutedExperts>* routed_experts = nullptr;  // ForwardRequest::routed_experts
   // The ranks that compute the batch together (TrainingRanks::loss_group()), each with a shard of the batch
   // or of the layers. All ranks get outputs, loss and metrics of the whole batch. main_grad gets this rank's
   // part of the gradient. nullptr if this process computes the batch alone. Not owned.
@@ -55,6 +59,14 @@ struct RowValues {
   at::Tensor log_probs_R, entropies_R;
   at::Tensor top_k_log_probs_RK;            // of batch.top_k_ids_RK; undefined if the batch has none
   at::Tensor top_ids_RK, top_log_probs_RK;  // the policy's top-k tokens (int64); undefined unless requested
+};
+
+// What execute_forward() computes beside log-probabilities and entropies.
+struct ForwardRequest {
+  int64_t top_k = 0;  // above 0: the policy's top-k tokens
+  // Set to the experts that a mixture used, by sequence, of all tokens up to the last trained one. The model
+  // must not be divided among ranks.
+  std::vector<RoutedExperts>* routed_experts = nullptr;
 };
 
 struct ExecutionResult {
@@ -98,9 +110,8 @@ class Executor {
   ExecutionResult execute(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                           BlockHead* beside = nullptr);
 
-  // Executes the plan without backward. Computes log-probabilities, entropies and, if top_k > 0, the top-k
-  // tokens.
-  RowValues execute_forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
+  // Executes the plan without backward. Computes log-probabilities, entropies and what is requested.
+  RowValues execute_forward(const Plan& plan, const TrainBatch& batch, const ForwardRequest& request = {});
 
   // Adds the gradient of sum over loss rows of seed · value to main_grad, where the values are the
   // log-probabilities and entropies of execute_forward(). Computes the forward again.

@@ -448,8 +448,9 @@ TEST(Executor, TopKLogProbabilitiesAreTheFlatBatchs) {
     auto model = random_model(seed, at::kDouble);
     const FlatReference flat(*model);
     for (const char* strategy : kStrategies) {
-      const auto values = Executor(*model, {.head_chunk_rows = 7})
-                              .execute_forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch, 4);
+      const auto values =
+          Executor(*model, {.head_chunk_rows = 7})
+              .execute_forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch, {.top_k = 4});
       for (size_t s = 0; s < r->batch.sequences.size(); ++s) {
         const auto& positions = r->batch.trained_positions[s];
         if (positions.empty()) continue;

@@ -27,7 +27,7 @@ class FlatReference {
  public:
   // Returns the keys that queries of a layer do not attend to, in addition to the causal mask: bool [N, n, n]
   // (heads, queries, keys), or undefined if there are none. q [N, n, H] and k [G, n, H]: after norm and
-  // rotation. is_sampled: tokens that are marked as sampled (mark_sampled).
+  // rotation. is_sampled: tokens that are marked as sampled (mark_tokens).
   using HiddenKeys = std::function<at::Tensor(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
                                               const std::vector<uint8_t>& is_sampled)>;
 
@@ -46,12 +46,16 @@ class FlatReference {
     }
   }
 
+  // From now on, the leading tokens of each sequence use these experts. Other tokens use the router's choice.
+  void replay(std::vector<RoutedExperts> by_sequence) { replayed_ = std::move(by_sequence); }
+
   // Results with an autograd graph, for the tokens of a sequence from index 1 on: log-probabilities and
   // entropies [n - 1], and log-probabilities of the whole vocabulary [n - 1, V].
   struct SequenceValues {
     at::Tensor log_probs, entropies, all_log_probs;
   };
-  SequenceValues sequence(const std::vector<int64_t>& marked_ids, double temperature) const {
+  SequenceValues sequence(const std::vector<int64_t>& marked_ids, double temperature,
+                          const RoutedExperts& routed = {}) const {
     const int64_t n = static_cast<int64_t>(marked_ids.size());
     std::vector<int64_t> ids;
     std::vector<uint8_t> is_sampled;
@@ -92,7 +96,7 @@ class FlatReference {
       if (config_.output_bias) attended = attended + weight(prefix + "self_attn.o_proj.bias");
       if (config_.post_norms) attended = norm(attended, prefix + "post_attention_layernorm.weight");
       x = x + attended;
-      x = x + feed_forward(x, layer, prefix);
+      x = x + feed_forward(x, layer, prefix, routed);
     }
     x = norm(x, "model.norm.weight");
     const auto head = weight(kHead);
@@ -112,7 +116,8 @@ class FlatReference {
       const int64_t begin = batch.row_offset[s], count = batch.row_offset[s + 1] - begin;
       if (count == 0) continue;
       const auto [log_probs, entropies, all_log_probs] =
-          sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
+          sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature,
+                   replayed_.empty() ? RoutedExperts() : replayed_[s]);
       const auto& positions = batch.trained_positions[s];
       const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
       auto rows = slice(batch.fields, begin, count);
@@ -155,7 +160,8 @@ class FlatReference {
       const auto& positions = batch.trained_positions[s];
       if (positions.empty()) continue;
       const auto [log_probs, entropies, all_log_probs] =
-          sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
+          sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature,
+                   replayed_.empty() ? RoutedExperts() : replayed_[s]);
       const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
       log_probs_R.push_back(log_probs.index_select(0, index).detach());
       entropies_R.push_back(entropies.index_select(0, index).detach());
@@ -198,10 +204,12 @@ class FlatReference {
   }
 
   // The result does not include the residual.
-  at::Tensor feed_forward(const at::Tensor& x, int64_t layer, const std::string& prefix) const {
+  at::Tensor feed_forward(const at::Tensor& x, int64_t layer, const std::string& prefix,
+                          const RoutedExperts& routed) const {
     const char* norm_name = config_.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
     const auto m = config_.pre_norms ? norm(x, prefix + norm_name + ".weight") : x;
-    const auto y = config_.is_sparse(layer) ? experts(m, prefix + "mlp.") : gated(m, prefix + "mlp.");
+    const auto y =
+        config_.is_sparse(layer) ? experts(m, layer, prefix + "mlp.", routed) : gated(m, prefix + "mlp.");
     return config_.post_norms ? norm(y, prefix + "post_feedforward_layernorm.weight") : y;
   }
 
@@ -216,9 +224,15 @@ class FlatReference {
   }
 
   // Computes every expert for every token. The weights of experts that a token does not use are 0.
-  at::Tensor experts(const at::Tensor& m, const std::string& prefix) const {
+  at::Tensor experts(const at::Tensor& m, int64_t layer, const std::string& prefix,
+                     const RoutedExperts& routed) const {
     const auto p_TE = at::matmul(m, weight(prefix + "gate.weight").t()).softmax(-1);
     const auto chosen_TK = std::get<1>(p_TE.detach().topk(config_.experts_per_token, -1));
+    int64_t index = 0;  // among the layers with experts
+    for (int64_t below = 0; below < layer; ++below) index += config_.is_sparse(below);
+    for (int64_t t = 0; t < std::min(routed.num_rows(), m.size(0)); ++t)
+      for (int64_t k = 0; k < config_.experts_per_token; ++k)
+        chosen_TK[t][k] = routed.row(t)[static_cast<size_t>(index * config_.experts_per_token + k)];
     auto weights_TE = p_TE * at::zeros_like(p_TE).scatter(1, chosen_TK, 1.0);
     if (config_.renormalises_experts) weights_TE = weights_TE / weights_TE.sum(-1, true);
     auto y = at::zeros_like(m);
@@ -259,6 +273,7 @@ class FlatReference {
 
   ModelConfig config_;
   HiddenKeys hidden_keys_;
+  std::vector<RoutedExperts> replayed_;
   std::map<std::string, at::Tensor> weights_;
   std::map<std::string, Adapter> adapters_;  // keyed by the matrix's name
 };

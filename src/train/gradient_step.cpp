@@ -70,6 +70,9 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
       executor_(executor_of(model)),
       kl_controller_(settings.loss),
       entropy_controller_(settings.loss) {
+  if (settings.routing_replay != "none" && !model.config().is_mixture())
+    throw UserError(str("actor.routing_replay: got ", settings.routing_replay,
+                        ", but the model has no experts; expected none"));
   check_offload("actor.activation_offload", settings.tree.offload(), model.device().is_cpu());
   if (settings.deterministic && (!loss_->token_separable() || settings.advantages.needs_values()))
     throw UserError(str(
@@ -82,17 +85,58 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
   if (settings.loss.loss != "sft") check_frozen(settings.loss, settings.advantages, frozen);
 }
 
-TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajectories) const {
+TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajectories) {
   AggregationSettings aggregation = settings_.aggregation;
   if (aggregation.loss_aggregation == "auto") aggregation.loss_aggregation = loss_->aggregation();
   TrainBatch batch = make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
-  if (sparse_.is_sparse()) mark_sampled(batch, trajectories);
+  const MarkSettings marks{.sampled = sparse_.is_sparse(),
+                           .experts = settings_.replays_rollout_experts(),
+                           .majority = settings_.routing_differences == "majority"};
+  if (marks.experts) check_routed_experts(trajectories);
+  if (!marks.sampled && !marks.experts) return batch;
+  const RouteDifferences differences = mark_tokens(batch, trajectories, marks);
+  route_differences_.rows += differences.rows;
+  route_differences_.different += differences.different;
   return batch;
+}
+
+void GradientStep::check_routed_experts(const std::vector<const Trajectory*>& trajectories) const {
+  const ModelConfig& config = model_.config();
+  const int64_t layers = config.num_sparse_layers();
+  for (const Trajectory* row : trajectories) {
+    if (!row->in_loss()) continue;
+    const RoutedExperts& routed = row->routed_experts;
+    const auto refuse = [&](const std::string& got, const std::string& expected) {
+      throw UserError(str("actor.routing_replay R3: a rollout of group ", quoted(row->group), " has ", got,
+                          " in routed_experts; expected ", expected));
+    };
+    if (routed.num_rows() + 1 < std::ssize(row->input_ids))
+      refuse(str(routed.num_rows(), " rows for ", row->input_ids.size(), " tokens"),
+             "a row for each token but the last: rollouts that were generated with "
+             "rollout.return_routed_experts, or routing_replay none");
+    if (!routed.empty() && (routed.num_layers != layers || routed.num_chosen != config.experts_per_token))
+      refuse(str(routed.num_chosen, " experts in each of ", routed.num_layers, " layers"),
+             str(config.experts_per_token, " in each of ", layers, ", as the model has"));
+    for (const uint16_t expert : routed.experts)
+      if (expert >= config.num_experts)
+        refuse(str("expert ", expert), str("numbers below ", config.num_experts, ", as the model has"));
+  }
+}
+
+// R2: the experts of a pass with the weights before the first optimizer step of the batch.
+void GradientStep::record_own_experts(const std::vector<const Trajectory*>& trajectories,
+                                      const std::string& strategy, TrainBatch& batch) {
+  std::vector<RoutedExperts> routed(batch.sequences.size());
+  executor_.execute_forward(plan(batch, strategy), batch, {.routed_experts = &routed});
+  if (Communicator* const group = ranks_ ? ranks_->loss_group() : nullptr) gather_experts(routed, *group);
+  batch.routed_experts = std::make_shared<const std::vector<RoutedExperts>>(std::move(routed));
+  mark_tokens(batch, trajectories, {.sampled = sparse_.is_sparse(), .experts = true});
 }
 
 TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                                        const std::string& strategy) {
   TrainBatch batch = rows_of(trajectories);
+  if (settings_.routing_replay == "R2" && !is_one_update) record_own_experts(trajectories, strategy, batch);
   LossRows& fields = batch.fields;
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
     throw UserError(
@@ -126,7 +170,7 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
   if (keeps_old || in_reward || given == TopKTokens::kPolicyTop) {
     const RowValues old = executor_.execute_forward(
-        plan(batch, strategy), batch, given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0);
+        plan(batch, strategy), batch, {.top_k = given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0});
     if (keeps_old) fields.proximal_log_probs_R = old.log_probs_R;
     if (keeps_old) fields.proximal_top_k_RK = old.top_k_log_probs_RK;
     if (in_reward && batch.num_rows() > 0) {
@@ -212,6 +256,10 @@ MetricValues GradientStep::finish(const WeightedSums& sums) {
     if (const auto entropy = sums.find("policy/entropy"); entropy != sums.end() && entropy->second.weight > 0)
       entropy_controller_.update(entropy->second.value());
   }
+  if (route_differences_.rows > 0)
+    values["experts/records_differ"] =
+        static_cast<double>(route_differences_.different) / static_cast<double>(route_differences_.rows);
+  route_differences_ = {};
   const int64_t num_steps = version_.value_or(num_finished_) + 1;
   ++num_finished_;
   if (settings.ref_model_sync_steps > 0 && num_steps % settings.ref_model_sync_steps == 0) {

@@ -47,7 +47,7 @@ class GradientStep {
                const TrainingRanks* ranks = nullptr, const SparsePolicy& sparse = {});
 
   // The trajectories as a batch, without the fields that need a plan execution.
-  TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
+  TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories);
   // The batch with all fields that the loss needs and that stay fixed during the batch's updates. `strategy`:
   // for the plans of forward executions. Throws UserError if the loss needs versions or engine top-k tokens
   // that the trajectories lack, or if prox_logp_method is reuse_train_logp and the batch has several updates.
@@ -91,12 +91,17 @@ class GradientStep {
  private:
   ExecutionResult add_gradient_by_shares(const Plan& plan, const TrainBatch& batch);
   Plan plan_shards(const PlanRequest& request, const std::string& strategy) const;
+  void check_routed_experts(const std::vector<const Trajectory*>& trajectories) const;
+  void record_own_experts(const std::vector<const Trajectory*>& trajectories, const std::string& strategy,
+                          TrainBatch& batch);
   void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   at::Tensor kl_in_reward(const TrainBatch& batch, const at::Tensor& old_log_probs_R,
                           const at::Tensor& reference_log_probs_R);
+  // Frozen models (the reference, the teacher) choose their own experts.
   Executor executor_of(Model& model) const {
     return Executor(model, {.same_bits = settings_.deterministic,
                             .sparse = sparse_,
+                            .replays_experts = &model == &model_ && settings_.routing_replay != "none",
                             .ranks = ranks_ ? ranks_->loss_group() : nullptr,
                             .context_ranks = ranks_ ? ranks_->context() : nullptr});
   }
@@ -117,7 +122,8 @@ class GradientStep {
   Executor executor_;
   KlController kl_controller_;
   EntropyController entropy_controller_;
-  WeightedSum kl_in_reward_;  // over the sequences of the current batch; finish() resets it
+  RouteDifferences route_differences_;  // of the current batch; finish() resets it
+  WeightedSum kl_in_reward_;            // over the sequences of the current batch; finish() resets it
   int64_t num_finished_ = 0;
 };
 

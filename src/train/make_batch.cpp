@@ -365,44 +365,6 @@ std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, con
   return filtered.zero_std_groups > 0 && settings.filters.dynamic_sampling ? "equal rewards" : "nothing left";
 }
 
-void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories) {
-  auto marked = std::make_shared<std::vector<std::vector<int32_t>>>();
-  auto replayed = std::make_shared<std::vector<ReplayedToken>>();
-  std::unordered_multimap<size_t, int32_t> numbers;  // by hash
-  const auto number_of = [&](int32_t token, std::span<const uint16_t> pages) {
-    const std::string_view bytes(reinterpret_cast<const char*>(pages.data()), pages.size_bytes());
-    const size_t hash = std::hash<std::string_view>()(bytes) ^ static_cast<size_t>(token);
-    const auto [first, last] = numbers.equal_range(hash);
-    for (auto found = first; found != last; ++found) {
-      const ReplayedToken& other = (*replayed)[static_cast<size_t>(found->second)];
-      if (other.token == token && std::ranges::equal(other.pages, pages)) return found->second;
-    }
-    const auto number = static_cast<int32_t>(replayed->size());
-    BOUGH_CHECK(number < kReplayMark, "too many sampled tokens in one batch");
-    replayed->push_back({token, pages});
-    numbers.emplace(hash, number);
-    return number;
-  };
-  for (const Trajectory* trajectory : trajectories) {
-    if (!trajectory->in_loss()) continue;
-    std::vector<int32_t>& tokens = marked->emplace_back(trajectory->input_ids);
-    const std::vector<uint8_t> sampled = trajectory->sampled();
-    for (size_t i = 1; i < tokens.size(); ++i)
-      if (sampled[i] != 0) tokens[i] |= kDrawnMark;
-    const PageChoices& choices = trajectory->page_choices;
-    for (size_t i = 0; i < choices.positions.size(); ++i) {
-      int32_t& token = tokens.at(static_cast<size_t>(choices.positions[i]));
-      if ((token & kDrawnMark) != 0)
-        token = kDrawnMark | kReplayMark | number_of(token_id(token), choices.of(i));
-    }
-  }
-  BOUGH_CHECK(marked->size() == batch.sequences.size(), "got marks for ", marked->size(), " of ",
-              batch.sequences.size(), " sequences");
-  for (size_t s = 0; s < marked->size(); ++s) batch.sequences[s] = (*marked)[s];
-  batch.marked = std::move(marked);
-  batch.replayed = std::move(replayed);
-}
-
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age,
                             const SetValues& set_values) {

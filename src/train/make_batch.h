@@ -20,23 +20,9 @@
 #include "plan/plan.h"
 #include "train/settings.h"
 #include "train/token_age.h"
+#include "train/token_marks.h"
 
 namespace bough {
-
-// Marks that keep tokens apart in the prefix tree of a sparse policy.
-// - A sparse policy computes a sampled token (loss_mask) with page selection and all other tokens densely. So
-//   equal tokens must not be one tree node if only one was sampled: sampled tokens have kDrawnMark.
-// - If generation recorded a token's page selection, the token also has kReplayMark, and the lower bits hold
-//   an index into TrainBatch::replayed. Tokens with equal ids and equal pages have the same index.
-// The executor removes the marks.
-inline constexpr int32_t kDrawnMark = 1 << 30, kReplayMark = 1 << 29;
-inline int32_t token_id(int32_t marked) {
-  return marked & ~kDrawnMark;
-}
-struct ReplayedToken {
-  int32_t token = 0;
-  std::span<const uint16_t> pages;  // the token's PageChoices::of(); the trajectory owns the data
-};
 
 // Sequences, their trained tokens, and the loss's fields. A loss row is one trained token of one sequence.
 struct TrainBatch {
@@ -44,9 +30,11 @@ struct TrainBatch {
   std::vector<std::vector<int32_t>> trained_positions;  // by sequence, ascending, all > 0; one loss row each
   std::vector<int64_t> row_offset;  // [S + 1]: sequence s has loss rows [row_offset[s], row_offset[s + 1])
   double temperature = 1;           // the head divides logits by it
-  // Set by mark_sampled(): the marked token ids, and the tokens that kReplayMark indices refer to.
+  // Set by mark_tokens(): the marked token ids, and the tokens that kReplayMark indices refer to.
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   std::shared_ptr<const std::vector<ReplayedToken>> replayed;
+  // By sequence: the experts that the trainer's own pass used. nullptr: the trajectories' records count.
+  std::shared_ptr<const std::vector<RoutedExperts>> routed_experts;
   // Fields of all loss rows on the CPU, accumulator type. The executor sets log_probs_R and entropies_R.
   LossRows fields;
   // int64 [R, K]: top-k tokens whose log-probabilities plan execution also returns. Undefined: none.
@@ -78,9 +66,6 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
                       const AggregationSettings& aggregation, at::ScalarType dtype);
 TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
                       at::ScalarType dtype);
-
-// Marks the batch's sampled tokens. `trajectories`: those that the batch was made from, in order.
-void mark_sampled(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
 
 // Sets advantages from rewards, which are shaped, filtered and compared inside each group.
 // - A sequence that already has an advantage keeps it, but its reward counts in the group's mean.

@@ -177,19 +177,19 @@ TEST(Pipeline, ForwardValuesAreTheUnshardedModels) {
     if (r->batch.num_rows() == 0) continue;
     const auto whole = random_model(deep_config(seed), seed, at::kDouble);
     const Plan plan = plan_shard(seed % 2 == 0 ? "blocks" : "path", plan_request(r->batch, 24), 0, 1);
-    const RowValues one = Executor(*whole).execute_forward(plan, r->batch, 9);
-    on_rank_groups({.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole,
-                   [&](TrainingRanks& groups, Model& model) {
-                     const RowValues values =
-                         Executor(model, {.ranks = groups.loss_group()}).execute_forward(plan, r->batch, 9);
-                     const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
-                       return (a - b).abs().max().item<double>() <= 1e-12;
-                     };
-                     EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
-                     EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
-                     EXPECT_TRUE(is_close(values.top_k_log_probs_RK, one.top_k_log_probs_RK)) << seed;
-                     EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
-                   });
+    const RowValues one = Executor(*whole).execute_forward(plan, r->batch, {.top_k = 9});
+    on_rank_groups(
+        {.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole, [&](TrainingRanks& groups, Model& model) {
+          const RowValues values =
+              Executor(model, {.ranks = groups.loss_group()}).execute_forward(plan, r->batch, {.top_k = 9});
+          const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
+            return (a - b).abs().max().item<double>() <= 1e-12;
+          };
+          EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
+          EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
+          EXPECT_TRUE(is_close(values.top_k_log_probs_RK, one.top_k_log_probs_RK)) << seed;
+          EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
+        });
   }
 }
 

@@ -24,6 +24,7 @@ struct PassInput {
   KeyEnds ends;
   std::vector<uint8_t> is_sampled;                 // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
+  at::Tensor experts_TLK;                          // flat; the pass's ExpertRoutes
   std::vector<QuerySegment> segments;              // runs for the vendor's attention; or empty
   // With context parallelism: how the ranks split the pass. `shared` then has the ends and segments of this
   // rank, and tokens_T and positions_T hold this rank's tokens. nullptr if context parallelism is off.
@@ -119,6 +120,7 @@ class PlanExecution {
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // RecomputePolicy::kAttention: one per layer
     std::vector<PageChooser::Lists> choices;             // of a forward without a graph, by layer
+    std::vector<at::Tensor> experts;                     // the same: the experts that the tokens used
     at::Tensor boundary_rows_E;                          // int64: tokens of boundary_ED, by index in the pass
     at::Tensor boundary_ED;                              // boundary hidden states: other heads read them
     at::Tensor d_boundary_ED;                            // gradients of boundary_ED, accumulator type
@@ -190,6 +192,7 @@ class PlanExecution {
       open.entered_TD =
           links_.receive({input_.tokens_T.size(0), model_.config().hidden_size}, StageLinks::Way::kForward);
     const auto hidden_TD = run_pass(open, *context);
+    if (options_.routed_experts) record_experts(place, context->experts().used_TLK());
     open.shared = input_.shared;
     if (model_.stage().is_last()) finish_forward(place, hidden_TD, runs_head || !backward_);
     else links_.send(hidden_TD.detach(), StageLinks::Way::kForward);
@@ -198,9 +201,30 @@ class PlanExecution {
       open.hidden_TD = hidden_TD;
     } else if (backward_) {
       open.choices = context->take_choices();
+      open.experts = context->experts().used();
     } else {
       open.entered_TD.reset();
       open.shared.reset();
+    }
+  }
+
+  // Appends the experts of a block's tokens to the records of the sequences that contain them. A block runs
+  // after the block above it, so a sequence's tokens come in order.
+  void record_experts(const BlockVisit& place, const at::Tensor& used_TLK) {
+    const PlannedTree& planned = place.tree.planned;
+    const auto* used = static_cast<const int64_t*>(used_TLK.const_data_ptr());
+    const int64_t size = used_TLK.size(1) * used_TLK.size(2);
+    std::vector<int64_t> row_of(static_cast<size_t>(planned.tree->num_tokens()), -1);
+    int64_t row = 0;
+    for (const TokenRange& range : place.block.ranges)
+      for (int32_t t = range.begin; t < range.end; ++t) row_of[static_cast<size_t>(t)] = row++;
+    for (size_t s = 0; s < planned.sequences.size(); ++s) {
+      RoutedExperts& routed = options_.routed_experts->at(static_cast<size_t>(planned.sequences[s]));
+      routed.num_layers = used_TLK.size(1);
+      routed.num_chosen = used_TLK.size(2);
+      for (const int32_t t : planned.tree->path(static_cast<int64_t>(s)))
+        if (const int64_t at = row_of[static_cast<size_t>(t)]; at >= 0)
+          routed.experts.insert(routed.experts.end(), used + at * size, used + (at + 1) * size);
     }
   }
 
@@ -260,6 +284,8 @@ class PlanExecution {
       pass.choice->counts = nullptr;  // the first forward was counted
       pass.choice->chosen = std::move(open.choices);
     }
+    pass.experts.use(std::move(open.experts));
+    pass.experts.stop_counting();
     if (place.block.keep == RecomputePolicy::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
     open.hidden_TD = run_pass(open, *open.context);
@@ -297,6 +323,7 @@ class PlanExecution {
     const Block& block = place.block;
     input_ = {};
     std::vector<int64_t> tokens, positions, numbers;
+    std::vector<std::span<const uint16_t>> experts;
     tokens.reserve(block.num_tokens);
     positions.reserve(block.num_tokens);
     numbers.reserve(block.num_tokens);
@@ -306,6 +333,8 @@ class PlanExecution {
         tokens.push_back(batch_.token_of(tree.tokens[t]));
         input_.is_sampled.push_back((tree.tokens[t] & kDrawnMark) != 0);
         if (batch_.replayed) input_.replays.push_back(replay ? replay->pages : std::span<const uint16_t>());
+        if (options_.replays_experts)
+          experts.push_back(replay ? replay->experts : std::span<const uint16_t>());
         positions.push_back(tree.depth[t]);
         numbers.push_back(t);
       }
@@ -320,6 +349,7 @@ class PlanExecution {
       end_local[j] = count_below(tree.subtree_end[place.stack.tokens()[j]]);
     for (int64_t i = 0; i < block.num_tokens; ++i)
       end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
+    if (options_.replays_experts) add_experts(experts, upload);
     upload.add(tokens, &input_.tokens_T);
     upload.add(positions, &input_.positions_T);
     if (ranks_) {
@@ -329,6 +359,22 @@ class PlanExecution {
     add_key_ends(upload, end_local, block.stack_rows, &input_.ends);
     if (least_run > 0) input_.segments = cut_into_segments(end_local, block.stack_rows, least_run);
     add_segments(upload, input_.segments);
+  }
+
+  // Sets input_.experts_TLK from the tokens' records, unless no token has one.
+  void add_experts(const std::vector<std::span<const uint16_t>>& records, HostToDeviceBatch& upload) {
+    const int64_t chosen = model_.config().experts_per_token, layers = model_.config().num_sparse_layers();
+    const auto size = static_cast<size_t>(layers * chosen);
+    if (std::ranges::all_of(records, &std::span<const uint16_t>::empty)) return;
+    std::vector<int64_t> experts(records.size() * size, -1);
+    for (size_t t = 0; t < records.size(); ++t) {
+      if (records[t].empty()) continue;
+      BOUGH_CHECK(records[t].size() == size, "a token has ", records[t].size(),
+                  " recorded experts, the model ", "chooses ", chosen, " in each of ", layers, " layers");
+      std::ranges::copy(records[t], experts.begin() + static_cast<std::ptrdiff_t>(t * size));
+    }
+    expert_sizes_ = {static_cast<int64_t>(records.size()), layers, chosen};
+    upload.add(experts, &input_.experts_TLK);
   }
 
   // reads_rows: the block's head runs with this pass.
@@ -363,6 +409,10 @@ class PlanExecution {
                            .scale = model_.config().attention_scale(),
                            .segments = input_.segments,
                            .shared = input_.shared};
+    if (model_.config().is_mixture())
+      pass.experts =
+          ExpertRoutes(input_.experts_TLK.defined() ? input_.experts_TLK.view(expert_sizes_) : at::Tensor(),
+                       &counts_.routes);
     if (backward_ && recomputes_layers(block.keep)) {
       pass.recomputes_layers = true;
       pass.layers_keep_attention = block.keep == RecomputePolicy::kLayerInputsAndAttention;
@@ -460,6 +510,7 @@ class PlanExecution {
   std::vector<StackSlot> stacks_;
   std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
   PassInput input_;                           // of the current pass
+  std::vector<int64_t> expert_sizes_;         // of input_.experts_TLK
   const Block* rows_of_ = nullptr;            // the block of row_indices_
   BlockRows own_rows_;                        // with context parallelism: this rank's
   RowIndices row_indices_;

@@ -16,6 +16,7 @@ namespace bough {
 struct BlockCounts {
   ReplayCounts replays;     // page lists of the first forward passes
   int64_t num_uploads = 0;  // copies of index tensors to the device
+  RouteCounts routes;       // a mixture's
 };
 
 // Runs the blocks that train a token, or have a descendant that does. A pipeline stage runs its layers of

@@ -210,7 +210,10 @@ struct ActorSettings {
   int64_t threads = 0;
   bool deterministic = false;
   std::string backend;
+  std::string routing_replay = "none";
+  std::string routing_differences = "exact";
 
+  bool replays_rollout_experts() const { return routing_replay == "R3"; }
   template <class V>
   void visit(V& v) {
     tree.visit(v);
@@ -224,6 +227,15 @@ struct ActorSettings {
       "number of training ranks, with AReaL's names: ranks split the batch (d), the list of layers (p), the "
       "tokens of a pass (c) and each layer (t); fsdp:d4: 4 ranks, fsdp:d2c2t2: 8 ranks (docs/ranks.md); "
       "empty: all started ranks split the batch");
+    v("routing_replay", routing_replay,
+      "experts that a mixture trains each token with (docs/moe.md): none, those that the router chooses in "
+      "each pass; R2, those of the trainer's pass before the first optimizer step of a batch; R3, those that "
+      "generation recorded",
+      one_of({"none", "R2", "R3"}));
+    v("routing_differences", routing_differences,
+      "R3: samples of one prompt whose records differ in a shared token: exact, the samples part there; "
+      "majority, all get the most frequent record",
+      one_of({"exact", "majority"}));
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches,

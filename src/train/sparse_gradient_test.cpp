@@ -97,7 +97,7 @@ std::vector<const Trajectory*> pointers(const RandomBatch& r) {
 // tool outputs.
 std::unique_ptr<RandomBatch> long_batch(uint64_t seed) {
   auto r = random_batch(seed, 600);
-  mark_sampled(r->batch, pointers(*r));
+  mark_tokens(r->batch, pointers(*r), {.sampled = true});
   return r;
 }
 

@@ -33,12 +33,12 @@ TEST(TensorParallel, TopKTokensAreThoseOfTheWholeVocabulary) {
   const auto loss = make_loss(settings);
   const auto whole = random_model(shared_config(11), 11, at::kDouble);
   FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
-  const RowValues one =
-      Executor(*whole).execute_forward(plan_shard("blocks", plan_request(r->batch, 24), 0, 1), r->batch, 9);
+  const RowValues one = Executor(*whole).execute_forward(
+      plan_shard("blocks", plan_request(r->batch, 24), 0, 1), r->batch, {.top_k = 9});
   on_rank_groups({.tensor = 4}, *whole, [&](TrainingRanks& groups, Model& model) {
     model.allocate_gradients();
     const Plan plan = plan_shard("blocks", plan_request(r->batch, 24), 0, 1);
-    const RowValues values = Executor(model).execute_forward(plan, r->batch, 9);
+    const RowValues values = Executor(model).execute_forward(plan, r->batch, {.top_k = 9});
     Executor(model).execute(plan, r->batch, *loss);
     sum_gradients(model, nullptr);
     const NamedTensors gradients = named_gradients(model);

@@ -253,6 +253,7 @@ TreeContext::TreeContext(Pass pass) : pass_(std::move(pass)) {
 // Page selections of the forward pass are not counted again. Attention outputs that forward kept are reused.
 void TreeContext::begin_backward() {
   if (pass_.choice) pass_.choice->counts = nullptr;
+  pass_.experts.stop_counting();
   pass_.verify_recompute = pass_.verify_layers;
   if (!pass_.layers_keep_attention) return;
   pass_.keep_outputs = nullptr;

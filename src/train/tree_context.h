@@ -10,6 +10,7 @@
 #include "kernels/tree_attention/tree_attention_segments.h"
 #include "kernels/tree_attention/tree_attention_sparse.h"
 #include "models/config.h"
+#include "models/expert_routes.h"
 #include "models/model.h"
 #include "train/context_parallel.h"
 #include "train/host_copies.h"
@@ -100,6 +101,8 @@ class TreeContext : public AttentionContext {
       void replay(int64_t layer, PageChooser::Lists& lists);
     };
     std::optional<Choice> choice;
+    // A mixture's experts. The first forward sets them and a recompute reads them.
+    ExpertRoutes experts = ExpertRoutes();
     // Context parallelism: the ranks split the tokens of the pass. nullptr if this rank has all tokens.
     // Dense attention only.
     std::shared_ptr<ContextPass> shared = nullptr;
@@ -125,8 +128,13 @@ class TreeContext : public AttentionContext {
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
 
+  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
+    return pass_.experts.route(layer, logits_TE, num_chosen);
+  }
+
   // Moves out the page lists that the pass's queries selected, by layer. Empty if no query selects pages.
   std::vector<PageChooser::Lists> take_choices();
+  const ExpertRoutes& experts() const { return pass_.experts; }
 
   // An empty tensor for each layer. Pass them to backward as roots in addition to the hidden states.
   const std::vector<at::Tensor>& anchors() const { return anchors_; }
