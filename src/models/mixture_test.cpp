@@ -6,6 +6,7 @@
 
 #include "base/base_test_util.h"
 #include "base/error.h"
+#include "kernels/experts/experts.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
 #include "models/pipeline_stage.h"
@@ -199,13 +200,10 @@ struct Recorder : AttentionContext {
   at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor&, const at::Tensor& v_TGH) override {
     return v_TGH.repeat_interleave(q_TNH.size(1) / v_TGH.size(1), 1);
   }
-  at::Tensor recorded_experts(int64_t layer) override {
+  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
     const auto found = given.find(layer);
-    return found == given.end() ? at::Tensor() : found->second;
-  }
-  void on_experts(int64_t layer, const at::Tensor& experts_TK, const at::Tensor& logits_TE) override {
-    used[layer] = experts_TK;
     logits[layer] = logits_TE;
+    return used[layer] = found == given.end() ? choose_experts(logits_TE, num_chosen) : found->second;
   }
   std::map<int64_t, at::Tensor> given, used, logits;
 };
