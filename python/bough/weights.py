@@ -120,6 +120,11 @@ def _make_native(model: torch.nn.Module) -> tuple[Any, torch.dtype, torch.device
         _config_text(model), DTYPES[dtype], device.type, has_lm_head(model)
     )
     expected = set(native.parts(False)[0])
+    if any(".experts." in name for name in expected):
+        raise UserError(
+            f"got {type(base).__name__}, a mixture of experts; expected a dense model (`bough train` and "
+            "`bough sft` train mixtures)"
+        )
     if missing := sorted(expected - named.keys()):
         raise UserError(
             f"the model has no weight {missing[0]!r}, which its config asks for ({len(missing)} missing)"

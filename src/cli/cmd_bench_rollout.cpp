@@ -203,13 +203,12 @@ void run_bench_rollout(BenchRolloutOptions options) {
   const auto model = load_rollout_model(options.model, options.engine, setup.dtype, setup.device);
   model->set_router_type(setup.router);
   if (!options.contexts.empty()) {
-    const DecodeBench bench{
-        .contexts = options.contexts,
-        .samples = options.generation.n_samples,
-        .repeat = options.repeat,
-        .sparse = options.engine.sparse,
-        .weight_bytes = ModelBytes(model_shape(*model), layer_matrix_bytes(*model))
-                            .read_by(options.generation.n_samples, model_shape(*model))};
+    const DecodeBench bench{.contexts = options.contexts,
+                            .samples = options.generation.n_samples,
+                            .repeat = options.repeat,
+                            .sparse = options.engine.sparse,
+                            .weight_bytes = ModelBytes(model_shape(*model), layer_matrix_bytes(*model))
+                                                .read_by(options.generation.n_samples, model_shape(*model))};
     print_decode_bench(run_decode_bench(*model, bench), options.json);
     return;
   }

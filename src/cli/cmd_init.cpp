@@ -88,8 +88,9 @@ void ask_for_experts(const InitOptions& options, const Family& family, Json& ask
   const std::string size_key = family.experts.size_key;
   const bool has_dense_size = size_key != "intermediate_size";
   if (!has_dense_size && options.expert_size && options.intermediate_size)
-    throw UserError(str("--intermediate-size: got ", *options.intermediate_size, " beside --expert-size, but --arch ",
-                        family.model_type, " has no dense layers; expected --expert-size only"));
+    throw UserError(str("--intermediate-size: got ", *options.intermediate_size,
+                        " beside --expert-size, but --arch ", family.model_type,
+                        " has no dense layers; expected --expert-size only"));
   const int64_t per_token = options.experts_per_token.value_or(2);
   const int64_t dense = asked.at("intermediate_size").get<int64_t>();
   const bool is_given = !has_dense_size && options.intermediate_size;
@@ -164,14 +165,13 @@ void run_init(const InitOptions& options) {
     print_json({{"model", options.directory}, {"architecture", arch}, {"parameters", parameters}});
   } else {
     const std::string experts =
-        config.is_mixture()
-            ? str(", ", config.num_experts, " experts of ", config.expert_intermediate_size, ", ",
-                  config.experts_per_token, " a token")
-            : "";
+        config.is_mixture() ? str(", ", config.num_experts, " experts of ", config.expert_intermediate_size,
+                                  ", ", config.experts_per_token, " a token")
+                            : "";
     print_table({{"model", options.directory},
                  {"parameters", format_thousands(parameters)},
-                 {"shape", str(arch, ", ", options.layers, " layers of width ", options.hidden_size,
-                               ", ", options.heads, " heads, vocabulary ", options.vocab_size, experts)}});
+                 {"shape", str(arch, ", ", options.layers, " layers of width ", options.hidden_size, ", ",
+                               options.heads, " heads, vocabulary ", options.vocab_size, experts)}});
   }
 }
 

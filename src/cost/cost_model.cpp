@@ -55,8 +55,7 @@ double CostModel::layers_seconds(const PassShape& pass, bool backward, double le
   const CostCurve& elementwise = backward ? device_.elementwise_backward : device_.elementwise_forward;
   const double flops = backward ? shape_.trained_linear_flops_per_token() : shape_.linear_flops_per_token();
   // Backward of frozen experts takes one product instead of two.
-  const double of_experts =
-      shape_.expert_flops_per_token() * (backward && shape_.is_frozen() ? 0.5 : 1);
+  const double of_experts = shape_.expert_flops_per_token() * (backward && shape_.is_frozen() ? 0.5 : 1);
   const double work = linear_seconds(linear, pass.tokens, flops, of_experts) +
                       shape_.elements_per_token() * elementwise.at(pass.tokens) +
                       attention_seconds(pass, backward) - left_out;

@@ -69,6 +69,27 @@ TEST(CostModel, ConstantsAddUpOnACpuAndHideBehindTheWorkOnAGpu) {
   EXPECT_NEAR(CostModel(profile, tiny_shape()).forward_seconds(pass), std::max(work, 2.5), 1e-9);
 }
 
+TEST(CostModel, APassReadsTheWeightsOfEveryExpertThatItUses) {
+  auto profile = simple_profile();
+  profile.attention_forward = CostCurve{{1, 1000}, {0, 0}};
+  ModelShape shape = tiny_shape();
+  shape.num_experts = 4;
+  shape.experts_per_token = 2;
+  shape.expert_intermediate_size = 6;
+  const double all = shape.linear_flops_per_token(), experts = shape.expert_flops_per_token();
+  EXPECT_EQ(experts, 2.0 * 2 * 2 * 3 * 8 * 6);  // FLOPs, layers, experts, matrices
+  const auto seconds = [&](int64_t tokens) {
+    return CostModel(profile, shape).forward_seconds({.tokens = tokens, .pairs = tokens});
+  };
+  // With seconds proportional to rows, only FLOPs count. 12 tokens have 24 pairs, 6 for each of 4 experts.
+  EXPECT_NEAR(seconds(12), 1e-9 * 12 * all, 1e-12);
+  // With the same seconds for any number of rows, the products of an expert take as long as its weights are
+  // large. One token uses two experts, many tokens all four.
+  profile.linear_forward = CostCurve{{1, 1000}, {1e-9, 1e-9}};
+  EXPECT_NEAR(seconds(1), 1e-9 * all, 1e-13);
+  EXPECT_NEAR(seconds(100), 1e-9 * (all + experts), 1e-13);
+}
+
 TEST(CostModel, TheHeadIsPaidChunkByChunk) {
   auto profile = simple_profile();
   profile.head_forward = {{64, 128}, {1.0, 1.0}};  // a chunk costs the same for any number of rows

@@ -247,10 +247,9 @@ TEST(PeakMemory, AsPredictedForMixturesOfExperts) {
         for (const auto keep : {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputs})
           for (const char* strategy : {"path", "dense", "blocks"})
             for (const int64_t limit : {2048, 300, 40}) {
-              SCOPED_TRACE(testing::Message()
-                           << c10::toString(dtype) << " K " << experts_per_token
-                           << (has_dense_layer ? ", a dense layer, " : " ") << strategy << " B " << limit
-                           << " keep " << static_cast<int>(keep));
+              SCOPED_TRACE(testing::Message() << c10::toString(dtype) << " K " << experts_per_token
+                                              << (has_dense_layer ? ", a dense layer, " : " ") << strategy
+                                              << " B " << limit << " keep " << static_cast<int>(keep));
               expect_near(steps.ratio(Sequences(600, 3, 100, true, 500), strategy, limit, keep));
             }
       }

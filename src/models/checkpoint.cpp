@@ -177,8 +177,8 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
-    const bool is_weights =
-        name == kSingleWeights || name == kWeightsIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
+    const bool is_weights = name == kSingleWeights || name == kWeightsIndex ||
+                            (name.starts_with("model-") && name.ends_with(".safetensors"));
     if (is_weights && !written.contains(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) fs::remove(path);

@@ -125,8 +125,7 @@ void read_experts(const ConfigKeys& keys, const Family& family, ModelConfig& con
     keys.fail("num_experts_per_tok", str(config.experts_per_token),
               str("at most ", count_key, ", ", config.num_experts));
   config.expert_intermediate_size = keys.integer(family.experts.size_key, kMaxWidth);
-  config.renormalises_experts =
-      family.experts.always_renormalises || keys.flag_or("norm_topk_prob", false);
+  config.renormalises_experts = family.experts.always_renormalises || keys.flag_or("norm_topk_prob", false);
 }
 
 void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family) {
@@ -278,7 +277,8 @@ int64_t ModelConfig::num_parameters() const {
   const int64_t sparse = hidden_size * num_experts * (1 + 3 * expert_intermediate_size);
   const int64_t feed_forward =
       num_dense_layers() * 3 * hidden_size * intermediate_size + num_sparse_layers() * sparse;
-  return num_layers * layer + feed_forward + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+  return num_layers * layer + feed_forward + hidden_size +
+         vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
 }
 
 ModelConfig parse_model_config(const Json& json, const std::string& where) {

@@ -40,9 +40,9 @@ struct ModelConfig : LayerFeatures {
 
   double rms_norm_eps = 1e-6;
   Rope rope;
-  Rope local_rope;                      // Gemma 3's layers with a sliding window
-  std::vector<LayerRope> layer_ropes;   // per layer; empty: all kGlobal
-  int64_t rotary_dim = 0;               // the first elements of a head that are rotated; 0: all
+  Rope local_rope;                     // Gemma 3's layers with a sliding window
+  std::vector<LayerRope> layer_ropes;  // per layer; empty: all kGlobal
+  int64_t rotary_dim = 0;              // the first elements of a head that are rotated; 0: all
   // Mixtures of experts. A sparse layer has a router and num_experts feed-forward networks in place of one.
   int64_t num_experts = 0;               // E; 0: no layer is sparse
   int64_t experts_per_token = 0;         // K
@@ -50,10 +50,10 @@ struct ModelConfig : LayerFeatures {
   bool renormalises_experts = false;     // a token's K weights are divided by their sum
   std::vector<uint8_t> dense_layers;     // per layer of a mixture: 1 if it is dense; empty: all are sparse
   double clip_qkv = 0;                   // above 0: q, k and v are clamped to +- clip_qkv (OLMoE)
-  bool tie_word_embeddings = false;     // the lm_head is the embedding; checkpoints have it once
-  bool computes_logits = true;          // false (a critic's backbone): the last stage has no tied lm_head
-  std::string torch_dtype = "float32";  // dtype of the checkpoint (key dtype or torch_dtype)
-  Json source;                          // config.json as read, so saving keeps all other keys
+  bool tie_word_embeddings = false;      // the lm_head is the embedding; checkpoints have it once
+  bool computes_logits = true;           // false (a critic's backbone): the last stage has no tied lm_head
+  std::string torch_dtype = "float32";   // dtype of the checkpoint (key dtype or torch_dtype)
+  Json source;                           // config.json as read, so saving keeps all other keys
 
   int64_t query_width() const { return num_heads * head_dim; }
   int64_t key_width() const { return num_kv_heads * head_dim; }

@@ -67,9 +67,9 @@ class Decoder : public Model {
 
     bool is_sparse() const { return router.value.defined(); }
     std::vector<Parameter*> parameters() {
-      return {&attention_norm, &qkv,     &qkv_bias,     &q_norm,   &k_norm,
-              &output,         &output_bias, &attention_post_norm, &mlp_norm, &router,
-              &gate_up,        &gate_up_bias, &down,        &down_bias, &mlp_post_norm};
+      return {&attention_norm,      &qkv,      &qkv_bias, &q_norm,  &k_norm,       &output, &output_bias,
+              &attention_post_norm, &mlp_norm, &router,   &gate_up, &gate_up_bias, &down,   &down_bias,
+              &mlp_post_norm};
     }
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;

@@ -102,8 +102,8 @@ double ModelShape::elements_per_token() const {
   const int64_t over_width = qk_norm_over_width ? 2 * qkv + rms_norm_elements(qkv) + 2 * qkv : 0;
   const int64_t layer = norms * rms_norm_elements(hidden_size) + 2 * residual_elements(hidden_size) +
                         qk_norm_rotary_elements(qkv) + over_width + (clip_qkv > 0 ? 2 * qkv : 0);
-  return static_cast<double>(num_layers * layer + swiglu_elements(feed_forward_elements()) + embedding_elements(hidden_size) +
-                             rms_norm_elements(hidden_size));
+  return static_cast<double>(num_layers * layer + swiglu_elements(feed_forward_elements()) +
+                             embedding_elements(hidden_size) + rms_norm_elements(hidden_size));
 }
 
 WorkModel work_model(const ModelShape& shape) {
@@ -177,8 +177,8 @@ int64_t DecoderBytes::of_feed_forward(LayerKind kind) const {
   // Gate and up of each expert; the experts' indices, the order of the pairs and its inverse; the weights.
   // Without renormalisation the softmax keeps its output for all experts.
   const int64_t accumulator = shape_.accumulator_bytes;
-  const int64_t weights = (shape_.experts_per_token + (shape_.renormalises_experts ? 0 : shape_.num_experts)) *
-                          accumulator;
+  const int64_t weights =
+      (shape_.experts_per_token + (shape_.renormalises_experts ? 0 : shape_.num_experts)) * accumulator;
   return 2 * shape_.expert_elements() * shape_.element_bytes + 3 * shape_.experts_per_token * int64_t{8} +
          weights + (shape_.pre_norms ? accumulator : 0);  // the router's own scale of the norm
 }
@@ -298,8 +298,8 @@ int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   return tokens * width * element + std::max(down, gate_up) + adapters;
 }
 
-// Pairs of a token and an expert are sorted by expert. The rows of all pairs exist at once, the tensors of one
-// expert after another.
+// Pairs of a token and an expert are sorted by expert. The rows of all pairs exist at once, the tensors of
+// one expert after another.
 int64_t DecoderBytes::of_experts(int64_t tokens) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.expert_intermediate_size;

@@ -28,7 +28,8 @@ struct ModelShape : ModelConfig {
   bool is_frozen() const { return adapter_elements > 0; }
   double linear_flops_per_token() const;  // forward, all layers and adapters, without the lm_head
   double last_flops_per_token() const;    // the part of each layer's last product (down)
-  // The parts of these two that a token's experts compute. A product of an expert has fewer rows than the pass.
+  // The parts of these two that a token's experts compute. A product of an expert has fewer rows than the
+  // pass.
   double expert_flops_per_token() const;
   double last_expert_flops_per_token() const;
   // Experts of a layer that at least one of `tokens` tokens uses, if all experts are used equally often.
@@ -74,10 +75,10 @@ class DecoderBytes {
  private:
   enum class LayerKind { kDense, kSparse };
   std::vector<LayerKind> kinds() const;  // those that the model has
-  // Bytes that autograd holds per token. of_layer: one layer with its input, without attention. of_layers: all
-  // of them. of_feed_forward: the part of of_layer() that is freed before attention's backward, except for the
-  // residual. of_attention: attention's output and log-sum-exp, one layer. of_pass: everything outside the
-  // layers.
+  // Bytes that autograd holds per token. of_layer: one layer with its input, without attention. of_layers:
+  // all of them. of_feed_forward: the part of of_layer() that is freed before attention's backward, except
+  // for the residual. of_attention: attention's output and log-sum-exp, one layer. of_pass: everything
+  // outside the layers.
   int64_t of_layer(LayerKind kind) const;
   int64_t of_layers() const;
   int64_t of_feed_forward(LayerKind kind) const;

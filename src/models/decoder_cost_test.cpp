@@ -11,9 +11,8 @@ namespace {
 
 TEST(ModelShape, CountsTheParametersOfEveryArchitecture) {
   for (const bool tied : {false, true})
-    for (const char* family :
-         {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2", "mixtral",
-          "qwen3_moe", "olmoe"})
+    for (const char* family : {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3",
+                               "phi3", "olmo2", "mixtral", "qwen3_moe", "olmoe"})
       for (const bool biases : {false, true}) {
         SCOPED_TRACE(testing::Message() << family << (biases ? " with biases" : ""));
         const std::string name = family;
@@ -96,8 +95,7 @@ TEST(ModelShape, WorkOfAMixtureByHand) {
   EXPECT_EQ(shape.linear_flops_per_token(), dense - 7 * of_layer + 7 * 2.0 * (512 * 8 + 2 * 3 * 512 * 700));
   EXPECT_EQ(shape.expert_flops_per_token(), 7 * 2.0 * 2 * 3 * 512 * 700);
   EXPECT_EQ(shape.last_flops_per_token(), 2.0 * 512 * (1536 + 7 * 2 * 700));
-  EXPECT_EQ(shape.num_parameters(),
-            27'272'704 + 7 * (512 * 8 + 8 * 3 * 512 * 700 - 3 * 512 * 1536));
+  EXPECT_EQ(shape.num_parameters(), 27'272'704 + 7 * (512 * 8 + 8 * 3 * 512 * 700 - 3 * 512 * 1536));
   EXPECT_EQ(shape.distinct_experts(1), 2);
   EXPECT_EQ(shape.distinct_experts(2), 3.5);  // 8 (1 - (6/8)^2)
   EXPECT_NEAR(shape.distinct_experts(1000), 8, 1e-9);

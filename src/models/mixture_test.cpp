@@ -1,11 +1,12 @@
-// Mixtures of experts: config.json, checkpoints, recorded experts, and what is refused. The numbers are compared
-// with transformers in tests/parity/, and with the flat batch in train/executor_test.cpp.
+// Mixtures of experts: config.json, checkpoints, recorded experts, and what is refused. The numbers are
+// compared with transformers in tests/parity/, and with the flat batch in train/executor_test.cpp.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "base/base_test_util.h"
 #include "base/error.h"
+#include "kernels/experts/experts.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
 #include "models/pipeline_stage.h"
@@ -118,9 +119,7 @@ class MixtureFiles : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
   // Replaces the directory's tensors.
-  void write(const NamedTensors& tensors) const {
-    write_safetensors(folder_ / "model.safetensors", tensors);
-  }
+  void write(const NamedTensors& tensors) const { write_safetensors(folder_ / "model.safetensors", tensors); }
   std::string load_message() const {
     return message_of([&] { load_model(folder_, at::kFloat); });
   }
@@ -174,14 +173,16 @@ TEST_F(MixtureFiles, DamagedExpertsAreNamed) {
   save_model(folder_, *model);
   const NamedTensors whole = named_weights(*model), of_modules = fused(*model);
   NamedTensors tensors = whole;
-  std::erase_if(tensors, [](const auto& named) { return named.first.ends_with("1.mlp.experts.2.up_proj.weight"); });
+  std::erase_if(tensors,
+                [](const auto& named) { return named.first.ends_with("1.mlp.experts.2.up_proj.weight"); });
   write(tensors);
   expect_names(load_message(), {"1 missing", "model.layers.1.mlp.experts.2.up_proj.weight"});
   tensors = whole;
   for (auto& [name, tensor] : tensors)
     if (name.ends_with("0.mlp.experts.3.down_proj.weight")) tensor = tensor.t();
   write(tensors);
-  expect_names(load_message(), {"model.layers.0.mlp.experts.3.down_proj.weight (got [8, 16], expected [16, 8])"});
+  expect_names(load_message(),
+               {"model.layers.0.mlp.experts.3.down_proj.weight (got [8, 16], expected [16, 8])"});
   tensors = of_modules;
   for (auto& [name, tensor] : tensors)
     if (name.ends_with("2.mlp.experts.gate_up_proj")) tensor = tensor.narrow(0, 0, 3);
@@ -199,13 +200,10 @@ struct Recorder : AttentionContext {
   at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor&, const at::Tensor& v_TGH) override {
     return v_TGH.repeat_interleave(q_TNH.size(1) / v_TGH.size(1), 1);
   }
-  at::Tensor recorded_experts(int64_t layer) override {
+  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
     const auto found = given.find(layer);
-    return found == given.end() ? at::Tensor() : found->second;
-  }
-  void on_experts(int64_t layer, const at::Tensor& experts_TK, const at::Tensor& logits_TE) override {
-    used[layer] = experts_TK;
     logits[layer] = logits_TE;
+    return used[layer] = found == given.end() ? choose_experts(logits_TE, num_chosen) : found->second;
   }
   std::map<int64_t, at::Tensor> given, used, logits;
 };
@@ -250,7 +248,8 @@ TEST(Mixture, ExpertsHaveNoAdapters) {
 
 TEST(Mixture, IsNotSharedByRanks) {
   const ModelConfig config = config_of("mixtral");
-  expect_names(message_of([&] { shard_config(config, 0, 2); }), {"tensor parallelism", "2 ranks", "4 experts"});
+  expect_names(message_of([&] { shard_config(config, 0, 2); }),
+               {"tensor parallelism", "2 ranks", "4 experts"});
   expect_names(message_of([&] { stage_of(config, 0, 2); }), {"pipeline parallelism", "2 stages", "Mixtral"});
 }
 
@@ -273,10 +272,9 @@ TEST(Mixture, TheRoutersProductIsRoundedOnlyIfAsked) {
 
   expect_names(message_of([&] { random_mixture(config_of("olmoe"))->set_router_type(RouterType::kModel); }),
                {"router_dtype", "Float", "no effect"});
-  expect_names(message_of([&] {
-                 make_model(config_of("qwen3"), at::kBFloat16)->set_router_type(RouterType::kModel);
-               }),
-               {"router_dtype", "Qwen3", "no router"});
+  expect_names(
+      message_of([&] { make_model(config_of("qwen3"), at::kBFloat16)->set_router_type(RouterType::kModel); }),
+      {"router_dtype", "Qwen3", "no router"});
 }
 
 }  // namespace

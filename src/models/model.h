@@ -48,8 +48,8 @@ class AttentionContext {
   virtual at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen);
 };
 
-// The precision of a router's product, before the softmax in the accumulator type. kModel rounds the logits to
-// the model's dtype, as transformers does. It differs from kAccumulator in bf16 only.
+// The precision of a router's product, before the softmax in the accumulator type. kModel rounds the logits
+// to the model's dtype, as transformers does. It differs from kAccumulator in bf16 only.
 enum class RouterType { kAccumulator, kModel };
 inline RouterType router_type_named(const std::string& name) {
   return name == "model" ? RouterType::kModel : RouterType::kAccumulator;

@@ -97,14 +97,14 @@ void StoredWeights::split_fused(const std::string& fused, const std::vector<int6
   const int64_t count = shape[1] / static_cast<int64_t>(rows_of_expert.size());
   for (int64_t e = 0; e < shape[0]; ++e)
     for (size_t i = 0; i < rows_of_expert.size(); ++i)
-      places_.emplace(
-          str(experts, e, ".", rows_of_expert[i], ".weight"),
-          Place{whole.file, whole.stored_name, e, static_cast<int64_t>(i) * count, count});
+      places_.emplace(str(experts, e, ".", rows_of_expert[i], ".weight"),
+                      Place{whole.file, whole.stored_name, e, static_cast<int64_t>(i) * count, count});
 }
 
 void StoredWeights::split_fused_experts(const ModelConfig& config, int64_t layer) {
   const Experts& names = config.family->experts;
-  const int64_t count = config.num_experts, width = config.hidden_size, inner = config.expert_intermediate_size;
+  const int64_t count = config.num_experts, width = config.hidden_size,
+                inner = config.expert_intermediate_size;
   // In all classes, transformers' own name of the block is mlp.
   const std::string own = str("model.layers.", layer, ".mlp.");
   const std::string block = str("model.layers.", layer, ".", names.block, ".");

@@ -15,8 +15,8 @@ namespace bough {
 
 class StoredWeights {
  public:
-  // Chooses as transformers does: the single file if it exists, otherwise the index. Throws UserError if a file
-  // is missing or damaged, or if index and shards are of different checkpoints.
+  // Chooses as transformers does: the single file if it exists, otherwise the index. Throws UserError if a
+  // file is missing or damaged, or if index and shards are of different checkpoints.
   explicit StoredWeights(const std::filesystem::path& directory);
 
   // Name of a tensor -> where it is. first, count: the rows of the matrix `expert` of a fused tensor.
@@ -27,7 +27,9 @@ class StoredWeights {
   };
   const std::map<std::string, Place>& places() const { return places_; }
   bool contains(const std::string& name) const { return places_.contains(name); }
-  const std::filesystem::path& file_of(const std::string& name) const { return places_.at(name).file->path(); }
+  const std::filesystem::path& file_of(const std::string& name) const {
+    return places_.at(name).file->path();
+  }
   SafetensorsEntry entry(const std::string& name) const;
   at::Tensor tensor(const std::string& name) const;
 

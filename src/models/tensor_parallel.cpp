@@ -19,7 +19,8 @@ ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size) {
     throw UserError(str("tensor parallelism: got ", size, " ranks for a model with ", what));
   };
   if (whole.is_mixture())
-    refuse(str(whole.num_experts, " experts (", whole.family->name, "), which no ranks share; expected 1 (t1)"));
+    refuse(
+        str(whole.num_experts, " experts (", whole.family->name, "), which no ranks share; expected 1 (t1)"));
   if (whole.num_heads % size != 0) refuse(str(whole.num_heads, " heads; expected a divisor of this number"));
   if (whole.num_kv_heads % size != 0 && size % whole.num_kv_heads != 0)
     refuse(str(whole.num_kv_heads, " key heads; expected a divisor or a multiple of this number"));

@@ -39,6 +39,7 @@ static int64_t num_graph_parts(const PagedShape& shape, int64_t max_decode) {
 }
 
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode) {
+  if (config.is_mixture()) return 0;  // no graphs (suits_graph())
   const PagedShape shape{config.num_heads, config.num_kv_heads, config.head_dim, at::kFloat, at::kMeta};
   const int64_t largest = rounded_decode_size(max_decode);
   auto bytes = static_cast<int64_t>(PagedPlan::make_parts(shape, num_graph_parts(shape, largest)).nbytes());

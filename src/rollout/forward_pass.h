@@ -3,7 +3,8 @@
 // On CUDA, a decode-only pass (one token of each sequence) runs as a captured graph. The pass is padded to
 // one of a few sizes with tokens whose outputs are not used. The first pass of a size is captured. Later
 // passes upload their tokens and their PagedWork (which kernel reads which pages), and replay the graph. A
-// pass that fits no graph runs without one, and so does a pass with sparse attention.
+// pass that fits no graph runs without one, and so do passes with sparse attention or of a mixture of
+// experts.
 //
 // Graphs keep the addresses of the weights and of the pages, so the caller must change both in place.
 #pragma once

@@ -67,8 +67,8 @@ at::Device device_of(const RunSettings& settings) {
 
 std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path,
                             const ModelRanks& ranks = {}) {
-  auto model = load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype), device_of(settings),
-                                  ranks);
+  auto model =
+      load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype), device_of(settings), ranks);
   // A reference or a teacher may be dense beside a policy with experts.
   if (path == settings.model.path || model->config().is_mixture())
     model->set_router_type(router_type_named(settings.model.router_dtype));

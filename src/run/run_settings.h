@@ -31,7 +31,8 @@ struct ModelSettings {
   void visit(V& v) {
     v("path", path, "directory of the model, in Hugging Face's format");
     v("router_dtype", router_dtype,
-      "for a mixture of experts in bf16, the precision of its routers' products: fp32 | model (rounded to bf16, "
+      "for a mixture of experts in bf16, the precision of its routers' products: fp32 | model (rounded to "
+      "bf16, "
       "as transformers does)",
       one_of({"fp32", "model"}));
   }

@@ -56,8 +56,9 @@ def log_probs(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
 
 
 def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[float, dict, dict]:
-    """Returns the loss, the gradients by the names of save_pretrained, and the sum of gradient norms over sequences by name. The sums
-    are for the tolerance. Each sequence runs alone through transformers, under torch's autograd."""
+    """Returns the loss, the gradients by the names of save_pretrained, and the sum of gradient norms over
+    sequences by name. The sums are for the tolerance. Each sequence runs alone through transformers, under
+    torch's autograd."""
     count = sum(sum(r["loss_mask"][1:]) for r in rollouts)
     total = 0.0
     gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -88,9 +89,9 @@ def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[fl
 
 
 def split_experts(model, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Tensors or numbers by the parameters' names, under the names of save_pretrained: transformers' modules hold
-    all experts in one tensor, its files and Bough one tensor for each expert and projection. A number, such as a
-    norm, is repeated."""
+    """Tensors or numbers by the parameters' names, under the names of save_pretrained. transformers' modules
+    hold all experts in one tensor. Its files and Bough have one tensor for each expert and projection. A
+    number, such as a norm, is repeated."""
     is_mixtral = model.config.model_type == "mixtral"
     gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     split: dict[str, Any] = {}

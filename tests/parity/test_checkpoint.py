@@ -87,8 +87,8 @@ def test_shards_and_bf16(tool, tmp_path, architecture):
 
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe_dense_layer", "olmoe"])
 def test_experts_of_one_tensor(tool, tmp_path, architecture):
-    """transformers' modules hold all experts of a layer in one tensor. Bough reads files with such tensors. It
-    writes a tensor for each expert, as save_pretrained does."""
+    """transformers' modules hold all experts of a layer in one tensor. Bough reads files with such tensors,
+    and writes a tensor for each expert, as save_pretrained does."""
     model = make_tiny_model(architecture)
     model.save_pretrained(tmp_path / "in")
     model.save_pretrained(tmp_path / "fused", save_original_format=False)

@@ -409,7 +409,11 @@ def test_wrong_use_is_refused_and_leaves_grad_alone(model):
 def test_supports_says_why_not(model):
     assert bough.supports(model) and bough.supports(model).reason == ""
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50))
+    mixture = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_local_experts": 2}
     reasons = {
+        "a mixture of experts": transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**mixture, num_key_value_heads=2, intermediate_size=8, vocab_size=50)
+        ),
         "GPT2LMHeadModel": gpt2,
         "expected float32, bfloat16 or float64": copy.deepcopy(model).half(),
         "DistributedDataParallel": type("DistributedDataParallel", (torch.nn.Module,), {})(),

@@ -14,17 +14,18 @@ EXPERTS = ("--experts", 4, "--experts-per-token", 2)
 
 
 def write_mixture_experiment(bough, **settings):
-    """The experiment of run_util.py, with four experts of which a token uses two. The entropy term gives every
-    step a gradient."""
+    """The experiment of run_util.py, with four experts of which a token uses two. The entropy term gives
+    every step a gradient."""
     config = write_experiment(bough, **{"actor.entropy_coef": 0.1, "actor.optimizer.lr": 0.01}, **settings)
     bough("init", "base", *SHAPE, *EXPERTS, "--force", ok=True)
     return config
 
 
 def test_init_makes_mixtures(bough):
-    assert bough("init", "a", *SHAPE, *EXPERTS, "--expert-size", 24, "--json", ok=True).json[
-        "architecture"
-    ] == "qwen3_moe"
+    assert (
+        bough("init", "a", *SHAPE, *EXPERTS, "--expert-size", 24, "--json", ok=True).json["architecture"]
+        == "qwen3_moe"
+    )
     config = json.loads((bough.cwd / "a/config.json").read_text())
     assert config["num_local_experts"] == 4 and config["num_experts_per_tok"] == 2
     assert config["moe_intermediate_size"] == 24 and config["intermediate_size"] == 96
@@ -56,7 +57,7 @@ def test_a_mixture_is_trained_by_grpo(bough):
     limit = 0 if is_batch_invariant() else 1e-4
     assert all(record["mismatch/logprob_abs_diff"] <= limit for record in records[1:])
     trained = last_checkpoint(runs / "whole") / "model"
-    weights, initial = load_file(trained / "model.safetensors"), load_file(bough.cwd / "base/model.safetensors")
+    weights, initial = (load_file(path / "model.safetensors") for path in (trained, bough.cwd / "base"))
     assert weights.keys() == initial.keys()
     for part in ("mlp.gate.weight", "experts.3.gate_proj.weight", "experts.0.down_proj.weight"):
         name = f"model.layers.1.{part}"
@@ -111,6 +112,7 @@ def test_settings_that_a_mixture_does_not_support_are_refused(bough, override, w
 @pytest.mark.parametrize("backend", ["t2", "p2", "c2"])
 def test_ranks_do_not_share_a_mixture(bough, backend):
     config = write_mixture_experiment(bough)
-    refused = bough("train", config, "--ranks", 3, f"actor.backend={backend}", "rollout.ranks=1", env=ENVIRONMENT)
+    words = ["--ranks", 3, f"actor.backend={backend}", "rollout.ranks=1"]
+    refused = bough("train", config, *words, env=ENVIRONMENT)
     assert refused.returncode == 2
     assert "parallelism: got 2" in refused.stderr and "experts" in refused.stderr, refused.stderr

@@ -1,5 +1,5 @@
-// Mixtral (transformers MixtralForCausalLM): Mistral's attention, and a mixture of experts in every layer. The
-// weights of a token's experts sum to 1. In checkpoints, w1 is gate, w3 is up and w2 is down.
+// Mixtral (transformers MixtralForCausalLM): Mistral's attention, and a mixture of experts in every layer.
+// The weights of a token's experts sum to 1. In checkpoints, w1 is gate, w3 is up and w2 is down.
 #include "models/config.h"
 #include "models/family.h"
 

@@ -1,5 +1,5 @@
-// Qwen3-MoE (transformers Qwen3MoeForCausalLM): Qwen3's attention, and mixtures of experts in all layers except
-// those that mlp_only_layers and decoder_sparse_step name.
+// Qwen3-MoE (transformers Qwen3MoeForCausalLM): Qwen3's attention, and mixtures of experts in all layers
+// except those that mlp_only_layers and decoder_sparse_step name.
 #include <algorithm>
 
 #include "models/config.h"
