@@ -164,9 +164,11 @@ void gather_experts(std::vector<RoutedExperts>& by_sequence, Communicator& ranks
   Json own = Json::object();
   for (size_t s = 0; s < by_sequence.size(); ++s)
     if (!by_sequence[s].empty()) own[std::to_string(s)] = to_json(by_sequence[s]);
-  for (const std::string& of_rank : ranks.all_gather(own.dump()))
-    for (const auto& [s, routed] : Json::parse(of_rank).items())
+  for (const std::string& text : ranks.all_gather(own.dump())) {
+    const Json of_rank = Json::parse(text);
+    for (const auto& [s, routed] : of_rank.items())
       by_sequence.at(std::stoul(s)) = routed_experts_from_json(routed);
+  }
 }
 
 void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks) {
