@@ -116,6 +116,7 @@ void add_doctor_command(CommandLine& line);
 void add_init_command(CommandLine& line);
 void add_import_command(CommandLine& line);
 void add_merge_command(CommandLine& line);
+void add_upcycle_command(CommandLine& line);
 void add_step_command(CommandLine& line);
 void add_plan_command(CommandLine& line);
 void add_rollout_command(CommandLine& line);

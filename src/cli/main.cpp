@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   bough::add_init_command(line);
   bough::add_import_command(line);
   bough::add_merge_command(line);
+  bough::add_upcycle_command(line);
   bough::add_step_command(line);
   bough::add_plan_command(line);
   bough::add_rollout_command(line);
