@@ -108,155 +108,150 @@ void refuse_other_routers(const ConfigKeys& keys) {
       {"routed_scaling_factor", 1, "scaling the experts' output"},
       {"router_jitter_noise", 0, "noise on the router's input in training"},
       {"scoring_func", "softmax", "another function of the router's logits than softmax"}};
-  for (const Other& other : others)
-    if (keys.has(other.key) && keys.get(other.key) != other.harmless)
-      keys.refuse(other.key, str(other.what, " (", ConfigKeys::shown(keys.get(other.key)), ")"));
+  for (const auto& [key, harmless, what] : others)
+    if (keys.has(key) && keys.get(key) != harmless)
+      keys.refuse(key, str(what, " (", ConfigKeys::shown(keys.get(key)), ")"));
 }
 
 void read_experts(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
   if (!family.experts.any()) return;
+  refuse_other_routers(keys);
+  const char* count_key = keys.has("num_experts") ? "num_experts" : "num_local_experts";
+  if (keys.has("num_experts") && keys.has("num_local_experts") &&
+      keys.get("num_experts") != keys.get("num_local_experts"))
+    keys.fail("num_local_experts", ConfigKeys::shown(keys.get("num_local_experts")),
+              str("the number in num_experts, ", ConfigKeys::shown(keys.get("num_experts")), ", or one key"));
+  if (!keys.has(count_key)) count_key = family.experts.count_key;
+  config.num_experts = keys.integer(count_key, kMaxExperts);
+  config.experts_per_token = keys.integer("num_experts_per_tok", kMaxExperts);
+  if (config.experts_per_token > config.num_experts)
+    keys.fail("num_experts_per_tok", str(config.experts_per_token),
+              str("at most ", count_key, ", ", config.num_experts));
+  config.expert_intermediate_size = keys.integer(family.experts.size_key, kMaxWidth);
+  config.renormalises_experts = family.experts.always_renormalises || keys.flag_or("norm_topk_prob", false);
+}
 
-  void read_experts(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
-    if (!family.experts.any()) return;
-    refuse_other_routers(keys);
-    const char* count_key = keys.has("num_experts") ? "num_experts" : "num_local_experts";
-    if (keys.has("num_experts") && keys.has("num_local_experts") &&
-        keys.get("num_experts") != keys.get("num_local_experts"))
-      keys.fail(
-          "num_local_experts", ConfigKeys::shown(keys.get("num_local_experts")),
-          str("the number in num_experts, ", ConfigKeys::shown(keys.get("num_experts")), ", or one key"));
-    if (!keys.has(count_key)) count_key = family.experts.count_key;
-    config.num_experts = keys.integer(count_key, kMaxExperts);
-    config.experts_per_token = keys.integer("num_experts_per_tok", kMaxExperts);
-    if (config.experts_per_token > config.num_experts)
-      keys.fail("num_experts_per_tok", str(config.experts_per_token),
-                str("at most ", count_key, ", ", config.num_experts));
-    config.expert_intermediate_size = keys.integer(family.experts.size_key, kMaxWidth);
-    config.renormalises_experts = family.experts.always_renormalises || keys.flag_or("norm_topk_prob", false);
+void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family) {
+  if (keys.has("quantization_config")) keys.refuse("quantization_config", "a quantised model");
+  for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"})
+    if (keys.has(key) && keys.get(key) != 0)
+      keys.refuse(key, str("dropout (", ConfigKeys::shown(keys.get(key)), ")"));
+  if (keys.flag_or("use_bidirectional_attention", false))
+    keys.refuse("use_bidirectional_attention", "attention to later tokens");
+  if (!keys.flag_or("is_causal", true)) keys.refuse("is_causal", "attention to later tokens (false)");
+  if (keys.flag_or("is_encoder_decoder", false)) keys.refuse("is_encoder_decoder", "an encoder");
+  if (keys.has("per_layer_config") && !keys.get("per_layer_config").empty())
+    keys.refuse("per_layer_config", "a layer with settings of its own");
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (family.caps_logits_by_default && !keys.object().contains(key))
+      keys.refuse(key, str("soft-capping of logits, which ", family.name, " does where the key is absent,"));
+    if (keys.has(key))
+      keys.refuse(key, str("soft-capping of logits (", ConfigKeys::shown(keys.get(key)), ")"));
   }
+}
 
-  void refuse_what_changes_the_result(const ConfigKeys& keys, const Family& family) {
-    if (keys.has("quantization_config")) keys.refuse("quantization_config", "a quantised model");
-    for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"})
-      if (keys.has(key) && keys.get(key) != 0)
-        keys.refuse(key, str("dropout (", ConfigKeys::shown(keys.get(key)), ")"));
-    if (keys.flag_or("use_bidirectional_attention", false))
-      keys.refuse("use_bidirectional_attention", "attention to later tokens");
-    if (!keys.flag_or("is_causal", true)) keys.refuse("is_causal", "attention to later tokens (false)");
-    if (keys.flag_or("is_encoder_decoder", false)) keys.refuse("is_encoder_decoder", "an encoder");
-    if (keys.has("per_layer_config") && !keys.get("per_layer_config").empty())
-      keys.refuse("per_layer_config", "a layer with settings of its own");
-    for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
-      if (family.caps_logits_by_default && !keys.object().contains(key))
-        keys.refuse(key,
-                    str("soft-capping of logits, which ", family.name, " does where the key is absent,"));
-      if (keys.has(key))
-        keys.refuse(key, str("soft-capping of logits (", ConfigKeys::shown(keys.get(key)), ")"));
+// Returns for each layer whether it has a sliding window. If one has, sets max_exact_length to the window's
+// size: in a sequence up to this length, every token sees all tokens before it.
+std::vector<bool> read_sliding_layers(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  const SlidingWindows& windows = family.windows;
+  // A class without the key has its windows whatever the key says.
+  const bool uses = !windows.opt_in || keys.flag_or("use_sliding_window", false);
+  const bool uses_default = windows.default_size > 0 && !keys.object().contains("sliding_window");
+  const bool has_window = uses && (keys.has("sliding_window") || uses_default);
+  std::vector<bool> slides(static_cast<size_t>(config.num_layers));
+  if (keys.has("layer_types")) {
+    const Json& types = keys.get("layer_types");
+    if (!types.is_array() || int64_t(types.size()) != config.num_layers)
+      keys.fail("layer_types", ConfigKeys::shown(types),
+                str("a list of ", config.num_layers, " names, one a layer"));
+    for (size_t layer = 0; layer < types.size(); ++layer) {
+      slides[layer] = types[layer] == "sliding_attention";
+      if (slides[layer] ? !has_window : types[layer] != "full_attention")
+        keys.refuse("layer_types", str("attention ", ConfigKeys::shown(types[layer]), " in layer ", layer,
+                                       slides[layer] ? " without a window (sliding_window)" : ""));
     }
+  } else if (windows.in_layer && (has_window || windows.required)) {
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      slides[static_cast<size_t>(layer)] = windows.in_layer(keys, layer);
   }
+  if (has_window && windows.in_every_layer) slides.assign(slides.size(), true);
+  if (std::find(slides.begin(), slides.end(), true) == slides.end()) return slides;
+  const int64_t window = keys.object().contains("sliding_window")
+                             ? keys.integer("sliding_window", kMaxPositions)
+                             : windows.default_size;
+  config.max_exact_length = window;
+  config.beyond_exact_length = str("its sliding window (sliding_window ", window,
+                                   "), beyond which tokens would see a part of the sequence");
+  return slides;
+}
 
-  // Returns for each layer whether it has a sliding window. If one has, sets max_exact_length to the window's
-  // size: in a sequence up to this length, every token sees all tokens before it.
-  std::vector<bool> read_sliding_layers(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
-    const SlidingWindows& windows = family.windows;
-    // A class without the key has its windows whatever the key says.
-    const bool uses = !windows.opt_in || keys.flag_or("use_sliding_window", false);
-    const bool uses_default = windows.default_size > 0 && !keys.object().contains("sliding_window");
-    const bool has_window = uses && (keys.has("sliding_window") || uses_default);
-    std::vector<bool> slides(static_cast<size_t>(config.num_layers));
-    if (keys.has("layer_types")) {
-      const Json& types = keys.get("layer_types");
-      if (!types.is_array() || int64_t(types.size()) != config.num_layers)
-        keys.fail("layer_types", ConfigKeys::shown(types),
-                  str("a list of ", config.num_layers, " names, one a layer"));
-      for (size_t layer = 0; layer < types.size(); ++layer) {
-        slides[layer] = types[layer] == "sliding_attention";
-        if (slides[layer] ? !has_window : types[layer] != "full_attention")
-          keys.refuse("layer_types", str("attention ", ConfigKeys::shown(types[layer]), " in layer ", layer,
-                                         slides[layer] ? " without a window (sliding_window)" : ""));
-      }
-    } else if (windows.in_layer && (has_window || windows.required)) {
-      for (int64_t layer = 0; layer < config.num_layers; ++layer)
-        slides[static_cast<size_t>(layer)] = windows.in_layer(keys, layer);
-    }
-    if (has_window && windows.in_every_layer) slides.assign(slides.size(), true);
-    if (std::find(slides.begin(), slides.end(), true) == slides.end()) return slides;
-    const int64_t window = keys.object().contains("sliding_window")
-                               ? keys.integer("sliding_window", kMaxPositions)
-                               : windows.default_size;
-    config.max_exact_length = window;
-    config.beyond_exact_length = str("its sliding window (sliding_window ", window,
-                                     "), beyond which tokens would see a part of the sequence");
-    return slides;
-  }
+// transformers before 5 writes rope_theta beside rope_scaling, which is null or describes the scaling of
+// positions. From 5 on, rope_parameters holds both.
+const char* rope_key(const ConfigKeys& keys) {
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (keys.has(key) && !keys.get(key).is_object())
+      keys.fail(key, ConfigKeys::shown(keys.get(key)), "an object such as {\"rope_type\": \"default\"}");
+  const bool has_scaling = keys.has("rope_scaling") && !keys.get("rope_scaling").empty();
+  if (has_scaling && keys.has("rope_parameters") && keys.get("rope_parameters") != keys.get("rope_scaling"))
+    keys.fail("rope_scaling", "another object than rope_parameters", "one of them");
+  return has_scaling ? "rope_scaling" : "rope_parameters";
+}
 
-  // transformers before 5 writes rope_theta beside rope_scaling, which is null or describes the scaling of
-  // positions. From 5 on, rope_parameters holds both.
-  const char* rope_key(const ConfigKeys& keys) {
-    for (const char* key : {"rope_scaling", "rope_parameters"})
-      if (keys.has(key) && !keys.get(key).is_object())
-        keys.fail(key, ConfigKeys::shown(keys.get(key)), "an object such as {\"rope_type\": \"default\"}");
-    const bool has_scaling = keys.has("rope_scaling") && !keys.get("rope_scaling").empty();
-    if (has_scaling && keys.has("rope_parameters") && keys.get("rope_parameters") != keys.get("rope_scaling"))
-      keys.fail("rope_scaling", "another object than rope_parameters", "one of them");
-    return has_scaling ? "rope_scaling" : "rope_parameters";
-  }
+double read_partial_rotary(const ConfigKeys& keys, const ConfigKeys& rope, const Family& family) {
+  const ConfigKeys& where = rope.has("partial_rotary_factor") ? rope : keys;
+  const double part = where.positive_or("partial_rotary_factor", 1, 1);
+  if (part != 1 && !family.partial_rotary)
+    where.refuse("partial_rotary_factor", str("rotating a part of each head (", part, ") in this family"));
+  return part;
+}
 
-  double read_partial_rotary(const ConfigKeys& keys, const ConfigKeys& rope, const Family& family) {
-    const ConfigKeys& where = rope.has("partial_rotary_factor") ? rope : keys;
-    const double part = where.positive_or("partial_rotary_factor", 1, 1);
-    if (part != 1 && !family.partial_rotary)
-      where.refuse("partial_rotary_factor", str("rotating a part of each head (", part, ") in this family"));
-    return part;
+void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<bool>& slides,
+                ModelConfig& config) {
+  static const Json empty = Json::object();
+  const char* key = rope_key(keys);
+  const Json& object = keys.has(key) ? keys.get(key) : empty;
+  const auto keys_of = [&](const Json& json, const std::string& name) {
+    return ConfigKeys(json, str(keys.where(), ", key '", key, "'", name));
+  };
+  const auto part_of = [&](const char* name) -> ConfigKeys {
+    const Json& part = object.contains(name) && !object[name].is_null() ? object[name] : empty;
+    if (!part.is_object()) keys_of(object, "").fail(name, ConfigKeys::shown(part), "an object");
+    return keys_of(part, str(", key '", name, "'"));
+  };
+  const bool has_local = family.local_rope_theta > 0;
+  const bool by_layer =
+      has_local && (object.contains("full_attention") || object.contains("sliding_attention"));
+  const ConfigKeys global = by_layer ? part_of("full_attention") : keys_of(object, "");
+  const double part = read_partial_rotary(keys, global, family);
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * part);
+  if (rotary_dim % 2 != 0 || rotary_dim == 0)
+    keys.fail("partial_rotary_factor", str(part), "an even number of a head's elements");
+  config.rotary_dim = rotary_dim == config.head_dim ? 0 : rotary_dim;
+  RopeContext context{
+      .default_theta = keys.positive_or("rope_theta", 1e30, family.rope_theta),
+      .rotary_dim = rotary_dim,
+      .max_positions = config.max_position_embeddings,
+      .original_positions = keys.has("original_max_position_embeddings")
+                                ? keys.integer("original_max_position_embeddings", kMaxPositions)
+                                : family.original_positions,
+      .yarn_is_longrope = family.yarn_is_longrope};
+  config.rope = read_rope(global, context);
+  if (config.rope.max_exact_length < config.max_exact_length) {
+    config.max_exact_length = config.rope.max_exact_length;
+    config.beyond_exact_length =
+        str("the length up to which its rope scaling does not depend on a sequence's length (", key, ")");
   }
-
-  void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<bool>& slides,
-                  ModelConfig& config) {
-    static const Json empty = Json::object();
-    const char* key = rope_key(keys);
-    const Json& object = keys.has(key) ? keys.get(key) : empty;
-    const auto keys_of = [&](const Json& json, const std::string& name) {
-      return ConfigKeys(json, str(keys.where(), ", key '", key, "'", name));
-    };
-    const auto part_of = [&](const char* name) -> ConfigKeys {
-      const Json& part = object.contains(name) && !object[name].is_null() ? object[name] : empty;
-      if (!part.is_object()) keys_of(object, "").fail(name, ConfigKeys::shown(part), "an object");
-      return keys_of(part, str(", key '", name, "'"));
-    };
-    const bool has_local = family.local_rope_theta > 0;
-    const bool by_layer =
-        has_local && (object.contains("full_attention") || object.contains("sliding_attention"));
-    const ConfigKeys global = by_layer ? part_of("full_attention") : keys_of(object, "");
-    const double part = read_partial_rotary(keys, global, family);
-    const auto rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * part);
-    if (rotary_dim % 2 != 0 || rotary_dim == 0)
-      keys.fail("partial_rotary_factor", str(part), "an even number of a head's elements");
-    config.rotary_dim = rotary_dim == config.head_dim ? 0 : rotary_dim;
-    RopeContext context{
-        .default_theta = keys.positive_or("rope_theta", 1e30, family.rope_theta),
-        .rotary_dim = rotary_dim,
-        .max_positions = config.max_position_embeddings,
-        .original_positions = keys.has("original_max_position_embeddings")
-                                  ? keys.integer("original_max_position_embeddings", kMaxPositions)
-                                  : family.original_positions,
-        .yarn_is_longrope = family.yarn_is_longrope};
-    config.rope = read_rope(global, context);
-    if (config.rope.max_exact_length < config.max_exact_length) {
-      config.max_exact_length = config.rope.max_exact_length;
-      config.beyond_exact_length =
-          str("the length up to which its rope scaling does not depend on a sequence's length (", key, ")");
-    }
-    if (has_local) {
-      context.default_theta = keys.positive_or("rope_local_base_freq", 1e30, family.local_rope_theta);
-      const ConfigKeys local = by_layer ? part_of("sliding_attention") : keys_of(empty, "");
-      config.local_rope = read_rope(local, context);
-      if (config.local_rope.type != RopeType::kDefault || local.has("partial_rotary_factor") ||
-          config.rope.type == RopeType::kYarn)
-        keys.refuse(key, str("this rope scaling in ", family.name));
-      for (const bool slide : slides)
-        config.layer_ropes.push_back(slide ? LayerRope::kLocal : LayerRope::kGlobal);
-    }
+  if (has_local) {
+    context.default_theta = keys.positive_or("rope_local_base_freq", 1e30, family.local_rope_theta);
+    const ConfigKeys local = by_layer ? part_of("sliding_attention") : keys_of(empty, "");
+    config.local_rope = read_rope(local, context);
+    if (config.local_rope.type != RopeType::kDefault || local.has("partial_rotary_factor") ||
+        config.rope.type == RopeType::kYarn)
+      keys.refuse(key, str("this rope scaling in ", family.name));
+    for (const bool slide : slides)
+      config.layer_ropes.push_back(slide ? LayerRope::kLocal : LayerRope::kGlobal);
   }
+}
 
 }  // namespace
 
