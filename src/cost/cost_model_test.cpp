@@ -81,8 +81,8 @@ TEST(CostModel, APassReadsTheWeightsOfEveryExpertThatItUses) {
   const auto seconds = [&](int64_t tokens) {
     return CostModel(profile, shape).forward_seconds({.tokens = tokens, .pairs = tokens});
   };
-  // With seconds proportional to rows, only FLOPs count. 12 tokens have 24 pairs, 6 for each of 4 experts.
-  EXPECT_NEAR(seconds(12), 1e-9 * 12 * all, 1e-12);
+  // With seconds proportional to rows, only FLOPs count. 100 tokens have 50 pairs for each of 4 experts.
+  EXPECT_NEAR(seconds(100), 1e-9 * 100 * all, 1e-12);
   // With the same seconds for any number of rows, the products of an expert take as long as its weights are
   // large. One token uses two experts, many tokens all four.
   profile.linear_forward = CostCurve{{1, 1000}, {1e-9, 1e-9}};

@@ -92,22 +92,25 @@ void read_layer(const ConfigKeys& keys, const Family& family, ModelConfig& confi
 // Keys of routers that choose or weigh experts in another way, and of experts that every token uses. No class
 // that is read has them. A file with one of them belongs to another class.
 void refuse_other_routers(const ConfigKeys& keys) {
-  const std::pair<const char*, const char*> others[] = {
-      {"n_shared_experts", "an expert that every token uses"},
-      {"num_shared_experts", "an expert that every token uses"},
-      {"shared_expert_intermediate_size", "an expert that every token uses"},
-      {"n_group", "choosing experts by groups"},
-      {"topk_group", "choosing experts by groups"},
-      {"topk_method", "another choice of experts than the largest logits"},
-      {"use_routing_bias", "a correction bias of the router"},
-      {"routed_scaling_factor", "scaling the experts' output"}};
-  for (const auto& [key, what] : others)
-    if (keys.has(key) && keys.get(key) != 0 && keys.get(key) != 1 && keys.get(key) != false)
+  struct Other {
+    const char* key;
+    Json harmless;
+    const char* what;
+  };
+  const Other others[] = {
+      {"n_shared_experts", 0, "an expert that every token uses"},
+      {"num_shared_experts", 0, "an expert that every token uses"},
+      {"shared_expert_intermediate_size", 0, "an expert that every token uses"},
+      {"n_group", 1, "choosing experts by groups"},
+      {"topk_group", 1, "choosing experts by groups"},
+      {"topk_method", "greedy", "another choice of experts than the largest logits"},
+      {"use_routing_bias", false, "a correction bias of the router"},
+      {"routed_scaling_factor", 1, "scaling the experts' output"},
+      {"router_jitter_noise", 0, "noise on the router's input in training"},
+      {"scoring_func", "softmax", "another function of the router's logits than softmax"}};
+  for (const auto& [key, harmless, what] : others)
+    if (keys.has(key) && keys.get(key) != harmless)
       keys.refuse(key, str(what, " (", ConfigKeys::shown(keys.get(key)), ")"));
-  if (keys.text_or("scoring_func", "softmax") != "softmax")
-    keys.refuse("scoring_func", str("a router with ", ConfigKeys::shown(keys.get("scoring_func"))));
-  if (keys.has("router_jitter_noise") && keys.get("router_jitter_noise") != 0)
-    keys.refuse("router_jitter_noise", "noise on the router's input in training");
 }
 
 void read_experts(const ConfigKeys& keys, const Family& family, ModelConfig& config) {

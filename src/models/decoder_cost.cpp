@@ -213,14 +213,17 @@ int64_t DecoderBytes::of_pass() const {
 
 int64_t DecoderBytes::of_kept(RecomputePolicy keep) const {
   const int64_t layers = shape_.num_layers;
+  // The experts' indices, so that a recomputation uses the same experts.
+  const int64_t routes = shape_.num_sparse_layers() * shape_.experts_per_token * int64_t{8};
   switch (keep) {
-    case RecomputePolicy::kKeysValues: return 0;
-    case RecomputePolicy::kAttention: return layers * of_attention();
-    case RecomputePolicy::kLayerInputs: return layers * of_layer_input() + of_pass();
+    case RecomputePolicy::kKeysValues: return routes;
+    case RecomputePolicy::kAttention: return routes + layers * of_attention();
+    case RecomputePolicy::kLayerInputs: return routes + layers * of_layer_input() + of_pass();
     case RecomputePolicy::kLayerInputsAndAttention:
-      return layers * (of_layer_input() + of_attention()) + of_pass();
+      return routes + layers * (of_layer_input() + of_attention()) + of_pass();
     case RecomputePolicy::kLayerInputsOnHost:
-      return (kernels_.on_gpu() ? std::min<int64_t>(layers, 2) : layers) * of_layer_input() + of_pass();
+      return routes + (kernels_.on_gpu() ? std::min<int64_t>(layers, 2) : layers) * of_layer_input() +
+             of_pass();
     case RecomputePolicy::kActivations: break;
   }
   return of_layers() + layers * of_attention() + of_pass();

@@ -99,7 +99,10 @@ TEST(Mixture, RefusesWhatWouldChangeTheResult) {
     expect_names(refusal(type, "scoring_func", "sigmoid"), {"scoring_func", "sigmoid"});
     expect_names(refusal(type, "routed_scaling_factor", 2.5), {"routed_scaling_factor", "2.5"});
     expect_names(refusal(type, "router_jitter_noise", 0.1), {"router_jitter_noise", "noise"});
+    expect_names(refusal(type, "n_shared_experts", 1), {"n_shared_experts"});
+    expect_names(refusal(type, "topk_method", "noaux_tc"), {"topk_method", "noaux_tc"});
     EXPECT_EQ(refusal(type, "n_shared_experts", 0), "(accepted)");
+    EXPECT_EQ(refusal(type, "routed_scaling_factor", 1.0), "(accepted)");
     EXPECT_EQ(refusal(type, "router_jitter_noise", 0.0), "(accepted)");
   }
   expect_names(refusal("qwen3_moe", "moe_intermediate_size", nullptr), {"moe_intermediate_size", "nothing"});

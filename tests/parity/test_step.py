@@ -60,6 +60,29 @@ def test_gradients_in_fp64(bough, tiny_models, tmp_path, monkeypatch, seed):
             assert error <= 1e-9, (architecture, mode, max_tokens, name, error)
 
 
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "olmoe_clip"])
+def test_gradients_of_mixtures_in_fp32(bough, tiny_models, tmp_path, monkeypatch, architecture):
+    directory = tiny_models(architecture)
+    rollouts = random_rollouts(5, 311)
+
+    def load(dtype):
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa")
+
+    with monkeypatch.context() as patch:
+        compute_in_double(patch)
+        expected_loss, expected, norms = flat_gradients(load(torch.float64), rollouts, "pg")
+    _, in_fp32, _ = flat_gradients(load(torch.float32), rollouts, "pg")
+    report, got = step(
+        bough, directory, write_rollouts(tmp_path / "r.jsonl", rollouts), grads=tmp_path / "g.safetensors"
+    )
+    assert report["loss"] == pytest.approx(expected_loss, rel=1e-5)
+    for name, gradient in got.items():
+        error, theirs = (
+            gradient_error(g.double(), expected[name], norms[name]) for g in (gradient, in_fp32[name])
+        )
+        assert error <= max(1e-5, 5 * theirs), (name, error, theirs)
+
+
 def test_rewards_become_group_advantages(bough, tiny_models, tmp_path):
     rollouts = random_rollouts(3, 311) + random_rollouts(4, 311) + random_rollouts(5, 311)
     rewards = [0.25 * (i % 3) for i in range(len(rollouts))]

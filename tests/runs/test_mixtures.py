@@ -59,7 +59,7 @@ def test_a_mixture_is_trained_by_grpo(bough):
     trained = last_checkpoint(runs / "whole") / "model"
     weights, initial = (load_file(path / "model.safetensors") for path in (trained, bough.cwd / "base"))
     assert weights.keys() == initial.keys()
-    for part in ("mlp.gate.weight", "experts.3.gate_proj.weight", "experts.0.down_proj.weight"):
+    for part in ("mlp.gate.weight", "mlp.experts.3.gate_proj.weight", "mlp.experts.0.down_proj.weight"):
         name = f"model.layers.1.{part}"
         assert (weights[name] - initial[name]).abs().max() > 1e-3, name
     loaded, info = AutoModelForCausalLM.from_pretrained(trained, dtype="auto", output_loading_info=True)
