@@ -66,7 +66,11 @@ def test_ranks_replay_as_one_process_does(bough):
         (["actor.routing_differences=majority"], ["routing_differences", "no effect", "R3"]),
         (["actor.routing_replay=R4"], ["routing_replay", "R4", "R2"]),
         (
-            ["actor.routing_replay=R3", "rollout.backend=vllm", "rollout.servers.addresses=[http://127.0.0.1:1]"],
+            [
+                "actor.routing_replay=R3",
+                "rollout.backend=vllm",
+                "rollout.servers.addresses=[http://127.0.0.1:1]",
+            ],
             ["routing_replay", "vllm", "embedded"],
         ),
     ],
@@ -79,8 +83,14 @@ def test_settings_without_effect_are_named(bough, overrides, words):
 
 def test_a_model_without_experts_is_refused(bough):
     config = write_mixture_experiment(bough)
-    bough("init", "base", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1, "--force", ok=True)
-    for setting in ("actor.routing_replay=R3", "actor.routing_replay=R2", "rollout.return_routed_experts=true"):
+    bough(
+        "init", "base", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1, "--force", ok=True
+    )
+    for setting in (
+        "actor.routing_replay=R3",
+        "actor.routing_replay=R2",
+        "rollout.return_routed_experts=true",
+    ):
         refused = bough("train", config, setting, "actor.ppo_epochs=2", env=ENVIRONMENT)
         assert refused.returncode == 2, setting
         assert "no experts" in refused.stderr, refused.stderr
@@ -102,7 +112,15 @@ def test_wrong_records_of_a_rollout_file_are_named(bough, change, words):
     rows = rollouts_of(bough.cwd / "runs/tiny/trial0")
     rows[0]["routed_experts"] = change(rows[0]["routed_experts"])
     (bough.cwd / "wrong.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    step = ["step", "--model", "base", "--rollouts", "wrong.jsonl", "--from-rewards", "actor.routing_replay=R3"]
+    step = [
+        "step",
+        "--model",
+        "base",
+        "--rollouts",
+        "wrong.jsonl",
+        "--from-rewards",
+        "actor.routing_replay=R3",
+    ]
     refused = bough(*step, env=ENVIRONMENT)
     assert refused.returncode == 2, refused.stdout
     assert all(word in refused.stderr for word in words), refused.stderr

@@ -11,7 +11,9 @@ SHAPE = ("--hidden-size", 32, "--layers", 2, "--heads", 4, "--kv-heads", 2, "--i
 
 
 def logits(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
     with torch.no_grad():
         return model(torch.tensor([[3, 17, 5, 9, 30, 2, 2, 11]])).logits
 
