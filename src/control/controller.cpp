@@ -566,6 +566,10 @@ void Controller::add_own_metrics(StepRecord& record) {
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);
   metrics["rollout/new_tokens"] = new_tokens;
   metrics["rollout/prefill_tokens"] = gained(&EngineStatistics::prefill_tokens);
+  for (const auto& [name, count] :
+       {std::pair{"rollout/replayed_experts", &EngineStatistics::replayed_experts},
+        {"rollout/rerouted_experts", &EngineStatistics::rerouted_experts}})
+    if (gained(count) > 0) metrics[name] = gained(count);
   const double in_context = gained(&EngineStatistics::pages_in_context);
   if (in_context > 0) metrics["rollout/active_pages"] = gained(&EngineStatistics::pages_read) / in_context;
   double dropped = 0;

@@ -61,7 +61,7 @@ struct RowValues {
   at::Tensor top_ids_RK, top_log_probs_RK;  // the policy's top-k tokens (int64); undefined unless requested
 };
 
-// What execute_forward() computes beside log-probabilities and entropies.
+// Results of execute_forward() beside log-probabilities and entropies.
 struct ForwardRequest {
   int64_t top_k = 0;  // above 0: the policy's top-k tokens
   // Set to the experts that a mixture used, by sequence, of all tokens up to the last trained one. The model
