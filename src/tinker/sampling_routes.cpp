@@ -168,7 +168,7 @@ Json TrainingService::State::sample(Fields& fields) {
   const int64_t count = request.sampling.n_samples;
   const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
-    queue.add_now(run_later([this, id = id, request = std::move(request)] {
+    queue.add_now(session, run_later([this, id = id, request = std::move(request)] {
       const FutureResult refused = guarded([&] {
         samplers.submit(id, request, [this, id](SampleResult result) {
           futures.complete(id, future_result(std::move(result)));
@@ -186,7 +186,7 @@ Json TrainingService::State::sample(Fields& fields) {
 Json TrainingService::State::cancel(Fields& fields) {
   const std::string id = fields.required_text("request_id");
   fields.done();
-  queue.add_now(run_later([this, id] {
+  queue.add_now(futures.session_of(id), run_later([this, id] {
     if (samplers.cancel(id)) futures.complete(id, failed_result("cancelled by the client", "user"));
     return FutureResult{};
   }));
