@@ -526,7 +526,8 @@ std::optional<ControllerState> Controller::take_unsaved_step() {
   if (!last_step_ || last_step_->step == checkpointed_step_) return std::nullopt;
   std::optional<ControllerState> state = std::exchange(last_step_, std::nullopt);
   for (PendingRecord& record : records_) {
-    if (record.awaits_evaluation && record.step == state->step) unwritten_ = std::exchange(record.metrics, {});
+    if (record.awaits_evaluation && record.step == state->step)
+      unwritten_ = std::exchange(record.metrics, {});
     record.awaits_evaluation = false;
   }
   write_records();

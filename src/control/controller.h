@@ -242,12 +242,12 @@ class Controller {
 
   bool is_finished() const { return is_finished_; }  // all is done, or stopped and saved
   bool is_stopping() const { return is_stopping_; }
-  int64_t num_steps() const { return num_steps_; }  // trained steps of the run
+  int64_t num_steps() const { return num_steps_; }                  // trained steps of the run
   int64_t checkpointed_step() const { return checkpointed_step_; }  // -1: no checkpoint
-  std::string activity() const;                     // "train step 12, rollout 3/16, 2 awaiting rewards"
+  std::string activity() const;  // "train step 12, rollout 3/16, 2 awaiting rewards"
 
-  // For a run that an exception ended, after its workers have ended. Both return what has no checkpoint yet, or
-  // nullopt: the state at the end of the last trained step, and that of a snapshot that was taken and not
+  // For a run that an exception ended, after its workers have ended. Both return what has no checkpoint yet,
+  // or nullopt: the state at the end of the last trained step, and that of a snapshot that was taken and not
   // written. The metrics of the last step are recorded first; without those of an evaluation that was lost.
   std::optional<ControllerState> take_unsaved_step();
   std::optional<ControllerState> take_unwritten_snapshot();

@@ -38,8 +38,8 @@ class Run {
   Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups);
 
   RunSummary work();
-  // Call it after work() threw. After that no call waits for other ranks. saves: writes a checkpoint of the last
-  // step if that is possible.
+  // Call it after work() threw. After that no call waits for other ranks. saves: writes a checkpoint of the
+  // last step if that is possible.
   void give_up(bool saves) {
     ranks_.give_up();
     if (saves) loop_.save_last_step();

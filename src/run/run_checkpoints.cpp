@@ -94,12 +94,11 @@ void RunCheckpoints::write(const ControllerState& state, bool copied) {
                      {"coefficients", source.coefficients},
                      {"valid_dataset", valid_.identity()},
                      {"controller", tasks_.save(state)}};
-  save_run_checkpoint(folder_.path(), state.step, *source.model, source.optimizer, json,
-                      {.source_model = settings_.model.path,
-                       .keep_last = settings_.saver.keep,
-                       .write_more = [&](const auto& directory) {
-                         source.save_more(directory, settings_.model.path);
-                       }});
+  save_run_checkpoint(
+      folder_.path(), state.step, *source.model, source.optimizer, json,
+      {.source_model = settings_.model.path,
+       .keep_last = settings_.saver.keep,
+       .write_more = [&](const auto& directory) { source.save_more(directory, settings_.model.path); }});
   if (copied) snapshot_ = {};
   schedule_.has_written();
   RunFolder::write_report(folder_.path());

@@ -121,10 +121,10 @@ void RunLoop::save_last_step() {
   const int64_t before = std::max<int64_t>(0, controller_.checkpointed_step()), last = num_steps();
   int64_t saved = before;
   const auto say = [&] {
-    log_warning(saved == 0
-                    ? "the run ended by an error and has no checkpoint: the same command begins again"
-                    : str("the run ended by an error: the same command continues from the checkpoint of step ",
-                          saved, saved > before ? ", which was written after the error" : ""));
+    log_warning(
+        saved == 0 ? "the run ended by an error and has no checkpoint: the same command begins again"
+                   : str("the run ended by an error: the same command continues from the checkpoint of step ",
+                         saved, saved > before ? ", which was written after the error" : ""));
   };
   if (last == before) return before > 0 ? say() : void();
   const std::optional<ControllerState> snapshot = controller_.take_unwritten_snapshot();

@@ -42,9 +42,9 @@ class RunLoop final : private Evaluator, private ControllerPolicy, private Contr
   // a thread may hang, so this object must not be destroyed.
   bool run();
   int64_t num_steps() const { return controller_.num_steps(); }
-  // After run() threw an exception other than StallError: ends the threads, and writes a checkpoint of the last
-  // trained step if that step has none and its weights are still there, or can be read from a snapshot. The log
-  // says from which step the run continues. Throws nothing, because the exception of run() counts.
+  // After run() threw an exception other than StallError: ends the threads, and writes a checkpoint of the
+  // last trained step if that step has none and its weights are still there, or can be read from a snapshot.
+  // The log says from which step the run continues. Throws nothing, because the exception of run() counts.
   void save_last_step();
 
  private:

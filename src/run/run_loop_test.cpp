@@ -194,7 +194,8 @@ TEST_F(RunLoopTest, AnErrorLeavesACheckpointOfTheLastCompleteStep) {
       run.loop.save_last_step();
       ASSERT_TRUE(run.checkpoints.saved);
       EXPECT_EQ(run.checkpoints.saved->step, 2);
-      EXPECT_EQ(read_metrics(metrics_file(run.folder)).back().step, 2) << "the metrics of its steps come first";
+      EXPECT_EQ(read_metrics(metrics_file(run.folder)).back().step, 2)
+          << "the metrics of its steps come first";
       saved = Json::parse(run.tasks.save(*run.checkpoints.saved).dump());
       groups = run.trainer.groups;
     }

@@ -34,7 +34,8 @@ ModelNeed need_of(const Model& base, const LoraSettings& adapter) {
   const auto accumulator = static_cast<int64_t>(c10::elementSize(accumulator_type(base.dtype())));
   return {.weights = elements * element,
           .gradients = elements * accumulator,
-          .optimizer = elements * accumulator * (element < accumulator ? 3 : 2)};
+          .optimizer = elements * accumulator * (element < accumulator ? 3 : 2),
+          .sampler = adapter.enabled() ? 0 : elements * element};
 }
 
 ServiceMemory plan_memory(const TrainingServiceSettings& settings, const c10::Device& device, int64_t free) {
@@ -60,13 +61,15 @@ std::string why_no_memory(const ModelNeed& need, const LoraSettings& adapter, co
                           const ModelsHeld& held) {
   const std::string needs =
       str("the model needs ", text(need.bytes()), " (", adapter.enabled() ? "adapter " : "weights ",
-          text(need.weights), ", gradients ", text(need.gradients), ", optimizer ", text(need.optimizer), ")");
+          text(need.weights), ", gradients ", text(need.gradients), ", optimizer ", text(need.optimizer),
+          need.sampler > 0 ? str(", a sampler's weights ", text(need.sampler)) : "", ")");
   if (need.bytes() > memory.models) {
     std::string remedy = "train an adapter instead, or raise model_memory";
     if (adapter.enabled()) {
       const int64_t of_rank = need.bytes() / adapter.rank;
-      remedy = str(memory.models >= of_rank ? str("a rank of at most ", memory.models / of_rank, " fits; ") : "",
-                   "fewer modules (train_unembed, train_mlp, train_attn) or a larger model_memory help, too");
+      remedy =
+          str(memory.models >= of_rank ? str("a rank of at most ", memory.models / of_rank, " fits; ") : "",
+              "fewer modules (train_unembed, train_mlp, train_attn) or a larger model_memory help, too");
     }
     return str(needs, ", but models in training have ", text(memory.models), " (model_memory; ",
                text(memory.free), " were free when the service started, of which ", text(memory.passes),

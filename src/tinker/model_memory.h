@@ -1,6 +1,6 @@
-// The memory of a training service. What is free when it starts is divided once: a half for training passes, a
-// quarter for models in training, a quarter for the engines that sample. Models that do not fit beside those
-// that are used are parked (TrainingModel::park) until their next request.
+// The memory of a training service. What is free when it starts is divided once: a half for training passes,
+// a quarter for models in training, a quarter for the engines that sample. Models that do not fit beside
+// those that are used are parked (TrainingModel::park) until their next request.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,8 +20,9 @@ struct ModelNeed {
   int64_t weights = 0;    // of the adapter, or the copy of all weights
   int64_t gradients = 0;  // in the accumulator type
   int64_t optimizer = 0;  // both moments, and the master weights of bf16 models
+  int64_t sampler = 0;    // a sampler's copy of all weights; 0 for an adapter
 
-  int64_t bytes() const { return weights + gradients + optimizer; }
+  int64_t bytes() const { return weights + gradients + optimizer + sampler; }
 };
 // adapter.rank 0: all weights are trained.
 ModelNeed need_of(const Model& base, const LoraSettings& adapter);
@@ -31,7 +32,8 @@ struct ServiceMemory {
   int64_t models = 0;   // for models in training that are not parked
   int64_t passes = 0;   // bound of a training pass
   int64_t sampler = 0;  // keys and values of one engine
-  bool on_host = true;  // models are in host memory, and are parked in files; else they are parked in host memory
+  bool on_host =
+      true;  // models are in host memory, and are parked in files; else they are parked in host memory
 };
 // free: bytes of the device after the base model was loaded. Settings that are not auto count as they are.
 ServiceMemory plan_memory(const TrainingServiceSettings& settings, const c10::Device& device, int64_t free);

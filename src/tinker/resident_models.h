@@ -1,5 +1,5 @@
-// The models in training. Those that were used last are in memory, as many as fit; others are parked until their
-// next use. Computation thread only, except parked_bytes().
+// The models in training. Those that were used last are in memory, as many as fit; others are parked until
+// their next use. Computation thread only, except parked_bytes().
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@ class ResidentModels {
 
   // Calls `make` when there is memory for a model of `bytes`.
   void add(const std::string& id, int64_t bytes, const std::function<std::unique_ptr<TrainingModel>()>& make);
-  // Returns the model, which is then not parked until the next call. nullptr: there is none. Throws IoError if
-  // others cannot be parked.
+  // Returns the model, which is then not parked until the next call. nullptr: there is none. Throws IoError
+  // if others cannot be parked.
   TrainingModel* use(const std::string& id);
   void remove(const std::string& id);
   // Parks models that were not used for so long. One that cannot be parked stays, with a warning.

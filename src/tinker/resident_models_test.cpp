@@ -172,6 +172,7 @@ TEST_F(ResidentModelsTest, AModelNeedsWhatItsTensorsTake) {
       EXPECT_EQ(need.weights, held.weights);
       EXPECT_EQ(need.gradients, held.gradients);
       EXPECT_EQ(need.optimizer, held.optimizer);
+      EXPECT_EQ(need.sampler, adapter.enabled() ? 0 : held.weights);
     }
 }
 
@@ -190,8 +191,9 @@ TEST_F(ResidentModelsTest, ARefusalSaysWhatIsNeededWhatIsThereAndWhatHelps) {
   EXPECT_EQ(why_no_memory(fits, adapter_of(2), memory, none), "");
   const std::string too_large = why_no_memory(large, adapter_of(1000), memory, none);
   const int64_t rank = (1 << 20) / need_of(*base_, adapter_of(1)).bytes();
-  for (const std::string& part : {str("a rank of at most ", rank, " fits"), std::string("1 MiB (model_memory"),
-                                  std::string("optimizer"), std::string("1 GiB were free")})
+  for (const std::string& part :
+       {str("a rank of at most ", rank, " fits"), std::string("1 MiB (model_memory"),
+        std::string("optimizer"), std::string("1 GiB were free")})
     EXPECT_NE(too_large.find(part), std::string::npos) << part << " in: " << too_large;
   EXPECT_EQ(why_no_memory(need_of(*base_, adapter_of(rank)), adapter_of(rank), memory, none), "");
   const ModelsHeld full{.count = 9, .bytes = 1 << 20, .parking = 10, .place = "tinker"};

@@ -52,8 +52,8 @@ void set_prompt_values(const SampleRequest& request, PromptValues values, Sample
 Samplers::Samplers(const Model& base, EmbeddedEngineOptions options)
     : base_(base), options_(std::move(options)) {}
 
-// Drops the idle engine that was used longest ago. is_whole: and before, those with weights of their own, which
-// take the most memory.
+// Drops the idle engine that was used longest ago. is_whole: and before, those with weights of their own,
+// which take the most memory.
 void Samplers::drop_idle(bool is_whole) {
   if (is_whole)
     std::erase_if(samplers_,

@@ -169,15 +169,15 @@ Json TrainingService::State::sample(Fields& fields) {
   const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
     queue.add_now(session, run_later([this, id = id, request = std::move(request)] {
-      const FutureResult refused = guarded([&] {
-        samplers.submit(id, request, [this, id](SampleResult result) {
-          futures.complete(id, future_result(std::move(result)));
-        });
-        return FutureResult{};
-      });
-      if (!refused.json.is_null()) futures.complete(id, refused);
-      return FutureResult{};
-    }));
+                    const FutureResult refused = guarded([&] {
+                      samplers.submit(id, request, [this, id](SampleResult result) {
+                        futures.complete(id, future_result(std::move(result)));
+                      });
+                      return FutureResult{};
+                    });
+                    if (!refused.json.is_null()) futures.complete(id, refused);
+                    return FutureResult{};
+                  }));
   Json sequences = Json::array();
   for (int64_t i = 0; i < count; ++i) sequences.push_back(str(id, "-", i));
   return {{"request_id", id}, {"sample_sequence_ids", sequences}};
@@ -187,9 +187,10 @@ Json TrainingService::State::cancel(Fields& fields) {
   const std::string id = fields.required_text("request_id");
   fields.done();
   queue.add_now(futures.session_of(id), run_later([this, id] {
-    if (samplers.cancel(id)) futures.complete(id, failed_result("cancelled by the client", "user"));
-    return FutureResult{};
-  }));
+                  if (samplers.cancel(id))
+                    futures.complete(id, failed_result("cancelled by the client", "user"));
+                  return FutureResult{};
+                }));
   return nullptr;
 }
 

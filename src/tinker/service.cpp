@@ -306,8 +306,8 @@ void TrainingService::State::compute_now(const Work& work) {
   if (!work.future.empty()) futures.complete(work.future, std::move(result));
 }
 
-// Runs works that belong to no model, and passes of the samplers' engines, for about `seconds`, and at least one
-// of each. Returns false if there are none.
+// Runs works that belong to no model, and passes of the samplers' engines, for about `seconds`, and at least
+// one of each. Returns false if there are none.
 bool TrainingService::State::serve_others(double seconds, const std::function<bool()>& stop) {
   const Clock::Time start = clock.now();
   bool worked = false;

@@ -53,10 +53,11 @@ struct TrainingServiceSettings {
     v("memory", memory,
       "bound of a training pass beyond weights and gradients; auto: 45% of what is free at the start");
     v("model_memory", model_memory,
-      "memory of the models in training: adapters, gradients, optimizer states. Those that were used last stay "
+      "memory of the models in training: adapters, gradients, optimizer states. Those that were used last "
+      "stay "
       "in it, others wait in the folder, or on a GPU in host memory; auto: 22% of what is free at the start");
-    v("idle_seconds", idle_seconds, "a model that is not used for so long leaves the memory until its next use",
-      range(0.1, 1e9));
+    v("idle_seconds", idle_seconds,
+      "a model that is not used for so long leaves the memory until its next use", range(0.1, 1e9));
     v("full_fine_tuning", full_fine_tuning,
       "create_model trains a copy of all weights instead of an adapter, whatever its lora_config says; one "
       "model at a time");

@@ -29,7 +29,6 @@ std::unique_ptr<Model> trained_model(const Model& base, const LoraSettings& adap
   return model;
 }
 
-
 OptimizerSettings optimizer_settings(const AdamParameters& parameters) {
   OptimizerSettings settings;
   settings.lr = parameters.learning_rate;
@@ -174,8 +173,7 @@ void TrainingModel::park(const std::filesystem::path& folder) {
     parked_.emplace(std::move(parked));
   }
   is_parked_ = true;
-  for (at::Tensor* tensor : all)
-    *tensor = parked_ ? at::empty({0}, tensor->options()) : tensor->to(at::kCPU);
+  for (at::Tensor* tensor : all) *tensor = parked_ ? at::empty({0}, tensor->options()) : tensor->to(at::kCPU);
   if (!has_gradients_)
     for (Parameter* parameter : model_->trained_parameters()) parameter->main_grad.reset();
 }

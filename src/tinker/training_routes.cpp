@@ -140,10 +140,12 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
   check_queue();
   const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
   if (!last.empty()) {
-    futures.complete(id, failed_result(str("model ", model, " is gone: its session ended, or the service was started "
-                                           "again; its last save is ", last,
-                                           ": create_training_client_from_state_with_optimizer goes on there"),
-                                       "user"));
+    futures.complete(
+        id, failed_result(str("model ", model,
+                              " is gone: its session ended, or the service was started "
+                              "again; its last save is ",
+                              last, ": create_training_client_from_state_with_optimizer goes on there"),
+                          "user"));
     return {{"request_id", id}, {"model_id", model}};
   }
   work.future = id;
@@ -170,7 +172,8 @@ void TrainingService::State::check_new_model(const ModelNeed& need, const LoraSe
     ++held.count;
     held.bytes += model.bytes;
     if (!adapter.enabled() && !model.adapter.enabled())
-      throw ApiError(400, str("all weights are trained in ", id, ", and one model at a time can do so: finish "
+      throw ApiError(400, str("all weights are trained in ", id,
+                              ", and one model at a time can do so: finish "
                               "its session, or train an adapter"));
   }
   if (held.count >= settings.max_models)

@@ -1,6 +1,6 @@
 // Works that wait for the computation thread. Those of a model run in the order of their seq_id, those of a
-// session that belong to no model in the order of add_now(). Models and sessions take turns, so that a long queue
-// of one delays another by one turn. Thread-safe.
+// session that belong to no model in the order of add_now(). Models and sessions take turns, so that a long
+// queue of one delays another by one turn. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -43,8 +43,8 @@ class ModelQueue {
     std::string model;
     std::vector<Work> works;  // several forward_backward works that can be one tree, or one work
   };
-  // The next works of models, from each model in turn. Empty if none can run: the queues are empty, or wait for
-  // a seq_id.
+  // The next works of models, from each model in turn. Empty if none can run: the queues are empty, or wait
+  // for a seq_id.
   Group take();
   // The next work of add_now(), from each session in turn.
   std::optional<Work> take_now();
@@ -61,8 +61,8 @@ class ModelQueue {
   CondVar changed_;
   std::map<std::string, Model> models_ GUARDED_BY(mutex_);
   std::map<std::string, std::deque<Work>> now_ GUARDED_BY(mutex_);  // by session; none is empty
-  bool has_new_ GUARDED_BY(mutex_) = false;  // a work was added since the last take()
-  std::string last_ GUARDED_BY(mutex_);      // the model whose works were taken last
+  bool has_new_ GUARDED_BY(mutex_) = false;                         // a work was added since the last take()
+  std::string last_ GUARDED_BY(mutex_);                             // the model whose works were taken last
   std::string last_session_ GUARDED_BY(mutex_);
 };
 

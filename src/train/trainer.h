@@ -133,9 +133,9 @@ class Trainer final : public BatchTrainer {
   // state that was saved with the checkpoint. Throws as load_run_checkpoint().
   Json load(const RunCheckpoint& checkpoint);
 
-  // Returns why snapshot() would not give the state at the end of the step with this number. Empty if it would.
-  // For a run that an exception ended: until the first update of a step, its weights are those of the step
-  // before.
+  // Returns why snapshot() would not give the state at the end of the step with this number. Empty if it
+  // would. For a run that an exception ended: until the first update of a step, its weights are those of the
+  // step before.
   std::string why_not_at(int64_t step) const;
 
   Optimizer& optimizer() { return optimizer_; }
@@ -196,8 +196,8 @@ class Trainer final : public BatchTrainer {
   std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false;
   int64_t num_batches_ = 0;  // trained on so far
-  // The step whose weights and optimizer state the trainer holds. nullopt: a step has changed some of them and
-  // is not complete.
+  // The step whose weights and optimizer state the trainer holds. nullopt: a step has changed some of them
+  // and is not complete.
   std::optional<int64_t> complete_step_ = 0;
   // Time since the last train_step(): of the critic's values, and of other forward executions before it.
   double values_seconds_ = 0, scoring_seconds_ = 0;

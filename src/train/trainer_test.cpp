@@ -106,15 +106,16 @@ TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {
   EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
 }
 
-// A token that the vocabulary does not have ends a step in the embedding. With two mini-batches, the other one
-// may have changed the weights by then.
+// A token that the vocabulary does not have ends a step in the embedding. With two mini-batches, the other
+// one may have changed the weights by then.
 TEST(Trainer, UntilItsFirstUpdateAStepThatFailsLeavesTheStateOfTheStepBefore) {
   const SteadyClock clock;
   std::map<int64_t, int64_t> num_changed;
   for (const int64_t mini_batches : {1, 2})
     for (const char* bad_group : {"g0", "g1"}) {
       ActorSettings settings = settings_with("path", mini_batches);
-      settings.loss.use_decoupled_loss = settings.loss.recompute_logprob = false;  // no pass before the updates
+      settings.loss.use_decoupled_loss = settings.loss.recompute_logprob =
+          false;  // no pass before the updates
       const auto model = small_model(at::kDouble);
       Trainer trainer(*model, nullptr, settings, 10, clock);
       EXPECT_EQ(trainer.why_not_at(0), "");

@@ -83,7 +83,7 @@ def test_a_model_that_is_not_used_leaves_the_memory_and_comes_back(program, mode
 
 
 def test_a_long_queue_of_one_client_delays_another_by_one_turn(service):
-    """The first client sends forty large batches at once. The second trains five steps and samples meanwhile."""
+    """The first client sends forty large batches at once. The second trains and samples meanwhile."""
     greedy, modest = service.train(rank=RANK, seed=1), service.train(rank=RANK, seed=2)
     sampler = modest.save_weights_and_get_sampling_client().result()
     generator = torch.Generator().manual_seed(3)
@@ -92,7 +92,8 @@ def test_a_long_queue_of_one_client_delays_another_by_one_turn(service):
         tokens = torch.randint(3, 300, (120,), generator=generator).tolist()
         large.append(
             types.Datum(
-                model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]}
+                model_input=types.ModelInput.from_ints(tokens[:-1]),
+                loss_fn_inputs={"target_tokens": tokens[1:]},
             )
         )
     done = []
@@ -120,3 +121,29 @@ def test_a_long_queue_of_one_client_delays_another_by_one_turn(service):
     # Eleven turns of the second model, each with one turn of the first; two more for what was in flight.
     assert after_training <= 2 * 13, f"{after_training} of {len(pending)} works were done before"
     assert after_sampling - after_training <= 12, (after_training, after_sampling)
+
+
+def test_on_a_gpu_models_that_wait_are_in_host_memory(program, models, tmp_path):
+    """On the emulated device (docs/cuda_emulation.md), with memory for one of three models."""
+    emulated = program.parents[1] / "cuda_emulation" / "bough"
+    environment = {"BOUGH_EMULATED_CUDA": "1", "BOUGH_EMULATED_MEMORY": "2000000000"}
+    settings = ["--device", "cuda", "--dtype", "fp32", "memory=64MiB", "rollout.kv_memory=16MiB"]
+    results = []
+    for number, memory in enumerate(("200000", "10MiB")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with Service(
+            emulated, models("qwen3"), folder, *settings, f"model_memory={memory}", env=environment
+        ) as service:
+            clients = [service.train(rank=2, seed=seed) for seed in range(3)]
+            for client in clients:
+                client.forward_backward(batches(1)[0], "cross_entropy").result()
+            for client in clients:
+                client.optim_step(STEP).result()
+                client.forward_backward(batches(2)[1], "cross_entropy").result()
+            for client in clients:
+                client.optim_step(STEP).result()
+            assert num_parked(service) == 0
+            results.append([service.weights(client) for client in clients])
+    for waited, stayed in zip(*results, strict=True):
+        assert_same(waited, stayed)

@@ -107,7 +107,9 @@ def test_a_second_model_of_all_weights_is_refused(whole, client):
 
 def test_a_model_that_does_not_fit_is_refused(program, models, tmp_path):
     with (
-        WholeService(program, models("qwen3"), tmp_path, "full_fine_tuning=true", "model_memory=100KiB") as service,
+        WholeService(
+            program, models("qwen3"), tmp_path, "full_fine_tuning=true", "model_memory=100KiB"
+        ) as service,
         pytest.raises(tinker.BadRequestError, match="train an adapter instead"),
     ):
         service.train()
