@@ -74,6 +74,7 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
   fields.done();
   const CheckpointName name =
       path ? Checkpoints::checked(id, "sampler_weights", *path) : Checkpoints::snapshot(id, seq_id);
+  if (!exists(id)) return {{"request_id", future_of_gone(id)}, {"model_id", id}};
   const std::string session = session_of(id);
   const bool is_named = path.has_value();
   return enqueue(

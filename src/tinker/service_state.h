@@ -83,7 +83,7 @@ struct TrainingService::State {
   Json sample(Fields& fields);
   Json cancel(Fields& fields);
 
-  // Any thread. `model` and `session` must exist, otherwise ApiError 404.
+  // Any thread. `model` and `session` must exist, otherwise ApiError 404, or a future that fails.
   Json enqueue(const std::string& model, int64_t seq_id, Work work);  // in the order of seq_id
   Json enqueue_now(const std::string& session, const std::string& key, std::function<FutureResult()> run);
   void check_queue() const;  // throws ApiError 429 if it is full
@@ -92,6 +92,7 @@ struct TrainingService::State {
   void check_new_model(const ModelNeed& need, const LoraSettings& adapter) const REQUIRES(mutex);
   std::string session_of(const std::string& model) const;
   bool exists(const std::string& model) const;
+  std::string future_of_gone(const std::string& model);
   void check_session(const std::string& session) const;
   void check_base(const std::string& name) const;
   void end_session(const std::string& session);

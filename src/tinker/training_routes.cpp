@@ -132,22 +132,27 @@ void TrainingService::State::check_queue() const {
     throw ApiError(429, str("more than ", settings.max_requests, " requests wait or run (max_requests)"));
 }
 
-// If the model is gone and has a checkpoint, the result says so: clients show it, and go on from there.
+// The future of requests to a model that is gone: it fails with the model's last save, from which clients can
+// go on. Throws ApiError 404 if there is none.
+std::string TrainingService::State::future_of_gone(const std::string& model) {
+  const std::string last = checkpoints.newest(model);
+  if (last.empty())
+    throw ApiError(404, str("model_id: got ", quoted(model, 100), ", which does not exist"), "model_id");
+  const auto [id, is_new] = futures.add("", model + "/gone");  // one for all requests, so they take no memory
+  const std::string why = "its session ended, or the service was started again";
+  if (is_new)
+    futures.complete(id,
+                     failed_result(str("model ", model, " is gone: ", why, "; its last save is ", last,
+                                       ": create_training_client_from_state_with_optimizer goes on there"),
+                                   "user"));
+  return id;
+}
+
 Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, Work work) {
-  const bool is_there = exists(model);
-  const std::string last = is_there ? "" : checkpoints.newest(model);
-  const std::string session = last.empty() ? session_of(model) : "";
+  if (!exists(model)) return {{"request_id", future_of_gone(model)}, {"model_id", model}};
+  const std::string session = session_of(model);
   check_queue();
   const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
-  if (!last.empty()) {
-    futures.complete(
-        id, failed_result(str("model ", model,
-                              " is gone: its session ended, or the service was started "
-                              "again; its last save is ",
-                              last, ": create_training_client_from_state_with_optimizer goes on there"),
-                          "user"));
-    return {{"request_id", id}, {"model_id", model}};
-  }
   work.future = id;
   if (is_new && !queue.add(model, seq_id, std::move(work)))
     futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model,

@@ -129,7 +129,7 @@ def test_on_a_gpu_models_that_wait_are_in_host_memory(program, models, tmp_path)
     environment = {"BOUGH_EMULATED_CUDA": "1", "BOUGH_EMULATED_MEMORY": "2000000000"}
     settings = ["--device", "cuda", "--dtype", "fp32", "memory=64MiB", "rollout.kv_memory=16MiB"]
     results = []
-    for number, memory in enumerate(("200000", "10MiB")):
+    for number, memory in enumerate(("100000", "10MiB")):
         folder = tmp_path / str(number)
         folder.mkdir()
         with Service(

@@ -123,6 +123,11 @@ def test_after_a_restart_calls_fail_and_name_the_last_save(program, models, tmp_
         model_id = client.model_id
     with WholeService(*arguments) as service:
         raw = RawClient(service)
-        body = {"model_id": model_id, "seq_id": 7, "adam_params": {"learning_rate": 1e-3}}
-        answer = raw.result(raw.post("optim_step", body), may_fail=True)
-        assert answer["category"] == "user" and path in answer["error"]
+        body = {"model_id": model_id, "seq_id": 7}
+        for route, more in (
+            ("optim_step", {"adam_params": {"learning_rate": 1e-3}}),
+            ("save_weights", {"path": "later"}),
+            ("save_weights_for_sampler", {"path": "later"}),
+        ):
+            answer = raw.result(raw.post(route, {**body, **more}), may_fail=True)
+            assert answer["category"] == "user" and path in answer["error"]
