@@ -1,6 +1,6 @@
-// The memory of a training service. What is free when it starts is divided once: a half for training passes,
-// a quarter for models in training, a quarter for the engines that sample. Models that do not fit beside
-// those that are used are parked (TrainingModel::park) until their next request.
+// The memory of a training service. The bytes that are free when it starts are divided once: a half for
+// training passes, a quarter for models in training, a quarter for the engines that sample. Models that do
+// not fit beside those that are used are parked (TrainingModel::park) until their next request.
 #pragma once
 
 #include <c10/core/Device.h>

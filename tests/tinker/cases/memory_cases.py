@@ -83,12 +83,12 @@ def test_a_model_that_is_not_used_leaves_the_memory_and_comes_back(program, mode
 
 
 def test_a_long_queue_of_one_client_delays_another_by_one_turn(service):
-    """The first client sends forty large batches at once. The second trains and samples meanwhile."""
+    """The first client sends 24 large batches at once. The second trains and samples meanwhile."""
     greedy, modest = service.train(rank=RANK, seed=1), service.train(rank=RANK, seed=2)
     sampler = modest.save_weights_and_get_sampling_client().result()
     generator = torch.Generator().manual_seed(3)
     large = []
-    for _ in range(96):
+    for _ in range(64):
         tokens = torch.randint(3, 300, (120,), generator=generator).tolist()
         large.append(
             types.Datum(
@@ -98,7 +98,7 @@ def test_a_long_queue_of_one_client_delays_another_by_one_turn(service):
         )
     done = []
     pending = []
-    for _ in range(40):
+    for _ in range(24):
         pending.append(greedy.forward_backward(large, "cross_entropy"))
         pending.append(greedy.optim_step(STEP))
     pending[0].result()
