@@ -246,6 +246,7 @@ void Controller::handle(TrainingDone& event) {
   }
   const bool awaits = evaluation_ != Evaluation::kNone && evaluation_step_ == num_steps_;
   records_.push_back({num_steps_, std::move(event.record.metrics), awaits});
+  last_step_ = state_at_step();
   begin_checkpoint();
 }
 
@@ -299,7 +300,10 @@ void Controller::handle(CheckpointWritten& event) {
     checkpointed_step_ = step;
     return;
   }
-  if (is_last && step == num_steps_) throw IoError(event.error);
+  if (is_last && step == num_steps_) {
+    last_step_.reset();  // it would fail again
+    throw IoError(event.error);
+  }
   checkpoint_is_overdue_ = true;
   log_warning(str(event.error, "; the run continues and tries again after the next step"));
 }
@@ -462,6 +466,23 @@ void Controller::warn_of_late_checkpoint() {
                   "(saver.freq_steps, saver.freq_minutes) or to a faster disk"));
 }
 
+ControllerState Controller::state_at_step() const {
+  ControllerState state{.step = num_steps_, .next_position = next_position_};
+  state.unfinished.insert(again_.begin(), again_.end());
+  for (const uint64_t id : running_) state.unfinished.insert(static_cast<int64_t>(id));
+  if (computes_beside()) {
+    state.buffered = buffered_;
+    state.awaiting = awaiting_;
+    state.running = partial_before_;
+    return state;
+  }
+  // With eta (max_staleness) 0, unfinished groups are generated again and get the same samples: a step's
+  // samples depend only on the seed, the step's number and the weights.
+  for (const auto& [id, group] : awaiting_) state.unfinished.insert(static_cast<int64_t>(id));
+  for (const auto& [id, group] : buffered_) state.unfinished.insert(static_cast<int64_t>(id));
+  return state;
+}
+
 // At the end of a step: begins a checkpoint if one is due and none is being written.
 void Controller::begin_checkpoint() {
   const bool is_last = is_over() || is_stopping_;
@@ -475,23 +496,11 @@ void Controller::begin_checkpoint() {
   checkpoint_is_overdue_ = false;
   Checkpoint& checkpoint = checkpoint_.emplace();
   checkpoint.begin = clock_.now();
-  ControllerState& state = checkpoint.state;
-  state.step = num_steps_;
-  state.next_position = next_position_;
-  state.unfinished.insert(again_.begin(), again_.end());
-  for (const uint64_t id : running_) state.unfinished.insert(static_cast<int64_t>(id));
+  checkpoint.state = state_at_step();
   if (computes_beside()) {
-    state.buffered = buffered_;
-    state.awaiting = awaiting_;
-    state.running = partial_before_;
     checkpoint.running.insert(running_.begin(), running_.end());
     // If no training follows, the model does not change while it is written, so no copy is needed.
     checkpoint.copied = !is_last;
-  } else {
-    // With eta (max_staleness) 0, unfinished groups are generated again and get the same samples: a step's
-    // samples depend only on the seed, the step's number and the weights.
-    for (const auto& [id, group] : awaiting_) state.unfinished.insert(static_cast<int64_t>(id));
-    for (const auto& [id, group] : buffered_) state.unfinished.insert(static_cast<int64_t>(id));
   }
   checkpoint.has_running = checkpoint.running.empty();
   if (!checkpoint.has_running) workers_.save_running();
@@ -511,6 +520,26 @@ void Controller::advance_checkpoint() {
   if (unwritten_) checkpoint_->state.unwritten_metrics = unwritten_;
   checkpoint_->is_written = true;
   workers_.write_checkpoint(checkpoint_->state, checkpoint_->copied);
+}
+
+std::optional<ControllerState> Controller::take_unsaved_step() {
+  if (!last_step_ || last_step_->step == checkpointed_step_) return std::nullopt;
+  std::optional<ControllerState> state = std::exchange(last_step_, std::nullopt);
+  for (PendingRecord& record : records_) {
+    if (record.awaits_evaluation && record.step == state->step)
+      unwritten_ = std::exchange(record.metrics, {});
+    record.awaits_evaluation = false;
+  }
+  write_records();
+  state->unwritten_metrics = unwritten_;
+  return state;
+}
+
+std::optional<ControllerState> Controller::take_unwritten_snapshot() {
+  if (!checkpoint_ || !checkpoint_->copied || !checkpoint_->has_weights) return std::nullopt;
+  ControllerState state = std::move(checkpoint_->state);
+  checkpoint_.reset();
+  return state;
 }
 
 void Controller::finish_if_done() {

@@ -242,8 +242,15 @@ class Controller {
 
   bool is_finished() const { return is_finished_; }  // all is done, or stopped and saved
   bool is_stopping() const { return is_stopping_; }
-  int64_t num_steps() const { return num_steps_; }  // trained steps of the run
-  std::string activity() const;                     // "train step 12, rollout 3/16, 2 awaiting rewards"
+  int64_t num_steps() const { return num_steps_; }                  // trained steps of the run
+  int64_t checkpointed_step() const { return checkpointed_step_; }  // -1: no checkpoint
+  std::string activity() const;  // "train step 12, rollout 3/16, 2 awaiting rewards"
+
+  // For a run that an exception ended, after its workers have ended. Both return what has no checkpoint yet,
+  // or nullopt: the state at the end of the last trained step, and that of a snapshot that was taken and not
+  // written. The metrics of the last step are recorded first; without those of an evaluation that was lost.
+  std::optional<ControllerState> take_unsaved_step();
+  std::optional<ControllerState> take_unwritten_snapshot();
 
   struct Counts {
     int64_t sampled = 0, trained = 0, training = 0, buffered = 0, awaiting = 0, running = 0, dropped = 0;
@@ -295,6 +302,7 @@ class Controller {
   void begin_groups();
   void begin_training();
   void write_records();
+  ControllerState state_at_step() const;
   void begin_checkpoint();
   void warn_of_late_checkpoint();
   void advance_checkpoint();
@@ -340,6 +348,7 @@ class Controller {
   std::deque<PendingRecord> records_;
   std::optional<MetricValues> unwritten_;  // of a step whose evaluation was cancelled by a stop
   std::optional<Checkpoint> checkpoint_;
+  std::optional<ControllerState> last_step_;  // at the end of step num_steps_; nullopt: not trained here
   int64_t checkpointed_step_ = -1;
   bool checkpoint_is_overdue_ = false;          // it was due while another was being written, or failed
   std::optional<int64_t> late_warned_seconds_;  // how late a checkpoint was at the last warning

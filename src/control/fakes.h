@@ -284,8 +284,10 @@ struct FakeCheckpoints final : CheckpointWriter {
     saved = state;
     if (on_write) on_write(state);
   }
+  std::string why_not_at(int64_t) const override { return why_not; }
 
   int64_t num_snapshots = 0;
+  std::string why_not;
   std::optional<ControllerState> saved;
   std::function<void(const ControllerState&)> on_write;
 };

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "control/controller.h"
 #include "control/external_rollouts.h"
@@ -39,6 +40,9 @@ class CheckpointWriter {
   // copied: writes the snapshot. Otherwise writes the model itself. Throws IoError, for example if the disk
   // is full.
   virtual void write(const ControllerState& state, bool copied) = 0;
+  // Returns why the model itself cannot be written as it was at the end of `step`. Empty if it can. For a run
+  // that an exception ended.
+  virtual std::string why_not_at(int64_t /*step*/) const { return ""; }
 };
 
 class Evaluator {

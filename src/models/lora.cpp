@@ -31,6 +31,7 @@ constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kWeight = ".weight";
 
 constexpr std::string_view kHead = "lm_head";
+constexpr std::string_view kAllLinear = "all-linear";
 
 // In model.layers.0.self_attn.q_proj.weight, the module is the text before .weight. Its last part is q_proj.
 // A tied lm_head is the embedding's matrix. Its adapter is that of the module lm_head, as in PEFT.
@@ -147,6 +148,12 @@ void refuse_experts(Model& model, const std::string& target) {
                           "experts), or modules of attention such as q_proj"));
 }
 
+bool is_wanted(const std::string& module, const std::vector<LoraTarget>& targets) {
+  return std::ranges::any_of(targets, [&](const LoraTarget& target) {
+    return target.name == kAllLinear ? module != kHead : is_named(module, target.name);
+  });
+}
+
 // `all`: the model itself, or for a pipeline stage all layers. Random numbers are generated for all layers,
 // so that a stage's values equal the unsharded model's.
 void initialise_adapter(Model& model, Model& all, uint64_t seed) {
@@ -229,12 +236,8 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
   const std::set<std::string> modules = modules_of(all_of_them);
   std::set<std::string> short_names;
   for (const std::string& module : modules) short_names.insert(last_part(module));
-  bool all = false;
   for (const LoraTarget& target : settings.targets) {
-    if (target.name == "all-linear") {
-      all = true;
-      continue;
-    }
+    if (target.name == kAllLinear) continue;
     refuse_experts(all_of_them, target.name);
     const bool is_there = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
       return is_named(module, target.name);
@@ -245,14 +248,20 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
     throw UserError(str("lora.targets: got ", quoted(target.name),
                         ", which the model does not have; expected all-linear, or some of ", names));
   }
-  const auto is_wanted = [&](const std::string& module) {
-    return (all && module != kHead) || std::ranges::any_of(settings.targets, [&](const LoraTarget& t) {
-             return is_named(module, t.name);
-           });
-  };
   const double scale = settings.alpha / static_cast<double>(settings.rank);
-  attach_all(model, all_of_them, settings.rank, scale, is_wanted);
+  attach_all(model, all_of_them, settings.rank, scale,
+             [&](const std::string& module) { return is_wanted(module, settings.targets); });
   initialise_adapter(model, all_of_them, seed);
+}
+
+int64_t count_adapter_elements(const Model& model, const LoraSettings& settings) {
+  const std::unique_ptr<Model> shared = model.share();
+  int64_t elements = 0;
+  for (const Parameter* matrix : shared->adaptable_matrices())
+    for (const Parameter::Part& part : matrix->parts)
+      if (is_wanted(module_of(part), settings.targets))
+        elements += settings.rank * (matrix->value.size(1) + part.end - part.begin);
+  return elements;
 }
 
 void set_adapted_modules(Model& model, const std::vector<std::string>& modules, int64_t rank, double scale) {

@@ -30,6 +30,9 @@ bool has_adapter(const Model& model);
 // both fused projections and tensor ranks.
 void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed);
 
+// The number of elements that add_adapter() would add to the unsharded model with settings.rank and targets.
+int64_t count_adapter_elements(const Model& model, const LoraSettings& settings);
+
 // Adds uninitialized adapters of one rank to exactly these modules (model.layers.0.self_attn.q_proj), in
 // place of those that the model has. `modules` empty: the model then has no adapters, and its weights are
 // trained. Throws UserError if the model has no such module.

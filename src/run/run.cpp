@@ -38,8 +38,12 @@ class Run {
   Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups);
 
   RunSummary work();
-  // Call it after work() threw. After that no call waits for other ranks.
-  void give_up() { ranks_.give_up(); }
+  // Call it after work() threw. After that no call waits for other ranks. saves: writes a checkpoint of the
+  // last step if that is possible.
+  void give_up(bool saves) {
+    ranks_.give_up();
+    if (saves) loop_.save_last_step();
+  }
 
  private:
   WorkerParts worker_parts();
@@ -132,9 +136,10 @@ RunSummary run_training(const RunSettings& settings, const RunOptions& options) 
     return run->work();
   } catch (const std::exception& error) {
     log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller shows it to the user
-    run->give_up();
     // A thread that hangs for ever cannot be joined, and everything that it uses must stay alive.
-    if (dynamic_cast<const StallError*>(&error)) (void)run.release();
+    const bool hangs = dynamic_cast<const StallError*>(&error);
+    run->give_up(/*saves=*/!hangs && !dynamic_cast<const Interrupted*>(&error));
+    if (hangs) (void)run.release();
     throw;
   }
 }

@@ -88,18 +88,18 @@ void RunCheckpoints::take_snapshot() {
 }
 
 void RunCheckpoints::write(const ControllerState& state, bool copied) {
-  if (!copied) snapshot_ = trainer_.snapshot(/*copies=*/false);
+  const TrainingSnapshot present = copied ? TrainingSnapshot() : trainer_.snapshot(/*copies=*/false);
+  const TrainingSnapshot& source = copied ? snapshot_ : present;
   const Json json = {{"environment", thread_state(settings_, num_threads_, num_ranks_)},
-                     {"coefficients", snapshot_.coefficients},
+                     {"coefficients", source.coefficients},
                      {"valid_dataset", valid_.identity()},
                      {"controller", tasks_.save(state)}};
-  save_run_checkpoint(folder_.path(), state.step, *snapshot_.model, snapshot_.optimizer, json,
-                      {.source_model = settings_.model.path,
-                       .keep_last = settings_.saver.keep,
-                       .write_more = [this](const auto& directory) {
-                         snapshot_.save_more(directory, settings_.model.path);
-                       }});
-  snapshot_ = {};
+  save_run_checkpoint(
+      folder_.path(), state.step, *source.model, source.optimizer, json,
+      {.source_model = settings_.model.path,
+       .keep_last = settings_.saver.keep,
+       .write_more = [&](const auto& directory) { source.save_more(directory, settings_.model.path); }});
+  if (copied) snapshot_ = {};
   schedule_.has_written();
   RunFolder::write_report(folder_.path());
 }

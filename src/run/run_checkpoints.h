@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <optional>
+#include <string>
 
 #include "base/clock.h"
 #include "base/mutex.h"
@@ -57,6 +58,7 @@ class RunCheckpoints final : public CheckpointWriter {
   std::optional<ControllerState> resume();
   void take_snapshot() override;
   void write(const ControllerState& state, bool copied) override;
+  std::string why_not_at(int64_t step) const override { return trainer_.why_not_at(step); }
 
  private:
   const RunSettings& settings_;

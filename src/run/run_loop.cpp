@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/log.h"
@@ -22,6 +23,18 @@ bool is_asynchronous(const RunSettings& settings) {
 // control/generator.h), or the model is batch-invariant.
 bool takes_answers_in_rounds(const RunSettings& settings) {
   return !is_asynchronous(settings) && !settings.rollout.batch_invariant.value_or(false);
+}
+
+// Runs `work` and returns the message of its exception. Empty: it threw none.
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
 }
 
 int64_t samples_in_flight(const RunSettings& settings, int64_t num_engines) {
@@ -93,6 +106,44 @@ bool RunLoop::run() {
   reporting_.write_timeline(workers_.timeline(), /*all=*/true);
   reporting_.display().set_activity("");
   return !controller_.is_stopping();
+}
+
+// The trainer's thread may have completed a step after another thread had failed.
+void RunLoop::take_last_events() {
+  while (std::optional<Event> event = workers_.events().take({}))
+    if (!std::holds_alternative<WorkerFailed>(*event)) controller_.on(std::move(*event));
+}
+
+void RunLoop::save_last_step() {
+  workers_.join();
+  const std::string lost = error_of([&] { take_last_events(); });
+  if (!lost.empty()) log_debug(str("after the error: ", lost));
+  const int64_t before = std::max<int64_t>(0, controller_.checkpointed_step()), last = num_steps();
+  int64_t saved = before;
+  const auto say = [&] {
+    log_warning(
+        saved == 0 ? "the run ended by an error and has no checkpoint: the same command begins again"
+                   : str("the run ended by an error: the same command continues from the checkpoint of step ",
+                         saved, saved > before ? ", which was written after the error" : ""));
+  };
+  if (last == before) return before > 0 ? say() : void();
+  const std::optional<ControllerState> snapshot = controller_.take_unwritten_snapshot();
+  const auto write = [&](const ControllerState& state, bool copied) {
+    parts_.checkpoints.write(state, copied);
+    saved = state.step;
+  };
+  const std::string failure = error_of([&] {
+    const std::optional<ControllerState> state = controller_.take_unsaved_step();
+    if (!state) throw IoError("writing it failed");
+    const std::string reason = parts_.checkpoints.why_not_at(last);
+    if (!reason.empty()) throw IoError(reason);
+    write(*state, /*copied=*/false);
+  });
+  if (!failure.empty()) {
+    log_warning(str("step ", last, " has no checkpoint: ", failure));
+    if (snapshot) error_of([&] { write(*snapshot, /*copied=*/true); });
+  }
+  say();
 }
 
 std::optional<MetricValues> RunLoop::evaluate(const std::function<bool()>& stop) {

@@ -42,6 +42,10 @@ class RunLoop final : private Evaluator, private ControllerPolicy, private Contr
   // a thread may hang, so this object must not be destroyed.
   bool run();
   int64_t num_steps() const { return controller_.num_steps(); }
+  // After run() threw an exception other than StallError: ends the threads, and writes a checkpoint of the
+  // last trained step if that step has none and its weights are still there, or can be read from a snapshot.
+  // The log says from which step the run continues. Throws nothing, because the exception of run() counts.
+  void save_last_step();
 
  private:
   // Evaluator. Runs on the engine's thread.
@@ -55,6 +59,7 @@ class RunLoop final : private Evaluator, private ControllerPolicy, private Contr
   void on_record(int64_t step, const MetricValues& values) override;
 
   void follow_thread_change();
+  void take_last_events();
   bool stopping() const { return options_.stop && options_.stop(); }
   WorkerParts with_evaluator(WorkerParts parts) {
     parts.evaluator = this;

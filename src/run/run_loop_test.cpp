@@ -30,12 +30,17 @@ class RecordingTrainer final : public StepTrainer {
     }
     batches.push_back(record.batch);
     ++num_steps;
+    if (order.step == fails_at) {
+      groups.pop_back();
+      throw std::bad_alloc();
+    }
     return record;
   }
 
   std::vector<std::vector<uint64_t>> groups;  // by step
   std::vector<std::vector<Trajectory>> batches;
   std::atomic<int64_t> num_steps = 0;  // read by other threads
+  int64_t fails_at = 0;                // the step in which memory is full
 };
 
 class RunLoopTest : public ::testing::Test {
@@ -170,6 +175,54 @@ TEST_F(RunLoopTest, AStoppedRunContinuesWithTheNextGroups) {
       for (const uint64_t id : ids) EXPECT_TRUE(trained.insert(id).second) << "group " << id << " twice";
     EXPECT_EQ(trained.size(), 12u);
     EXPECT_EQ(*trained.rbegin(), 11u) << "a group was skipped";
+  }
+}
+
+TEST_F(RunLoopTest, AnErrorLeavesACheckpointOfTheLastCompleteStep) {
+  settings_.saver.freq_steps = 10;
+  for (const int64_t eta : {0, 2}) {
+    SCOPED_TRACE(str("eta ", eta));
+    settings_.trial_name = str("error", eta);
+    settings_.rollout.max_head_offpolicyness = eta;
+    std::vector<std::vector<uint64_t>> groups;
+    Json saved;
+    {
+      FakeRun run(settings_, problems_, none_, 6);
+      run.trainer.fails_at = 3;
+      EXPECT_THROW(run.loop.run(), std::bad_alloc);
+      EXPECT_FALSE(run.checkpoints.saved);
+      run.loop.save_last_step();
+      ASSERT_TRUE(run.checkpoints.saved);
+      EXPECT_EQ(run.checkpoints.saved->step, 2);
+      EXPECT_EQ(read_metrics(metrics_file(run.folder)).back().step, 2)
+          << "the metrics of its steps come first";
+      saved = Json::parse(run.tasks.save(*run.checkpoints.saved).dump());
+      groups = run.trainer.groups;
+    }
+    FakeRun resumed(settings_, problems_, none_, 6);
+    resumed.loop.restore(resumed.tasks.restore(saved));
+    EXPECT_TRUE(resumed.loop.run());
+    groups.insert(groups.end(), resumed.trainer.groups.begin(), resumed.trainer.groups.end());
+    std::set<uint64_t> trained;
+    for (const auto& ids : groups) trained.insert(ids.begin(), ids.end());
+    EXPECT_EQ(groups.size(), 6u);
+    EXPECT_EQ(trained.size(), 12u) << "a group was trained twice";
+    EXPECT_EQ(*trained.rbegin(), 11u) << "a group was skipped";
+  }
+}
+
+TEST_F(RunLoopTest, ACheckpointThatCannotBeWrittenAfterAnErrorLeavesTheOthersAlone) {
+  settings_.saver.freq_steps = 2;
+  for (const bool changed : {true, false}) {
+    settings_.trial_name = str("changed", changed);
+    FakeRun run(settings_, problems_, none_, 6);
+    run.trainer.fails_at = 4;
+    EXPECT_THROW(run.loop.run(), std::bad_alloc);
+    ASSERT_EQ(run.checkpoints.saved->step, 2);
+    if (changed) run.checkpoints.why_not = "the weights had begun to change";
+    else run.checkpoints.on_write = [](const ControllerState&) { throw std::bad_alloc(); };
+    run.loop.save_last_step();
+    EXPECT_EQ(run.checkpoints.saved->step, changed ? 2 : 3) << "3: it was tried";
   }
 }
 

@@ -91,7 +91,7 @@ CheckpointName Checkpoints::existing(const std::string& path, const std::string&
   const CheckpointName name =
       checked(rest.substr(0, first), rest.substr(first + 1, second - first - 1), rest.substr(second + 1));
   if (!kind.empty() && name.kind != kind) refuse("expected " + expected);
-  if (!fs::exists(folder(name) / "adapter_config.json")) refuse("there is no such checkpoint");
+  if (!fs::exists(folder(name) / kTerms)) refuse("there is no such checkpoint");
   return name;
 }
 
@@ -145,8 +145,17 @@ Json Checkpoints::list(const std::string& run) const {
   return list;
 }
 
+std::string Checkpoints::newest(const std::string& run) const {
+  std::string path;
+  if (!is_plain(run)) return path;
+  for (const Json& each : list(run))
+    if (each["checkpoint_type"] == "training") path = each["tinker_path"].get<std::string>();
+  return path;
+}
+
 LoraSettings Checkpoints::adapter(const CheckpointName& name) const {
   const fs::path file = folder(name) / "adapter_config.json";
+  if (!fs::exists(file)) return {};
   const Json config = read_json(file);
   try {
     LoraSettings adapter;

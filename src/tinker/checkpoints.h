@@ -1,6 +1,7 @@
-// Saved adapters on disk: FOLDER/RUN/weights/NAME with the optimizer's state, FOLDER/RUN/sampler_weights/NAME
-// without it, in PEFT's format. Clients name them tinker://RUN/weights/NAME. checkpoint.json holds when one
-// expires and the client's metadata. Thread-safe: it has no state but the files.
+// Saved models on disk: FOLDER/RUN/weights/NAME with the optimizer's state, FOLDER/RUN/sampler_weights/NAME
+// without it. An adapter is in PEFT's format, a model of which all weights are trained a Hugging Face
+// directory. Clients name them tinker://RUN/weights/NAME. checkpoint.json holds when one expires and the
+// client's metadata. Thread-safe: it has no state but the files.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +50,10 @@ class Checkpoints {
   void remove(const CheckpointName& name) const;
   // Those of a run, oldest first, as the API lists them.
   Json list(const std::string& run) const;
-  // The settings that its adapter was made with. Throws UserError if the file is not an adapter's.
+  // The path of a run's newest checkpoint with the optimizer's state; empty: the run has none.
+  std::string newest(const std::string& run) const;
+  // The settings that its adapter was made with; rank 0 if it has all weights. Throws UserError if the file
+  // is not an adapter's.
   LoraSettings adapter(const CheckpointName& name) const;
   void remove_expired() const;
 

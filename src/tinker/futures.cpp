@@ -92,4 +92,10 @@ int64_t Futures::num_pending() const {
                        [](const auto& entry) { return !entry.second.result; });
 }
 
+std::string Futures::session_of(const std::string& id) const {
+  const MutexLock lock(mutex_);
+  const auto found = futures_.find(id);
+  return found == futures_.end() ? "" : found->second.session;
+}
+
 }  // namespace bough

@@ -57,6 +57,7 @@ class Futures {
   void drop_old();  // results that were fetched long ago
   void drop_session(const std::string& session);
   int64_t num_pending() const;
+  std::string session_of(const std::string& id) const;  // empty: the id is unknown
 
  private:
   struct Future {

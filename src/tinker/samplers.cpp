@@ -52,22 +52,32 @@ void set_prompt_values(const SampleRequest& request, PromptValues values, Sample
 Samplers::Samplers(const Model& base, EmbeddedEngineOptions options)
     : base_(base), options_(std::move(options)) {}
 
+// Drops the idle engine that was used longest ago. is_whole: and before, those with weights of their own,
+// which take the most memory.
+void Samplers::drop_idle(bool is_whole) {
+  if (is_whole)
+    std::erase_if(samplers_,
+                  [](const auto& each) { return each.second.is_whole && each.second.engine->idle(); });
+  if (samplers_.size() < kMostEngines) return;
+  auto oldest = samplers_.end();
+  for (auto each = samplers_.begin(); each != samplers_.end(); ++each)
+    if (each->second.engine->idle() &&
+        (oldest == samplers_.end() || each->second.last_use < oldest->second.last_use))
+      oldest = each;
+  if (oldest != samplers_.end()) samplers_.erase(oldest);
+}
+
 Samplers::Sampler& Samplers::sampler(const std::filesystem::path& adapter) {
   const auto known = samplers_.find(adapter);
-  if (known == samplers_.end() && samplers_.size() >= kMostEngines) {
-    auto oldest = samplers_.end();
-    for (auto each = samplers_.begin(); each != samplers_.end(); ++each)
-      if (each->second.engine->idle() &&
-          (oldest == samplers_.end() || each->second.last_use < oldest->second.last_use))
-        oldest = each;
-    if (oldest != samplers_.end()) samplers_.erase(oldest);
-  }
+  const bool is_whole = !adapter.empty() && !std::filesystem::exists(adapter / "adapter_config.json");
+  if (known == samplers_.end() && (is_whole || samplers_.size() >= kMostEngines)) drop_idle(is_whole);
   Sampler& sampler = samplers_[adapter];
   sampler.last_use = ++num_uses_;
   if (sampler.engine) return sampler;
   try {
-    sampler.model = base_.share();
-    if (!adapter.empty()) load_adapter(adapter, *sampler.model);
+    sampler.is_whole = is_whole;
+    sampler.model = is_whole ? load_model(adapter, base_.dtype(), base_.device()) : base_.share();
+    if (!adapter.empty() && !is_whole) load_adapter(adapter, *sampler.model);
     sampler.engine = std::make_unique<EmbeddedEngine>(*sampler.model, options_);
   } catch (...) {
     samplers_.erase(adapter);

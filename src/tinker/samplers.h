@@ -16,7 +16,8 @@
 namespace bough {
 
 struct SampleRequest {
-  std::filesystem::path adapter;  // directory in PEFT's format; empty: the base model
+  std::filesystem::path
+      adapter;  // directory of a checkpoint: an adapter or all weights; empty: the base model
   std::vector<int32_t> prompt;
   SamplingParameters sampling;
   uint64_t seed = 0;
@@ -46,6 +47,7 @@ class Samplers {
   struct Sampler {
     std::unique_ptr<Model> model;  // shares the base's weights
     std::unique_ptr<EmbeddedEngine> engine;
+    bool is_whole = false;  // except if it has weights of its own
     uint64_t last_use = 0;
   };
   struct Pending {
@@ -55,6 +57,7 @@ class Samplers {
     Finish finish;
   };
   Sampler& sampler(const std::filesystem::path& adapter);
+  void drop_idle(bool is_whole);
 
   const Model& base_;
   const EmbeddedEngineOptions options_;

@@ -74,6 +74,7 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
   fields.done();
   const CheckpointName name =
       path ? Checkpoints::checked(id, "sampler_weights", *path) : Checkpoints::snapshot(id, seq_id);
+  if (!exists(id)) return {{"request_id", future_of_gone(id)}, {"model_id", id}};
   const std::string session = session_of(id);
   const bool is_named = path.has_value();
   return enqueue(
@@ -168,16 +169,16 @@ Json TrainingService::State::sample(Fields& fields) {
   const int64_t count = request.sampling.n_samples;
   const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
-    queue.add_now(run_later([this, id = id, request = std::move(request)] {
-      const FutureResult refused = guarded([&] {
-        samplers.submit(id, request, [this, id](SampleResult result) {
-          futures.complete(id, future_result(std::move(result)));
-        });
-        return FutureResult{};
-      });
-      if (!refused.json.is_null()) futures.complete(id, refused);
-      return FutureResult{};
-    }));
+    queue.add_now(session, run_later([this, id = id, request = std::move(request)] {
+                    const FutureResult refused = guarded([&] {
+                      samplers.submit(id, request, [this, id](SampleResult result) {
+                        futures.complete(id, future_result(std::move(result)));
+                      });
+                      return FutureResult{};
+                    });
+                    if (!refused.json.is_null()) futures.complete(id, refused);
+                    return FutureResult{};
+                  }));
   Json sequences = Json::array();
   for (int64_t i = 0; i < count; ++i) sequences.push_back(str(id, "-", i));
   return {{"request_id", id}, {"sample_sequence_ids", sequences}};
@@ -186,10 +187,11 @@ Json TrainingService::State::sample(Fields& fields) {
 Json TrainingService::State::cancel(Fields& fields) {
   const std::string id = fields.required_text("request_id");
   fields.done();
-  queue.add_now(run_later([this, id] {
-    if (samplers.cancel(id)) futures.complete(id, failed_result("cancelled by the client", "user"));
-    return FutureResult{};
-  }));
+  queue.add_now(futures.session_of(id), run_later([this, id] {
+                  if (samplers.cancel(id))
+                    futures.complete(id, failed_result("cancelled by the client", "user"));
+                  return FutureResult{};
+                }));
   return nullptr;
 }
 

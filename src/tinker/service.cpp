@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "kernels/common/device.h"
 #include "serve/access.h"
 #include "tinker/service_state.h"
 
@@ -18,6 +19,8 @@ namespace {
 constexpr std::string_view kPrefix = "/api/v1/";
 // A fetch of a result that is not ready ends after this time: before the client's limit of 45 s.
 constexpr std::chrono::seconds kPoll{25};
+// Requests to the samplers that come within this time join the same pass.
+constexpr double kSecondsBetweenPasses = 0.02;
 constexpr double kExpirySeconds = 60;  // between looks for expired checkpoints
 
 std::string error_body(const std::string& message) {
@@ -44,6 +47,11 @@ std::string first_name(const TrainingBase& base, const TrainingServiceSettings& 
   return fs::weakly_canonical(base.directory).filename().string();
 }
 
+TrainingBase with_memory(TrainingBase base, const ServiceMemory& memory) {
+  base.engine.settings.kv_memory = {memory.sampler};
+  return base;
+}
+
 OrderedJson parse_body(const HttpRequest& request) {
   try {
     return parse_ordered_json(request.body.empty() ? "{}" : request.body, "the body");
@@ -55,7 +63,8 @@ OrderedJson parse_body(const HttpRequest& request) {
 }  // namespace
 
 TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settings_, std::string key)
-    : base(std::move(base_)),
+    : memory(plan_memory(settings_, base_.model->device(), device_memory(base_.model->device()).free)),
+      base(with_memory(std::move(base_), memory)),
       settings(std::move(settings_)),
       api_key(std::move(key)),
       shown_name(first_name(base, settings)),
@@ -67,6 +76,7 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
       any_name(names.contains("*")),
       epoch(random_hex()),
       checkpoints(settings.folder),
+      residents(memory.models, settings.folder, clock),
       samplers(*base.model, base.engine),
       http({.host = settings.host,
             .port = static_cast<int>(settings.port),
@@ -262,23 +272,20 @@ Json TrainingService::State::capabilities() const {
 // ---- The computation thread
 
 TrainingModel& TrainingService::State::training(const std::string& model) {
-  const MutexLock lock(mutex);
-  const auto found = models.find(model);
-  if (found == models.end() || !found->second.model)
+  TrainingModel* const found = residents.use(model);
+  if (!found)
     throw UserError(str("model ", model, " does not exist: its creation failed, or its session has ended"));
-  return *found->second.model;  // only this thread removes it
+  return *found;
 }
 
 void TrainingService::State::free_ended_models() {
-  std::vector<std::unique_ptr<TrainingModel>> freed;  // after the lock
-  const MutexLock lock(mutex);
-  for (const std::string& model : ended) {
-    const auto found = models.find(model);
-    if (found == models.end()) continue;
-    freed.push_back(std::move(found->second.model));
-    models.erase(found);
+  std::set<std::string> freed;
+  {
+    const MutexLock lock(mutex);
+    freed.swap(ended);
+    for (const std::string& model : freed) models.erase(model);
   }
-  ended.clear();
+  for (const std::string& model : freed) residents.remove(model);
 }
 
 FutureResult TrainingService::State::guarded(const std::function<FutureResult()>& run) const {
@@ -294,13 +301,33 @@ FutureResult TrainingService::State::guarded(const std::function<FutureResult()>
   }
 }
 
+void TrainingService::State::compute_now(const Work& work) {
+  FutureResult result = guarded(work.run);
+  if (!work.future.empty()) futures.complete(work.future, std::move(result));
+}
+
+// Runs works that belong to no model, and passes of the samplers' engines, for about `seconds`, and at least
+// one of each. Returns false if there are none.
+bool TrainingService::State::serve_others(double seconds, const std::function<bool()>& stop) {
+  const Clock::Time start = clock.now();
+  bool worked = false;
+  while (true) {
+    const Clock::Time pass = clock.now();
+    bool did = false;
+    while (const std::optional<Work> work = queue.take_now()) {
+      compute_now(*work);
+      did = true;
+      if (seconds_between(pass, clock.now()) > kSecondsBetweenPasses) break;
+    }
+    did = samplers.step() || did;
+    worked = worked || did;
+    if (!did || seconds_between(start, clock.now()) >= seconds || stop()) return worked;
+  }
+}
+
 void TrainingService::State::compute(ModelQueue::Group group) {
   const Work& first = group.works.front();
-  if (!first.request) {
-    FutureResult result = guarded(first.run);
-    if (!first.future.empty()) futures.complete(first.future, std::move(result));
-    return;
-  }
+  if (!first.request) return compute_now(first);
   std::vector<const ForwardBackwardRequest*> requests;
   for (const Work& work : group.works) requests.push_back(work.request.get());
   std::vector<ForwardBackwardResult> results;
@@ -324,10 +351,13 @@ void TrainingService::run(const std::function<bool()>& stop) {
   State& state = *state_;
   while (!stop()) {
     state.free_ended_models();
+    state.residents.park_unused(state.settings.idle_seconds);
+    const Clock::Time start = state.clock.now();
     ModelQueue::Group group = state.queue.take();
     bool worked = !group.works.empty();
     if (worked) state.compute(std::move(group));
-    worked = state.samplers.step() || worked;
+    // Samples get as much time as training.
+    worked = state.serve_others(seconds_between(start, state.clock.now()), stop) || worked;
     if (!worked) state.queue.wait_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(100));
   }
   state.http.close();

@@ -18,6 +18,8 @@
 #include "serve/api.h"
 #include "tinker/checkpoints.h"
 #include "tinker/futures.h"
+#include "tinker/model_memory.h"
+#include "tinker/resident_models.h"
 #include "tinker/samplers.h"
 #include "tinker/service.h"
 #include "tinker/training_model.h"
@@ -39,8 +41,8 @@ struct TrainingService::State {
   };
   struct ClientModel {
     std::string session;
-    LoraSettings adapter;
-    std::unique_ptr<TrainingModel> model;  // computation thread only
+    LoraSettings adapter;  // rank 0: all weights are trained
+    int64_t bytes = 0;     // that it holds when it is not parked
   };
   struct SamplingSession {
     std::string session;
@@ -81,23 +83,29 @@ struct TrainingService::State {
   Json sample(Fields& fields);
   Json cancel(Fields& fields);
 
-  // Any thread. `model` and `session` must exist, otherwise ApiError 404.
+  // Any thread. `model` and `session` must exist, otherwise ApiError 404, or a future that fails.
   Json enqueue(const std::string& model, int64_t seq_id, Work work);  // in the order of seq_id
   Json enqueue_now(const std::string& session, const std::string& key, std::function<FutureResult()> run);
   void check_queue() const;  // throws ApiError 429 if it is full
   Json add_model(const std::string& session, const std::string& id, const LoraSettings& adapter,
                  uint64_t seed);
+  void check_new_model(const ModelNeed& need, const LoraSettings& adapter) const REQUIRES(mutex);
   std::string session_of(const std::string& model) const;
+  bool exists(const std::string& model) const;
+  std::string future_of_gone(const std::string& model);
   void check_session(const std::string& session) const;
   void check_base(const std::string& name) const;
   void end_session(const std::string& session);
 
   // Computation thread.
   void compute(ModelQueue::Group group);
+  void compute_now(const Work& work);
+  bool serve_others(double seconds, const std::function<bool()>& stop);
   void free_ended_models();
-  TrainingModel& training(const std::string& model);
+  TrainingModel& training(const std::string& model);  // not parked
   FutureResult guarded(const std::function<FutureResult()>& run) const;
 
+  const ServiceMemory memory;
   const TrainingBase base;
   const TrainingServiceSettings settings;
   const std::string api_key;
@@ -109,7 +117,8 @@ struct TrainingService::State {
   const SteadyClock clock;
   Futures futures{clock};
   ModelQueue queue;
-  Samplers samplers;  // computation thread only
+  ResidentModels residents;  // computation thread only, as samplers
+  Samplers samplers;
   std::atomic<uint64_t> next_seed = 1, num_waiters = 0, num_sessions = 0, num_samplers = 0;
 
   mutable Mutex mutex;

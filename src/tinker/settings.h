@@ -19,7 +19,9 @@ struct TrainingServiceSettings {
   std::string folder = "tinker";
   std::string plan = "auto";
   int64_t max_tokens_per_pass = 0;
-  Bytes memory;
+  Bytes memory, model_memory;
+  double idle_seconds = 600;
+  bool full_fine_tuning = false;
   int64_t max_rank = 256;
   int64_t max_models = 8;
   int64_t max_requests = 4096;
@@ -49,7 +51,16 @@ struct TrainingServiceSettings {
     v("max_tokens_per_pass", max_tokens_per_pass, "largest number of tokens of a training pass; 0: by device",
       range(0, 1'000'000'000));
     v("memory", memory,
-      "memory of training passes beyond weights and gradients; auto: unbounded, on a GPU what is free");
+      "bound of a training pass beyond weights and gradients; auto: 45% of what is free at the start");
+    v("model_memory", model_memory,
+      "memory of the models in training: adapters, gradients, optimizer states. Those that were used last "
+      "stay "
+      "in it, others wait in the folder, or on a GPU in host memory; auto: 22% of what is free at the start");
+    v("idle_seconds", idle_seconds,
+      "a model that is not used for so long leaves the memory until its next use", range(0.1, 1e9));
+    v("full_fine_tuning", full_fine_tuning,
+      "create_model trains a copy of all weights instead of an adapter, whatever its lora_config says; one "
+      "model at a time");
     v("max_rank", max_rank, "largest rank of a client's adapter", range(1, 65'536));
     v("max_models", max_models, "most models in training at once", range(1, 100'000));
     v("max_requests", max_requests, "most requests that wait or run; more are answered 429",

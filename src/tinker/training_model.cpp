@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cost/run_costs.h"
 #include "kernels/common/device.h"
+#include "models/checkpoint.h"
 #include "models/lora.h"
 #include "plan/plan.h"
 #include "train/executor.h"
@@ -17,9 +18,14 @@ namespace bough {
 
 namespace {
 
-std::unique_ptr<Model> adapted(const Model& base, const LoraSettings& adapter, uint64_t seed) {
+std::unique_ptr<Model> trained_model(const Model& base, const LoraSettings& adapter, uint64_t seed) {
   std::unique_ptr<Model> model = base.share();
-  add_adapter(*model, adapter, seed);
+  if (adapter.enabled()) {
+    add_adapter(*model, adapter, seed);
+    return model;
+  }
+  for (Parameter* parameter : model->parameters()) parameter->value = parameter->value.clone();
+  model->allocate_gradients();
   return model;
 }
 
@@ -67,7 +73,7 @@ AdamParameters read_adam(Fields& fields) {
 
 TrainingModel::TrainingModel(const Model& base, const LoraSettings& adapter, uint64_t seed,
                              TrainingPlans plans)
-    : model_(adapted(base, adapter, seed)),
+    : model_(trained_model(base, adapter, seed)),
       plans_(std::move(plans)),
       optimizer_(std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0)) {}
 
@@ -80,9 +86,6 @@ Plan TrainingModel::plan(const TinkerBatch& batch) {
   PlanRequest request = plan_request(batch.batch, tokens);
   request.costs = &*costs_;
   request.memory_bytes = plans_.memory_bytes;
-  if (!request.memory_bytes && on_gpu)
-    request.memory_bytes =
-        static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_->device()).free));
   return make_plan(plans_.strategy, request);
 }
 
@@ -91,6 +94,7 @@ std::vector<ForwardBackwardResult> TrainingModel::forward_backward(
   const auto batch = make_tinker_batch(requests, settings, accumulator_type(model_->dtype()));
   const Plan plan = this->plan(*batch);
   Executor executor(*model_);
+  has_gradients_ |= !requests.front()->forward_only;
   const RowValues values =
       requests.front()->forward_only
           ? executor.execute_forward(plan, batch->batch)
@@ -119,6 +123,7 @@ std::vector<ForwardBackwardResult> TrainingModel::forward_backward(
 std::map<std::string, double> TrainingModel::optim_step(const AdamParameters& parameters) {
   optimizer_->use(optimizer_settings(parameters));
   const Optimizer::Report report = optimizer_->step();
+  has_gradients_ = false;
   if (report.skipped)
     log_warning(
         "serve: optim_step: the gradient is not finite and was dropped; the weights stay as they were");
@@ -128,16 +133,68 @@ std::map<std::string, double> TrainingModel::optim_step(const AdamParameters& pa
 
 void TrainingModel::save(const std::filesystem::path& directory, const std::string& base,
                          bool with_optimizer) {
-  save_adapter(directory, *model_, base);
+  if (has_adapter(*model_)) save_adapter(directory, *model_, base);
+  else save_model(directory, *model_, {.copy_from = base});
   if (with_optimizer) optimizer_->save(directory);
 }
 
 void TrainingModel::load(const std::filesystem::path& directory, bool with_optimizer) {
-  load_adapter(directory, *model_);
+  const bool is_adapter = std::filesystem::exists(directory / "adapter_config.json");
+  if (is_adapter != has_adapter(*model_))
+    throw UserError(is_adapter ? "path: got the checkpoint of an adapter, expected one of all weights"
+                               : "path: got a checkpoint of all weights, expected one of an adapter");
+  if (is_adapter) load_adapter(directory, *model_);
+  else load_weights(directory, *model_);
   optimizer_ =
       std::make_unique<Optimizer>(*model_, optimizer_settings({}), 0);  // masters are copies of weights
   if (with_optimizer) optimizer_->load(directory);
   model_->zero_gradients();
+  has_gradients_ = false;
+}
+
+std::vector<at::Tensor*> TrainingModel::tensors() {
+  std::vector<at::Tensor*> all;
+  for (Parameter* parameter : model_->trained_parameters()) {
+    all.push_back(&parameter->value);
+    if (has_gradients_) all.push_back(&parameter->main_grad);
+  }
+  for (at::Tensor* tensor : optimizer_->state_tensors()) all.push_back(tensor);
+  return all;
+}
+
+void TrainingModel::park(const std::filesystem::path& folder) {
+  const std::vector<at::Tensor*> all = tensors();
+  if (model_->device().is_cpu()) {
+    Parked parked{ScratchFile(folder), {}};
+    for (const at::Tensor* tensor : all) {
+      parked.file.write(tensor->const_data_ptr(), tensor->nbytes());
+      parked.sizes.push_back(tensor->sizes().vec());
+    }
+    parked_.emplace(std::move(parked));
+  }
+  is_parked_ = true;
+  for (at::Tensor* tensor : all) *tensor = parked_ ? at::empty({0}, tensor->options()) : tensor->to(at::kCPU);
+  if (!has_gradients_)
+    for (Parameter* parameter : model_->trained_parameters()) parameter->main_grad.reset();
+}
+
+void TrainingModel::unpark() {
+  if (!is_parked_) return;
+  const std::vector<at::Tensor*> all = tensors();
+  int64_t offset = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!parked_) {
+      *all[i] = all[i]->to(model_->device());
+      continue;
+    }
+    at::Tensor tensor = at::empty(parked_->sizes[i], all[i]->options());
+    parked_->file.read(tensor.mutable_data_ptr(), tensor.nbytes(), offset);
+    offset += static_cast<int64_t>(tensor.nbytes());
+    *all[i] = std::move(tensor);
+  }
+  model_->allocate_gradients();
+  parked_.reset();
+  is_parked_ = false;
 }
 
 PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int64_t top_k) {

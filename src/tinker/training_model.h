@@ -1,5 +1,5 @@
 // A model that a client trains: the base's weights, which all clients share, with an adapter and an optimizer
-// of its own. Computation thread only.
+// of its own. Or a copy of all weights that is trained as a whole. Computation thread only.
 #pragma once
 
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/scratch_file.h"
 #include "cost/cost_model.h"
 #include "models/lora_settings.h"
 #include "models/model.h"
@@ -32,7 +33,8 @@ struct TrainingPlans {
 
 class TrainingModel {
  public:
-  // `base` must outlive the object. A new adapter is a function of the seed only.
+  // `base` must outlive the object. adapter.rank 0: all weights are trained. A new adapter is a function of
+  // the seed only.
   TrainingModel(const Model& base, const LoraSettings& adapter, uint64_t seed, TrainingPlans plans);
 
   // Computes requests of equal loss settings as one tree, and adds their gradients unless they are
@@ -45,19 +47,36 @@ class TrainingModel {
   // and the weights stay. Returns metrics: grad_norm, skipped (1 if the gradient was dropped).
   std::map<std::string, double> optim_step(const AdamParameters& parameters);
 
-  // Writes the adapter in PEFT's format, and the optimizer's state if asked for.
+  // Writes the adapter in PEFT's format, or all weights as a Hugging Face directory, and the optimizer's
+  // state if asked for. `base`: the base model's directory.
   void save(const std::filesystem::path& directory, const std::string& base, bool with_optimizer);
   // Throws UserError if the files are not of this model. Gradients since the last step are dropped.
   void load(const std::filesystem::path& directory, bool with_optimizer);
 
   Model& model() { return *model_; }
 
+  // Frees the memory of trained weights, gradients and the optimizer's state: on a GPU they move to host
+  // memory, on a CPU into a file without a name in `folder`. Throws IoError if the disk is full; the model
+  // then stays as it was. While it is parked, only unpark() is allowed.
+  void park(const std::filesystem::path& folder);
+  // Brings everything back, bit for bit. Does nothing if the model is not parked.
+  void unpark();
+  bool is_parked() const { return is_parked_; }
+
  private:
+  struct Parked {
+    ScratchFile file;
+    std::vector<std::vector<int64_t>> sizes;  // of tensors()
+  };
+  std::vector<at::Tensor*> tensors();  // that are parked, those that are undefined left out
   Plan plan(const TinkerBatch& batch);
 
   const std::unique_ptr<Model> model_;
   const TrainingPlans plans_;
   std::unique_ptr<Optimizer> optimizer_;
+  bool has_gradients_ = false;  // since the last optimizer step
+  bool is_parked_ = false;
+  std::optional<Parked> parked_;  // on a CPU
   std::optional<CostModel> costs_;
 };
 

@@ -100,6 +100,11 @@ void TrainingService::State::end_session(const std::string& session) {
   for (const std::string& id : its) checkpoints.remove_snapshots(id);
 }
 
+bool TrainingService::State::exists(const std::string& model) const {
+  const MutexLock lock(mutex);
+  return models.contains(model) && !ended.contains(model);
+}
+
 std::string TrainingService::State::session_of(const std::string& model) const {
   const MutexLock lock(mutex);
   const auto found = models.find(model);
@@ -127,7 +132,24 @@ void TrainingService::State::check_queue() const {
     throw ApiError(429, str("more than ", settings.max_requests, " requests wait or run (max_requests)"));
 }
 
+// The future of requests to a model that is gone: it fails with the model's last save, from which clients can
+// go on. Throws ApiError 404 if there is none.
+std::string TrainingService::State::future_of_gone(const std::string& model) {
+  const std::string last = checkpoints.newest(model);
+  if (last.empty())
+    throw ApiError(404, str("model_id: got ", quoted(model, 100), ", which does not exist"), "model_id");
+  const auto [id, is_new] = futures.add("", model + "/gone");  // one for all requests, so they take no memory
+  const std::string why = "its session ended, or the service was started again";
+  if (is_new)
+    futures.complete(id,
+                     failed_result(str("model ", model, " is gone: ", why, "; its last save is ", last,
+                                       ": create_training_client_from_state_with_optimizer goes on there"),
+                                   "user"));
+  return id;
+}
+
 Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, Work work) {
+  if (!exists(model)) return {{"request_id", future_of_gone(model)}, {"model_id", model}};
   const std::string session = session_of(model);
   check_queue();
   const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
@@ -143,27 +165,47 @@ Json TrainingService::State::enqueue_now(const std::string& session, const std::
                                          std::function<FutureResult()> run) {
   check_queue();
   const auto [id, is_new] = futures.add(session, key);
-  if (is_new) queue.add_now({.future = id, .run = std::move(run)});
+  if (is_new) queue.add_now(session, {.future = id, .run = std::move(run)});
   return {{"request_id", id}};
+}
+
+// Throws ApiError 400 if there are too many models, or one more does not fit into the memory.
+void TrainingService::State::check_new_model(const ModelNeed& need, const LoraSettings& adapter) const {
+  ModelsHeld held{.place = memory.on_host ? settings.folder : "host memory"};
+  for (const auto& [id, model] : models) {
+    if (ended.contains(id)) continue;
+    ++held.count;
+    held.bytes += model.bytes;
+    if (!adapter.enabled() && !model.adapter.enabled())
+      throw ApiError(400, str("all weights are trained in ", id,
+                              ", and one model at a time can do so: finish "
+                              "its session, or train an adapter"));
+  }
+  if (held.count >= settings.max_models)
+    throw ApiError(400, str("got a model more than ", settings.max_models,
+                            "; expected fewer at once (max_models): finish a session"));
+  held.parking = residents.parked_bytes() + parking_space(settings.folder, memory.on_host);
+  if (const std::string reason = why_no_memory(need, adapter, memory, held); !reason.empty())
+    throw ApiError(400, reason);
 }
 
 Json TrainingService::State::add_model(const std::string& session, const std::string& id,
                                        const LoraSettings& adapter, uint64_t seed) {
+  const ModelNeed need = need_of(*base.model, adapter);
   {
     const MutexLock lock(mutex);
-    if (!models.contains(id) && std::ssize(models) - std::ssize(ended) >= settings.max_models)
-      throw ApiError(400, str("got a model more than ", settings.max_models,
-                              "; expected fewer at once (max_models): finish a session"));
-    models.try_emplace(id, ClientModel{session, adapter, nullptr});
+    if (!models.contains(id)) check_new_model(need, adapter);
+    models.try_emplace(id, ClientModel{session, adapter, need.bytes()});
   }
   queue.add_model(id);
-  Json answer = enqueue_now(session, id, [this, id, adapter, seed] {
-    auto model = std::make_unique<TrainingModel>(
-        *base.model, adapter, seed,
-        TrainingPlans{settings.plan, settings.max_tokens_per_pass,
-                      settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
+  Json answer = enqueue_now(session, id, [this, id, adapter, seed, bytes = need.bytes()] {
+    residents.add(id, bytes, [&] {
+      return std::make_unique<TrainingModel>(
+          *base.model, adapter, seed,
+          TrainingPlans{settings.plan, settings.max_tokens_per_pass, memory.passes});
+    });
     const MutexLock lock(mutex);
-    if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
+    if (!models.contains(id)) ended.insert(id);  // its session has ended meanwhile
     return FutureResult{{{"model_id", id}, {"type", "create_model"}}};
   });
   answer["model_id"] = id;
@@ -176,9 +218,12 @@ Json TrainingService::State::create_model(Fields& fields) {
   check_base(fields.required_text("base_model"));
   check_optimizer(fields);
   const OrderedJson* const config = fields.object("lora_config");
-  if (!config) fields.wrong("lora_config", "the settings of an adapter; full fine-tuning is not served");
+  if (!config && !settings.full_fine_tuning)
+    fields.wrong("lora_config", "the settings of an adapter; all weights are trained with full_fine_tuning");
   uint64_t seed = 0;
-  const LoraSettings adapter = read_adapter(*config, settings.max_rank, seed);
+  LoraSettings adapter;
+  if (config) adapter = read_adapter(*config, settings.max_rank, seed);
+  if (settings.full_fine_tuning) adapter = {};
   fields.ignore({"user_metadata", "type"});
   fields.done();
   check_session(session);
@@ -192,14 +237,16 @@ Json TrainingService::State::get_info(Fields& fields) {
   fields.done();
   session_of(id);
   const MutexLock lock(mutex);
-  return {
+  const LoraSettings& adapter = models.at(id).adapter;
+  Json answer = {
       {"type", "get_info"},
       {"model_id", id},
       {"model_data",
        {{"model_name", shown_name}, {"tokenizer_id", std::filesystem::absolute(base.directory).string()}}},
-      {"is_lora", true},
-      {"lora_rank", models.at(id).adapter.rank},
+      {"is_lora", adapter.enabled()},
       {"model_name", shown_name}};
+  if (adapter.enabled()) answer["lora_rank"] = adapter.rank;
+  return answer;
 }
 
 // ---- Training
@@ -281,6 +328,7 @@ Json TrainingService::State::weights_info(Fields& fields) {
   const char* const field = fields.text("tinker_path") ? "tinker_path" : "path";
   const CheckpointName name = checkpoints.existing(fields.required_text(field), "", field);
   const LoraSettings adapter = checkpoints.adapter(name);
+  if (!adapter.enabled()) return {{"base_model", shown_name}, {"is_lora", false}};
   return {{"base_model", shown_name},
           {"is_lora", true},
           {"lora_rank", adapter.rank},

@@ -17,9 +17,9 @@ bool ModelQueue::add(const std::string& model, int64_t seq_id, Work work) {
   return true;
 }
 
-void ModelQueue::add_now(Work work) {
+void ModelQueue::add_now(const std::string& session, Work work) {
   const MutexLock lock(mutex_);
-  now_.push_back(std::move(work));
+  now_[session].push_back(std::move(work));
   has_new_ = true;
   changed_.notify_one();
 }
@@ -28,11 +28,6 @@ ModelQueue::Group ModelQueue::take() {
   const MutexLock lock(mutex_);
   has_new_ = false;
   Group group;
-  if (!now_.empty()) {
-    group.works.push_back(std::move(now_.front()));
-    now_.pop_front();
-    return group;
-  }
   auto each = models_.upper_bound(last_);
   for (size_t tried = 0; tried < models_.size(); ++tried, ++each) {
     if (each == models_.end()) each = models_.begin();
@@ -53,6 +48,18 @@ ModelQueue::Group ModelQueue::take() {
     return group;
   }
   return group;
+}
+
+std::optional<Work> ModelQueue::take_now() {
+  const MutexLock lock(mutex_);
+  if (now_.empty()) return std::nullopt;
+  auto turn = now_.upper_bound(last_session_);
+  if (turn == now_.end()) turn = now_.begin();
+  last_session_ = turn->first;
+  Work work = std::move(turn->second.front());
+  turn->second.pop_front();
+  if (turn->second.empty()) now_.erase(turn);
+  return work;
 }
 
 std::vector<Work> ModelQueue::remove_model(const std::string& model) {

@@ -1,5 +1,6 @@
-// Works that wait for the computation thread: those of a model in the order of their seq_id, others first.
-// Thread-safe.
+// Works that wait for the computation thread. Those of a model run in the order of their seq_id, those of a
+// session that belong to no model in the order of add_now(). Models and sessions take turns, so that a long
+// queue of one delays another by one turn. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,15 +37,17 @@ class ModelQueue {
   void add_model(const std::string& model);
   // Returns false if a work with this seq_id has been taken before, or the model is unknown.
   bool add(const std::string& model, int64_t seq_id, Work work);
-  void add_now(Work work);  // before those of models
+  void add_now(const std::string& session, Work work);
 
   struct Group {
-    std::string model;        // empty: a work of add_now()
+    std::string model;
     std::vector<Work> works;  // several forward_backward works that can be one tree, or one work
   };
-  // The next works, from each model in turn. Empty if none can run: the queues are empty, or wait for a
-  // seq_id.
+  // The next works of models, from each model in turn. Empty if none can run: the queues are empty, or wait
+  // for a seq_id.
   Group take();
+  // The next work of add_now(), from each session in turn.
+  std::optional<Work> take_now();
   // Removes a model and returns its works.
   std::vector<Work> remove_model(const std::string& model);
   void wait_until(std::chrono::steady_clock::time_point time);  // until there may be work
@@ -56,9 +60,10 @@ class ModelQueue {
   mutable Mutex mutex_;
   CondVar changed_;
   std::map<std::string, Model> models_ GUARDED_BY(mutex_);
-  std::deque<Work> now_ GUARDED_BY(mutex_);
-  bool has_new_ GUARDED_BY(mutex_) = false;  // a work was added since the last take()
-  std::string last_ GUARDED_BY(mutex_);      // the model whose works were taken last
+  std::map<std::string, std::deque<Work>> now_ GUARDED_BY(mutex_);  // by session; none is empty
+  bool has_new_ GUARDED_BY(mutex_) = false;                         // a work was added since the last take()
+  std::string last_ GUARDED_BY(mutex_);                             // the model whose works were taken last
+  std::string last_session_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bough

@@ -53,6 +53,16 @@ TEST(ModelQueue, ForwardBackwardsThatAreQueuedTogetherAreOneGroup) {
   EXPECT_EQ(taken(queue), "f ");
 }
 
+TEST(ModelQueue, SessionsTakeTurns) {
+  ModelQueue queue;
+  for (const char* future : {"a1", "a2", "a3"}) queue.add_now("a", other_work(future));
+  queue.add_now("b", other_work("b1"));
+  queue.add_now("", other_work("x1"));
+  std::string names;
+  while (const auto work = queue.take_now()) names += work->future + " ";
+  EXPECT_EQ(names, "a1 b1 x1 a2 a3 ");
+}
+
 TEST(ModelQueue, ModelsTakeTurns) {
   ModelQueue queue;
   queue.add_model("m");

@@ -353,6 +353,14 @@ void Optimizer::load(const fs::path& directory) {
   num_skipped_ = num_skipped;
 }
 
+std::vector<at::Tensor*> Optimizer::state_tensors() {
+  std::vector<at::Tensor*> tensors;
+  for (State& state : states_)
+    for (at::Tensor* tensor : {&state.master, &state.exp_avg, &state.exp_avg_sq})
+      if (tensor->defined()) tensors.push_back(tensor);
+  return tensors;
+}
+
 void Optimizer::check_integrity() const {
   BOUGH_CHECK(num_skipped_ >= 0 && num_skipped_ <= num_steps_, num_skipped_, " skipped of ", num_steps_,
               " steps");

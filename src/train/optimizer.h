@@ -124,6 +124,10 @@ class Optimizer {
   // damaged or from another model; optimizer and model are then unchanged.
   void load(const std::filesystem::path& directory);
 
+  // The tensors of the local state, for moving them to another place and back: until they are back, no other
+  // function may be called.
+  std::vector<at::Tensor*> state_tensors();
+
   // Throws InternalError if sizes, dtypes or counts are wrong, or weights differ from the rounded masters.
   // O(elements).
   void check_integrity() const;

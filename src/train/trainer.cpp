@@ -111,7 +111,15 @@ Json Trainer::load(const RunCheckpoint& checkpoint) {
     if (Model* reference = renewed_reference()) load_weights(directory / "reference", *reference);
   });
   gradient_.restore(saved.value("coefficients", Json()));
+  complete_step_ = checkpoint.step;
   return saved;
+}
+
+std::string Trainer::why_not_at(int64_t step) const {
+  if (ranks_) return "the state is spread over ranks that no longer compute together";
+  if (!complete_step_) return str("the weights had begun to change in step ", step + 1);
+  if (*complete_step_ != step) return str("the weights are already those of step ", *complete_step_);
+  return "";
 }
 
 Model& Trainer::unsharded_model() {
@@ -214,10 +222,12 @@ void Trainer::update_weights(StepState& step, MiniBatch& mini) {
     merge(updates.sums, result.metrics);
     if (keeps_log_probs() && !mini.before.log_probs_R.defined()) mini.before = result.values;
     if (values) merge(updates.sums, critic_->result_of(*values).metrics);
+    complete_step_.reset();
     updates.last = optimizer_.step();
     updates.grad_norm += updates.last.grad_norm;
   }
   if (!critic_) return;
+  complete_step_.reset();
   updates.last_of_critic = critic_->optimizer().step();
   updates.critic_grad_norm += updates.last_of_critic.grad_norm;
 }
@@ -237,6 +247,12 @@ MetricValues Trainer::train_step(const std::vector<Trajectory>& batch) {
 }
 
 MetricValues Trainer::train_step_on_rank(const std::vector<Trajectory>& batch) {
+  MetricValues values = update_on(batch);
+  complete_step_ = num_batches_;
+  return values;
+}
+
+MetricValues Trainer::update_on(const std::vector<Trajectory>& batch) {
   const Clock::Time start = clock_.now();
   StepState step{.trains_actor = !critic_ || num_batches_ >= critic_->settings().warmup_steps};
   ++num_batches_;

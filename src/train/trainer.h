@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,11 @@ class Trainer final : public BatchTrainer {
   // state that was saved with the checkpoint. Throws as load_run_checkpoint().
   Json load(const RunCheckpoint& checkpoint);
 
+  // Returns why snapshot() would not give the state at the end of the step with this number. Empty if it
+  // would. For a run that an exception ended: until the first update of a step, its weights are those of the
+  // step before.
+  std::string why_not_at(int64_t step) const;
+
   Optimizer& optimizer() { return optimizer_; }
   GradientStep& gradient() { return gradient_; }
 
@@ -159,6 +165,7 @@ class Trainer final : public BatchTrainer {
     Updates updates;
   };
   MetricValues train_step_on_rank(const std::vector<Trajectory>& batch);
+  MetricValues update_on(const std::vector<Trajectory>& batch);
   void prepare_mini_batches(StepState& step);
   void add_update_metrics(const StepState& step, MetricValues& values);
   void add_plan_metrics(const StepState& step, const PrefixTree& tree, MetricValues& values);
@@ -189,6 +196,9 @@ class Trainer final : public BatchTrainer {
   std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false;
   int64_t num_batches_ = 0;  // trained on so far
+  // The step whose weights and optimizer state the trainer holds. nullopt: a step has changed some of them
+  // and is not complete.
+  std::optional<int64_t> complete_step_ = 0;
   // Time since the last train_step(): of the critic's values, and of other forward executions before it.
   double values_seconds_ = 0, scoring_seconds_ = 0;
 };

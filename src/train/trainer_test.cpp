@@ -106,6 +106,37 @@ TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {
   EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
 }
 
+// A token that the vocabulary does not have ends a step in the embedding. With two mini-batches, the other
+// one may have changed the weights by then.
+TEST(Trainer, UntilItsFirstUpdateAStepThatFailsLeavesTheStateOfTheStepBefore) {
+  const SteadyClock clock;
+  std::map<int64_t, int64_t> num_changed;
+  for (const int64_t mini_batches : {1, 2})
+    for (const char* bad_group : {"g0", "g1"}) {
+      ActorSettings settings = settings_with("path", mini_batches);
+      settings.loss.use_decoupled_loss = settings.loss.recompute_logprob =
+          false;  // no pass before the updates
+      const auto model = small_model(at::kDouble);
+      Trainer trainer(*model, nullptr, settings, 10, clock);
+      EXPECT_EQ(trainer.why_not_at(0), "");
+      trainer.train_step(batch_of(2));
+      EXPECT_EQ(trainer.why_not_at(1), "");
+      EXPECT_EQ(trainer.why_not_at(0), "the weights are already those of step 1");
+      const std::vector<at::Tensor> before = values_of(*model);
+      std::vector<Trajectory> bad = batch_of(2);
+      for (Trajectory& row : bad)
+        if (row.group == bad_group) row.input_ids.back() = 1'000'000;
+      EXPECT_ANY_THROW(trainer.train_step(bad));
+      const bool has_changed = largest_difference(before, values_of(*model)) > 0;
+      num_changed[mini_batches] += has_changed;
+      EXPECT_EQ(trainer.why_not_at(1), has_changed ? "the weights had begun to change in step 2" : "");
+      trainer.set_version(1);
+      trainer.train_step(batch_of(2));
+      EXPECT_EQ(trainer.why_not_at(2), "");
+    }
+  EXPECT_EQ(num_changed, (std::map<int64_t, int64_t>{{1, 0}, {2, 1}}));
+}
+
 TEST(Trainer, MiniBatchesClipAgainstThePolicyOfTheStart) {
   const SteadyClock clock;
   const auto model = small_model(at::kDouble);

@@ -7,7 +7,7 @@ import resource
 import subprocess
 import time
 
-from run_util import ENVIRONMENT, last_checkpoint, read_metrics, write_experiment
+from run_util import ENVIRONMENT, final_state, last_checkpoint, read_metrics, write_experiment
 from test_train import trained_groups, wait_for_steps
 
 # The fault depends on the completion, not on chance. A tenth hangs, a tenth kills its worker, three tenths
@@ -87,3 +87,48 @@ def test_a_run_outlives_its_faults_and_resumes(bough):
     # Samples without a reward were replaced, so every step has its three groups.
     assert [record["rollout/batch_groups"] for record in records] == [3] * steps
     assert len(trained_groups(run)) == 3 * steps
+
+
+# Each step has twelve rewards, so the first one that fails is of step 3.
+FAILS_IN_STEP_3 = """
+import os
+
+calls = 0
+
+
+def score(completion):
+    global calls
+    calls += 1
+    if calls > 24 and not os.path.exists("healthy"):
+        raise ValueError("the rewards' service is gone")
+    return len(completion) % 2
+"""
+
+
+def test_a_run_that_an_error_ends_writes_its_last_step_and_resumes_bit_for_bit(bough):
+    (bough.cwd / "failing.py").write_text(FAILS_IN_STEP_3)
+    config = write_experiment(
+        bough,
+        **{
+            "reward": "failing.py:score",
+            "reward_service.workers": 1,
+            "reward_service.retries": 0,
+            "reward_service.max_consecutive_failures": 1,
+            "saver.freq_steps": 10,
+            "evaluator.freq_steps": 0,
+            "evaluator.at_start": False,
+            "evaluator.at_end": False,
+            "total_train_steps": 5,
+        },
+    )
+    run = bough.cwd / "runs/tiny/trial0"
+    failed = bough("train", config, ok=False, env=ENVIRONMENT)
+    assert "the rewards' service is gone" in failed.stderr
+    assert "the same command continues from the checkpoint of step 2" in failed.stderr
+    assert last_checkpoint(run).name == "step_2"
+    assert [record["step"] for record in read_metrics(run)] == [1, 2]
+    (bough.cwd / "healthy").touch()
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=undisturbed", ok=True, env=ENVIRONMENT)
+    assert last_checkpoint(run).name == "step_5"
+    assert final_state(run) == final_state(run.parent / "undisturbed")
