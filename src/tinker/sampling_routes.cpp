@@ -112,15 +112,6 @@ Json TrainingService::State::create_sampling_session(Fields& fields) {
   return {{"type", "create_sampling_session"}, {"sampling_session_id", id}};
 }
 
-Json TrainingService::State::sampler(const std::string& id) {
-  const MutexLock lock(mutex);
-  const auto found = sampling.find(id);
-  if (found == sampling.end()) throw ApiError(404, str("sampler ", quoted(id, 100), " does not exist"));
-  Json answer = {{"sampler_id", id}, {"base_model", shown_name}};
-  if (!found->second.model_path.empty()) answer["model_path"] = found->second.model_path;
-  return answer;
-}
-
 Json TrainingService::State::sample(Fields& fields) {
   const ModelConfig& config = base.model->config();
   refuse_unserved(fields);
@@ -164,7 +155,7 @@ Json TrainingService::State::sample(Fields& fields) {
     request.adapter = found->second.adapter;
     session = found->second.session;
   }
-  check_queue();
+  check_queue(session);
   const int64_t count = request.sampling.n_samples;
   const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
