@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "serve/access.h"
 #include "tinker/service_state.h"
+#include "tinker/zstd_body.h"
 
 namespace bough {
 
@@ -93,15 +94,17 @@ void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<H
     if (!is_ours)
       throw ApiError(404,
                      str("unknown path ", quoted(request.path, 100), "; docs/tinker.md lists the paths"));
-    if (!request.header("content-encoding").empty())
-      throw ApiError(415, "content-encoding: expected none, as client/config says");
+    const std::string encoding = request.header("content-encoding");
+    if (!encoding.empty() && (encoding != "zstd" || route.starts_with("retrieve_future")))
+      throw ApiError(415, str("content-encoding: got ", quoted(encoding, 40), ", expected zstd or none"));
     if (request.method == "POST" && route == "retrieve_future") return retrieve(request, tenant, exchange);
     if (request.method == "POST" && route == "retrieve_futures")
       return retrieve_several(request, tenant, exchange);
     const size_t bytes = request.body.size();
-    http.prepare(bytes, [this, route, tenant, exchange, request = std::move(request)] {
+    http.prepare(bytes, [this, route, tenant, exchange, request = std::move(request), encoding]() mutable {
       HttpResponse response;
       try {
+        if (!encoding.empty()) request.body = decompress_body(request.body, settings.http.max_body.count);
         response = respond(route, request, tenant);
       } catch (const ApiError& error) {
         response = error_response(error.status, error.what());
@@ -238,7 +241,7 @@ Json TrainingService::State::answer(const std::string& route, const HttpRequest&
 Json TrainingService::State::client_config() const {
   const int64_t most = settings.http.max_body.count;
   return {{"parallel_fwdbwd_chunks", true},
-          {"proto_compress_fwdbwd", false},
+          {"proto_compress_fwdbwd", settings.compress_requests},
           {"use_pyqwest_transport", false},
           {"fwdbwd_max_chunk_len", 65'536},
           {"fwdbwd_max_chunk_bytes_count", most / 4 * 3},

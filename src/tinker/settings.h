@@ -24,6 +24,7 @@ struct TrainingServiceSettings {
   int64_t max_sessions = 256;
   int64_t max_models = 8;
   int64_t max_requests = 4096;
+  bool compress_requests = false;
   double heartbeat_seconds = 120;
   HttpLimits http = [] {
     HttpLimits limits;
@@ -58,6 +59,8 @@ struct TrainingServiceSettings {
     v("max_requests", max_requests,
       "most requests of a tenant that wait, run or have a result that was not fetched; more are answered 429",
       range(1, 1'000'000));
+    v("compress_requests", compress_requests,
+      "ask clients to send forward_backward compressed (zstd): for slow networks");
     v("heartbeat_seconds", heartbeat_seconds,
       "a session whose client sends no heartbeat for so long ends; its models leave the memory, saved ones "
       "stay",

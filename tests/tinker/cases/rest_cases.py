@@ -272,7 +272,7 @@ def test_one_poll_gets_the_completions_of_a_sampling_session(served):
 def test_samples_of_a_client_that_polls_arrive(served, monkeypatch):
     """The client's own poller, which the service's client/config turns off."""
     client = tinker.ServiceClient(base_url=served.url)
-    monkeypatch.setattr(client.holder.get_client_config(), "sample_use_retrieve_futures", True)
+    monkeypatch.setitem(vars(client.holder.get_client_config()), "sample_use_retrieve_futures", True)
     sampler = client.create_sampling_client(base_model=served.model.name).result()
     prompt = types.ModelInput.from_ints([5, 6, 7])
     futures = [sampler.sample(prompt, 2, types.SamplingParams(max_tokens=4)) for _ in range(20)]
