@@ -98,7 +98,8 @@ TEST_F(HttpServerTest, AStreamThatEndsEarlyEndsTheConnection) {
 }
 
 TEST(ParseQuery, DecodesNamesAndValues) {
-  const HttpHeaders expected = {{"limit", "5"}, {"a b", "c&d e"}, {"empty", ""}, {"bad", "%zz%4"}, {"x", "=y"}};
+  const HttpHeaders expected = {
+      {"limit", "5"}, {"a b", "c&d e"}, {"empty", ""}, {"bad", "%zz%4"}, {"x", "=y"}};
   EXPECT_EQ(parse_query("limit=5&&a+b=c%26d%20e&empty&bad=%zz%4&x==y"), expected);
   EXPECT_EQ(parse_query(""), HttpHeaders());
 }

@@ -27,7 +27,8 @@ bool names_this_machine(std::string name) {
 
 std::string given_key(const HttpRequest& request) {
   std::string given = request.header("authorization");
-  if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) return given.substr(7);
+  if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer ")))
+    return given.substr(7);
   return request.header("x-api-key");
 }
 

@@ -39,7 +39,8 @@ ApiKeys ApiKeys::parse(const std::string& text, const std::string& where) {
     std::vector<std::string> parts;
     for (std::string word; words >> word;) parts.push_back(word);
     if (parts.empty() || parts.front().front() == '#') continue;
-    if (parts.size() > 2) throw UserError(str(place, "got ", parts.size(), " words, expected KEY or NAME KEY"));
+    if (parts.size() > 2)
+      throw UserError(str(place, "got ", parts.size(), " words, expected KEY or NAME KEY"));
     const std::string key = parts.back(), tenant = parts.size() == 2 ? parts.front() : "";
     if (!key.starts_with("tml-"))
       throw UserError(place + "the key must begin with tml-: Tinker's SDK refuses others");

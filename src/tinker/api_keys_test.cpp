@@ -8,7 +8,8 @@ namespace bough {
 namespace {
 
 TEST(ApiKeys, NamesATenantForEachKey) {
-  const ApiKeys keys = ApiKeys::parse("# keys\ntml-first\n\n anna  tml-a1\r\nanna tml-a2\nbo.b_1 tml-b\n", "f");
+  const ApiKeys keys =
+      ApiKeys::parse("# keys\ntml-first\n\n anna  tml-a1\r\nanna tml-a2\nbo.b_1 tml-b\n", "f");
   EXPECT_EQ(keys.tenant("tml-first"), "");
   EXPECT_EQ(keys.tenant("tml-a1"), "anna");
   EXPECT_EQ(keys.tenant("tml-a2"), "anna");

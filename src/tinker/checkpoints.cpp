@@ -40,7 +40,8 @@ bool is_plain(const std::string& name) {
 Json text_values(const Json& metadata) {
   if (!metadata.is_object()) return nullptr;
   Json texts = Json::object();
-  for (const auto& [name, value] : metadata.items()) texts[name] = value.is_string() ? value : Json(dump_line(value));
+  for (const auto& [name, value] : metadata.items())
+    texts[name] = value.is_string() ? value : Json(dump_line(value));
   return texts;
 }
 
@@ -66,9 +67,9 @@ CheckpointName Checkpoints::checked(const std::string& run, const std::string& k
                          ", expected letters, digits, '-', '_', '.' and ':', at most ", kLongestName),
                      "path");
   if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end())
-    throw ApiError(400,
-                   str("path: got ", quoted(kind, 40), ", expected weights, sampler_weights or external_weights"),
-                   "path");
+    throw ApiError(
+        400, str("path: got ", quoted(kind, 40), ", expected weights, sampler_weights or external_weights"),
+        "path");
   return {run, kind, name};
 }
 

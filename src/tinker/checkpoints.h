@@ -1,8 +1,8 @@
 // Saved adapters on disk: FOLDER/RUN/weights/NAME with the optimizer's state, FOLDER/RUN/sampler_weights/NAME
 // and FOLDER/RUN/external_weights/NAME without it, in PEFT's format. Clients name them
 // tinker://RUN/weights/NAME. checkpoint.json holds when one expires, whether it is public and the client's
-// metadata; FOLDER/RUN/run.json describes the model and names its tenant. Thread-safe: it has no state but the
-// files.
+// metadata; FOLDER/RUN/run.json describes the model and names its tenant. Thread-safe: it has no state but
+// the files.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ struct CheckpointName {
 };
 
 std::string iso_time(int64_t seconds);  // since 1970, as the API shows times
-Json text_values(const Json& metadata);  // a client's metadata as the API shows it: an object of texts, or null
+Json text_values(
+    const Json& metadata);  // a client's metadata as the API shows it: an object of texts, or null
 
 class Checkpoints {
  public:

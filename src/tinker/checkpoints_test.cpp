@@ -67,7 +67,8 @@ TEST_F(CheckpointsTest, SnapshotsHaveNoNameAndGoWithTheirSession) {
 
 TEST_F(CheckpointsTest, ARunBelongsToItsTenantAndGoesIfItSavedNothing) {
   const Checkpoints checkpoints(folder_);
-  for (const char* const run : {"saved", "empty"}) checkpoints.begin_run(run, {{"tenant", "anna"}, {"rank", 4}});
+  for (const char* const run : {"saved", "empty"})
+    checkpoints.begin_run(run, {{"tenant", "anna"}, {"rank", 4}});
   checkpoints.begin_run("saved", {{"tenant", "bob"}});  // as when create_model is sent again
   checkpoints.begin_run("other", {{"tenant", "bob"}});
   const CheckpointName name{"saved", "external_weights", "x"};
@@ -75,7 +76,8 @@ TEST_F(CheckpointsTest, ARunBelongsToItsTenantAndGoesIfItSavedNothing) {
   for (const char* const run : {"saved", "empty"}) checkpoints.end_run(run, 7);
   EXPECT_EQ(checkpoints.runs("anna"), std::vector<std::string>{"saved"});
   EXPECT_EQ(checkpoints.run("saved", "anna").value()["time"], 7);
-  for (const std::string run : {"saved", "empty", "..", "", "none"}) EXPECT_FALSE(checkpoints.run(run, "bob")) << run;
+  for (const std::string run : {"saved", "empty", "..", "", "none"})
+    EXPECT_FALSE(checkpoints.run(run, "bob")) << run;
   EXPECT_EQ(checkpoints.list("saved")[0]["checkpoint_type"], "external");
   EXPECT_EQ(checkpoints.files(name).size(), 1U) << "without checkpoint.json";
 }

@@ -102,7 +102,8 @@ Json Futures::completed(const std::string& sampler, int64_t clone, uint64_t& cur
   const std::string prefix = sampler + "/";
   for (auto each = ids_.lower_bound(prefix); each != ids_.end() && each->first.starts_with(prefix); ++each) {
     const Future& future = futures_.at(each->second);
-    if (future.completion <= cursor || std::stoll(each->first.substr(prefix.size())) / kClone != clone) continue;
+    if (future.completion <= cursor || std::stoll(each->first.substr(prefix.size())) / kClone != clone)
+      continue;
     const bool has_failed = future.result->json.contains("error");
     Json& entry = found[future.completion] = {{"state", has_failed ? "failed" : "finished"},
                                               {"request_id", each->second}};

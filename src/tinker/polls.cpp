@@ -39,8 +39,9 @@ void TrainingService::State::retrieve_several(const HttpRequest& request, const 
   check_owner("sampling_session_id", poll.sampler, tenant);
   const std::string session = session_for("sampling_session_id", poll.sampler);
   if (session.empty())
-    throw ApiError(404, str("target.sampling_session_id: got ", quoted(poll.sampler, 100), ", which does not exist"),
-                   "target.sampling_session_id");
+    throw ApiError(
+        404, str("target.sampling_session_id: got ", quoted(poll.sampler, 100), ", which does not exist"),
+        "target.sampling_session_id");
   futures.drop(session, fetched);
   const std::chrono::duration<double> wait =
       std::min(std::chrono::duration<double>(seconds), std::chrono::duration<double>(kPoll));

@@ -241,14 +241,16 @@ Json TrainingService::State::download_urls(const CheckpointName& name, const Htt
   const std::string host = request.header("host");
   Json urls = Json::object();
   for (const auto& [file, size] : checkpoints.files(name))
-    urls[file] = str("http://", host.empty() ? http.url().substr(7) : host, "/api/v1/download/", secret, "/", file);
+    urls[file] =
+        str("http://", host.empty() ? http.url().substr(7) : host, "/api/v1/download/", secret, "/", file);
   return {{"urls", urls}, {"expires", iso_time(now + kLinkSeconds)}};
 }
 
 HttpResponse TrainingService::State::download(const std::string& route, const std::string& method) {
   constexpr size_t kStart = std::string_view("download/").size();
   const size_t slash = std::min(route.size(), route.find('/', kStart));
-  const std::string secret = route.substr(kStart, slash - kStart), file = route.substr(std::min(route.size(), slash + 1));
+  const std::string secret = route.substr(kStart, slash - kStart),
+                    file = route.substr(std::min(route.size(), slash + 1));
   if (method != "GET" && method != "HEAD")
     throw ApiError(405, str("download: got ", quoted(method, 20), ", expected GET"));
   std::optional<CheckpointName> name;
@@ -259,7 +261,8 @@ HttpResponse TrainingService::State::download(const std::string& route, const st
   }
   if (!name) throw ApiError(404, "this download link does not exist or has expired; ask for another one");
   const std::filesystem::path folder = checkpoints.folder(*name);
-  const auto files = std::filesystem::is_directory(folder) ? checkpoints.files(*name) : std::map<std::string, int64_t>();
+  const auto files =
+      std::filesystem::is_directory(folder) ? checkpoints.files(*name) : std::map<std::string, int64_t>();
   if (!files.contains(file))
     throw ApiError(404, str("download: ", name->path(), " has no file ", quoted(file, 100)));
   const auto stream = std::make_shared<std::ifstream>(folder / file, std::ios::binary);

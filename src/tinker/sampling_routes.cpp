@@ -29,12 +29,14 @@ std::optional<WireTensor> read_targets(Fields& fields, int64_t length, int64_t v
   WireTensor targets = read_tensor(*given, elements_left, kField);
   const OrderedJson shape = given->value("shape", OrderedJson());
   if (!shape.is_array() || shape.size() != 2 || targets.rows() != length - 1)
-    fields.wrong(kField, str("the shape [", length - 1, ", K]: a row for each prompt token from the second on"));
+    fields.wrong(kField,
+                 str("the shape [", length - 1, ", K]: a row for each prompt token from the second on"));
   for (size_t i = 0; i < targets.values.size(); ++i) {
     double& id = targets.values[i];
     if (!targets.is_set.empty() && targets.is_set[i] == 0) id = -1;
     if (id != std::floor(id) || id < -1 || id >= static_cast<double>(vocab_size))
-      throw ApiError(400, str(kField, ": got ", id, ", expected token ids below ", vocab_size, ", or -1"), kField);
+      throw ApiError(400, str(kField, ": got ", id, ", expected token ids below ", vocab_size, ", or -1"),
+                     kField);
   }
   return targets;
 }

@@ -52,7 +52,7 @@ struct TrainingService::State {
   struct Session {
     Clock::Time heartbeat;
     std::string tenant;
-    uint64_t number = 0;   // of its creation
+    uint64_t number = 0;    // of its creation
     Json description = {};  // of the client: user_metadata, display_name
   };
   struct ClientModel {
@@ -133,8 +133,8 @@ struct TrainingService::State {
   HttpResponse download(const std::string& route, const std::string& method);
 
   // Any thread. Throws ApiError 404 if the id in the request's field `field` belongs to another tenant, and
-  // 400 if two fields belong to different sessions or a checkpoint is not the tenant's. What does not exist
-  // passes: its route answers.
+  // 400 if two fields belong to different sessions or a checkpoint is not the tenant's. Unknown ids pass:
+  // their route answers.
   void check_names(const OrderedJson& body, const std::string& tenant) const;
   void check_owner(const std::string& field, const std::string& id, const std::string& tenant) const;
   // The session of an id: session_id, model_id, sampling_session_id or request_id. Empty: unknown.

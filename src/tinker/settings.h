@@ -40,8 +40,10 @@ struct TrainingServiceSettings {
       not_empty());
     v("port", port, "port to listen at; 0: a free port", range(0, 65535));
     v("api_key_file", api_key_file,
-      "file of API keys, one a line as KEY or NAME KEY; every request must send one as X-API-Key; each NAME is "
-      "a tenant, who sees only its own sessions and checkpoints; Tinker's SDK takes keys that begin with tml-; "
+      "file of API keys, one a line as KEY or NAME KEY; every request must send one as X-API-Key; each NAME "
+      "is "
+      "a tenant, who sees only its own sessions and checkpoints; Tinker's SDK takes keys that begin with "
+      "tml-; "
       "alternative: environment variable BOUGH_API_KEY");
     v("served_model_name", served_model_name,
       "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name "

@@ -1,5 +1,5 @@
-// Which tenant may address what: each session belongs to the tenant whose key created it, and models, samplers
-// and futures to their session. A checkpoint belongs to the tenant of its run.
+// Which tenant may address what. A session belongs to the tenant whose key created it; models, samplers and
+// futures belong to their session, a checkpoint to the tenant of its run.
 #include <algorithm>
 
 #include "base/error.h"
@@ -53,7 +53,8 @@ void TrainingService::State::check_names(const OrderedJson& body, const std::str
     const std::string session = session_for(field, id);
     if (session.empty()) continue;
     if (!first.empty() && session != first)
-      throw ApiError(400, str(field, ": got ", quoted(id, 100), ", expected one of the session of ", first_field),
+      throw ApiError(400,
+                     str(field, ": got ", quoted(id, 100), ", expected one of the session of ", first_field),
                      field);
     first = session;
     first_field = field;

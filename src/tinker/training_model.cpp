@@ -159,7 +159,8 @@ PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int
   PromptValues result{floats(values.log_probs_R), {}, std::move(targets)};
   if (result.targets) {
     const at::Tensor log_probs_RK = values.top_k_log_probs_RK.to(at::kCPU, at::kDouble);
-    const at::Tensor asked_RK = at::where(targets_RK < 0, at::zeros({}, at::kDouble), log_probs_RK).contiguous();
+    const at::Tensor asked_RK =
+        at::where(targets_RK < 0, at::zeros({}, at::kDouble), log_probs_RK).contiguous();
     result.targets->values.assign(asked_RK.const_data_ptr<double>(),
                                   asked_RK.const_data_ptr<double>() + asked_RK.numel());
   }

@@ -123,11 +123,13 @@ TEST(Futures, ListWhatASamplingSessionHasCompletedSinceACursor) {
   std::vector<std::string> told;
   Futures futures(clock, [&](const std::string& key) { told.push_back(key); });
   std::vector<std::string> ids;
-  for (const char* key : {"s:sample:1/0", "s:sample:1/1", "s:sample:1/2", "s:sample:1/1000000000", "s:sample:11/0"})
+  for (const char* key :
+       {"s:sample:1/0", "s:sample:1/1", "s:sample:1/2", "s:sample:1/1000000000", "s:sample:11/0"})
     ids.push_back(futures.add("s", key).first);
   uint64_t cursor = 0;
   EXPECT_EQ(futures.completed("s:sample:1", 0, cursor), Json::array());
-  for (const size_t i : {2, 3, 4, 0}) futures.complete(ids[i], i == 0 ? failed_result("no", "user") : FutureResult{});
+  for (const size_t i : {2, 3, 4, 0})
+    futures.complete(ids[i], i == 0 ? failed_result("no", "user") : FutureResult{});
   EXPECT_EQ(told.back(), "s:sample:1/0");
   const Json first = futures.completed("s:sample:1", 0, cursor);
   ASSERT_EQ(first.size(), 2U);

@@ -42,7 +42,8 @@ TEST(ZstdBody, ABombEndsAtTheLimit) {
 
 TEST(ZstdBody, IsRefusedIfDamagedOrCutOff) {
   const std::string whole = compressed("a text that is long enough for a frame, a text that is long enough");
-  for (size_t length = 0; length < whole.size(); ++length) EXPECT_EQ(status_of(whole.substr(0, length), 1000), 400);
+  for (size_t length = 0; length < whole.size(); ++length)
+    EXPECT_EQ(status_of(whole.substr(0, length), 1000), 400);
   EXPECT_EQ(status_of("no zstd at all", 1000), 400);
   EXPECT_EQ(status_of(whole + "x", 1000), 400);
 }

@@ -107,7 +107,10 @@ HOSTILE_JSON = [
     (change(f"{INPUT}.loss_fn_config_v2", {}), "'loss_fn_config_v2' is an unknown field"),
     (change(f"{FIRST}.weight", 2.0), "data[0].'weight' is an unknown field"),
     (change(f"{FIRST}.model_input.chunk", []), "data[0].model_input.'chunk' is an unknown field"),
-    (change(f"{FIRST}.model_input.chunks.0.token", 1), "data[0].model_input.chunks.'token' is an unknown field"),
+    (
+        change(f"{FIRST}.model_input.chunks.0.token", 1),
+        "data[0].model_input.chunks.'token' is an unknown field",
+    ),
     (change(f"{FIELDS}.target_tokens.shap", [4]), "target_tokens.'shap' is an unknown field"),
     (change(f"{FIELDS}.target_tokens.data", [1, 2, 3, 4.5]), "target_tokens"),
     (change(f"{FIELDS}.target_tokens.data", [1, 2, 3, -4]), "target_tokens"),

@@ -2,15 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from click.testing import CliRunner
 from order_cases import STEP, batches
 from safetensors.torch import load_file
+from tinker.cli.__main__ import main_cli
 from tinker_cookbook import weights
 from tinker_util import HttpError, RawClient, Service
 
@@ -44,17 +44,10 @@ def run(served):
     return client, paths
 
 
-def command_line(served, *arguments, folder=None):
+def command_line(served, *arguments):
     """The JSON that `tinker` prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tinker.cli", "--format", "json", *arguments],
-        env={**os.environ, "TINKER_BASE_URL": served.url},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = CliRunner(env={"TINKER_BASE_URL": served.url}).invoke(main_cli, ["--format", "json", *arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
     return json.loads(done.stdout) if done.stdout.strip() else None
 
 
@@ -111,9 +104,20 @@ def test_sessions_are_listed_newest_first(served, rest, run):
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=1001", "limit=-1", "limit=two", "offset=-1", "offset=1.5", "limit=", "page=2",
-     "limit=99999999999999999999", "access_scope=all", "project_id=p"],
-)  # fmt: skip
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=-1",
+        "limit=two",
+        "offset=-1",
+        "offset=1.5",
+        "limit=",
+        "page=2",
+        "limit=99999999999999999999",
+        "access_scope=all",
+        "project_id=p",
+    ],
+)
 @pytest.mark.parametrize("route", ["training_runs", "checkpoints", "sessions"])
 def test_a_bad_query_is_refused_by_name(served, route, query):
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -159,7 +163,7 @@ def same_adapter(folder, served, path):
 
 def test_the_command_line_and_the_cookbook_download_checkpoints(served, run, tmp_path):
     _, paths = run
-    command_line(served, "checkpoint", "download", paths[0], folder=tmp_path)  # through a temporary export
+    command_line(served, "checkpoint", "download", paths[0], "--output", str(tmp_path))  # by an export
     name = paths[0].removeprefix("tinker://").replace("/", "_")
     same_adapter(tmp_path / name, served, paths[0])
     weights.download(tinker_path=paths[2], output_dir=str(tmp_path / "cookbook"), base_url=served.url)
@@ -176,11 +180,14 @@ def test_a_download_link_opens_only_its_checkpoints_files(served, rest, run):
     config = urls["adapter_config.json"]
     assert json.load(urllib.request.urlopen(config))["r"] == 3
     folder, secret = config.rsplit("/", 1)[0], config.rsplit("/", 2)[1]
+    names = ["checkpoint.json", "", "..", "../../weights/one/adapter_config.json", "%2e%2e/x", "none"]
     for url in (
-        *(f"{folder}/{name}" for name in ("checkpoint.json", "", "..", "../../weights/one/adapter_config.json",
-          "%2e%2e/x", "none")),
-        folder, folder.replace(secret, secret[:-1]), folder.replace(secret, ""), config.replace(secret, "0" * 32),
-    ):  # fmt: skip
+        *(f"{folder}/{name}" for name in names),
+        folder,
+        folder.replace(secret, secret[:-1]),
+        folder.replace(secret, ""),
+        config.replace(secret, "0" * 32),
+    ):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(url)
         assert caught.value.code == 404, url
@@ -201,12 +208,24 @@ def test_a_long_file_is_downloaded_whole(served, rest, run):
 
 @pytest.mark.parametrize(
     "method, route",
-    [("POST", "training_runs/{run}/checkpoints/weights/one/copy"), ("GET", "training_runs/{run}/archive"),
-     ("GET", "training_runs/none"), ("GET", "training_runs/../none"), ("GET", "training_runs/"),
-     ("DELETE", "training_runs/{run}"), ("PUT", "sessions/x/project"), ("GET", "sessions/x/trace_export"),
-     ("POST", "copy_weights"), ("GET", "audit"), ("GET", "billing/usage/events"), ("POST", "auth/token"),
-     ("POST", "join_sampling_session"), ("POST", "create_custom_loss"), ("GET", "sessions/none")],
-)  # fmt: skip
+    [
+        ("POST", "training_runs/{run}/checkpoints/weights/one/copy"),
+        ("GET", "training_runs/{run}/archive"),
+        ("GET", "training_runs/none"),
+        ("GET", "training_runs/../none"),
+        ("GET", "training_runs/"),
+        ("DELETE", "training_runs/{run}"),
+        ("PUT", "sessions/x/project"),
+        ("GET", "sessions/x/trace_export"),
+        ("POST", "copy_weights"),
+        ("GET", "audit"),
+        ("GET", "billing/usage/events"),
+        ("POST", "auth/token"),
+        ("POST", "join_sampling_session"),
+        ("POST", "create_custom_loss"),
+        ("GET", "sessions/none"),
+    ],
+)
 def test_what_is_not_served_is_answered_404(served, run, method, route):
     url = f"{served.url}/api/v1/{route.format(run=run[0].model_id)}"
     with pytest.raises(urllib.error.HTTPError) as caught:

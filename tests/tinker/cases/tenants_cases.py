@@ -23,9 +23,7 @@ class Tenant:
         self.client = tinker.ServiceClient(base_url=served.url, api_key=key)
         self.rest = tinker.RestClient(base_url=served.url, api_key=key)
         self.session = self.client.holder.get_session_id()
-        self.training = self.client.create_lora_training_client(
-            base_model=served.model.name, rank=2
-        ).result()
+        self.training = self.client.create_lora_training_client(base_model=served.model.name, rank=2).result()
         self.training.forward_backward(batches(1)[0], "cross_entropy")
         self.training.optim_step(STEP).result()
         self.path = self.training.save_state("same").result().path
@@ -64,7 +62,9 @@ def refused(raw, route, body, *statuses):
 
 
 def get(served, route, key, method="GET"):
-    request = urllib.request.Request(f"{served.url}/api/v1/{route}", method=method, headers={"X-API-Key": key})
+    request = urllib.request.Request(
+        f"{served.url}/api/v1/{route}", method=method, headers={"X-API-Key": key}
+    )
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, answer.read().decode()
@@ -112,7 +112,10 @@ def test_what_belongs_to_another_tenant_does_not_exist(served, anna, bob):
         ("load_weights", {**model, "seq_id": 50, "path": bob.path, "optimizer": False}),
         ("create_model", {**session, **new}),
         ("session_heartbeat", session),
-        ("create_sampling_session", {**session, "sampling_session_seq_id": 3, "base_model": served.model.name}),
+        (
+            "create_sampling_session",
+            {**session, "sampling_session_seq_id": 3, "base_model": served.model.name},
+        ),
         (f"sessions/{anna.session}/finish", {}),
         ("asample", {**sample, "sampling_session_id": anna.sampler}),
         ("retrieve_future", {"request_id": anna.future}),
@@ -123,7 +126,9 @@ def test_what_belongs_to_another_tenant_does_not_exist(served, anna, bob):
         assert "does not exist" in refused(bob.raw, route, body).body, route
     for encoding in ("json", "protobuf"):
         with pytest.raises(HttpError) as caught:
-            bob.raw.forward_backward(anna.training.model_id, 9, [datum(TOKENS, target_tokens=TOKENS)], encoding)
+            bob.raw.forward_backward(
+                anna.training.model_id, 9, [datum(TOKENS, target_tokens=TOKENS)], encoding
+            )
         assert caught.value.status == 404
     for route, method in (
         (f"training_runs/{anna.training.model_id}", "GET"),
@@ -146,12 +151,17 @@ def test_a_checkpoint_of_another_tenant_is_read_only_if_public(served, anna, bob
         session = raw.session()
         model = raw.create(session, 5)
         for route, body in (
-            ("load_weights", {"session_id": session, "model_seq_id": 1, "path": anna.path, "optimizer": False}),
+            (
+                "load_weights",
+                {"session_id": session, "model_seq_id": 1, "path": anna.path, "optimizer": False},
+            ),
             ("load_weights", {"model_id": model, "seq_id": 1, "path": anna.path, "optimizer": False}),
-            ("create_sampling_session",
-             {"session_id": session, "sampling_session_seq_id": 0, "model_path": anna.path}),
+            (
+                "create_sampling_session",
+                {"session_id": session, "sampling_session_seq_id": 0, "model_path": anna.path},
+            ),
             ("weights_info", {"tinker_path": anna.path}),
-        ):  # fmt: skip
+        ):
             try:
                 yield raw.post(route, body)
             except HttpError as error:
@@ -162,7 +172,9 @@ def test_a_checkpoint_of_another_tenant_is_read_only_if_public(served, anna, bob
     assert list(tries(bob.raw)) == [None] * 4
     anna.rest.publish_checkpoint_from_tinker_path(anna.path).result()
     assert None not in list(tries(bob.raw))
-    assert get(served, f"training_runs/{anna.training.model_id}", "tml-bob")[0] == 404  # and no more than that
+    assert (
+        get(served, f"training_runs/{anna.training.model_id}", "tml-bob")[0] == 404
+    )  # and no more than that
     anna.rest.unpublish_checkpoint_from_tinker_path(anna.path).result()
     assert list(tries(bob.raw)) == [None] * 4
 
@@ -171,11 +183,13 @@ def test_ids_of_two_sessions_in_one_request_are_refused(served, anna):
     raw = anna.raw
     other = raw.session()
     for route, body in (
-        ("load_weights",
-         {"session_id": other, "model_seq_id": 0, "model_id": anna.training.model_id, "path": anna.path}),
+        (
+            "load_weights",
+            {"session_id": other, "model_seq_id": 0, "model_id": anna.training.model_id, "path": anna.path},
+        ),
         ("retrieve_future", {"request_id": anna.future, "model_id": anna.training.model_id}),
         ("asample", {"session_id": other, "sampling_session_id": anna.sampler}),
-    ):  # fmt: skip
+    ):
         assert "expected one of the session of" in refused(raw, route, body, 400).body
     raw.post(f"sessions/{other}/finish", {})
 
@@ -215,37 +229,68 @@ def raw_sessions(served, key):
 
 
 TRAVERSALS = [
-    "../anna", "..", "%2e%2e", "/etc/passwd", "a/../../b", "..\\b", "\0", "tinker://../weights/same",
-    "tinker://{run}/weights/../../{run}/weights/same", "tinker://{run}/../{run}/weights/same", "{run}/weights/same",
-    "tinker://./weights/same", "tinker://{run}/./same", "tinker://{run}//same", "file:///etc/passwd", "~",
-]  # fmt: skip
+    "../anna",
+    "..",
+    "%2e%2e",
+    "/etc/passwd",
+    "a/../../b",
+    "..\\b",
+    "\0",
+    "tinker://../weights/same",
+    "tinker://{run}/weights/../../{run}/weights/same",
+    "tinker://{run}/../{run}/weights/same",
+    "{run}/weights/same",
+    "tinker://./weights/same",
+    "tinker://{run}/./same",
+    "tinker://{run}//same",
+    "file:///etc/passwd",
+    "~",
+]
 FIELDS = [
-    ("create_model", {"session_id": "{session}", "model_seq_id": 9, "base_model": "{base}", "lora_config": {"rank": 1}},
-     ("session_id", "base_model")),
+    (
+        "create_model",
+        {"session_id": "{session}", "model_seq_id": 9, "base_model": "{base}", "lora_config": {"rank": 1}},
+        ("session_id", "base_model"),
+    ),
     ("save_weights", {"model_id": "{mine}", "seq_id": 99, "path": "x"}, ("model_id", "path")),
-    ("save_weights_for_sampler", {"model_id": "{mine}", "seq_id": 99, "path": "x"}, ("model_id", "path", "kind")),
+    (
+        "save_weights_for_sampler",
+        {"model_id": "{mine}", "seq_id": 99, "path": "x"},
+        ("model_id", "path", "kind"),
+    ),
     ("save_weights_external", {"model_id": "{mine}", "seq_id": 99, "path": "x"}, ("model_id", "path")),
-    ("load_weights", {"session_id": "{session}", "model_seq_id": 9, "path": "{path}", "optimizer": False},
-     ("session_id", "path", "base_model", "weights_access_token")),
-    ("create_sampling_session", {"session_id": "{session}", "sampling_session_seq_id": 9, "model_path": "{path}"},
-     ("session_id", "model_path", "base_model")),
+    (
+        "load_weights",
+        {"session_id": "{session}", "model_seq_id": 9, "path": "{path}", "optimizer": False},
+        ("session_id", "path", "base_model", "weights_access_token"),
+    ),
+    (
+        "create_sampling_session",
+        {"session_id": "{session}", "sampling_session_seq_id": 9, "model_path": "{path}"},
+        ("session_id", "model_path", "base_model"),
+    ),
     ("weights_info", {}, ("tinker_path", "path")),
-    ("asample", {"sampling_session_id": "x", "seq_id": 1, "prompt": {"chunks": [{"tokens": [5]}]}},
-     ("sampling_session_id", "model_path", "base_model")),
+    (
+        "asample",
+        {"sampling_session_id": "x", "seq_id": 1, "prompt": {"chunks": [{"tokens": [5]}]}},
+        ("sampling_session_id", "model_path", "base_model"),
+    ),
     ("retrieve_future", {}, ("request_id",)),
-    ("cancel_future", {"request_id": "x"}, ()),
     ("session_heartbeat", {}, ("session_id",)),
     ("get_info", {}, ("model_id",)),
     ("retrieve_futures", {"target": {}}, ("target",)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", range(len(FIELDS)))
 def test_no_field_that_names_something_leaves_the_tenants_folder(served, anna, bob, case):
     route, body, fields = FIELDS[case]
     names = {
-        "{session}": bob.session, "{mine}": bob.training.model_id, "{path}": bob.path, "{base}": served.model.name,
-    }  # fmt: skip
+        "{session}": bob.session,
+        "{mine}": bob.training.model_id,
+        "{path}": bob.path,
+        "{base}": served.model.name,
+    }
     body = {key: names.get(value, value) if isinstance(value, str) else value for key, value in body.items()}
     before = set(served.folder.rglob("*"))
     for field in fields:
@@ -259,9 +304,17 @@ def test_no_field_that_names_something_leaves_the_tenants_folder(served, anna, b
 def test_no_path_of_a_url_leaves_the_tenants_folder(served, anna, bob):
     run = anna.training.model_id
     for text in ("..", "%2e%2e", f"..%2f{run}", f"{run}%00", f"{run}/..", ".", "a%2fb"):
-        for rest in ("", "/checkpoints", "/checkpoints/weights/same", "/checkpoints/weights/same/external_weights_urls"):
+        for rest in (
+            "",
+            "/checkpoints",
+            "/checkpoints/weights/same",
+            "/checkpoints/weights/same/external_weights_urls",
+        ):
             for method in ("GET", "DELETE"):
-                assert get(served, f"training_runs/{text}{rest}", "tml-bob", method)[0] in (400, 404), (text, rest)
+                assert get(served, f"training_runs/{text}{rest}", "tml-bob", method)[0] in (400, 404), (
+                    text,
+                    rest,
+                )
     assert (served.checkpoint(anna.path) / "adapter_config.json").exists()
 
 

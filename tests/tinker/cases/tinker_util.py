@@ -107,7 +107,11 @@ class RawClient:
         """Throws HttpError unless the answer is 2xx."""
         connection = http.client.HTTPConnection(*self.service.address, timeout=60)
         try:
-            headers = {"Content-Type": content_type, "X-API-Key": self.key, **{k.replace("_", "-"): v for k, v in headers.items()}}
+            headers = {
+                "Content-Type": content_type,
+                "X-API-Key": self.key,
+                **{k.replace("_", "-"): v for k, v in headers.items()},
+            }
             connection.request("POST", f"/api/v1/{route}", body, headers)
             answer = connection.getresponse()
             content = answer.read()
