@@ -65,6 +65,12 @@ void Futures::stop_waiting(const std::string& id, uint64_t waiter) {
   if (const auto found = futures_.find(id); found != futures_.end()) found->second.waiters.erase(waiter);
 }
 
+void Futures::abandon(const std::string& id) {
+  const MutexLock lock(mutex_);
+  const auto found = futures_.find(id);
+  if (found != futures_.end() && !found->second.fetched) found->second.fetched = clock_.now();
+}
+
 void Futures::drop_old() {
   const MutexLock lock(mutex_);
   for (auto each = futures_.begin(); each != futures_.end();) {

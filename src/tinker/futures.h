@@ -65,7 +65,8 @@ class Futures {
   static constexpr int64_t kClone = 1'000'000'000;
 
   void drop(const std::string& session, const std::vector<std::string>& ids);  // results that were fetched
-  void drop_old();  // results that were fetched long ago
+  void abandon(const std::string& id);  // nobody will fetch the result: counts as fetched now
+  void drop_old();                      // results that were fetched long ago
   void drop_session(const std::string& session);
   // The number of requests of these sessions that are pending, or whose result was not fetched yet.
   int64_t num_unfetched(const std::set<std::string>& sessions) const;

@@ -198,6 +198,7 @@ Json TrainingService::State::cancel(Fields& fields) {
   fields.done();
   queue.add_now(run_later([this, id] {
     if (samplers.cancel(id)) futures.complete(id, failed_result("cancelled by the client", "user"));
+    futures.abandon(id);
     return FutureResult{};
   }));
   return nullptr;

@@ -212,7 +212,8 @@ Json TrainingService::State::answer(const std::string& route, const HttpRequest&
   const auto known = kRoutes.find(route);
   const bool is_batch = route == "forward_backward" || route == "forward";
   const bool is_finish = route.starts_with("sessions/") && route.ends_with("/finish");
-  const bool is_other = route == "client/config" || route == "telemetry" || route == "create_session";
+  const bool is_other = route == "client/config" || route == "client/dynamic_config" ||
+                        route == "telemetry" || route == "create_session";
   if (known == kRoutes.end() && !is_batch && !is_finish && !is_other)
     throw ApiError(404, str("unknown path ", quoted(route, 100), "; docs/tinker.md lists the paths"));
   if (request.method != "POST")
@@ -226,6 +227,7 @@ Json TrainingService::State::answer(const std::string& route, const HttpRequest&
   check_names(body, tenant);
   if (is_batch) return forward_backward(read_forward_backward(body, route == "forward"));
   if (route == "client/config") return client_config();
+  if (route == "client/dynamic_config") return {{"sample_cancel_enabled", true}};
   if (route == "telemetry") return {{"status", "accepted"}};
   if (is_finish) {
     const std::string session = route.substr(9, route.size() - 9 - 7);

@@ -160,6 +160,8 @@ TEST(Futures, CountWhatWasNotFetchedAndDropWhatWas) {
   EXPECT_EQ(futures.session_of(done), "s");
   futures.drop("s", {done});
   EXPECT_EQ(futures.session_of(done), "");
+  futures.abandon(pending);
+  EXPECT_EQ(futures.num_unfetched({"s"}), 0);
 }
 
 TEST(Futures, EndWithTheirSession) {

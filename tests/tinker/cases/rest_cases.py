@@ -296,3 +296,17 @@ def test_samples_of_a_client_that_polls_arrive(served, monkeypatch):
     prompt = types.ModelInput.from_ints([5, 6, 7])
     futures = [sampler.sample(prompt, 2, types.SamplingParams(max_tokens=4)) for _ in range(20)]
     assert all(len(each.result().sequences) == 2 for each in futures)
+
+
+def test_a_sample_that_a_client_abandons_ends(served):
+    client = tinker.ServiceClient(base_url=served.url)
+    sampler = client.create_sampling_client(base_model=served.model.name).result()
+    parameters = types.SamplingParams(max_tokens=400, stop=[])
+    target = {"type": "sampling_session", "sampling_session_id": sampler._sampling_session_id}
+    future = sampler.sample(types.ModelInput.from_ints([5, 6, 7]), 2000, parameters)
+    raw = RawClient(served)
+    with pytest.raises(TimeoutError):
+        future.result(timeout=2)
+    future.cancel()
+    (done,) = raw.post("retrieve_futures", {"target": target})["completions"]
+    assert done["state"] == "failed"
