@@ -49,14 +49,12 @@ void run_training_service(const ServeOptions& options) {
   }
   if (options.model.empty()) throw UserError("--model is missing: a Hugging Face directory");
   const auto settings = serve_settings<TrainingServiceSettings>(options);
-  const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
-  if (!is_loopback(settings.host) && key.empty())
+  const ApiKeys keys = ApiKeys::load(settings.api_key_file);
+  if (!is_loopback(settings.host) && keys.empty())
     throw UserError(
         str("host: ", settings.host,
             " is reached from other machines; give a key that begins with tml- in api_key_file or "
             "BOUGH_API_KEY"));
-  if (!key.empty() && !key.starts_with("tml-"))
-    throw UserError("the API key must begin with tml-: Tinker's SDK refuses others");
   if (settings.rollout.quantization == "int8")
     throw UserError("rollout.quantization: int8 is not served with adapters; leave it out");
   const TorchSetup setup = set_up_torch(options.torch);
@@ -67,10 +65,10 @@ void run_training_service(const ServeOptions& options) {
   base.model->set_router_type(setup.router);
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;
-  TrainingService service(std::move(base), settings, key);
+  TrainingService service(std::move(base), settings, keys);
   print_url(options, service.url());
   log_info(str("serve: training ", options.model, " at ", service.url(),
-               key.empty() ? ", without an API key" : ""));
+               keys.empty() ? ", without an API key" : ""));
   service.run([&stop] { return stop.requested(); });
   log_info("serve: stopped");
 }

@@ -15,9 +15,10 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr size_t kAheadBytes = 64 << 10;   // limit on input read ahead while a request is answered
-constexpr size_t kLingerBytes = 64 << 20;  // most input discarded after an answer that ends a connection
-constexpr double kLingerSeconds = 2;       // how long input is discarded
+constexpr size_t kAheadBytes = 64 << 10;    // limit on input read ahead while a request is answered
+constexpr size_t kLingerBytes = 64 << 20;   // most input discarded after an answer that ends a connection
+constexpr int64_t kPieceBytes = 256 << 10;  // of an answer's stream, read at once
+constexpr double kLingerSeconds = 2;        // how long input is discarded
 
 const char* reason_of(int status) {
   return http::obsolete_reason(static_cast<http::status>(status)).data();
@@ -99,10 +100,16 @@ bool Connection::answers(uint64_t number) const {
 
 void Connection::respond(const HttpResponse& response) {
   if (response.close || context_.is_closing) keep_alive_ = false;
+  const int64_t length = response.stream ? response.stream_bytes : std::ssize(response.body);
   outgoing_ += str("HTTP/1.1 ", response.status, " ", reason_of(response.status),
-                   "\r\nContent-Type: ", response.content_type, "\r\nContent-Length: ", response.body.size(),
-                   "\r\n", header_text(response.headers), "\r\n");
-  if (!is_head_) outgoing_ += response.body;
+                   "\r\nContent-Type: ", response.content_type, "\r\nContent-Length: ", length, "\r\n",
+                   header_text(response.headers), "\r\n");
+  if (!is_head_ && response.stream) {
+    stream_ = response.stream;
+    stream_left_ = length;
+  } else if (!is_head_) {
+    outgoing_ += response.body;
+  }
   complete();
 }
 
@@ -250,7 +257,9 @@ void Connection::take_request() {
   HttpRequest request;
   request.method = std::string(message.method_string());
   request.path = std::string(message.target());
-  request.path.resize(std::min(request.path.size(), request.path.find('?')));
+  const size_t mark = std::min(request.path.size(), request.path.find('?'));
+  request.query = parse_query(std::string_view(request.path).substr(std::min(request.path.size(), mark + 1)));
+  request.path.resize(mark);
   for (const auto& field : message) {
     std::string name(field.name_string());
     std::transform(name.begin(), name.end(), name.begin(),
@@ -277,25 +286,37 @@ void Connection::refuse(int status, const std::string& message) {
 void Connection::flush() {
   if (is_writing_ || is_closed_) return;
   if (written_ == writing_.size()) {
-    if (outgoing_.empty()) return;
+    if (outgoing_.empty()) read_stream();
+    if (outgoing_.empty() || is_closed_) return;
     writing_.clear();
     writing_.swap(outgoing_);
     written_ = 0;
   }
   is_writing_ = true;
   if (state_ == State::kBusy) arm(limits().write_timeout_seconds);
-  socket_.async_write_some(asio::buffer(writing_.data() + written_, writing_.size() - written_),
-                           [self = shared_from_this()](const error_code& error, size_t count) {
-                             self->is_writing_ = false;
-                             if (self->is_closed_) return;
-                             if (error) return self->close();
-                             self->written_ += count;
-                             if (self->written_ < self->writing_.size() || !self->outgoing_.empty())
-                               return self->flush();
-                             if (self->state_ != State::kBusy) return;
-                             self->disarm();
-                             if (self->is_complete_) self->next();
-                           });
+  socket_.async_write_some(
+      asio::buffer(writing_.data() + written_, writing_.size() - written_),
+      [self = shared_from_this()](const error_code& error, size_t count) {
+        self->is_writing_ = false;
+        if (self->is_closed_) return;
+        if (error) return self->close();
+        self->written_ += count;
+        if (self->written_ < self->writing_.size() || !self->outgoing_.empty() || self->stream_left_ > 0)
+          return self->flush();
+        if (self->state_ != State::kBusy) return;
+        self->disarm();
+        if (self->is_complete_) self->next();
+      });
+}
+
+// Reads the next piece of the answer's stream. If the stream ends early, the connection is closed: the client
+// sees that the body is too short.
+void Connection::read_stream() {
+  if (stream_left_ == 0) return;
+  outgoing_.resize(static_cast<size_t>(std::min<int64_t>(stream_left_, kPieceBytes)));
+  if (!stream_->read(outgoing_.data(), std::ssize(outgoing_))) return close();
+  stream_left_ -= std::ssize(outgoing_);
+  if (stream_left_ == 0) stream_ = nullptr;
 }
 
 void Connection::complete() {

@@ -68,6 +68,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void take_request();
   void refuse(int status, const std::string& message);
   void flush();
+  void read_stream();
   void complete();
   void next();
   void linger();
@@ -83,7 +84,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string incoming_;            // read but not parsed
   std::string outgoing_, writing_;  // to write next; being written (`written_` bytes are done)
   size_t written_ = 0, lingered_ = 0;
-  uint64_t number_ = 0;  // the request's number
+  std::shared_ptr<std::istream> stream_;  // of the answer that is being sent
+  int64_t stream_left_ = 0;               // its bytes that are not in outgoing_ yet
+  uint64_t number_ = 0;                   // the request's number
   bool is_reading_ = false, is_writing_ = false, is_closed_ = false;
   bool keep_alive_ = true, is_chunked_ = true, is_head_ = false;
   bool is_streaming_ = false, is_complete_ = false, is_body_due_ = false;

@@ -5,6 +5,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <charconv>
 #include <chrono>
 #include <future>
 #include <optional>
@@ -43,6 +44,34 @@ std::string HttpRequest::header(std::string_view name) const {
   for (const auto& [key, value] : headers)
     if (key == name) return value;
   return "";
+}
+
+HttpHeaders parse_query(std::string_view query) {
+  const auto decoded = [](std::string_view text) {
+    std::string plain;
+    for (size_t i = 0; i < text.size(); ++i) {
+      unsigned value = 0;
+      const char* const end = text.data() + std::min(i + 3, text.size());
+      if (text[i] == '%' && i + 2 < text.size() &&
+          std::from_chars(text.data() + i + 1, end, value, 16).ptr == end) {
+        plain += static_cast<char>(value);
+        i += 2;
+      } else {
+        plain += text[i] == '+' ? ' ' : text[i];
+      }
+    }
+    return plain;
+  };
+  HttpHeaders pairs;
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    const size_t equals = pair.find('=');
+    if (pair.empty()) continue;
+    pairs.emplace_back(decoded(pair.substr(0, equals)),
+                       equals == std::string_view::npos ? "" : decoded(pair.substr(equals + 1)));
+  }
+  return pairs;
 }
 
 struct HttpServer::State : ConnectionContext {

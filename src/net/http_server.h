@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <functional>
+#include <istream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -69,7 +70,8 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;  // reques
 
 struct HttpRequest {
   std::string method;
-  std::string path;  // without the query
+  std::string path;   // without the query
+  HttpHeaders query;  // names and values after '?', with %XX and '+' decoded
   HttpHeaders headers;
   std::string body;
   std::shared_ptr<void> hold;  // the body counts towards http.max_buffered while this object lives
@@ -78,12 +80,19 @@ struct HttpRequest {
   std::string header(std::string_view name) const;
 };
 
+// "a=b&c" as names and values. An incomplete %XX stays as it is.
+HttpHeaders parse_query(std::string_view query);
+
 struct HttpResponse {
   int status = 200;
   std::string body;
   std::string content_type = "application/json";
   HttpHeaders headers;
   bool close = false;  // ends the connection after the answer
+  // If set, the next `stream_bytes` bytes of the stream are the body instead. They are read while the answer
+  // is sent, on the I/O thread, so the stream must be a local file or memory.
+  std::shared_ptr<std::istream> stream;
+  int64_t stream_bytes = 0;
 };
 
 // Sends the answer to one request: either respond(), or begin_stream(), any number of write(), finish(). Use

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <sstream>
+
 #include "net/net_test_util.h"
 
 namespace bough {
@@ -19,6 +22,9 @@ class HttpServerTest : public ::testing::Test {
                                            const std::string& path) { return str("error ", status, path); }},
         [this](const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
           ++requests_;
+          if (body_)
+            return exchange->respond(
+                {.stream = std::make_shared<std::istringstream>(*body_), .stream_bytes = declared_});
           if (request.path != "/stream")
             return exchange->respond({.body = str(request.method, request.path, request.body.size())});
           exchange->on_gone([this] { ++gone_; });
@@ -41,6 +47,8 @@ class HttpServerTest : public ::testing::Test {
 
   std::unique_ptr<HttpServer> server_;
   std::shared_ptr<HttpExchange> stream_;
+  std::optional<std::string> body_;  // if set, each answer's body is a stream of it
+  int64_t declared_ = 0;             // the length that the answer names
   std::atomic<int64_t> requests_ = 0, gone_ = 0;
 };
 
@@ -62,6 +70,38 @@ TEST_F(HttpServerTest, HeadHasNoBodyAndVersion10Closes) {
   const std::string answer = client.read_all();
   EXPECT_TRUE(answer.ends_with("\r\n\r\n")) << answer;
   EXPECT_NE(answer.find("Content-Length: 7"), std::string::npos) << answer;
+}
+
+TEST_F(HttpServerTest, ABodyFromAStreamArrivesWholeAndTheConnectionGoesOn) {
+  body_.emplace();
+  for (size_t i = 0; i < 3'000'000; ++i) *body_ += static_cast<char>('a' + i % 23);
+  declared_ = std::ssize(*body_);
+  start({.max_unsent = {1 << 20}});  // which bounds streams of events only
+  RawClient client(server_->port());
+  for (int i = 0; i < 2; ++i) {
+    client.send(get("/file"));
+    EXPECT_NE(client.read_until("\r\n\r\n").find("Content-Length: 3000000\r\n"), std::string::npos);
+    EXPECT_TRUE(client.read_until(*body_) == *body_);
+  }
+  client.send("HEAD /file HTTP/1.0\r\n\r\n");
+  EXPECT_TRUE(client.read_all().ends_with("\r\n\r\n"));
+}
+
+TEST_F(HttpServerTest, AStreamThatEndsEarlyEndsTheConnection) {
+  body_ = std::string(400'000, 'x');
+  declared_ = 600'000;
+  start();
+  RawClient client(server_->port());
+  client.send(get("/file"));
+  client.read_until("\r\n\r\n");
+  EXPECT_LT(client.read_all().size(), 600'000U);
+}
+
+TEST(ParseQuery, DecodesNamesAndValues) {
+  const HttpHeaders expected = {
+      {"limit", "5"}, {"a b", "c&d e"}, {"empty", ""}, {"bad", "%zz%4"}, {"x", "=y"}};
+  EXPECT_EQ(parse_query("limit=5&&a+b=c%26d%20e&empty&bad=%zz%4&x==y"), expected);
+  EXPECT_EQ(parse_query(""), HttpHeaders());
 }
 
 TEST_F(HttpServerTest, AnswersRequestsThatAreNotHttp) {

@@ -7,6 +7,12 @@
 
 namespace bough {
 
+// The key that a request sends: of "Authorization: Bearer KEY", otherwise of X-API-Key. Empty: none.
+std::string given_key(const HttpRequest& request);
+
+// `bytes` bytes of the system's random source in hexadecimal: for keys and ids that nobody can guess.
+std::string random_hex(size_t bytes);
+
 // Compares in a time that tells nothing about the key, which must not be empty.
 bool same_key(const std::string& given, const std::string& key);
 

@@ -66,8 +66,7 @@ void AgentRoutes::handle(const HttpRequest& request, HttpExchange& exchange, con
     throw ApiError(400, error.what());
   }
   Fields fields(body);
-  std::string key = request.header("authorization");
-  key = key.size() > 7 ? key.substr(7) : request.header("x-api-key");
+  const std::string key = given_key(request);
   if (request.path == "/rl/start_session") {
     if (!api_key.empty() && !same_key(key, api_key))
       throw ApiError(401, "a session's key cannot start a session: send the server's key", "",

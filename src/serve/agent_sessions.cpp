@@ -1,12 +1,10 @@
 #include "serve/agent_sessions.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "base/error.h"
+#include "serve/access.h"
 #include "serve/api.h"
 
 namespace bough {
@@ -18,18 +16,6 @@ constexpr size_t kKeyBytes = 24;
 constexpr const char* kEnded =
     "this session has ended, its lease has expired, or the run was restarted; start another session with "
     "/rl/start_session";
-
-std::string new_key() {
-  std::array<unsigned char, kKeyBytes> bytes;
-  BOUGH_CHECK(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
-              "no random bytes for a session's key");
-  std::string key = kKeyPrefix;
-  for (const unsigned char byte : bytes) {
-    key += "0123456789abcdef"[byte >> 4];
-    key += "0123456789abcdef"[byte & 15];
-  }
-  return key;
-}
 
 }  // namespace
 
@@ -106,7 +92,7 @@ AgentSessions::Started AgentSessions::start_session(const std::string& task_id, 
   const std::string number = std::to_string(joined.members.size());
   const std::string name = task_id.empty() ? joined.task.name : task_id;
   Member& member = joined.members.emplace_back();
-  member.key = key.empty() ? new_key() : key;
+  member.key = key.empty() ? kKeyPrefix + random_hex(kKeyBytes) : key;
   member.session = std::make_shared<AgentSession>(format_, str(name, "-", lease->first, "-", number),
                                                   lease->first, number);
   groups_[member.key] = lease->first;

@@ -119,9 +119,7 @@ void Server::State::refuse(HttpExchange& exchange, const Api& api, const std::st
 
 // Returns the session of the request's API key. nullptr if the key is not that of a session.
 SessionPointer Server::State::check_access(const HttpRequest& request) const {
-  std::string given = request.header("authorization");
-  if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) given.erase(0, 7);
-  else given = request.header("x-api-key");
+  const std::string given = given_key(request);
   if (api_key.empty()) check_local(request);
   if (agents && AgentSessions::is_session_key(given)) return agents->sessions().find(given);
   if (!api_key.empty() && !same_key(given, api_key))

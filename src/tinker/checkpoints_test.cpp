@@ -60,9 +60,51 @@ TEST_F(CheckpointsTest, SnapshotsHaveNoNameAndGoWithTheirSession) {
   for (const CheckpointName& name : {snapshot, named}) checkpoints.publish(name, {}, write_adapter);
   EXPECT_EQ(checkpoints.list("r").size(), 1U);
   EXPECT_THROW(checkpoints.existing(snapshot.path(), "", "path"), ApiError);
-  checkpoints.remove_snapshots("r");
+  checkpoints.end_run("r", 7);
   EXPECT_FALSE(fs::exists(checkpoints.folder(snapshot)));
   EXPECT_TRUE(fs::exists(checkpoints.folder(named)));
+}
+
+TEST_F(CheckpointsTest, ARunBelongsToItsTenantAndGoesIfItSavedNothing) {
+  const Checkpoints checkpoints(folder_);
+  for (const char* const run : {"saved", "empty"})
+    checkpoints.begin_run(run, {{"tenant", "anna"}, {"rank", 4}});
+  checkpoints.begin_run("saved", {{"tenant", "bob"}});  // as when create_model is sent again
+  checkpoints.begin_run("other", {{"tenant", "bob"}});
+  const CheckpointName name{"saved", "external_weights", "x"};
+  checkpoints.publish(name, {}, write_adapter);
+  for (const char* const run : {"saved", "empty"}) checkpoints.end_run(run, 7);
+  EXPECT_EQ(checkpoints.runs("anna"), std::vector<std::string>{"saved"});
+  EXPECT_EQ(checkpoints.run("saved", "anna").value()["time"], 7);
+  for (const std::string run : {"saved", "empty", "..", "", "none"})
+    EXPECT_FALSE(checkpoints.run(run, "bob")) << run;
+  EXPECT_EQ(checkpoints.list("saved")[0]["checkpoint_type"], "external");
+  EXPECT_EQ(checkpoints.files(name).size(), 1U) << "without checkpoint.json";
+}
+
+TEST_F(CheckpointsTest, OtherTenantsReadOnlyWhatIsPublic) {
+  const Checkpoints checkpoints(folder_);
+  checkpoints.begin_run("r", {{"tenant", "anna"}});
+  const CheckpointName name{"r", "weights", "x"};
+  checkpoints.publish(name, {}, write_adapter);
+  checkpoints.check_readable(name.path(), "anna", "path");
+  const auto refusal = [&](const std::string& path) -> std::string {
+    try {
+      checkpoints.check_readable(path, "bob", "path");
+      return "";
+    } catch (const ApiError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_NE(refusal("tinker://r/weights/x").find("there is no such checkpoint"), std::string::npos);
+  EXPECT_NE(refusal("tinker://r/weights/y").find("there is no such checkpoint"), std::string::npos);
+  EXPECT_THROW(checkpoints.set_public(name, false), ApiError);
+  checkpoints.set_public(name, true);
+  EXPECT_EQ(refusal(name.path()), "");
+  EXPECT_EQ(checkpoints.list("r")[0]["public"], true);
+  EXPECT_THROW(checkpoints.set_public(name, true), ApiError);
+  checkpoints.set_public(name, false);
+  EXPECT_NE(refusal(name.path()), "");
 }
 
 TEST_F(CheckpointsTest, NoNameLeavesTheFolder) {

@@ -21,16 +21,20 @@ std::pair<std::string, bool> Futures::add(const std::string& session, const std:
 
 void Futures::complete(const std::string& id, FutureResult result) {
   std::map<uint64_t, Answer> waiters;
+  std::string key;
   const auto shared = std::make_shared<const FutureResult>(std::move(result));
   {
     const MutexLock lock(mutex_);
     const auto found = futures_.find(id);
     if (found == futures_.end() || found->second.result) return;  // its session has ended
     found->second.result = shared;
+    found->second.completion = ++num_completions_;
+    key = found->second.key;
     waiters.swap(found->second.waiters);
     if (!waiters.empty()) found->second.fetched = clock_.now();
   }
   for (const auto& [waiter, answer] : waiters) answer(*shared);
+  if (when_completed_) when_completed_(key);
 }
 
 Futures::Found Futures::wait_for(const std::string& id, uint64_t waiter, Answer answer) {
@@ -61,6 +65,12 @@ void Futures::stop_waiting(const std::string& id, uint64_t waiter) {
   if (const auto found = futures_.find(id); found != futures_.end()) found->second.waiters.erase(waiter);
 }
 
+void Futures::abandon(const std::string& id) {
+  const MutexLock lock(mutex_);
+  const auto found = futures_.find(id);
+  if (found != futures_.end() && !found->second.fetched) found->second.fetched = clock_.now();
+}
+
 void Futures::drop_old() {
   const MutexLock lock(mutex_);
   for (auto each = futures_.begin(); each != futures_.end();) {
@@ -86,16 +96,46 @@ void Futures::drop_session(const std::string& session) {
   }
 }
 
-int64_t Futures::num_pending() const {
-  const MutexLock lock(mutex_);
-  return std::count_if(futures_.begin(), futures_.end(),
-                       [](const auto& entry) { return !entry.second.result; });
-}
-
 std::string Futures::session_of(const std::string& id) const {
   const MutexLock lock(mutex_);
   const auto found = futures_.find(id);
   return found == futures_.end() ? "" : found->second.session;
+}
+
+Json Futures::completed(const std::string& sampler, int64_t clone, uint64_t& cursor) const {
+  const MutexLock lock(mutex_);
+  std::map<uint64_t, Json> found;
+  const std::string prefix = sampler + "/";
+  for (auto each = ids_.lower_bound(prefix); each != ids_.end() && each->first.starts_with(prefix); ++each) {
+    const Future& future = futures_.at(each->second);
+    if (future.completion <= cursor || std::stoll(each->first.substr(prefix.size())) / kClone != clone)
+      continue;
+    const bool has_failed = future.result->json.contains("error");
+    Json& entry = found[future.completion] = {{"state", has_failed ? "failed" : "finished"},
+                                              {"request_id", each->second}};
+    if (!has_failed) entry["response_payload_uncompressed_size"] = future.result->protobuf.size();
+  }
+  Json list = Json::array();
+  for (auto& [number, entry] : found) list.push_back(std::move(entry));
+  if (!found.empty()) cursor = found.rbegin()->first;
+  return list;
+}
+
+void Futures::drop(const std::string& session, const std::vector<std::string>& ids) {
+  const MutexLock lock(mutex_);
+  for (const std::string& id : ids) {
+    const auto found = futures_.find(id);
+    if (found == futures_.end() || found->second.session != session || !found->second.fetched) continue;
+    ids_.erase(found->second.key);
+    futures_.erase(found);
+  }
+}
+
+int64_t Futures::num_unfetched(const std::set<std::string>& sessions) const {
+  const MutexLock lock(mutex_);
+  return std::count_if(futures_.begin(), futures_.end(), [&](const auto& entry) {
+    return !entry.second.fetched && sessions.contains(entry.second.session);
+  });
 }
 
 }  // namespace bough

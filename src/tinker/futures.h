@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +40,9 @@ FutureResult failed_result(const std::string& message, const std::string& catego
 class Futures {
  public:
   static constexpr double kKeptSeconds = 600;
-  explicit Futures(const Clock& clock) : clock_(clock) {}
+  // `completed` is called with each request's key when there is a result, on the thread that completes it.
+  explicit Futures(const Clock& clock, std::function<void(const std::string& key)> completed = {})
+      : clock_(clock), when_completed_(std::move(completed)) {}
 
   // The id of the request with this key, and whether the key is new. `key` names the request: model and
   // seq_id, or sampling session and seq_id.
@@ -54,23 +57,35 @@ class Futures {
   Found wait_for(const std::string& id, uint64_t waiter, Answer answer);
   void stop_waiting(const std::string& id, uint64_t waiter);
 
-  void drop_old();  // results that were fetched long ago
-  void drop_session(const std::string& session);
-  int64_t num_pending() const;
   std::string session_of(const std::string& id) const;  // empty: the id is unknown
+  // The requests of a sampling session that were completed after `cursor`, as the API reports them, in the
+  // order of completion. Their seq_ids are from `clone` · kClone on, one clone's. Moves the cursor behind
+  // them.
+  Json completed(const std::string& sampler, int64_t clone, uint64_t& cursor) const;
+  static constexpr int64_t kClone = 1'000'000'000;
+
+  void drop(const std::string& session, const std::vector<std::string>& ids);  // results that were fetched
+  void abandon(const std::string& id);  // nobody will fetch the result: counts as fetched now
+  void drop_old();                      // results that were fetched long ago
+  void drop_session(const std::string& session);
+  // The number of requests of these sessions that are pending, or whose result was not fetched yet.
+  int64_t num_unfetched(const std::set<std::string>& sessions) const;
 
  private:
   struct Future {
     std::string session, key;
     std::shared_ptr<const FutureResult> result;  // nullptr: pending
     std::optional<Clock::Time> fetched;
+    uint64_t completion = 0;  // its number among all completions, from 1 on; 0: pending
     std::map<uint64_t, Answer> waiters;
   };
   const Clock& clock_;
+  const std::function<void(const std::string& key)> when_completed_;
   mutable Mutex mutex_;
   std::map<std::string, Future> futures_ GUARDED_BY(mutex_);
   std::map<std::string, std::string> ids_ GUARDED_BY(mutex_);  // by key
   uint64_t next_id_ GUARDED_BY(mutex_) = 1;
+  uint64_t num_completions_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace bough

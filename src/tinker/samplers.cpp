@@ -89,12 +89,13 @@ Samplers::Sampler& Samplers::sampler(const std::filesystem::path& adapter) {
 void Samplers::submit(const std::string& future, SampleRequest request, Finish finish) {
   Sampler& sampler = this->sampler(request.adapter);
   Pending pending{future, request.adapter, {}, std::move(finish)};
-  if (request.wants_prompt_log_probs)
-    set_prompt_values(request,
-                      request.prompt.size() > 1
-                          ? prompt_values(*sampler.model, request.prompt, request.prompt_top_k)
-                          : PromptValues{},
-                      pending.result);
+  if (request.wants_prompt_log_probs || request.prompt_targets) {
+    PromptValues values{{}, {}, request.prompt_targets};
+    if (request.prompt.size() > 1)
+      values = prompt_values(*sampler.model, request.prompt, request.prompt_top_k, request.prompt_targets);
+    pending.result.prompt_targets = std::move(values.targets);
+    if (request.wants_prompt_log_probs) set_prompt_values(request, std::move(values), pending.result);
+  }
   const uint64_t id = next_id_++;
   GenerationRequest generation;
   generation.id = id;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct SampleRequest {
   bool wants_prompt_log_probs = false;
   int64_t prompt_last_n = 0;  // 0: all
   int64_t prompt_top_k = 0;
+  std::optional<WireTensor> prompt_targets;  // token ids at each prompt token from the second on; -1: none
 };
 
 class Samplers {

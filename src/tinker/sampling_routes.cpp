@@ -1,4 +1,5 @@
 // Samplers and samples.
+#include <cmath>
 #include <limits>
 
 #include "base/error.h"
@@ -11,16 +12,33 @@ namespace {
 void refuse_unserved(Fields& fields) {
   if (fields.integer("prompt_alt_tokens_k", 0, 1 << 20).value_or(0) > 0)
     throw ApiError(400, "prompt_alt_tokens_k: not served; topk_prompt_logprobs is", "prompt_alt_tokens_k");
-  if (fields.find("target_prompt_logprobs"))
-    throw ApiError(
-        400, "target_prompt_logprobs: not served; forward with these target_tokens gives the same values",
-        "target_prompt_logprobs");
   if (fields.boolean("record_stability_info").value_or(false))
     throw ApiError(
         400,
         "record_stability_info: not served, as stable_reinforce is not; importance_sampling and cispo "
         "are",
         "record_stability_info");
+}
+
+// Token ids at each prompt token from the second on, [length - 1, K]; -1: none.
+std::optional<WireTensor> read_targets(Fields& fields, int64_t length, int64_t vocab_size) {
+  const char* const kField = "target_prompt_logprobs";
+  int64_t elements_left = int64_t{1} << 22;
+  const OrderedJson* const given = fields.object(kField);
+  if (!given) return {};
+  WireTensor targets = read_tensor(*given, elements_left, kField);
+  const OrderedJson shape = given->value("shape", OrderedJson());
+  if (!shape.is_array() || shape.size() != 2 || targets.rows() != length - 1)
+    fields.wrong(kField,
+                 str("the shape [", length - 1, ", K]: a row for each prompt token from the second on"));
+  for (size_t i = 0; i < targets.values.size(); ++i) {
+    double& id = targets.values[i];
+    if (!targets.is_set.empty() && targets.is_set[i] == 0) id = -1;
+    if (id != std::floor(id) || id < -1 || id >= static_cast<double>(vocab_size))
+      throw ApiError(400, str(kField, ": got ", id, ", expected token ids below ", vocab_size, ", or -1"),
+                     kField);
+  }
+  return targets;
 }
 
 void read_stop(Fields& fields, int64_t vocab_size, SamplingParameters& sampling) {
@@ -113,15 +131,6 @@ Json TrainingService::State::create_sampling_session(Fields& fields) {
   return {{"type", "create_sampling_session"}, {"sampling_session_id", id}};
 }
 
-Json TrainingService::State::sampler(const std::string& id) {
-  const MutexLock lock(mutex);
-  const auto found = sampling.find(id);
-  if (found == sampling.end()) throw ApiError(404, str("sampler ", quoted(id, 100), " does not exist"));
-  Json answer = {{"sampler_id", id}, {"base_model", shown_name}};
-  if (!found->second.model_path.empty()) answer["model_path"] = found->second.model_path;
-  return answer;
-}
-
 Json TrainingService::State::sample(Fields& fields) {
   const ModelConfig& config = base.model->config();
   refuse_unserved(fields);
@@ -145,6 +154,7 @@ Json TrainingService::State::sample(Fields& fields) {
   request.sampling.top_logprobs = fields.integer("topk_sample_logprobs", 0, 1000).value_or(0);
   request.wants_prompt_log_probs = fields.boolean("prompt_logprobs").value_or(false);
   request.prompt_top_k = fields.integer("topk_prompt_logprobs", 0, 1000).value_or(0);
+  request.prompt_targets = read_targets(fields, length, config.vocab_size);
   request.prompt_last_n =
       fields.integer("prompt_logprobs_last_n", 1, std::max<int64_t>(1, length - 1)).value_or(0);
   if (request.prompt_last_n > 0 && !request.wants_prompt_log_probs)
@@ -165,7 +175,7 @@ Json TrainingService::State::sample(Fields& fields) {
     request.adapter = found->second.adapter;
     session = found->second.session;
   }
-  check_queue();
+  check_queue(session);
   const int64_t count = request.sampling.n_samples;
   const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
   if (is_new)
@@ -190,6 +200,7 @@ Json TrainingService::State::cancel(Fields& fields) {
   queue.add_now(futures.session_of(id), run_later([this, id] {
                   if (samplers.cancel(id))
                     futures.complete(id, failed_result("cancelled by the client", "user"));
+                  futures.abandon(id);
                   return FutureResult{};
                 }));
   return nullptr;

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <random>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "kernels/common/device.h"
 #include "serve/access.h"
 #include "tinker/service_state.h"
+#include "tinker/zstd_body.h"
 
 namespace bough {
 
@@ -17,8 +17,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kPrefix = "/api/v1/";
-// A fetch of a result that is not ready ends after this time: before the client's limit of 45 s.
-constexpr std::chrono::seconds kPoll{25};
 // Requests to the samplers that come within this time join the same pass.
 constexpr double kSecondsBetweenPasses = 0.02;
 constexpr double kExpirySeconds = 60;  // between looks for expired checkpoints
@@ -33,14 +31,6 @@ HttpResponse error_response(int status, const std::string& message) {
   return response;
 }
 
-std::string random_hex() {
-  std::random_device device;
-  const char* const digits = "0123456789abcdef";
-  std::string text;
-  for (int i = 0; i < 8; ++i) text += digits[device() % 16];
-  return text;
-}
-
 std::string first_name(const TrainingBase& base, const TrainingServiceSettings& settings) {
   for (const std::string& name : settings.served_model_name)
     if (name != "*") return name;
@@ -52,6 +42,8 @@ TrainingBase with_memory(TrainingBase base, const ServiceMemory& memory) {
   return base;
 }
 
+}  // namespace
+
 OrderedJson parse_body(const HttpRequest& request) {
   try {
     return parse_ordered_json(request.body.empty() ? "{}" : request.body, "the body");
@@ -60,13 +52,11 @@ OrderedJson parse_body(const HttpRequest& request) {
   }
 }
 
-}  // namespace
-
-TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settings_, std::string key)
+TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settings_, ApiKeys keys_)
     : memory(plan_memory(settings_, base_.model->device(), device_memory(base_.model->device()).free)),
       base(with_memory(std::move(base_), memory)),
       settings(std::move(settings_)),
-      api_key(std::move(key)),
+      keys(std::move(keys_)),
       shown_name(first_name(base, settings)),
       names([this] {
         std::set<std::string> all(settings.served_model_name.begin(), settings.served_model_name.end());
@@ -74,7 +64,6 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
         return all;
       }()),
       any_name(names.contains("*")),
-      epoch(random_hex()),
       checkpoints(settings.folder),
       residents(memory.models, settings.folder, clock),
       samplers(*base.model, base.engine),
@@ -94,35 +83,39 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
   http.every(kExpirySeconds, [this] { http.prepare(0, [this] { checkpoints.remove_expired(); }); });
 }
 
-void TrainingService::State::check_access(const HttpRequest& request, const std::string& route) const {
-  if (api_key.empty()) return check_local(request);
-  if (route == "healthz") return;
-  std::string given = request.header("x-api-key");
-  if (const std::string bearer = request.header("authorization");
-      given.empty() && bearer.starts_with("Bearer "))
-    given = bearer.substr(7);
-  if (given.empty() || !same_key(given, api_key))
+std::string TrainingService::State::check_access(const HttpRequest& request, const std::string& route) const {
+  if (keys.empty()) {
+    check_local(request);
+    return "";
+  }
+  if (route == "healthz" || route.starts_with("download/")) return "";
+  const std::optional<std::string> tenant = keys.tenant(given_key(request));
+  if (!tenant)
     throw ApiError(
         401, "the key is missing or wrong: send X-API-Key, which Tinker's SDK takes from TINKER_API_KEY");
+  return *tenant;
 }
 
 void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<HttpExchange>& exchange) {
   try {
     const bool is_ours = request.path.starts_with(kPrefix);
     const std::string route = is_ours ? request.path.substr(kPrefix.size()) : "";
-    check_access(request, route);
+    const std::string tenant = check_access(request, route);
     if (!is_ours)
       throw ApiError(404,
                      str("unknown path ", quoted(request.path, 100), "; docs/tinker.md lists the paths"));
-    if (!request.header("content-encoding").empty())
-      throw ApiError(415, "content-encoding: expected none, as client/config says");
-    if (route == "retrieve_future" && request.method == "POST") return retrieve(request, exchange);
+    const std::string encoding = request.header("content-encoding");
+    if (!encoding.empty() && (encoding != "zstd" || route.starts_with("retrieve_future")))
+      throw ApiError(415, str("content-encoding: got ", quoted(encoding, 40), ", expected zstd or none"));
+    if (request.method == "POST" && route == "retrieve_future") return retrieve(request, tenant, exchange);
+    if (request.method == "POST" && route == "retrieve_futures")
+      return retrieve_several(request, tenant, exchange);
     const size_t bytes = request.body.size();
-    http.prepare(bytes, [this, route, exchange, request = std::move(request)] {
+    http.prepare(bytes, [this, route, tenant, exchange, request = std::move(request), encoding]() mutable {
       HttpResponse response;
       try {
-        const Json result = answer(route, request);
-        response = result.is_null() ? HttpResponse{.status = 204} : HttpResponse{.body = dump_line(result)};
+        if (!encoding.empty()) request.body = decompress_body(request.body, settings.http.max_body.count);
+        response = respond(route, request, tenant);
       } catch (const ApiError& error) {
         response = error_response(error.status, error.what());
       } catch (const UserError& error) {
@@ -141,13 +134,14 @@ void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<H
   }
 }
 
-void TrainingService::State::retrieve(const HttpRequest& request,
+void TrainingService::State::retrieve(const HttpRequest& request, const std::string& tenant,
                                       const std::shared_ptr<HttpExchange>& exchange) {
   const OrderedJson body = parse_body(request);
   Fields fields(body);
   const std::string id = fields.required_text("request_id");
   fields.ignore({"allow_metadata_only", "model_id"});
   fields.done();
+  check_names(body, tenant);
   const bool wants_protobuf = request.header("accept").find("x-protobuf") != std::string::npos;
   const uint64_t waiter = ++num_waiters;
   waits[waiter] = {id, clock.now() + kPoll, exchange};
@@ -168,7 +162,7 @@ void TrainingService::State::retrieve(const HttpRequest& request,
   if (found == Futures::Found::kGone)
     throw ApiError(
         410, str("request_id: the result of ", quoted(id, 60), " is no longer kept; send the request again"));
-  throw ApiError(404, str("request_id: got ", quoted(id, 60), ", which this service never gave"));
+  throw ApiError(404, str("request_id: got ", quoted(id, 60), ", which does not exist"), "request_id");
 }
 
 void TrainingService::State::expire_waits() {
@@ -181,6 +175,8 @@ void TrainingService::State::expire_waits() {
         {.body = dump_line({{"type", "try_again"}, {"request_id", wait.future}, {"queue_state", "active"}})});
     return true;
   });
+  std::erase_if(polls, [&](Poll& poll) { return answer_poll(poll, now >= poll.deadline); });
+  num_polls = polls.size();
 }
 
 void TrainingService::State::end_late_sessions() {
@@ -197,22 +193,19 @@ void TrainingService::State::end_late_sessions() {
   }
 }
 
-Json TrainingService::State::answer(const std::string& route, const HttpRequest& request) {
-  const auto after = [&](std::string_view prefix) { return route.substr(prefix.size()); };
-  if (route.starts_with("training_runs/")) {
-    const std::string rest = after("training_runs/");
-    const size_t slash = rest.find('/');
-    return training_run(rest.substr(0, slash), slash == std::string::npos ? "" : rest.substr(slash + 1),
-                        request);
-  }
-  const bool is_get = request.method == "GET";
-  if (is_get && route == "healthz") return {{"status", "ok"}};
-  if (is_get && route == "get_server_capabilities") return capabilities();
-  if (is_get && route.starts_with("samplers/")) return sampler(after("samplers/"));
+HttpResponse TrainingService::State::respond(const std::string& route, const HttpRequest& request,
+                                             const std::string& tenant) {
+  if (route.starts_with("download/")) return download(route, request.method);
+  const Json result = answer(route, request, tenant);
+  return result.is_null() ? HttpResponse{.status = 204} : HttpResponse{.body = dump_line(result)};
+}
+
+Json TrainingService::State::answer(const std::string& route, const HttpRequest& request,
+                                    const std::string& tenant) {
+  if (std::optional<Json> found = rest(route, request, tenant)) return *std::move(found);
 
   using Route = Json (State::*)(Fields&);
   static const std::map<std::string, Route> kRoutes = {
-      {"create_session", &State::create_session},
       {"session_heartbeat", &State::heartbeat},
       {"create_model", &State::create_model},
       {"get_info", &State::get_info},
@@ -221,6 +214,7 @@ Json TrainingService::State::answer(const std::string& route, const HttpRequest&
       {"load_weights", &State::load_weights},
       {"weights_info", &State::weights_info},
       {"save_weights_for_sampler", &State::save_for_sampler},
+      {"save_weights_external", &State::save_external},
       {"create_sampling_session", &State::create_sampling_session},
       {"asample", &State::sample},
       {"cancel_future", &State::cancel},
@@ -228,29 +222,38 @@ Json TrainingService::State::answer(const std::string& route, const HttpRequest&
   const auto known = kRoutes.find(route);
   const bool is_batch = route == "forward_backward" || route == "forward";
   const bool is_finish = route.starts_with("sessions/") && route.ends_with("/finish");
-  const bool is_other = route == "client/config" || route == "telemetry";
+  const bool is_other = route == "client/config" || route == "client/dynamic_config" ||
+                        route == "telemetry" || route == "create_session";
   if (known == kRoutes.end() && !is_batch && !is_finish && !is_other)
     throw ApiError(404, str("unknown path ", quoted(route, 100), "; docs/tinker.md lists the paths"));
   if (request.method != "POST")
     throw ApiError(405, str(route.substr(0, 80), ": got ", quoted(request.method, 20), ", expected POST"));
-  if (is_batch && request.header("content-type").find("x-protobuf") != std::string::npos)
-    return forward_backward(read_forward_backward(std::string_view(request.body)));
+  if (is_batch && request.header("content-type").find("x-protobuf") != std::string::npos) {
+    ForwardBackwardRequest batch = read_forward_backward(std::string_view(request.body));
+    check_owner("model_id", batch.model_id, tenant);
+    return forward_backward(std::move(batch));
+  }
   const OrderedJson body = parse_body(request);
+  check_names(body, tenant);
   if (is_batch) return forward_backward(read_forward_backward(body, route == "forward"));
   if (route == "client/config") return client_config();
+  if (route == "client/dynamic_config") return {{"sample_cancel_enabled", true}};
   if (route == "telemetry") return {{"status", "accepted"}};
   if (is_finish) {
-    end_session(route.substr(9, route.size() - 9 - 7));
+    const std::string session = route.substr(9, route.size() - 9 - 7);
+    check_owner("session_id", session, tenant);
+    end_session(session);
     return {{"status", "finished"}};
   }
   Fields fields(body);
+  if (route == "create_session") return create_session(fields, tenant);
   return (this->*known->second)(fields);
 }
 
 Json TrainingService::State::client_config() const {
   const int64_t most = settings.http.max_body.count;
   return {{"parallel_fwdbwd_chunks", true},
-          {"proto_compress_fwdbwd", false},
+          {"proto_compress_fwdbwd", settings.compress_requests},
           {"use_pyqwest_transport", false},
           {"fwdbwd_max_chunk_len", 65'536},
           {"fwdbwd_max_chunk_bytes_count", most / 4 * 3},
@@ -279,13 +282,19 @@ TrainingModel& TrainingService::State::training(const std::string& model) {
 }
 
 void TrainingService::State::free_ended_models() {
-  std::set<std::string> freed;
+  std::map<std::string, ClientModel> freed;
   {
     const MutexLock lock(mutex);
-    freed.swap(ended);
-    for (const std::string& model : freed) models.erase(model);
+    for (const std::string& model : ended)
+      if (auto found = models.extract(model)) freed.insert(std::move(found));
+    ended.clear();
   }
-  for (const std::string& model : freed) residents.remove(model);
+  for (const auto& [id, model] : freed) try {
+      residents.remove(id);
+      checkpoints.end_run(id, model.last_request);
+    } catch (const std::exception& error) {
+      log_warning(str("serve: ", id, ": ", error.what()));
+    }
 }
 
 FutureResult TrainingService::State::guarded(const std::function<FutureResult()>& run) const {
@@ -339,8 +348,8 @@ void TrainingService::State::compute(ModelQueue::Group group) {
     futures.complete(group.works[i].future, results.empty() ? failed : future_result(std::move(results[i])));
 }
 
-TrainingService::TrainingService(TrainingBase base, TrainingServiceSettings settings, std::string api_key)
-    : state_(std::make_unique<State>(std::move(base), std::move(settings), std::move(api_key))) {}
+TrainingService::TrainingService(TrainingBase base, TrainingServiceSettings settings, ApiKeys keys)
+    : state_(std::make_unique<State>(std::move(base), std::move(settings), std::move(keys))) {}
 TrainingService::~TrainingService() = default;
 
 std::string TrainingService::url() const {
@@ -367,6 +376,7 @@ void TrainingService::run(const std::function<bool()>& stop) {
     for (const auto& [id, session] : state.sessions) sessions.push_back(id);
   }
   for (const std::string& id : sessions) state.end_session(id);
+  state.free_ended_models();
 }
 
 }  // namespace bough

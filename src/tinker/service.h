@@ -18,6 +18,7 @@
 
 #include "models/model.h"
 #include "rollout/embedded_engine.h"
+#include "tinker/api_keys.h"
 #include "tinker/settings.h"
 
 namespace bough {
@@ -31,9 +32,9 @@ struct TrainingBase {
 
 class TrainingService {
  public:
-  // Listens when the constructor returns. api_key: empty: only programs on this machine may send requests.
+  // Listens when the constructor returns.
   // Throws UserError if the address cannot be used or the folder cannot be written.
-  TrainingService(TrainingBase base, TrainingServiceSettings settings, std::string api_key);
+  TrainingService(TrainingBase base, TrainingServiceSettings settings, ApiKeys keys);
   ~TrainingService();
   TrainingService(const TrainingService&) = delete;
   TrainingService& operator=(const TrainingService&) = delete;

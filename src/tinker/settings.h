@@ -23,8 +23,10 @@ struct TrainingServiceSettings {
   double idle_seconds = 600;
   bool full_fine_tuning = false;
   int64_t max_rank = 256;
+  int64_t max_sessions = 256;
   int64_t max_models = 8;
   int64_t max_requests = 4096;
+  bool compress_requests = false;
   double heartbeat_seconds = 120;
   HttpLimits http = [] {
     HttpLimits limits;
@@ -40,8 +42,11 @@ struct TrainingServiceSettings {
       not_empty());
     v("port", port, "port to listen at; 0: a free port", range(0, 65535));
     v("api_key_file", api_key_file,
-      "file whose first line is the API key that every request must send as X-API-Key; Tinker's SDK takes "
-      "keys that begin with tml-; alternative: environment variable BOUGH_API_KEY");
+      "file of API keys, one a line as KEY or NAME KEY; every request must send one as X-API-Key; each NAME "
+      "is "
+      "a tenant, who sees only its own sessions and checkpoints; Tinker's SDK takes keys that begin with "
+      "tml-; "
+      "alternative: environment variable BOUGH_API_KEY");
     v("served_model_name", served_model_name,
       "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name "
       "and its path");
@@ -62,9 +67,13 @@ struct TrainingServiceSettings {
       "create_model trains a copy of all weights instead of an adapter, whatever its lora_config says; one "
       "model at a time");
     v("max_rank", max_rank, "largest rank of a client's adapter", range(1, 65'536));
-    v("max_models", max_models, "most models in training at once", range(1, 100'000));
-    v("max_requests", max_requests, "most requests that wait or run; more are answered 429",
+    v("max_sessions", max_sessions, "most sessions of a tenant at once", range(1, 1'000'000));
+    v("max_models", max_models, "most models of a tenant in training at once", range(1, 100'000));
+    v("max_requests", max_requests,
+      "most requests of a tenant that wait, run or have a result that was not fetched; more are answered 429",
       range(1, 1'000'000));
+    v("compress_requests", compress_requests,
+      "ask clients to send forward_backward compressed (zstd): for slow networks");
     v("heartbeat_seconds", heartbeat_seconds,
       "a session whose client sends no heartbeat for so long ends; its models leave the memory, saved ones "
       "stay",

@@ -197,17 +197,30 @@ void TrainingModel::unpark() {
   is_parked_ = false;
 }
 
-PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int64_t top_k) {
+PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int64_t top_k,
+                           std::optional<WireTensor> targets) {
   TrainBatch batch;
   batch.sequences.emplace_back(tokens.data(), tokens.size());
   std::vector<int32_t>& positions = batch.trained_positions.emplace_back();
   for (int32_t i = 1; i < std::ssize(tokens); ++i) positions.push_back(i);
   batch.row_offset = {0, std::ssize(positions)};
+  at::Tensor targets_RK;
+  if (targets) {
+    targets_RK = at::tensor(targets->values, at::kDouble).to(at::kLong).view({-1, targets->columns});
+    batch.top_k_ids_RK = targets_RK.clamp_min(0);
+  }
   const PlanRequest request =
       plan_request(batch, std::max(kMaxTokensPerPass, static_cast<int64_t>(std::ssize(tokens))));
   Executor executor(model);
   const RowValues values = executor.execute_forward(make_plan("dense", request), batch, {.top_k = top_k});
-  PromptValues result{floats(values.log_probs_R), {}};
+  PromptValues result{floats(values.log_probs_R), {}, std::move(targets)};
+  if (result.targets) {
+    const at::Tensor log_probs_RK = values.top_k_log_probs_RK.to(at::kCPU, at::kDouble);
+    const at::Tensor asked_RK =
+        at::where(targets_RK < 0, at::zeros({}, at::kDouble), log_probs_RK).contiguous();
+    result.targets->values.assign(asked_RK.const_data_ptr<double>(),
+                                  asked_RK.const_data_ptr<double>() + asked_RK.numel());
+  }
   if (top_k > 0) {
     const at::Tensor ids = values.top_ids_RK.to(at::kInt).contiguous();
     result.top.k = top_k;

@@ -81,11 +81,14 @@ class TrainingModel {
 };
 
 // Log-probabilities of a prompt's tokens from the second on, [T - 1], and with top_k > 0 the most likely
-// tokens at these positions.
+// tokens at these positions. `targets`: token ids [T - 1, K] whose log-probabilities replace them in the
+// result, with 0 where an id is negative; nullopt: none.
 struct PromptValues {
   std::vector<float> log_probs;
   WireTopK top;
+  std::optional<WireTensor> targets;
 };
-PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int64_t top_k);
+PromptValues prompt_values(Model& model, const std::vector<int32_t>& tokens, int64_t top_k,
+                           std::optional<WireTensor> targets);
 
 }  // namespace bough

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "serve/access.h"
 #include "tinker/service_state.h"
 
 namespace bough {
@@ -13,7 +14,6 @@ namespace {
 constexpr double kAlpha = 32;  // of Tinker's adapters
 constexpr std::initializer_list<const char*> kAttention = {"q_proj", "k_proj", "v_proj", "o_proj"};
 constexpr std::initializer_list<const char*> kMlp = {"gate_proj", "up_proj", "down_proj"};
-constexpr int64_t kLeastTtl = 3600, kMostTtl = int64_t{3600} * 24 * 366 * 10;
 
 LoraSettings read_adapter(const OrderedJson& config, int64_t max_rank, uint64_t& seed) {
   Fields fields(config, "lora_config");
@@ -51,24 +51,34 @@ bool has_target(const LoraSettings& adapter, const char* name) {
                      [&](const LoraTarget& target) { return target.name == name; });
 }
 
-Checkpoints::Terms read_terms(Fields& fields) {
-  Checkpoints::Terms terms{fields.integer("ttl_seconds", kLeastTtl, kMostTtl), nullptr};
-  if (const OrderedJson* metadata = fields.object("user_metadata")) terms.user_metadata = Json(*metadata);
-  return terms;
-}
-
 std::string model_id(const std::string& session, int64_t number) {
   return str(session, ":train:", number);
 }
 
+Json read_metadata(Fields& fields) {
+  const OrderedJson* const metadata = fields.object("user_metadata");
+  return metadata ? Json(*metadata) : Json(nullptr);
+}
+
 }  // namespace
 
-Json TrainingService::State::create_session(Fields& fields) {
-  fields.ignore({"tags", "user_metadata", "sdk_version", "project_id", "display_name", "type"});
+Checkpoints::Terms read_terms(Fields& fields) {
+  return {fields.integer("ttl_seconds", kLeastTtl, kMostTtl), read_metadata(fields)};
+}
+
+Json TrainingService::State::create_session(Fields& fields, const std::string& tenant) {
+  Json description = {{"user_metadata", read_metadata(fields)}};
+  if (const auto name = fields.text("display_name")) description["display_name"] = *name;
+  fields.ignore({"tags", "sdk_version", "project_id", "type"});
   fields.done();
-  const std::string id = str("session-", epoch, "-", ++num_sessions);
+  const std::string id = "session-" + random_hex(16);
   const MutexLock lock(mutex);
-  sessions[id] = {.heartbeat = clock.now()};
+  const int64_t its = std::count_if(sessions.begin(), sessions.end(),
+                                    [&](const auto& entry) { return entry.second.tenant == tenant; });
+  if (its >= settings.max_sessions)
+    throw ApiError(400, str("got a session more than ", settings.max_sessions,
+                            "; expected fewer at once (max_sessions): finish a session"));
+  sessions[id] = {clock.now(), tenant, ++num_sessions, std::move(description)};
   return {{"type", "create_session"}, {"session_id", id}};
 }
 
@@ -97,7 +107,6 @@ void TrainingService::State::end_session(const std::string& session) {
     for (const Work& work : queue.remove_model(id))
       futures.complete(work.future, failed_result("the session has ended", "user"));
   futures.drop_session(session);
-  for (const std::string& id : its) checkpoints.remove_snapshots(id);
 }
 
 bool TrainingService::State::exists(const std::string& model) const {
@@ -127,11 +136,6 @@ void TrainingService::State::check_base(const std::string& name) const {
                    "base_model");
 }
 
-void TrainingService::State::check_queue() const {
-  if (futures.num_pending() >= settings.max_requests)
-    throw ApiError(429, str("more than ", settings.max_requests, " requests wait or run (max_requests)"));
-}
-
 // The future of requests to a model that is gone: it fails with the model's last save, from which clients can
 // go on. Throws ApiError 404 if there is none.
 std::string TrainingService::State::future_of_gone(const std::string& model) {
@@ -151,7 +155,12 @@ std::string TrainingService::State::future_of_gone(const std::string& model) {
 Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, Work work) {
   if (!exists(model)) return {{"request_id", future_of_gone(model)}, {"model_id", model}};
   const std::string session = session_of(model);
-  check_queue();
+  check_queue(session);
+  {
+    const MutexLock lock(mutex);
+    if (const auto found = models.find(model); found != models.end())
+      found->second.last_request = now_seconds();
+  }
   const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
   work.future = id;
   if (is_new && !queue.add(model, seq_id, std::move(work)))
@@ -163,18 +172,19 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
 
 Json TrainingService::State::enqueue_now(const std::string& session, const std::string& key,
                                          std::function<FutureResult()> run) {
-  check_queue();
+  check_queue(session);
   const auto [id, is_new] = futures.add(session, key);
   if (is_new) queue.add_now(session, {.future = id, .run = std::move(run)});
   return {{"request_id", id}};
 }
 
 // Throws ApiError 400 if there are too many models, or one more does not fit into the memory.
-void TrainingService::State::check_new_model(const ModelNeed& need, const LoraSettings& adapter) const {
+void TrainingService::State::check_new_model(const ModelNeed& need, const LoraSettings& adapter,
+                                             const std::set<std::string>& of_tenant) const {
   ModelsHeld held{.place = memory.on_host ? settings.folder : "host memory"};
   for (const auto& [id, model] : models) {
     if (ended.contains(id)) continue;
-    ++held.count;
+    held.count += of_tenant.contains(model.session);
     held.bytes += model.bytes;
     if (!adapter.enabled() && !model.adapter.enabled())
       throw ApiError(400, str("all weights are trained in ", id,
@@ -190,14 +200,20 @@ void TrainingService::State::check_new_model(const ModelNeed& need, const LoraSe
 }
 
 Json TrainingService::State::add_model(const std::string& session, const std::string& id,
-                                       const LoraSettings& adapter, uint64_t seed) {
+                                       const LoraSettings& adapter, uint64_t seed, const Json& metadata) {
   const ModelNeed need = need_of(*base.model, adapter);
+  const std::string tenant = tenant_of(session).value_or("");
+  const std::set<std::string> of_tenant = sessions_of(tenant);
   {
     const MutexLock lock(mutex);
-    if (!models.contains(id)) check_new_model(need, adapter);
-    models.try_emplace(id, ClientModel{session, adapter, need.bytes()});
+    if (!models.contains(id)) check_new_model(need, adapter, of_tenant);
+    models.try_emplace(id, ClientModel{session, adapter, need.bytes(), now_seconds()});
   }
   queue.add_model(id);
+  checkpoints.begin_run(id, {{"tenant", tenant},
+                             {"base_model", shown_name},
+                             {"lora_rank", adapter.rank},
+                             {"user_metadata", metadata}});
   Json answer = enqueue_now(session, id, [this, id, adapter, seed, bytes = need.bytes()] {
     residents.add(id, bytes, [&] {
       return std::make_unique<TrainingModel>(
@@ -224,11 +240,12 @@ Json TrainingService::State::create_model(Fields& fields) {
   LoraSettings adapter;
   if (config) adapter = read_adapter(*config, settings.max_rank, seed);
   if (settings.full_fine_tuning) adapter = {};
-  fields.ignore({"user_metadata", "type"});
+  const Json metadata = read_metadata(fields);
+  fields.ignore({"type"});
   fields.done();
   check_session(session);
   const std::string id = model_id(session, number);
-  return add_model(session, id, adapter, seed);
+  return add_model(session, id, adapter, seed, metadata);
 }
 
 Json TrainingService::State::get_info(Fields& fields) {
@@ -302,7 +319,8 @@ Json TrainingService::State::load_weights(Fields& fields) {
   const CheckpointName name = checkpoints.existing(fields.required_text("path"), "weights", "path");
   const bool with_optimizer = fields.boolean("optimizer").value_or(false);
   check_optimizer(fields);
-  fields.ignore({"user_metadata", "type"});
+  const Json metadata = read_metadata(fields);
+  fields.ignore({"type"});
   const auto load = [this, name, with_optimizer](const std::string& id) {
     training(id).load(checkpoints.folder(name), with_optimizer);
     return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}};
@@ -318,7 +336,7 @@ Json TrainingService::State::load_weights(Fields& fields) {
   fields.done();
   check_session(session);
   const std::string id = model_id(session, number);
-  add_model(session, id, checkpoints.adapter(name), 0);
+  add_model(session, id, checkpoints.adapter(name), 0, metadata);
   Json answer = enqueue_now(session, id + "/load", [load, id] { return load(id); });
   answer["model_id"] = id;
   return answer;
@@ -327,6 +345,7 @@ Json TrainingService::State::load_weights(Fields& fields) {
 Json TrainingService::State::weights_info(Fields& fields) {
   const char* const field = fields.text("tinker_path") ? "tinker_path" : "path";
   const CheckpointName name = checkpoints.existing(fields.required_text(field), "", field);
+  fields.done();
   const LoraSettings adapter = checkpoints.adapter(name);
   if (!adapter.enabled()) return {{"base_model", shown_name}, {"is_lora", false}};
   return {{"base_model", shown_name},
@@ -335,35 +354,6 @@ Json TrainingService::State::weights_info(Fields& fields) {
           {"train_unembed", has_target(adapter, "lm_head")},
           {"train_mlp", has_target(adapter, "up_proj")},
           {"train_attn", has_target(adapter, "q_proj")}};
-}
-
-// training_runs/{id}, /checkpoints, /checkpoints/{kind}/{name}, /checkpoints/{kind}/{name}/ttl
-Json TrainingService::State::training_run(const std::string& id, const std::string& rest,
-                                          const HttpRequest& request) {
-  const std::string& method = request.method;
-  Checkpoints::checked(id, "weights", "any");
-  if (method == "GET" && rest == "checkpoints") return {{"checkpoints", checkpoints.list(id)}};
-  constexpr std::string_view kOne = "checkpoints/";
-  if (rest.starts_with(kOne)) {
-    std::string path = rest.substr(kOne.size());
-    const bool is_ttl = path.ends_with("/ttl") && method == "PUT";
-    if (is_ttl) path.resize(path.size() - 4);
-    if (is_ttl || method == "DELETE") {
-      const CheckpointName name = checkpoints.existing(str("tinker://", id, "/", path), "", "path");
-      if (is_ttl) {
-        const OrderedJson body = parse_ordered_json(request.body, "the body");
-        Fields fields(body);
-        const auto ttl = fields.integer("ttl_seconds", kLeastTtl, kMostTtl);
-        fields.done();
-        checkpoints.set_ttl(name, ttl);
-      } else {
-        checkpoints.remove(name);
-      }
-      return nullptr;
-    }
-  }
-  throw ApiError(404, str("unknown path training_runs/", quoted(id, 60), "/", quoted(rest, 80), " for ",
-                          method, "; docs/tinker.md lists the paths"));
 }
 
 }  // namespace bough

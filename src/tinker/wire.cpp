@@ -1,5 +1,6 @@
 #include "tinker/wire.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -195,16 +196,6 @@ std::vector<int64_t> optional_numbers(const OrderedJson& body, const std::string
   return json_numbers<int64_t>(*found, str(where, ".", name));
 }
 
-WireTensor read_tensor(const OrderedJson& body, int64_t& elements_left, const std::string& where) {
-  if (!body.is_object() || !body.contains("data")) wrong(where, dump_ordered(body).substr(0, 80), "a tensor");
-  std::vector<double> values = json_numbers<double>(body["data"], where + ".data");
-  const auto shape = optional_numbers(body, "shape", where);
-  const auto rows = optional_numbers(body, "sparse_crow_indices", where);
-  if (rows.empty()) return from_dense(std::move(values), shape, where);
-  return from_rows(values, rows, optional_numbers(body, "sparse_col_indices", where), shape, elements_left,
-                   where);
-}
-
 template <class T>
 std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
@@ -225,16 +216,60 @@ void write(protozero::pbf_writer& parent, uint32_t tag, const WireTopK& top) {
   message.add_uint32(4, static_cast<uint32_t>(top.length()));
 }
 
+void write(protozero::pbf_writer& parent, uint32_t tag, const WireTensor& tensor) {
+  protozero::pbf_writer message(parent, tag);
+  std::vector<float> values;
+  std::vector<int64_t> row_begin = {0}, columns;
+  for (size_t i = 0; i < tensor.values.size(); ++i) {
+    const auto column = static_cast<int64_t>(i) % tensor.columns;
+    if (tensor.is_set.empty() || tensor.is_set[i] != 0) {
+      values.push_back(static_cast<float>(tensor.values[i]));
+      columns.push_back(column);
+    }
+    if (column + 1 == tensor.columns) row_begin.push_back(std::ssize(values));
+  }
+  if (tensor.is_set.empty()) {
+    message.add_bytes(1, bytes_of(values));
+  } else {
+    protozero::pbf_writer sparse(message, 2);
+    sparse.add_bytes(1, bytes_of(values));
+    sparse.add_bytes(2, bytes_of(row_begin));
+    sparse.add_bytes(3, bytes_of(columns));
+  }
+  const std::array<int64_t, 2> shape = {tensor.rows(), tensor.columns};
+  message.add_enum(3, kFloat32);
+  message.add_packed_int64(4, shape.begin(), shape.end());
+}
+
 }  // namespace
+
+WireTensor read_tensor(const OrderedJson& body, int64_t& elements_left, const std::string& where) {
+  if (!body.is_object() || !body.contains("data")) wrong(where, dump_ordered(body).substr(0, 80), "a tensor");
+  Fields fields(body, where);
+  fields.ignore({"data", "dtype", "shape", "sparse_crow_indices", "sparse_col_indices"});
+  fields.done();
+  std::vector<double> values = json_numbers<double>(body["data"], where + ".data");
+  const auto shape = optional_numbers(body, "shape", where);
+  const auto rows = optional_numbers(body, "sparse_crow_indices", where);
+  if (rows.empty()) return from_dense(std::move(values), shape, where);
+  return from_rows(values, rows, optional_numbers(body, "sparse_col_indices", where), shape, elements_left,
+                   where);
+}
 
 std::vector<int32_t> read_model_input(const OrderedJson& input, const std::string& where) {
   const auto chunks = input.is_object() ? input.find("chunks") : input.end();
   if (chunks == input.end() || !chunks->is_array())
     wrong(where, dump_ordered(input).substr(0, 80), "an object with the list `chunks`");
+  Fields fields(input, where);
+  fields.ignore({"chunks"});
+  fields.done();
   std::vector<int32_t> tokens;
   for (const OrderedJson& chunk : *chunks) {
     if (!chunk.is_object() || !chunk.contains("tokens"))
       wrong(where, dump_ordered(chunk).substr(0, 80), kOnlyText);
+    Fields of_chunk(chunk, where + ".chunks");
+    of_chunk.ignore({"tokens", "type"});
+    of_chunk.done();
     for (const int64_t id : json_numbers<int64_t>(chunk["tokens"], where + ".tokens")) {
       if (id < 0 || id > std::numeric_limits<int32_t>::max()) wrong(where + ".tokens", str(id), "a token id");
       tokens.push_back(static_cast<int32_t>(id));
@@ -308,19 +343,24 @@ ForwardBackwardRequest read_forward_backward(const OrderedJson& body, bool forwa
   request.loss_fn = of_input.required_text("loss_fn");
   const OrderedJson* const data = of_input.array("data");
   if (!data) of_input.wrong("data", "a list");
+  const OrderedJson* const config = of_input.object("loss_fn_config");
+  of_input.done();
   int64_t elements_left = kMostElements;
   for (const OrderedJson& each : *data) {
     const std::string where = str("data[", request.data.size(), "]");
     if (!each.is_object() || !each.contains("model_input") || !each.contains("loss_fn_inputs") ||
         !each["loss_fn_inputs"].is_object())
       wrong(where, dump_ordered(each).substr(0, 80), "an object with model_input and loss_fn_inputs");
+    Fields of_datum(each, where);
+    of_datum.ignore({"model_input", "loss_fn_inputs"});
+    of_datum.done();
     WireDatum datum{read_model_input(each["model_input"], where + ".model_input"), {}};
     for (const auto& [name, tensor] : each["loss_fn_inputs"].items())
       datum.inputs[name] =
           read_tensor(tensor, elements_left, str(where, ".loss_fn_inputs.", name.substr(0, 80)));
     request.data.push_back(std::move(datum));
   }
-  if (const OrderedJson* const config = of_input.object("loss_fn_config"))
+  if (config)
     for (const auto& [name, value] : config->items()) {
       if (value.is_number()) request.config[name] = value.get<double>();
       else if (value.is_string()) request.config[name] = value.get<std::string>();
@@ -389,6 +429,7 @@ std::string SampleResult::protobuf() const {
   }
   if (prompt_log_probs) message.add_bytes(2, bytes_of(*prompt_log_probs));
   write(message, 3, prompt_top);
+  if (prompt_targets) write(message, 5, *prompt_targets);
   return bytes;
 }
 

@@ -77,10 +77,15 @@ struct SampleResult {
   std::vector<Sequence> sequences;
   std::optional<std::vector<float>> prompt_log_probs;  // of each prompt token; NaN: not computed
   WireTopK prompt_top;
+  // Log-probabilities of the request's target_prompt_logprobs, in their layout: sparse if it has is_set.
+  std::optional<WireTensor> prompt_targets;
 
   std::string protobuf() const;
   Json json() const;
 };
+
+// A tensor in JSON. Sparse tensors may have at most `elements_left` elements, which are subtracted.
+WireTensor read_tensor(const OrderedJson& body, int64_t& elements_left, const std::string& where);
 
 // The tokens of a ModelInput in JSON. Throws ApiError 400 if it has images or audio.
 std::vector<int32_t> read_model_input(const OrderedJson& input, const std::string& where);

@@ -84,7 +84,8 @@ TEST(Futures, ARequestThatIsSentAgainHasTheSameFuture) {
   EXPECT_TRUE(is_new);
   EXPECT_EQ(futures.add("s", "model/1"), std::pair(id, false));
   EXPECT_NE(futures.add("s", "model/2").first, id);
-  EXPECT_EQ(futures.num_pending(), 2);
+  EXPECT_EQ(futures.session_of(id), "s");
+  EXPECT_EQ(futures.session_of("future-99"), "");
 }
 
 TEST(Futures, WaitersAreAnsweredWhenTheResultComes) {
@@ -125,6 +126,52 @@ TEST(Futures, AResultIsKeptForTenMinutesAfterItsFirstFetch) {
   EXPECT_EQ(futures.wait_for("future-77", 4, nothing), Futures::Found::kUnknown);
   EXPECT_EQ(futures.wait_for("future-99999999999999999999", 5, nothing), Futures::Found::kUnknown);
   EXPECT_TRUE(futures.add("s", "k").second) << "a request that comes later is a new one";
+}
+
+TEST(Futures, ListWhatASamplingSessionHasCompletedSinceACursor) {
+  FakeClock clock;
+  std::vector<std::string> told;
+  Futures futures(clock, [&](const std::string& key) { told.push_back(key); });
+  std::vector<std::string> ids;
+  for (const char* key :
+       {"s:sample:1/0", "s:sample:1/1", "s:sample:1/2", "s:sample:1/1000000000", "s:sample:11/0"})
+    ids.push_back(futures.add("s", key).first);
+  uint64_t cursor = 0;
+  EXPECT_EQ(futures.completed("s:sample:1", 0, cursor), Json::array());
+  for (const size_t i : {2, 3, 4, 0})
+    futures.complete(ids[i], i == 0 ? failed_result("no", "user") : FutureResult{});
+  EXPECT_EQ(told.back(), "s:sample:1/0");
+  const Json first = futures.completed("s:sample:1", 0, cursor);
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(first[0]["request_id"], ids[2]);
+  EXPECT_EQ(first[0]["state"], "finished");
+  EXPECT_EQ(first[1], (Json{{"request_id", ids[0]}, {"state", "failed"}}));
+  EXPECT_EQ(futures.completed("s:sample:1", 0, cursor), Json::array());
+  futures.complete(ids[1], {});
+  EXPECT_EQ(futures.completed("s:sample:1", 0, cursor)[0]["request_id"], ids[1]);
+  cursor = 0;
+  EXPECT_EQ(futures.completed("s:sample:1", 1, cursor)[0]["request_id"], ids[3]);
+}
+
+TEST(Futures, CountWhatWasNotFetchedAndDropWhatWas) {
+  FakeClock clock;
+  Futures futures(clock);
+  const std::string done = futures.add("s", "k").first, pending = futures.add("s", "l").first;
+  futures.add("t", "m");
+  futures.complete(done, {});
+  EXPECT_EQ(futures.num_unfetched({"s"}), 2);
+  EXPECT_EQ(futures.num_unfetched({"s", "t"}), 3);
+  futures.drop("s", {done, pending});
+  EXPECT_EQ(futures.num_unfetched({"s"}), 2) << "nobody has fetched them";
+  const auto nothing = [](const FutureResult&) {};
+  EXPECT_EQ(futures.wait_for(done, 1, nothing), Futures::Found::kReady);
+  EXPECT_EQ(futures.num_unfetched({"s"}), 1);
+  futures.drop("t", {done});
+  EXPECT_EQ(futures.session_of(done), "s");
+  futures.drop("s", {done});
+  EXPECT_EQ(futures.session_of(done), "");
+  futures.abandon(pending);
+  EXPECT_EQ(futures.num_unfetched({"s"}), 0);
 }
 
 TEST(Futures, EndWithTheirSession) {

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import zstandard
 from tinker.proto import tinker_public_pb2 as public_pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker_util import HttpError, RawClient, as_json, datum
@@ -102,6 +103,15 @@ HOSTILE_JSON = [
     (change(f"{FIRST}.model_input", {"chunks": [{"tokens": [1, 2, 3, 99999]}]}), "data[0].model_input"),
     (change(f"{FIRST}.model_input", {"chunks": [{"tokens": [1, 2, 3, 2**70]}]}), "64 bits"),
     (change("forward_onyl", True), "forward_onyl"),
+    (change(f"{INPUT}.loss_fn_confg", {"beta": 1.0}), "'loss_fn_confg' is an unknown field"),
+    (change(f"{INPUT}.loss_fn_config_v2", {}), "'loss_fn_config_v2' is an unknown field"),
+    (change(f"{FIRST}.weight", 2.0), "data[0].'weight' is an unknown field"),
+    (change(f"{FIRST}.model_input.chunk", []), "data[0].model_input.'chunk' is an unknown field"),
+    (
+        change(f"{FIRST}.model_input.chunks.0.token", 1),
+        "data[0].model_input.chunks.'token' is an unknown field",
+    ),
+    (change(f"{FIELDS}.target_tokens.shap", [4]), "target_tokens.'shap' is an unknown field"),
     (change(f"{FIELDS}.target_tokens.data", [1, 2, 3, 4.5]), "target_tokens"),
     (change(f"{FIELDS}.target_tokens.data", [1, 2, 3, -4]), "target_tokens"),
     (change(f"{FIELDS}.target_tokens.data", [1, 2, 3]), "target_tokens"),
@@ -226,6 +236,28 @@ def test_a_bad_body_in_protobuf_is_refused(raw, model, case):
     expect(refused(raw, "forward_backward", message.SerializeToString(), "application/x-protobuf"), word)
 
 
+def test_a_compressed_body_is_read_and_a_damaged_one_refused(raw, model):
+    message = forward_backward_request_to_proto(request(raw.create(raw.session()))).SerializeToString()
+    headers = {"content_type": "application/x-protobuf", "Content_Encoding": "zstd"}
+    raw.result(json.loads(raw.send("forward_backward", zstandard.compress(message), **headers)))
+    bomb = zstandard.compress(bytes(300 << 20))
+    assert len(bomb) < 20_000
+    for body, status in (
+        (zstandard.compress(message)[:-1], 400),
+        (message, 400),
+        (b"", 400),
+        (zstandard.compress(b"\xff\xff"), 400),
+        (bomb, 413),
+    ):
+        with pytest.raises(HttpError) as caught:
+            raw.send("forward_backward", body, **headers)
+        assert caught.value.status == status
+    for route, encoding in (("forward_backward", "gzip"), ("retrieve_future", "zstd")):
+        with pytest.raises(HttpError) as caught:
+            raw.send(route, zstandard.compress(message), Content_Encoding=encoding)
+        assert caught.value.status == 415
+
+
 def test_a_truncated_protobuf_is_refused_at_every_length(raw, model):
     whole = forward_backward_request_to_proto(request(model)).SerializeToString()
     for length in range(0, len(whole), 7):
@@ -315,6 +347,16 @@ SAMPLES = [
     ({"prompt_logprobs": True, "prompt_logprobs_last_n": 4}, "prompt_logprobs_last_n"),
     ({"record_stability_info": True}, "record_stability_info"),
     ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+    ({"target_prompt_logprobs": [1]}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2, 3]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2, 3], "shape": [3]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2], "shape": [2, 1]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2, 3, 4], "shape": [4, 1]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2, 311], "shape": [3, 1]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2, -2], "shape": [3, 1]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {"data": [1, 2, 1.5], "shape": [3, 1]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {**SPARSE, "shape": [3, 2**30]}}, "target_prompt_logprobs"),
+    ({"target_prompt_logprobs": {**SPARSE, "shape": [2**40, 2]}}, "target_prompt_logprobs"),
 ]
 
 
@@ -378,6 +420,12 @@ def test_a_bad_optimizer_step_is_refused(raw, model, case):
     changes, word = STEPS[case]
     body = {"model_id": model, "seq_id": 1, "adam_params": {}, **changes}
     expect(refused(raw, "optim_step", json.dumps(body).encode()), word)
+
+
+def test_weights_info_refuses_unknown_fields(raw, model):
+    path = raw.result(raw.post("save_weights", {"model_id": model, "seq_id": 1, "path": "info"}))["path"]
+    assert raw.post("weights_info", {"tinker_path": path})["lora_rank"] == 2
+    expect(refused(raw, "weights_info", json.dumps({"tinker_path": path, "rank": 2}).encode()), "rank")
 
 
 def test_unknown_futures_and_sessions_are_refused(raw):

@@ -65,6 +65,39 @@ def test_the_most_likely_tokens_of_a_prompt_are_those_of_transformers(base):
         torch.testing.assert_close(torch.tensor([value for _, value in row]), values, rtol=0, atol=1e-5)
 
 
+def sparse_targets(length):
+    """Three ids at scattered places, in the layout of sparse rows."""
+    tensor = torch.full((length, 50), -1, dtype=torch.int64)
+    tensor[1, 3], tensor[1, 40], tensor[length - 1, 0] = 7, 9, 0
+    return tensor, types.TensorData.from_torch_sparse(tensor, pad_value=-1)
+
+
+def test_log_probabilities_of_given_tokens_in_a_prompt_are_those_of_transformers(service, base):
+    client, path = service.train_random("targets", rank=3)
+    adapted, _ = peft_model(service.model, service.checkpoint(path), torch.float32)
+    sampler = client.save_weights_and_get_sampling_client().result()
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(0, VOCABULARY, (len(PROMPT) - 1, 3), generator=generator)
+    ids[0, 1] = ids[4, :] = -1
+    thin, sparse = sparse_targets(len(PROMPT) - 1)
+    assert sparse.sparse_crow_indices is not None
+    for (each, model), wanted_ids, targets in (
+        (base, ids, types.TensorData.from_torch(ids)),
+        ((sampler, adapted), ids, types.TensorData.from_torch(ids)),
+        (base, thin, sparse),
+    ):
+        result = each.sample(
+            prompt_of(PROMPT), 1, types.SamplingParams(max_tokens=1), target_prompt_logprobs=targets
+        ).result()
+        assert result.prompt_logprobs is None
+        found = result.target_prompt_logprobs
+        assert (found.sparse_crow_indices is None) == (targets.sparse_crow_indices is None)
+        with torch.no_grad():
+            values = log_probs(model, PROMPT[:-1], wanted_ids.clamp_min(0))
+        wanted = torch.where(wanted_ids < 0, torch.zeros(()), values)
+        torch.testing.assert_close(found.to_torch(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_log_probabilities_of_samples_are_those_of_transformers(base):
     sampler, model = base
     response = sampler.sample(

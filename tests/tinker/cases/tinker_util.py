@@ -99,14 +99,19 @@ class HttpError(Exception):
 class RawClient:
     """Requests as raw HTTP, for tests of what the SDK would not send."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, key: str = "tml-dummy"):
         self.service = service
+        self.key = key
 
     def send(self, route: str, body: bytes, content_type: str = "application/json", **headers: str) -> bytes:
         """Throws HttpError unless the answer is 2xx."""
         connection = http.client.HTTPConnection(*self.service.address, timeout=60)
         try:
-            headers = {"Content-Type": content_type, **{k.replace("_", "-"): v for k, v in headers.items()}}
+            headers = {
+                "Content-Type": content_type,
+                "X-API-Key": self.key,
+                **{k.replace("_", "-"): v for k, v in headers.items()},
+            }
             connection.request("POST", f"/api/v1/{route}", body, headers)
             answer = connection.getresponse()
             content = answer.read()
