@@ -73,6 +73,11 @@ void Checkpoints::remove_snapshots(const std::string& run) const {
     if (entry.path().filename().string().starts_with(kSnapshot)) remove_tree(entry.path());
 }
 
+void Checkpoints::remove_snapshots_except(const std::set<std::string>& runs) const {
+  for (const auto& entry : fs::directory_iterator(folder_))
+    if (const std::string run = entry.path().filename().string(); !runs.contains(run)) remove_snapshots(run);
+}
+
 fs::path Checkpoints::folder(const CheckpointName& name) const {
   return folder_ / name.run / name.kind / name.name;
 }
@@ -98,7 +103,7 @@ CheckpointName Checkpoints::existing(const std::string& path, const std::string&
 void Checkpoints::publish(const CheckpointName& name, const Terms& terms,
                           const std::function<void(const fs::path&)>& write) const {
   const int64_t now = now_seconds();
-  Json body = {{"time", now}, {"user_metadata", terms.user_metadata}};
+  Json body = {{"time", now}, {"user_metadata", terms.user_metadata}, {"request", terms.request}};
   if (terms.ttl_seconds) body["expires_at"] = now + *terms.ttl_seconds;
   const fs::path temporary = folder_ / name.run / name.kind / ("." + name.name + ".new");
   remove_tree(temporary);
@@ -106,6 +111,11 @@ void Checkpoints::publish(const CheckpointName& name, const Terms& terms,
   write(temporary);
   write_file_atomically(temporary / kTerms, dump_pretty(body));
   publish_directory(temporary, folder(name));
+}
+
+std::string Checkpoints::made_by(const CheckpointName& name) const {
+  const fs::path file = folder(name) / kTerms;
+  return fs::exists(file) ? read_json(file).value("request", "unknown") : "";
 }
 
 void Checkpoints::set_ttl(const CheckpointName& name, std::optional<int64_t> ttl_seconds) const {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,10 @@ class Checkpoints {
   // The weights of a sampler that has no name. Clients cannot address them; they go with their session.
   static CheckpointName snapshot(const std::string& run, int64_t seq_id);
   void remove_snapshots(const std::string& run) const;
+  // Those of a service that was killed: of runs that are not in `runs`.
+  void remove_snapshots_except(const std::set<std::string>& runs) const;
+  // A folder that no client can name, for the service's own files.
+  std::filesystem::path hidden_folder(const std::string& name) const { return folder_ / ("." + name); }
   // Parses tinker://RUN/KIND/NAME of an existing checkpoint, for the field `field`. kind: the only kind that
   // is allowed; empty: both. Throws ApiError 400.
   CheckpointName existing(const std::string& path, const std::string& kind, const std::string& field) const;
@@ -41,10 +46,13 @@ class Checkpoints {
   struct Terms {
     std::optional<int64_t> ttl_seconds;  // absent: it never expires
     Json user_metadata;                  // null or an object
+    std::string request = {};            // the id of the request that makes it
   };
   // Calls `write` with a temporary folder, which then becomes the checkpoint, in place of an older one.
   void publish(const CheckpointName& name, const Terms& terms,
                const std::function<void(const std::filesystem::path&)>& write) const;
+  // The id of the request that made a checkpoint; empty: there is none of this name.
+  std::string made_by(const CheckpointName& name) const;
   void set_ttl(const CheckpointName& name, std::optional<int64_t> ttl_seconds) const;
   void remove(const CheckpointName& name) const;
   // Those of a run, oldest first, as the API lists them.

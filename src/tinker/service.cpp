@@ -30,12 +30,9 @@ HttpResponse error_response(int status, const std::string& message) {
   return response;
 }
 
-std::string random_hex() {
+uint64_t random_seed() {
   std::random_device device;
-  const char* const digits = "0123456789abcdef";
-  std::string text;
-  for (int i = 0; i < 8; ++i) text += digits[device() % 16];
-  return text;
+  return device();
 }
 
 std::string first_name(const TrainingBase& base, const TrainingServiceSettings& settings) {
@@ -65,9 +62,13 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
         return all;
       }()),
       any_name(names.contains("*")),
-      epoch(random_hex()),
       checkpoints(settings.folder),
+      folder_lock(settings.folder, "folder"),
+      journal(checkpoints.hidden_folder("state"), settings.journal,
+              base_identity(base.directory, c10::toString(base.model->dtype()))),
       samplers(*base.model, base.engine),
+      next_seed(random_seed()),  // another one than before a restart
+      num_restored(restore()),
       http({.host = settings.host,
             .port = static_cast<int>(settings.port),
             .limits = settings.http,
@@ -81,7 +82,18 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
     futures.drop_old();
     end_late_sessions();
   });
-  http.every(kExpirySeconds, [this] { http.prepare(0, [this] { checkpoints.remove_expired(); }); });
+  http.every(kExpirySeconds, [this] { http.prepare(0, [this] { clean_up(); }); });
+}
+
+void TrainingService::State::clean_up() {
+  checkpoints.remove_expired();
+  try {
+    journal.drop_answers([this](const std::string& model, int64_t seq_id) {
+      return futures.result(str(model, "/", seq_id)) != nullptr;
+    });
+  } catch (const std::exception& error) {
+    log_warning(str("serve: ", error.what()));
+  }
 }
 
 void TrainingService::State::check_access(const HttpRequest& request, const std::string& route) const {
@@ -112,6 +124,7 @@ void TrainingService::State::handle(HttpRequest request, const std::shared_ptr<H
       HttpResponse response;
       try {
         const Json result = answer(route, request);
+        keep_request(result, route, request);
         response = result.is_null() ? HttpResponse{.status = 204} : HttpResponse{.body = dump_line(result)};
       } catch (const ApiError& error) {
         response = error_response(error.status, error.what());
@@ -155,10 +168,15 @@ void TrainingService::State::retrieve(const HttpRequest& request,
   });
   if (found == Futures::Found::kReady || found == Futures::Found::kWaits) return;
   waits.erase(waiter);
-  if (found == Futures::Found::kGone)
+  bool is_of_session = false;
+  {
+    const MutexLock guard(mutex);
+    is_of_session = sessions.contains(id.substr(0, id.find(':')));
+  }
+  if (is_of_session)
     throw ApiError(
-        410, str("request_id: the result of ", quoted(id, 60), " is no longer kept; send the request again"));
-  throw ApiError(404, str("request_id: got ", quoted(id, 60), ", which this service never gave"));
+        410, str("request_id: the result of ", quoted(id, 100), " is not kept; send the request again"));
+  throw ApiError(404, str("request_id: got ", quoted(id, 100), ", which is of no session"));
 }
 
 void TrainingService::State::expire_waits() {
@@ -264,14 +282,17 @@ Json TrainingService::State::capabilities() const {
 TrainingModel& TrainingService::State::training(const std::string& model) {
   const MutexLock lock(mutex);
   const auto found = models.find(model);
+  if (found != models.end() && !found->second.failure.empty()) throw UserError(found->second.failure);
   if (found == models.end() || !found->second.model)
     throw UserError(str("model ", model, " does not exist: its creation failed, or its session has ended"));
   return *found->second.model;  // only this thread removes it
 }
 
 void TrainingService::State::free_ended_models() {
-  std::vector<std::unique_ptr<TrainingModel>> freed;  // after the lock
-  const MutexLock lock(mutex);
+  std::vector<std::unique_ptr<TrainingModel>> freed;
+  std::set<std::string> finished;
+  {
+  const MutexLock guard(mutex);
   for (const std::string& model : ended) {
     const auto found = models.find(model);
     if (found == models.end()) continue;
@@ -279,6 +300,12 @@ void TrainingService::State::free_ended_models() {
     models.erase(found);
   }
   ended.clear();
+  finished.swap(ended_sessions);
+  }
+  for (const std::string& session : finished) guarded([&] {
+      journal.remove_session(session);
+      return FutureResult{};
+    });
 }
 
 FutureResult TrainingService::State::guarded(const std::function<FutureResult()>& run) const {
@@ -298,7 +325,8 @@ void TrainingService::State::compute(ModelQueue::Group group) {
   const Work& first = group.works.front();
   if (!first.request) {
     FutureResult result = guarded(first.run);
-    if (!first.future.empty()) futures.complete(first.future, std::move(result));
+    if (!first.future.empty())
+      futures.complete(first.future, journalled(group.model, first, std::move(result)));
     return;
   }
   std::vector<const ForwardBackwardRequest*> requests;
@@ -309,7 +337,9 @@ void TrainingService::State::compute(ModelQueue::Group group) {
     return FutureResult{};
   });
   for (size_t i = 0; i < group.works.size(); ++i)
-    futures.complete(group.works[i].future, results.empty() ? failed : future_result(std::move(results[i])));
+    futures.complete(group.works[i].future,
+                     journalled(group.model, group.works[i],
+                                results.empty() ? failed : future_result(std::move(results[i]))));
 }
 
 TrainingService::TrainingService(TrainingBase base, TrainingServiceSettings settings, std::string api_key)
@@ -331,6 +361,7 @@ void TrainingService::run(const std::function<bool()>& stop) {
     if (!worked) state.queue.wait_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(100));
   }
   state.http.close();
+  if (state.settings.journal) return;  // sessions go on when the service starts again
   std::vector<std::string> sessions;
   {
     const MutexLock lock(state.mutex);

@@ -1,5 +1,6 @@
 // The state of a TrainingService, and its routes by subject: sessions and training (training_routes.cpp),
-// sampling (sampling_routes.cpp). service.cpp has HTTP and the computation thread.
+// sampling (sampling_routes.cpp). service.cpp has HTTP and the computation thread, service_journal.cpp what
+// makes a restarted service go on.
 #pragma once
 
 #include <atomic>
@@ -12,12 +13,14 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mutex.h"
 #include "models/lora_settings.h"
 #include "net/http_server.h"
 #include "serve/api.h"
 #include "tinker/checkpoints.h"
 #include "tinker/futures.h"
+#include "tinker/journal.h"
 #include "tinker/samplers.h"
 #include "tinker/service.h"
 #include "tinker/training_model.h"
@@ -40,13 +43,15 @@ struct TrainingService::State {
   struct ClientModel {
     std::string session;
     LoraSettings adapter;
-    std::unique_ptr<TrainingModel> model;  // computation thread only
+    std::unique_ptr<TrainingModel> model = nullptr;  // computation thread only
+    std::string failure = {};                        // why there is none; empty: it is not made yet
   };
   struct SamplingSession {
     std::string session;
     std::filesystem::path adapter;  // empty: the base model
     std::string model_path;         // as clients see it; empty: the base model
     std::string follows;            // the model whose later saves it takes; empty: a snapshot
+    int64_t seq_id = 0;             // of the save that made it
   };
   struct Wait {
     std::string future;
@@ -60,6 +65,7 @@ struct TrainingService::State {
   void retrieve(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void expire_waits();
   void end_late_sessions();
+  void clean_up();  // preparation thread
 
   // Preparation threads. Each returns the answer of a route.
   Json answer(const std::string& route, const HttpRequest& request);
@@ -85,8 +91,7 @@ struct TrainingService::State {
   Json enqueue(const std::string& model, int64_t seq_id, Work work);  // in the order of seq_id
   Json enqueue_now(const std::string& session, const std::string& key, std::function<FutureResult()> run);
   void check_queue() const;  // throws ApiError 429 if it is full
-  Json add_model(const std::string& session, const std::string& id, const LoraSettings& adapter,
-                 uint64_t seed);
+  Json add_model(const std::string& session, const std::string& id, const ModelStart& start);
   std::string session_of(const std::string& model) const;
   void check_session(const std::string& session) const;
   void check_base(const std::string& name) const;
@@ -94,9 +99,23 @@ struct TrainingService::State {
 
   // Computation thread.
   void compute(ModelQueue::Group group);
+  FutureResult make_training(const std::string& id, const ModelStart& start);
+  FutureResult load(const std::string& id, const std::string& path, bool with_optimizer);
   void free_ended_models();
   TrainingModel& training(const std::string& model);
   FutureResult guarded(const std::function<FutureResult()>& run) const;
+
+  // service_journal.cpp. keep_request() is called before a request is acknowledged, journalled() before its
+  // result is complete.
+  void keep_request(const Json& answer, const std::string& route, const HttpRequest& request);
+  FutureResult journalled(const std::string& model, const Work& work, FutureResult result);
+  void journal_step(const std::string& model, int64_t seq_id, const FutureResult& result);
+  void keep_sampler(const std::string& id, const SamplingSession& sampler);
+  int64_t restore();  // returns the number of models
+  void restore_samplers(const RestoredSession& session);
+  void restore_model(const std::string& session, RestoredModel& restored);
+  // All requests of the model fail with this message.
+  void lose_model(const std::string& session, const std::string& id, const std::string& failure);
 
   const TrainingBase base;
   const TrainingServiceSettings settings;
@@ -104,21 +123,25 @@ struct TrainingService::State {
   const std::string shown_name;       // of the base model
   const std::set<std::string> names;  // that clients may use for it
   const bool any_name;
-  const std::string epoch;  // makes the ids of this process unique
   const Checkpoints checkpoints;
+  const FolderLock folder_lock;
+  Journal journal;
   const SteadyClock clock;
   Futures futures{clock};
   ModelQueue queue;
   Samplers samplers;  // computation thread only
-  std::atomic<uint64_t> next_seed = 1, num_waiters = 0, num_sessions = 0, num_samplers = 0;
+  std::atomic<uint64_t> next_seed, num_waiters = 0;
 
   mutable Mutex mutex;
   std::map<std::string, Session> sessions GUARDED_BY(mutex);
   std::map<std::string, ClientModel> models GUARDED_BY(mutex);
   std::map<std::string, SamplingSession> sampling GUARDED_BY(mutex);
-  std::set<std::string> ended GUARDED_BY(mutex);  // models that the computation thread must free
+  // Models and sessions that the computation thread must free.
+  std::set<std::string> ended GUARDED_BY(mutex), ended_sessions GUARDED_BY(mutex);
 
   std::map<uint64_t, Wait> waits;  // I/O thread only
+  bool is_restoring = true;        // until the constructor ends
+  const int64_t num_restored;
   HttpServer http;                 // last, because its threads use the members above
 };
 

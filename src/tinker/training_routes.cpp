@@ -1,5 +1,8 @@
 // Sessions, models, training and checkpoints.
 #include <algorithm>
+#include <iomanip>
+#include <random>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -57,6 +60,14 @@ Checkpoints::Terms read_terms(Fields& fields) {
   return terms;
 }
 
+// 128 bits from the system, so that no other client guesses the ids of a session.
+std::string random_hex() {
+  std::random_device device;
+  std::ostringstream text;
+  for (int i = 0; i < 4; ++i) text << std::hex << std::setw(8) << std::setfill('0') << device();
+  return text.str();
+}
+
 std::string model_id(const std::string& session, int64_t number) {
   return str(session, ":train:", number);
 }
@@ -66,7 +77,8 @@ std::string model_id(const std::string& session, int64_t number) {
 Json TrainingService::State::create_session(Fields& fields) {
   fields.ignore({"tags", "user_metadata", "sdk_version", "project_id", "display_name", "type"});
   fields.done();
-  const std::string id = str("session-", epoch, "-", ++num_sessions);
+  const std::string id = "session-" + random_hex();
+  journal.add_session(id);
   const MutexLock lock(mutex);
   sessions[id] = {.heartbeat = clock.now()};
   return {{"type", "create_session"}, {"session_id", id}};
@@ -87,7 +99,7 @@ void TrainingService::State::end_session(const std::string& session) {
   std::vector<std::string> its;
   {
     const MutexLock lock(mutex);
-    sessions.erase(session);
+    if (sessions.erase(session) > 0) ended_sessions.insert(session);
     for (const auto& [id, model] : models)
       if (model.session == session) its.push_back(id);
     std::erase_if(sampling, [&](const auto& entry) { return entry.second.session == session; });
@@ -123,14 +135,15 @@ void TrainingService::State::check_base(const std::string& name) const {
 }
 
 void TrainingService::State::check_queue() const {
-  if (futures.num_pending() >= settings.max_requests)
+  if (!is_restoring && futures.num_pending() >= settings.max_requests)
     throw ApiError(429, str("more than ", settings.max_requests, " requests wait or run (max_requests)"));
 }
 
 Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, Work work) {
   const std::string session = session_of(model);
   check_queue();
-  const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
+  const std::string id = str(model, "/", seq_id);
+  const bool is_new = futures.add(session, id);
   work.future = id;
   if (is_new && !queue.add(model, seq_id, std::move(work)))
     futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model,
@@ -139,35 +152,51 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
   return {{"request_id", id}, {"model_id", model}};
 }
 
-Json TrainingService::State::enqueue_now(const std::string& session, const std::string& key,
+Json TrainingService::State::enqueue_now(const std::string& session, const std::string& id,
                                          std::function<FutureResult()> run) {
   check_queue();
-  const auto [id, is_new] = futures.add(session, key);
-  if (is_new) queue.add_now({.future = id, .run = std::move(run)});
+  if (futures.add(session, id)) queue.add_now({.future = id, .run = std::move(run)});
   return {{"request_id", id}};
 }
 
 Json TrainingService::State::add_model(const std::string& session, const std::string& id,
-                                       const LoraSettings& adapter, uint64_t seed) {
+                                       const ModelStart& start) {
   {
     const MutexLock lock(mutex);
     if (!models.contains(id) && std::ssize(models) - std::ssize(ended) >= settings.max_models)
       throw ApiError(400, str("got a model more than ", settings.max_models,
                               "; expected fewer at once (max_models): finish a session"));
-    models.try_emplace(id, ClientModel{session, adapter, nullptr});
+    models.try_emplace(id, ClientModel{session, start.adapter});
   }
+  journal.add_model(id, start);
   queue.add_model(id);
-  Json answer = enqueue_now(session, id, [this, id, adapter, seed] {
-    auto model = std::make_unique<TrainingModel>(
-        *base.model, adapter, seed,
-        TrainingPlans{settings.plan, settings.max_tokens_per_pass,
-                      settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
-    const MutexLock lock(mutex);
-    if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
-    return FutureResult{{{"model_id", id}, {"type", "create_model"}}};
-  });
+  Json answer = enqueue_now(session, id, [this, id, start] { return make_training(id, start); });
+  if (!start.path.empty())
+    answer = enqueue_now(session, id + "/load", [this, id, start] {
+      FutureResult result{{{"path", start.path}, {"model_id", id}, {"type", "load_weights"}}};
+      if (journal.snapshot(id)) return result;  // done before a restart
+      result = load(id, start.path, start.with_optimizer);
+      journal_step(id, 0, result);
+      return result;
+    });
   answer["model_id"] = id;
   return answer;
+}
+
+FutureResult TrainingService::State::make_training(const std::string& id, const ModelStart& start) {
+  auto model = std::make_unique<TrainingModel>(
+      *base.model, start.adapter, start.seed,
+      TrainingPlans{settings.plan, settings.max_tokens_per_pass,
+                    settings.memory.is_auto() ? std::nullopt : std::optional(settings.memory.count)});
+  if (const auto snapshot = journal.snapshot(id)) try {
+      model->load(*snapshot, /*with_optimizer=*/true);
+    } catch (const UserError& error) {
+      lose_model(session_of(id), id, damaged_journal(id, error.what()));
+      throw;
+    }
+  const MutexLock lock(mutex);
+  if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
+  return {{{"model_id", id}, {"type", "create_model"}}};
 }
 
 Json TrainingService::State::create_model(Fields& fields) {
@@ -177,13 +206,13 @@ Json TrainingService::State::create_model(Fields& fields) {
   check_optimizer(fields);
   const OrderedJson* const config = fields.object("lora_config");
   if (!config) fields.wrong("lora_config", "the settings of an adapter; full fine-tuning is not served");
-  uint64_t seed = 0;
-  const LoraSettings adapter = read_adapter(*config, settings.max_rank, seed);
+  ModelStart start;
+  start.adapter = read_adapter(*config, settings.max_rank, start.seed);
   fields.ignore({"user_metadata", "type"});
   fields.done();
   check_session(session);
   const std::string id = model_id(session, number);
-  return add_model(session, id, adapter, seed);
+  return add_model(session, id, start);
 }
 
 Json TrainingService::State::get_info(Fields& fields) {
@@ -228,7 +257,7 @@ Json TrainingService::State::optim_step(Fields& fields) {
   return enqueue(
       id, seq_id, run_later([this, id, parameters] {
         return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}};
-      }));
+      }, /*changes_weights=*/true));
 }
 
 Json TrainingService::State::save_weights(Fields& fields) {
@@ -237,17 +266,21 @@ Json TrainingService::State::save_weights(Fields& fields) {
   const CheckpointName name =
       Checkpoints::checked(id, "weights", fields.text("path").value_or(str("checkpoint-", seq_id)));
   const bool overwrites = fields.boolean("overwrite").value_or(false);
-  const Checkpoints::Terms terms = read_terms(fields);
+  Checkpoints::Terms terms = read_terms(fields);
+  terms.request = str(id, "/", seq_id);
   fields.ignore({"type"});
   fields.done();
   return enqueue(id, seq_id, run_later([this, id, name, overwrites, terms] {
-                   if (std::filesystem::exists(checkpoints.folder(name)) && !overwrites)
+                   const FutureResult result{{{"path", name.path()}, {"type", "save_weights"}}};
+                   const std::string made_by = checkpoints.made_by(name);
+                   if (made_by == terms.request) return result;  // done before a restart
+                   if (!made_by.empty() && !overwrites)
                      throw UserError(str("path: a checkpoint named ", quoted(name.name),
                                          " exists; choose another name, or set overwrite"));
                    checkpoints.publish(name, terms, [&](const std::filesystem::path& folder) {
                      training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
                    });
-                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}};
+                   return result;
                  }));
 }
 
@@ -256,25 +289,27 @@ Json TrainingService::State::load_weights(Fields& fields) {
   const bool with_optimizer = fields.boolean("optimizer").value_or(false);
   check_optimizer(fields);
   fields.ignore({"user_metadata", "type"});
-  const auto load = [this, name, with_optimizer](const std::string& id) {
-    training(id).load(checkpoints.folder(name), with_optimizer);
-    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}};
-  };
   if (const auto id = fields.text("model_id")) {
     const int64_t seq_id = fields.required_integer("seq_id", 1, kMostSeqId);
     fields.done();
-    return enqueue(*id, seq_id, run_later([load, id = *id] { return load(id); }));
+    return enqueue(*id, seq_id,
+                   run_later([this, id = *id, path = name.path(),
+                              with_optimizer] { return load(id, path, with_optimizer); },
+                             /*changes_weights=*/true));
   }
   const std::string session = fields.required_text("session_id");
   const int64_t number = fields.required_integer("model_seq_id", 0, kMostSeqId);
   check_base(fields.text("base_model").value_or(shown_name));
   fields.done();
   check_session(session);
-  const std::string id = model_id(session, number);
-  add_model(session, id, checkpoints.adapter(name), 0);
-  Json answer = enqueue_now(session, id + "/load", [load, id] { return load(id); });
-  answer["model_id"] = id;
-  return answer;
+  return add_model(session, model_id(session, number),
+                   {.adapter = checkpoints.adapter(name), .path = name.path(), .with_optimizer = with_optimizer});
+}
+
+FutureResult TrainingService::State::load(const std::string& id, const std::string& path,
+                                          bool with_optimizer) {
+  training(id).load(checkpoints.folder(checkpoints.existing(path, "weights", "path")), with_optimizer);
+  return {{{"path", path}, {"model_id", id}, {"type", "load_weights"}}};
 }
 
 Json TrainingService::State::weights_info(Fields& fields) {

@@ -67,20 +67,28 @@ TEST(ModelQueue, ModelsTakeTurns) {
   EXPECT_EQ(taken(queue), "");
 }
 
+TEST(ModelQueue, AModelThatGoesOnBeginsWhereItWas) {
+  ModelQueue queue;
+  queue.add_model("m", 3);
+  EXPECT_FALSE(queue.add("m", 2, other_work("b")));
+  EXPECT_TRUE(queue.add("m", 3, other_work("c")));
+  EXPECT_EQ(taken(queue), "c ");
+}
+
 TEST(Futures, ARequestThatIsSentAgainHasTheSameFuture) {
   FakeClock clock;
   Futures futures(clock);
-  const auto [id, is_new] = futures.add("s", "model/1");
-  EXPECT_TRUE(is_new);
-  EXPECT_EQ(futures.add("s", "model/1"), std::pair(id, false));
-  EXPECT_NE(futures.add("s", "model/2").first, id);
+  EXPECT_TRUE(futures.add("s", "model/1"));
+  EXPECT_FALSE(futures.add("s", "model/1"));
+  EXPECT_TRUE(futures.add("s", "model/2"));
   EXPECT_EQ(futures.num_pending(), 2);
 }
 
 TEST(Futures, WaitersAreAnsweredWhenTheResultComes) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string id = futures.add("s", "k").first;
+  const std::string id = "k";
+  futures.add("s", id);
   std::vector<int> answers;
   const auto take = [&](int waiter) {
     return [&answers, waiter](const FutureResult& result) {
@@ -100,7 +108,8 @@ TEST(Futures, WaitersAreAnsweredWhenTheResultComes) {
 TEST(Futures, AResultIsKeptForTenMinutesAfterItsFirstFetch) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string id = futures.add("s", "k").first;
+  const std::string id = "k";
+  futures.add("s", id);
   futures.complete(id, {});
   clock.advance(std::chrono::hours(5));
   futures.drop_old();
@@ -111,19 +120,20 @@ TEST(Futures, AResultIsKeptForTenMinutesAfterItsFirstFetch) {
   EXPECT_EQ(futures.wait_for(id, 2, nothing), Futures::Found::kReady);
   clock.advance(std::chrono::seconds(2));
   futures.drop_old();
-  EXPECT_EQ(futures.wait_for(id, 3, nothing), Futures::Found::kGone);
-  EXPECT_EQ(futures.wait_for("future-77", 4, nothing), Futures::Found::kUnknown);
-  EXPECT_EQ(futures.wait_for("future-99999999999999999999", 5, nothing), Futures::Found::kUnknown);
-  EXPECT_TRUE(futures.add("s", "k").second) << "a request that comes later is a new one";
+  EXPECT_EQ(futures.wait_for(id, 3, nothing), Futures::Found::kUnknown);
+  EXPECT_EQ(futures.result(id), nullptr);
+  EXPECT_TRUE(futures.add("s", "k")) << "a request that comes later is a new one";
 }
 
 TEST(Futures, EndWithTheirSession) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string id = futures.add("s", "k").first, other = futures.add("t", "l").first;
+  const std::string id = "k", other = "l";
+  futures.add("s", id);
+  futures.add("t", other);
   futures.drop_session("s");
   const auto nothing = [](const FutureResult&) {};
-  EXPECT_EQ(futures.wait_for(id, 1, nothing), Futures::Found::kGone);
+  EXPECT_EQ(futures.wait_for(id, 1, nothing), Futures::Found::kUnknown);
   EXPECT_EQ(futures.wait_for(other, 2, nothing), Futures::Found::kWaits);
   futures.complete(id, {});  // its computation ends later
 }
