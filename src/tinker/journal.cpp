@@ -113,16 +113,21 @@ Json start_json(const ModelStart& start) {
           {"seed", start.seed},         {"path", start.path},           {"with_optimizer", start.with_optimizer}};
 }
 
-ModelStart read_start(const Json& json) {
-  ModelStart start;
-  start.adapter.rank = json.at("rank").get<int64_t>();
-  start.adapter.alpha = json.at("alpha").get<double>();
-  start.adapter.targets.clear();
-  for (const Json& name : json.at("targets")) start.adapter.targets.push_back({name.get<std::string>()});
-  start.seed = json.at("seed").get<uint64_t>();
-  start.path = json.at("path").get<std::string>();
-  start.with_optimizer = json.at("with_optimizer").get<bool>();
-  return start;
+ModelStart read_start(const fs::path& file) {
+  const Json json = read_json(file);
+  try {
+    ModelStart start;
+    start.adapter.rank = json.at("rank").get<int64_t>();
+    start.adapter.alpha = json.at("alpha").get<double>();
+    start.adapter.targets.clear();
+    for (const Json& name : json.at("targets")) start.adapter.targets.push_back({name.get<std::string>()});
+    start.seed = json.at("seed").get<uint64_t>();
+    start.path = json.at("path").get<std::string>();
+    start.with_optimizer = json.at("with_optimizer").get<bool>();
+    return start;
+  } catch (const Json::exception& error) {
+    throw UserError(str(file.string(), ": not the settings of a model: ", error.what()));
+  }
 }
 
 void check_same_base(const fs::path& folder, const Json& base) {
@@ -214,9 +219,9 @@ void Journal::restore_model(const fs::path& folder, RestoredModel& restored) {
   Model model;
   try {
     restore_files(folder, restored, model);
-    if (fs::exists(folder / kModel)) restored.start = read_start(read_json(folder / kModel));
+    if (fs::exists(folder / kModel)) restored.start = read_start(folder / kModel);
   } catch (const std::exception& error) {
-    restored.failure = damaged_journal(restored.id, str(folder.string(), ": ", error.what()));
+    restored.failure = damaged_journal(restored.id, error.what());
     return;
   }
   const MutexLock lock(mutex_);

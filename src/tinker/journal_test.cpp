@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -154,6 +155,32 @@ TEST_F(JournalTest, AFailedStepLeavesTheLastOne) {
   EXPECT_EQ(snapshot_text(), str(kSnapshotText, 3));
 }
 
+TEST_F(JournalTest, AFullDiskFailsARequestOrAStepAndLeavesTheRest) {
+  accept(1);
+  step(1);
+  const std::string body(10'000, 'x');
+  {
+    const FileSizeLimit limit(4000);
+    EXPECT_THROW(accept(2, body), IoError);
+    EXPECT_THROW(journal_->step(
+                     kId, 2, [&](const fs::path& folder) { write_file_atomically(folder / "weights", body); },
+                     [](int64_t) { return nullptr; }),
+                 IoError);
+    EXPECT_THROW(journal_->step(
+                     kId, 2, [](const fs::path&) {},
+                     [&](int64_t) {
+                       return std::make_shared<const FutureResult>(FutureResult{.json = body, .protobuf = ""});
+                     }),
+                 IoError);
+  }
+  const RestoredModel model = restored();
+  EXPECT_EQ(model.next, 2);
+  EXPECT_TRUE(model.requests.empty());
+  EXPECT_EQ(snapshot_text(), str(kSnapshotText, 1));
+  accept(2, body);
+  EXPECT_EQ(restored().requests.at(2).body, body);
+}
+
 TEST_F(JournalTest, AKillAtAnyPointOfAStepLeavesTheOldOrTheNewOne) {
   accept(1);
   step(1);
@@ -193,8 +220,7 @@ TEST_F(JournalTest, DamagedSettingsOfAModelAreItsFailure) {
   for (const char* text : {"", "{", "{\"rank\": \"four\"}", "[]"}) {
     write_file_atomically(model_folder_ / "model.json", text);
     const std::string failure = restored().failure;
-    for (const char* word : {kId.c_str(), "model.json", "damaged", "save_state"})
-      EXPECT_NE(failure.find(word), std::string::npos) << failure;
+    expect_names(failure, {kId, "model.json", "damaged", "save_state"});
   }
   accept(1);
   step(1);  // nothing is written for it

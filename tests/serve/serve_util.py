@@ -15,8 +15,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 class Served:
-    """`bough serve` with a model directory at a free port or at `port`. A context manager that ends the server by
-    SIGTERM."""
+    """`bough serve` with a model directory at a free port or at `port`. A context manager that ends the
+    server by SIGTERM."""
 
     def __init__(
         self, program: Path, model: Path, *settings: str, env: dict[str, str] | None = None, port: int = 0

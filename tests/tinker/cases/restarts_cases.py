@@ -286,7 +286,9 @@ def check_schedule(service: Killable, calm: Any, seed: int) -> None:
     for call, result in zip(program, results, strict=True):
         found = json.dumps(client.fetch(f"{client.model}/{call.seq_id}"))
         assert_same_result(json.loads(found.replace(client.model, "M")), anonymous(result))
-    saved = [client.results[f"{client.model}/{call.seq_id}"] for call in program if call.kind == "save_weights"]
+    saved = [
+        client.results[f"{client.model}/{call.seq_id}"] for call in program if call.kind == "save_weights"
+    ]
     for step, (result, wanted) in enumerate(zip(saved, weights, strict=True)):
         found = service.tensors(result["path"])
         for name in wanted:
@@ -354,13 +356,16 @@ def test_tinkers_client_goes_on_when_the_service_is_killed(killable):
         assert values(snapshot) == pytest.approx(before, rel=1e-6)
         assert values(inflight) == values(newest) != values(snapshot)
         pending = [training.forward_backward(three, "cross_entropy"), training.optim_step(STEP)]
+        sample = snapshot.sample(prompt, 1, types.SamplingParams(max_tokens=50, temperature=0.0, stop=[]))
         disturb()
         losses = [pending[0].result().metrics["loss:sum"], pending[1].result().metrics["grad_norm"]]
-        return losses, killable.tensors(training.save_state("end").result().path)
+        tokens = sample.result().sequences[0].tokens
+        return losses, tokens, killable.tensors(training.save_state("end").result().path)
 
-    losses, wanted = train(lambda: None)
-    again, found = train(killable.kill)
-    assert again == pytest.approx(losses, rel=1e-9)
+    losses, tokens, wanted = train(lambda: None)
+    losses_again, tokens_again, found = train(killable.kill)
+    assert losses_again == pytest.approx(losses, rel=1e-9)
+    assert tokens_again == tokens and len(tokens) == 50
     assert_same(found, wanted, 1e-10)
 
 
