@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* kTerms = "checkpoint.json";
 constexpr const char* kSnapshot = ".snapshot-";  // no client's name begins with a point
+constexpr const char* kNew = ".new";             // a checkpoint NAME is written as .NAME.new
 constexpr size_t kLongestName = 128;
 
 bool is_plain(const std::string& name) {
@@ -25,6 +26,10 @@ bool is_plain(const std::string& name) {
          std::all_of(name.begin(), name.end(), [](unsigned char c) {
            return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.' || c == ':';
          });
+}
+
+bool is_temporary(const std::string& name) {
+  return name.starts_with(".") && name.ends_with(kNew);
 }
 
 std::string iso_time(int64_t seconds) {
@@ -73,9 +78,17 @@ void Checkpoints::remove_snapshots(const std::string& run) const {
     if (entry.path().filename().string().starts_with(kSnapshot)) remove_tree(entry.path());
 }
 
-void Checkpoints::remove_snapshots_except(const std::set<std::string>& runs) const {
-  for (const auto& entry : fs::directory_iterator(folder_))
-    if (const std::string run = entry.path().filename().string(); !runs.contains(run)) remove_snapshots(run);
+void Checkpoints::remove_leftovers(const std::set<std::string>& runs) const {
+  for (const auto& run : fs::directory_iterator(folder_)) {
+    const std::string name = run.path().filename().string();
+    if (name.front() == '.') continue;
+    if (!runs.contains(name)) remove_snapshots(name);
+    for (const char* kind : {"weights", "sampler_weights"}) {
+      if (!fs::is_directory(run.path() / kind)) continue;
+      for (const auto& entry : fs::directory_iterator(run.path() / kind))
+        if (is_temporary(entry.path().filename().string())) remove_tree(entry.path());
+    }
+  }
 }
 
 fs::path Checkpoints::folder(const CheckpointName& name) const {
@@ -105,7 +118,7 @@ void Checkpoints::publish(const CheckpointName& name, const Terms& terms,
   const int64_t now = now_seconds();
   Json body = {{"time", now}, {"user_metadata", terms.user_metadata}, {"request", terms.request}};
   if (terms.ttl_seconds) body["expires_at"] = now + *terms.ttl_seconds;
-  const fs::path temporary = folder_ / name.run / name.kind / ("." + name.name + ".new");
+  const fs::path temporary = folder_ / name.run / name.kind / ("." + name.name + kNew);
   remove_tree(temporary);
   make_directories(temporary);
   write(temporary);

@@ -34,8 +34,9 @@ class Checkpoints {
   // The weights of a sampler that has no name. Clients cannot address them; they go with their session.
   static CheckpointName snapshot(const std::string& run, int64_t seq_id);
   void remove_snapshots(const std::string& run) const;
-  // Those of a service that was killed: of runs that are not in `runs`.
-  void remove_snapshots_except(const std::set<std::string>& runs) const;
+  // Removes what a killed service has left: snapshots of runs that are not in `runs`, and half-written
+  // folders.
+  void remove_leftovers(const std::set<std::string>& runs) const;
   // A folder that no client can name, for the service's own files.
   std::filesystem::path hidden_folder(const std::string& name) const { return folder_ / ("." + name); }
   // Parses tinker://RUN/KIND/NAME of an existing checkpoint, for the field `field`. kind: the only kind that

@@ -1,9 +1,9 @@
 // Results of requests that are computed later. A request gets an id at once; its result is fetched with
 // /api/v1/retrieve_future, which waits for it. Thread-safe.
 //
-// The id names the request: model and seq_id, or sampling session and seq_id. So a request that is sent again,
-// because its answer was lost, has the same id, also after a restart of the service: it is never computed
-// twice. A result is kept for kKeptSeconds after it was first fetched, and with its session.
+// The id names the request: model and seq_id, or sampling session and seq_id. So a request that is sent
+// again, because its answer was lost, has the same id, also after a restart of the service: it is never
+// computed twice. A result is kept for kKeptSeconds after it was first fetched, and with its session.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,13 @@
 #include "tinker/journal.h"
 
-#include <algorithm>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -78,13 +84,21 @@ std::optional<Record> read_record(const fs::path& path) {
   }
 }
 
+// Flushes the entries of a folder, so that a power cut leaves the folders in it.
+void sync_entries(const fs::path& folder) {
+  const Descriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some file systems have nothing to flush and return EINVAL.
+  if (descriptor.value < 0 || (::fsync(descriptor.value) != 0 && errno != EINVAL))
+    throw IoError(str("cannot flush ", folder.string(), ": ", std::strerror(errno)));
+}
+
 using Answers = std::map<int64_t, std::shared_ptr<const FutureResult>>;
 
 void write_answers(const fs::path& path, const Answers& answers) {
   Json all = Json::array();
   for (const auto& [seq_id, answer] : answers)
-    all.push_back({seq_id, answer->as_json(),
-                   Json::binary({answer->protobuf.begin(), answer->protobuf.end()})});
+    all.push_back(
+        {seq_id, answer->as_json(), Json::binary({answer->protobuf.begin(), answer->protobuf.end()})});
   const std::vector<uint8_t> bytes = Json::to_cbor(all);
   write_record(path, Json::object(), {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
@@ -94,7 +108,8 @@ std::vector<int64_t> read_answers(const fs::path& path, std::map<int64_t, Future
   std::vector<int64_t> seq_ids;
   const std::optional<Record> record = read_record(path);
   if (!record) {
-    log_warning(str("serve: ", path.string(), " is damaged: its answers are lost, and clients that still wait "
+    log_warning(str("serve: ", path.string(),
+                    " is damaged: its answers are lost, and clients that still wait "
                     "for them get an error"));
     return seq_ids;
   }
@@ -109,8 +124,9 @@ std::vector<int64_t> read_answers(const fs::path& path, std::map<int64_t, Future
 Json start_json(const ModelStart& start) {
   Json targets = Json::array();
   for (const LoraTarget& target : start.adapter.targets) targets.push_back(target.name);
-  return {{"rank", start.adapter.rank}, {"alpha", start.adapter.alpha}, {"targets", targets},
-          {"seed", start.seed},         {"path", start.path},           {"with_optimizer", start.with_optimizer}};
+  return {{"rank", start.adapter.rank}, {"alpha", start.adapter.alpha},
+          {"targets", targets},         {"seed", start.seed},
+          {"path", start.path},         {"with_optimizer", start.with_optimizer}};
 }
 
 ModelStart read_start(const fs::path& file) {
@@ -131,26 +147,25 @@ ModelStart read_start(const fs::path& file) {
 }
 
 void check_same_base(const fs::path& folder, const Json& base) {
-  const bool has_sessions = std::ranges::any_of(
-      fs::directory_iterator(folder), [](const auto& entry) { return entry.is_directory(); });
+  const bool has_sessions = std::ranges::any_of(fs::directory_iterator(folder),
+                                                [](const auto& entry) { return entry.is_directory(); });
   if (!has_sessions || !fs::exists(folder / kBase)) return;
   Json known = read_json(folder / kBase), given = base;
-  const auto name = [](const Json& of) { return str(of.value("directory", ""), " in ", of.value("dtype", "")); };
+  const auto name = [](const Json& of) {
+    return str(of.value("directory", ""), " in ", of.value("dtype", ""));
+  };
   const std::string known_name = name(known), given_name = name(given);
   known.erase("directory");
   given.erase("directory");
   if (known != given)
-    throw UserError(str(folder.string(), ": got ", given_name, " as base model, expected ", known_name,
-                        ", which sessions in this folder train: serve that model, choose another `folder`, or "
-                        "end the sessions by removing ", folder.string()));
+    throw UserError(
+        str(folder.string(), ": got ", given_name, " as base model, expected ", known_name,
+            ", which sessions in this folder train: serve that model, choose another `folder`, or "
+            "end the sessions by removing ",
+            folder.string()));
 }
 
 }  // namespace
-
-std::string damaged_journal(const std::string& model, const std::string& why) {
-  return str("model ", model, " is lost, because its journal is damaged: ", why,
-             "; create a model from its last save_state");
-}
 
 Json base_identity(const fs::path& directory, const std::string& dtype) {
   constexpr size_t kPieces = 16, kPieceBytes = size_t{64} << 10;
@@ -206,8 +221,8 @@ std::vector<RestoredSession> Journal::restore() {
     }
     if (!fs::is_directory(folder / kSamplers)) continue;
     for (const std::string& name : names_in(folder / kSamplers)) try {
-        if (name.ends_with(".json")) session.samplers[name.substr(0, name.size() - 5)] =
-            read_json(folder / kSamplers / name);
+        if (name.ends_with(".json"))
+          session.samplers[name.substr(0, name.size() - 5)] = read_json(folder / kSamplers / name);
       } catch (const UserError& error) {
         log_warning(str("serve: this sampling session is lost: ", error.what()));
       }
@@ -221,11 +236,11 @@ void Journal::restore_model(const fs::path& folder, RestoredModel& restored) {
     restore_files(folder, restored, model);
     if (fs::exists(folder / kModel)) restored.start = read_start(folder / kModel);
   } catch (const std::exception& error) {
-    restored.failure = damaged_journal(restored.id, error.what());
+    restored.failure = str("its journal is damaged: ", error.what());
     return;
   }
   const MutexLock lock(mutex_);
-  models_[restored.id] = std::move(model);
+  if (restored.start.adapter.rank > 0) models_[restored.id] = std::move(model);
 }
 
 void Journal::restore_files(const fs::path& folder, RestoredModel& restored, Model& model) {
@@ -274,7 +289,9 @@ void Journal::restore_files(const fs::path& folder, RestoredModel& restored, Mod
 // ---- While the service runs
 
 void Journal::add_session(const std::string& session) {
-  if (is_on_) make_directories(folder_ / session);
+  if (!is_on_) return;
+  make_directories(folder_ / session);
+  sync_entries(folder_);
 }
 
 void Journal::add_model(const std::string& model, const ModelStart& start) {
@@ -282,8 +299,9 @@ void Journal::add_model(const std::string& model, const ModelStart& start) {
   const MutexLock lock(mutex_);
   if (models_.contains(model)) return;
   make_directories(folder_of(model));
+  sync_entries(folder_of(model).parent_path());
   write_file_atomically(folder_of(model) / kModel, dump_pretty(start_json(start)));
-  models_.try_emplace(model);
+  if (start.adapter.rank > 0) models_.try_emplace(model);
 }
 
 void Journal::add_sampler(const std::string& session, const std::string& id, const Json& sampler) {

@@ -38,7 +38,8 @@ struct JournalRequest {
   std::string route, content_type, body;
 };
 
-// How a model begins: an adapter from a seed, or from a checkpoint.
+// How a model begins: an adapter from a seed, or from a checkpoint. Rank 0: full fine-tuning. The journal has
+// nothing else of such a model, which a restart ends.
 struct ModelStart {
   LoraSettings adapter;
   uint64_t seed = 0;
@@ -62,8 +63,8 @@ struct RestoredSession {
 
 class Journal {
  public:
-  // Throws UserError if the folder has sessions of another base model, IoError if it cannot be written. `base`:
-  // base_identity(). If the journal is off, removes what an earlier one has left.
+  // Throws UserError if the folder has sessions of another base model, IoError if it cannot be written.
+  // `base`: base_identity(). If the journal is off, removes what an earlier one has left.
   Journal(std::filesystem::path folder, bool is_on, const Json& base);
   // All sessions, before the first call of another function. Damaged files are logged.
   std::vector<RestoredSession> restore();
@@ -109,9 +110,6 @@ class Journal {
   mutable Mutex mutex_;
   std::map<std::string, Model> models_ GUARDED_BY(mutex_);
 };
-
-// The message about a model whose files cannot be used.
-std::string damaged_journal(const std::string& model, const std::string& why);
 
 // Identifies a base model without reading all of it: its dtype, the sizes of its files, and hashes of pieces.
 Json base_identity(const std::filesystem::path& directory, const std::string& dtype);

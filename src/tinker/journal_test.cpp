@@ -45,7 +45,8 @@ class JournalTest : public testing::Test {
         });
   }
   static FutureResult answer(int64_t seq_id) {
-    return {.json = {{"answer", seq_id}, {"float", 0.1F}}, .protobuf = std::string("a\0\xff", 3) + std::to_string(seq_id)};
+    return {.json = {{"answer", seq_id}, {"float", 0.1F}},
+            .protobuf = std::string("a\0\xff", 3) + std::to_string(seq_id)};
   }
   // The model as the service finds it when it starts again.
   RestoredModel restored() {
@@ -166,12 +167,13 @@ TEST_F(JournalTest, AFullDiskFailsARequestOrAStepAndLeavesTheRest) {
                      kId, 2, [&](const fs::path& folder) { write_file_atomically(folder / "weights", body); },
                      [](int64_t) { return nullptr; }),
                  IoError);
-    EXPECT_THROW(journal_->step(
-                     kId, 2, [](const fs::path&) {},
-                     [&](int64_t) {
-                       return std::make_shared<const FutureResult>(FutureResult{.json = body, .protobuf = ""});
-                     }),
-                 IoError);
+    EXPECT_THROW(
+        journal_->step(
+            kId, 2, [](const fs::path&) {},
+            [&](int64_t) {
+              return std::make_shared<const FutureResult>(FutureResult{.json = body, .protobuf = ""});
+            }),
+        IoError);
   }
   const RestoredModel model = restored();
   EXPECT_EQ(model.next, 2);
@@ -220,11 +222,23 @@ TEST_F(JournalTest, DamagedSettingsOfAModelAreItsFailure) {
   for (const char* text : {"", "{", "{\"rank\": \"four\"}", "[]"}) {
     write_file_atomically(model_folder_ / "model.json", text);
     const std::string failure = restored().failure;
-    expect_names(failure, {kId, "model.json", "damaged", "save_state"});
+    expect_names(failure, {kId, "model.json", "damaged"});
   }
   accept(1);
   step(1);  // nothing is written for it
   EXPECT_FALSE(fs::exists(model_folder_ / "step-1"));
+}
+
+TEST_F(JournalTest, FullFineTuningIsOnlyRecorded) {
+  journal_->remove_session(kSession);
+  journal_->add_session(kSession);
+  journal_->add_model(kId, {});
+  accept(1);
+  step(1);
+  const RestoredModel model = restored();
+  EXPECT_EQ(model.start.adapter.rank, 0);
+  EXPECT_TRUE(model.requests.empty() && model.answers.empty());
+  EXPECT_FALSE(journal_->snapshot(kId));
 }
 
 TEST_F(JournalTest, AModelThatWasNeverAcknowledgedIsForgotten) {

@@ -292,17 +292,18 @@ void TrainingService::State::free_ended_models() {
   std::vector<std::unique_ptr<TrainingModel>> freed;
   std::set<std::string> finished;
   {
-  const MutexLock guard(mutex);
-  for (const std::string& model : ended) {
-    const auto found = models.find(model);
-    if (found == models.end()) continue;
-    freed.push_back(std::move(found->second.model));
-    models.erase(found);
+    const MutexLock guard(mutex);
+    for (const std::string& model : ended) {
+      const auto found = models.find(model);
+      if (found == models.end()) continue;
+      freed.push_back(std::move(found->second.model));
+      models.erase(found);
+    }
+    ended.clear();
+    finished.swap(ended_sessions);
   }
-  ended.clear();
-  finished.swap(ended_sessions);
-  }
-  for (const std::string& session : finished) guarded([&] {
+  for (const std::string& session : finished)
+    guarded([&] {
       journal.remove_session(session);
       return FutureResult{};
     });

@@ -34,7 +34,8 @@ FutureResult TrainingService::State::journalled(const std::string& model, const 
   }
   const bool waits_for_step = work.request && !work.request->forward_only && !failed;
   // If this fails, the request is computed again after a restart.
-  if (!waits_for_step) guarded([&] {
+  if (!waits_for_step)
+    guarded([&] {
       journal.answered(model, work.seq_id, result);
       return FutureResult{};
     });
@@ -89,7 +90,7 @@ int64_t TrainingService::State::restore() {
       restore_model(session.id, model);
     }
   }
-  checkpoints.remove_snapshots_except(runs);
+  checkpoints.remove_leftovers(runs);
   is_restoring = false;
   return std::ssize(runs);
 }
@@ -116,10 +117,12 @@ void TrainingService::State::restore_samplers(const RestoredSession& session) {
 void TrainingService::State::restore_model(const std::string& session, RestoredModel& restored) {
   const std::string& id = restored.id;
   queue.add_model(id, restored.next);
+  if (restored.failure.empty() && restored.start.adapter.rank == 0)
+    restored.failure = "all its weights were trained, which a restart ends";
   try {
     if (restored.failure.empty()) add_model(session, id, restored.start);
   } catch (const std::exception& error) {
-    restored.failure = str("model ", id, " is lost: ", error.what());
+    restored.failure = error.what();
   }
   if (!restored.failure.empty()) lose_model(session, id, restored.failure);
   for (auto& [seq_id, result] : restored.answers) {
@@ -141,14 +144,20 @@ void TrainingService::State::restore_model(const std::string& session, RestoredM
     }
 }
 
-void TrainingService::State::lose_model(const std::string& session, const std::string& id,
-                                        const std::string& failure) {
+std::string TrainingService::State::lose_model(const std::string& session, const std::string& id,
+                                               const std::string& why) {
+  std::string last_save = "it has no save_state";
+  for (const Json& saved : checkpoints.list(id))
+    if (saved["checkpoint_type"] == "training")
+      last_save = str("create a model from its last save_state, ", saved["tinker_path"].get<std::string>());
+  const std::string failure = str("model ", id, " is lost: ", why, "; ", last_save);
   log_warning("serve: " + failure);
   journal.forget(id);
   const MutexLock guard(mutex);
   ClientModel& model = models[id];
   model.session = session;
   model.failure = failure;
+  return failure;
 }
 
 }  // namespace bough

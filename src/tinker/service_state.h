@@ -114,8 +114,8 @@ struct TrainingService::State {
   int64_t restore();  // returns the number of models
   void restore_samplers(const RestoredSession& session);
   void restore_model(const std::string& session, RestoredModel& restored);
-  // All requests of the model fail with this message.
-  void lose_model(const std::string& session, const std::string& id, const std::string& failure);
+  // All requests of the model fail from now on. Returns their message.
+  std::string lose_model(const std::string& session, const std::string& id, const std::string& why);
 
   const TrainingBase base;
   const TrainingServiceSettings settings;
@@ -142,7 +142,7 @@ struct TrainingService::State {
   std::map<uint64_t, Wait> waits;  // I/O thread only
   bool is_restoring = true;        // until the constructor ends
   const int64_t num_restored;
-  HttpServer http;                 // last, because its threads use the members above
+  HttpServer http;  // last, because its threads use the members above
 };
 
 }  // namespace bough

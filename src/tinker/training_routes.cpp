@@ -191,8 +191,7 @@ FutureResult TrainingService::State::make_training(const std::string& id, const 
   if (const auto snapshot = journal.snapshot(id)) try {
       model->load(*snapshot, /*with_optimizer=*/true);
     } catch (const UserError& error) {
-      lose_model(session_of(id), id, damaged_journal(id, error.what()));
-      throw;
+      throw UserError(lose_model(session_of(id), id, str("its journal is damaged: ", error.what())));
     }
   const MutexLock lock(mutex);
   if (const auto found = models.find(id); found != models.end()) found->second.model = std::move(model);
@@ -255,9 +254,12 @@ Json TrainingService::State::optim_step(Fields& fields) {
   fields.ignore({"type"});
   fields.done();
   return enqueue(
-      id, seq_id, run_later([this, id, parameters] {
-        return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}};
-      }, /*changes_weights=*/true));
+      id, seq_id,
+      run_later(
+          [this, id, parameters] {
+            return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}};
+          },
+          /*changes_weights=*/true));
 }
 
 Json TrainingService::State::save_weights(Fields& fields) {
@@ -302,8 +304,9 @@ Json TrainingService::State::load_weights(Fields& fields) {
   check_base(fields.text("base_model").value_or(shown_name));
   fields.done();
   check_session(session);
-  return add_model(session, model_id(session, number),
-                   {.adapter = checkpoints.adapter(name), .path = name.path(), .with_optimizer = with_optimizer});
+  return add_model(
+      session, model_id(session, number),
+      {.adapter = checkpoints.adapter(name), .path = name.path(), .with_optimizer = with_optimizer});
 }
 
 FutureResult TrainingService::State::load(const std::string& id, const std::string& path,
