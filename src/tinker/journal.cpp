@@ -405,7 +405,9 @@ std::optional<fs::path> Journal::snapshot(const std::string& model) const {
 
 void Journal::drop_answers(const IsKept& is_kept) {
   const MutexLock lock(mutex_);
-  for (auto& [id, model] : models_) {
+  for (auto& entry : models_) {
+    const std::string& id = entry.first;
+    Model& model = entry.second;
     const fs::path folder = folder_of(id);
     std::error_code ignored;
     int64_t next = model.next;
@@ -417,9 +419,9 @@ void Journal::drop_answers(const IsKept& is_kept) {
       advance(folder, model, next);
     }
     const auto is_needed = [&](int64_t seq_id) { return seq_id >= model.next || is_kept(id, seq_id); };
-    std::erase_if(model.answers, [&](const auto& entry) {
-      if (std::ranges::any_of(entry.second, is_needed)) return false;
-      fs::remove(numbered(folder, kAnswers, entry.first), ignored);
+    std::erase_if(model.answers, [&](const auto& file) {
+      if (std::ranges::any_of(file.second, is_needed)) return false;
+      fs::remove(numbered(folder, kAnswers, file.first), ignored);
       return true;
     });
   }

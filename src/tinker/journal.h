@@ -1,4 +1,4 @@
-// What a restarted service needs to go on, in the folder `.state` of its checkpoints:
+// The files that a restarted service needs to go on, in the folder `.state` of its checkpoints:
 //
 //   base.json                    what the base model is, so that another one is refused
 //   SESSION/samplers/ID.json     a sampling session

@@ -1,4 +1,4 @@
-// What the service writes to its journal, and how it goes on after a restart (journal.h).
+// The service's use of its journal (journal.h): what it writes, and how it goes on after a restart.
 #include <algorithm>
 
 #include "base/error.h"

@@ -1,6 +1,6 @@
 // The state of a TrainingService, and its routes by subject: sessions and training (training_routes.cpp),
-// sampling (sampling_routes.cpp). service.cpp has HTTP and the computation thread, service_journal.cpp what
-// makes a restarted service go on.
+// sampling (sampling_routes.cpp). service.cpp has HTTP and the computation thread, service_journal.cpp the
+// journal.
 #pragma once
 
 #include <atomic>
