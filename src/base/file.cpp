@@ -267,7 +267,7 @@ void publish_directory(const fs::path& temporary, const fs::path& final_path) {
   if (!old.empty()) remove_tree(old);
 }
 
-FolderLock::FolderLock(const fs::path& folder) {
+FolderLock::FolderLock(const fs::path& folder, const std::string& setting) {
   const fs::path path = folder / ".lock";
   descriptor_ = open_retrying(path, O_RDWR | O_CREAT);
   if (descriptor_ < 0) fail("lock", path, errno);
@@ -280,7 +280,7 @@ FolderLock::FolderLock(const fs::path& folder) {
     if (code != EWOULDBLOCK) fail("lock", path, code);
     throw UserError(str("the folder ", quoted(folder.string(), 300), " is in use by ",
                         holder.empty() ? "another process" : holder,
-                        "; wait for it, stop it, or choose another folder (trial_name)"));
+                        "; wait for it, stop it, or choose another folder (", setting, ")"));
   }
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, HOST_NAME_MAX);

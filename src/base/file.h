@@ -102,10 +102,10 @@ void publish_directory(const std::filesystem::path& temporary, const std::filesy
 
 // Ensures that only one process works in a run's folder: an advisory lock (flock) on <folder>/.lock. The lock
 // ends when the process that holds it ends, even by a kill. If the lock is held, the constructor throws
-// UserError with the process id and host of the holder.
+// UserError with the process id and host of the holder, and the name of the setting of the folder.
 class FolderLock {
  public:
-  explicit FolderLock(const std::filesystem::path& folder);
+  explicit FolderLock(const std::filesystem::path& folder, const std::string& setting = "trial_name");
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

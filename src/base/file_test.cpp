@@ -2,14 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 
 namespace bough {
@@ -30,25 +29,6 @@ class File : public ::testing::Test {
   }
 
   fs::path folder_;
-};
-
-// While this object lives, writes beyond `num_bytes` fail with EFBIG. It simulates a full disk.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t num_bytes) {
-    old_handler_ = ::signal(SIGXFSZ, SIG_IGN);
-    ::getrlimit(RLIMIT_FSIZE, &old_);
-    const struct rlimit limit = {num_bytes, old_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &old_);
-    ::signal(SIGXFSZ, old_handler_);
-  }
-
- private:
-  struct rlimit old_;
-  void (*old_handler_)(int);
 };
 
 TEST_F(File, WritesAndReadsBack) {

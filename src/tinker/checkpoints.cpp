@@ -22,6 +22,7 @@ constexpr std::array<const char*, 3> kKinds = {"weights", "sampler_weights", "ex
 constexpr std::array<const char*, 3> kTypes = {"training", "sampler", "external"};  // as the API names them
 constexpr const char* kSnapshot = ".snapshot-";  // no client's name begins with a point
 constexpr const char* kMissing = "there is no such checkpoint";
+constexpr const char* kNew = ".new";  // a checkpoint NAME is written as .NAME.new
 constexpr size_t kLongestName = 128;
 
 bool is_plain(const std::string& name) {
@@ -33,6 +34,10 @@ bool is_plain(const std::string& name) {
 
 [[noreturn]] void refuse_path(const std::string& path, const std::string& field, const std::string& why) {
   throw ApiError(400, str(field, ": got ", quoted(path, 200), ": ", why), field);
+}
+
+bool is_temporary(const std::string& name) {
+  return name.starts_with(".") && name.ends_with(kNew);
 }
 
 }  // namespace
@@ -124,6 +129,21 @@ void Checkpoints::check_readable(const std::string& path, const std::string& ten
     refuse_path(path, field, kMissing);
 }
 
+void Checkpoints::remove_leftovers(const std::set<std::string>& runs) const {
+  for (const auto& run : fs::directory_iterator(folder_)) {
+    const std::string name = run.path().filename().string();
+    if (name.front() == '.') continue;
+    for (const char* kind : kKinds) {
+      if (!fs::is_directory(run.path() / kind)) continue;
+      for (const auto& entry : fs::directory_iterator(run.path() / kind)) {
+        const std::string checkpoint = entry.path().filename().string();
+        const bool is_left = checkpoint.starts_with(kSnapshot) && !runs.contains(name);
+        if (is_left || is_temporary(checkpoint)) remove_tree(entry.path());
+      }
+    }
+  }
+}
+
 fs::path Checkpoints::folder(const CheckpointName& name) const {
   return folder_ / name.run / name.kind / name.name;
 }
@@ -147,14 +167,19 @@ CheckpointName Checkpoints::existing(const std::string& path, const std::string&
 void Checkpoints::publish(const CheckpointName& name, const Terms& terms,
                           const std::function<void(const fs::path&)>& write) const {
   const int64_t now = now_seconds();
-  Json body = {{"time", now}, {"user_metadata", terms.user_metadata}};
+  Json body = {{"time", now}, {"user_metadata", terms.user_metadata}, {"request", terms.request}};
   if (terms.ttl_seconds) body["expires_at"] = now + *terms.ttl_seconds;
-  const fs::path temporary = folder_ / name.run / name.kind / ("." + name.name + ".new");
+  const fs::path temporary = folder_ / name.run / name.kind / ("." + name.name + kNew);
   remove_tree(temporary);
   make_directories(temporary);
   write(temporary);
   write_file_atomically(temporary / kTerms, dump_pretty(body));
   publish_directory(temporary, folder(name));
+}
+
+std::string Checkpoints::made_by(const CheckpointName& name) const {
+  const fs::path file = folder(name) / kTerms;
+  return fs::exists(file) ? read_json(file).value("request", "unknown") : "";
 }
 
 void Checkpoints::set_ttl(const CheckpointName& name, std::optional<int64_t> ttl_seconds) const {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,11 @@ class Checkpoints {
   std::vector<std::string> runs(const std::string& tenant) const;
   // run.json; its "time" is that of the last request. nullopt if there is no such run of the tenant.
   std::optional<Json> run(const std::string& run, const std::string& tenant) const;
+  // Removes what a killed service has left: snapshots of runs that are not in `runs`, and half-written
+  // folders.
+  void remove_leftovers(const std::set<std::string>& runs) const;
+  // A folder that no client can name, for the service's own files.
+  std::filesystem::path hidden_folder(const std::string& name) const { return folder_ / ("." + name); }
   // Parses tinker://RUN/KIND/NAME of an existing checkpoint, for the field `field`. kind: the only kind that
   // is allowed; empty: both. Throws ApiError 400.
   CheckpointName existing(const std::string& path, const std::string& kind, const std::string& field) const;
@@ -55,10 +61,13 @@ class Checkpoints {
   struct Terms {
     std::optional<int64_t> ttl_seconds;  // absent: it never expires
     Json user_metadata;                  // null or an object
+    std::string request = {};            // the id of the request that makes it
   };
   // Calls `write` with a temporary folder, which then becomes the checkpoint, in place of an older one.
   void publish(const CheckpointName& name, const Terms& terms,
                const std::function<void(const std::filesystem::path&)>& write) const;
+  // The id of the request that made a checkpoint; empty: there is none of this name.
+  std::string made_by(const CheckpointName& name) const;
   void set_ttl(const CheckpointName& name, std::optional<int64_t> ttl_seconds) const;
   // Other tenants may load a public checkpoint. Throws ApiError 400 if it is as asked for: Tinker's service
   // answers 409, which its SDK sends again for five minutes.

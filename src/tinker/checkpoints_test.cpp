@@ -107,6 +107,29 @@ TEST_F(CheckpointsTest, OtherTenantsReadOnlyWhatIsPublic) {
   EXPECT_NE(refusal(name.path()), "");
 }
 
+TEST_F(CheckpointsTest, WhatAKilledServiceHasLeftGoes) {
+  const Checkpoints checkpoints(folder_);
+  const CheckpointName gone = Checkpoints::snapshot("gone", 3), live = Checkpoints::snapshot("live", 3),
+                       saved{"gone", "weights", "saved"};
+  for (const CheckpointName& name : {gone, live, saved}) checkpoints.publish(name, {}, write_adapter);
+  const fs::path half = folder_ / "live" / "weights" / ".name.new";
+  make_directories(half);
+  write_file_atomically(folder_ / "a file", "");
+  checkpoints.remove_leftovers({"live"});
+  EXPECT_FALSE(fs::exists(checkpoints.folder(gone)));
+  EXPECT_FALSE(fs::exists(half));
+  EXPECT_TRUE(fs::exists(checkpoints.folder(live)));
+  EXPECT_TRUE(fs::exists(checkpoints.folder(saved)));
+}
+
+TEST_F(CheckpointsTest, ACheckpointKnowsTheRequestThatMadeIt) {
+  const Checkpoints checkpoints(folder_);
+  const CheckpointName name{"r", "weights", "x"};
+  EXPECT_EQ(checkpoints.made_by(name), "");
+  checkpoints.publish(name, {.ttl_seconds = {}, .user_metadata = nullptr, .request = "r/3"}, write_adapter);
+  EXPECT_EQ(checkpoints.made_by(name), "r/3");
+}
+
 TEST_F(CheckpointsTest, NoNameLeavesTheFolder) {
   const Checkpoints checkpoints(folder_ / "store");
   make_directories(folder_ / "weights" / "secret");

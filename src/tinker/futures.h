@@ -1,8 +1,9 @@
 // Results of requests that are computed later. A request gets an id at once; its result is fetched with
 // /api/v1/retrieve_future, which waits for it. Thread-safe.
 //
-// A request that is sent again, because its answer was lost, has the same key and gets the same id: it is
-// never computed twice. A result is kept for kKeptSeconds after it was first fetched, and with its session.
+// The id names the request: model and seq_id, or sampling session and seq_id. So a request that is sent
+// again, because its answer was lost, has the same id, also after a restart of the service: it is never
+// computed twice. A result is kept for kKeptSeconds after it was first fetched, and with its session.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -44,15 +44,14 @@ class Futures {
   explicit Futures(const Clock& clock, std::function<void(const std::string& key)> completed = {})
       : clock_(clock), when_completed_(std::move(completed)) {}
 
-  // The id of the request with this key, and whether the key is new. `key` names the request: model and
-  // seq_id, or sampling session and seq_id.
-  std::pair<std::string, bool> add(const std::string& session, const std::string& key);
+  bool add(const std::string& session, const std::string& id);  // false: it is not new
   void complete(const std::string& id, FutureResult result);
+  // nullptr if there is none, or none any more.
+  std::shared_ptr<const FutureResult> result(const std::string& id) const;
 
   // Calls `answer` with the result as soon as there is one: at once, or on the thread that completes it.
-  // Returns false if the id is unknown. gone: true if it was known once. The id is in `waiter` while it
-  // waits.
-  enum class Found { kReady, kWaits, kGone, kUnknown };
+  // kUnknown: the id is not known, or no longer. `waiter` identifies the call while it waits.
+  enum class Found { kReady, kWaits, kUnknown };
   using Answer = std::function<void(const FutureResult&)>;
   Found wait_for(const std::string& id, uint64_t waiter, Answer answer);
   void stop_waiting(const std::string& id, uint64_t waiter);
@@ -73,7 +72,7 @@ class Futures {
 
  private:
   struct Future {
-    std::string session, key;
+    std::string session;
     std::shared_ptr<const FutureResult> result;  // nullptr: pending
     std::optional<Clock::Time> fetched;
     uint64_t completion = 0;  // its number among all completions, from 1 on; 0: pending
@@ -83,8 +82,6 @@ class Futures {
   const std::function<void(const std::string& key)> when_completed_;
   mutable Mutex mutex_;
   std::map<std::string, Future> futures_ GUARDED_BY(mutex_);
-  std::map<std::string, std::string> ids_ GUARDED_BY(mutex_);  // by key
-  uint64_t next_id_ GUARDED_BY(mutex_) = 1;
   uint64_t num_completions_ GUARDED_BY(mutex_) = 0;
 };
 

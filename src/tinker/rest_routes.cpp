@@ -106,9 +106,9 @@ Json TrainingService::State::run(const std::string& id, const std::string& tenan
   Json answer = {{"training_run_id", id},
                  {"base_model", description.value("base_model", shown_name)},
                  {"model_owner", tenant.empty() ? "local" : tenant},
-                 {"is_lora", true},
+                 {"is_lora", description.value("lora_rank", 1) > 0},
                  {"corrupted", false}};
-  if (description.contains("lora_rank")) answer["lora_rank"] = description["lora_rank"];
+  if (answer["is_lora"] && description.contains("lora_rank")) answer["lora_rank"] = description["lora_rank"];
   answer["user_metadata"] = text_values(description.value("user_metadata", Json()));
   int64_t last = description.value("time", int64_t{0});
   {

@@ -96,20 +96,16 @@ Json TrainingService::State::save_for_sampler(Fields& fields) {
   const std::string session = session_of(id);
   const bool is_named = path.has_value();
   return enqueue(
-      id, seq_id, run_later([this, id, name, kind, session, is_named, terms] {
+      id, seq_id, run_later([this, id, seq_id, name, kind, session, is_named, terms] {
         const std::filesystem::path folder = checkpoints.folder(name);
         checkpoints.publish(name, terms, [&](const std::filesystem::path& temporary) {
           training(id).save(temporary, base.directory.string(), /*with_optimizer=*/false);
         });
         samplers.forget(folder);
         if (is_named) return FutureResult{{{"path", name.path()}, {"type", "save_weights_for_sampler"}}};
-        const MutexLock lock(mutex);
-        const std::string sampler = str(session, ":sample:snapshot-", ++num_samplers);
         const std::string follows = kind == "inflight" ? id : "";
-        if (!follows.empty())
-          for (auto& [other, each] : sampling)
-            if (each.follows == follows) each.adapter = folder;
-        sampling[sampler] = {session, folder, "", follows};
+        const std::string sampler = str(session, ":sample:", id.substr(id.rfind(':') + 1), "-", seq_id);
+        keep_sampler(sampler, {session, folder, "", follows, seq_id});
         return FutureResult{{{"sampling_session_id", sampler}, {"type", "save_weights_for_sampler"}}};
       }));
 }
@@ -126,8 +122,7 @@ Json TrainingService::State::create_sampling_session(Fields& fields) {
   if (base_model) check_base(*base_model);
   check_session(session);
   const std::string id = str(session, ":sample:", number);
-  const MutexLock lock(mutex);
-  sampling[id] = std::move(created);
+  keep_sampler(id, created);
   return {{"type", "create_sampling_session"}, {"sampling_session_id", id}};
 }
 
@@ -177,9 +172,9 @@ Json TrainingService::State::sample(Fields& fields) {
   }
   check_queue(session);
   const int64_t count = request.sampling.n_samples;
-  const auto [id, is_new] = futures.add(session, str(sampler, "/", seq_id));
-  if (is_new)
-    queue.add_now(session, run_later([this, id = id, request = std::move(request)] {
+  const std::string id = str(sampler, "/", seq_id);
+  if (futures.add(session, id))
+    queue.add_now(session, run_later([this, id, request = std::move(request)] {
                     const FutureResult refused = guarded([&] {
                       samplers.submit(id, request, [this, id](SampleResult result) {
                         futures.complete(id, future_result(std::move(result)));

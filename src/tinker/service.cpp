@@ -31,6 +31,11 @@ HttpResponse error_response(int status, const std::string& message) {
   return response;
 }
 
+uint64_t random_seed() {
+  std::random_device device;
+  return device();
+}
+
 std::string first_name(const TrainingBase& base, const TrainingServiceSettings& settings) {
   for (const std::string& name : settings.served_model_name)
     if (name != "*") return name;
@@ -65,8 +70,13 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
       }()),
       any_name(names.contains("*")),
       checkpoints(settings.folder),
+      folder_lock(settings.folder, "folder"),
+      journal(checkpoints.hidden_folder("state"), settings.journal,
+              base_identity(base.directory, c10::toString(base.model->dtype()))),
       residents(memory.models, settings.folder, clock),
       samplers(*base.model, base.engine),
+      next_seed(random_seed()),  // another one than before a restart
+      num_restored(restore()),
       http({.host = settings.host,
             .port = static_cast<int>(settings.port),
             .limits = settings.http,
@@ -80,7 +90,18 @@ TrainingService::State::State(TrainingBase base_, TrainingServiceSettings settin
     futures.drop_old();
     end_late_sessions();
   });
-  http.every(kExpirySeconds, [this] { http.prepare(0, [this] { checkpoints.remove_expired(); }); });
+  http.every(kExpirySeconds, [this] { http.prepare(0, [this] { clean_up(); }); });
+}
+
+void TrainingService::State::clean_up() {
+  checkpoints.remove_expired();
+  try {
+    journal.drop_answers([this](const std::string& model, int64_t seq_id) {
+      return futures.result(str(model, "/", seq_id)) != nullptr;
+    });
+  } catch (const std::exception& error) {
+    log_warning(str("serve: ", error.what()));
+  }
 }
 
 std::string TrainingService::State::check_access(const HttpRequest& request, const std::string& route) const {
@@ -159,10 +180,15 @@ void TrainingService::State::retrieve(const HttpRequest& request, const std::str
   });
   if (found == Futures::Found::kReady || found == Futures::Found::kWaits) return;
   waits.erase(waiter);
-  if (found == Futures::Found::kGone)
+  bool is_of_session = false;
+  {
+    const MutexLock guard(mutex);
+    is_of_session = sessions.contains(id.substr(0, id.find(':')));
+  }
+  if (is_of_session)
     throw ApiError(
-        410, str("request_id: the result of ", quoted(id, 60), " is no longer kept; send the request again"));
-  throw ApiError(404, str("request_id: got ", quoted(id, 60), ", which does not exist"), "request_id");
+        410, str("request_id: the result of ", quoted(id, 100), " is not kept; send the request again"));
+  throw ApiError(404, str("request_id: got ", quoted(id, 100), ", which does not exist"), "request_id");
 }
 
 void TrainingService::State::expire_waits() {
@@ -197,6 +223,7 @@ HttpResponse TrainingService::State::respond(const std::string& route, const Htt
                                              const std::string& tenant) {
   if (route.starts_with("download/")) return download(route, request.method);
   const Json result = answer(route, request, tenant);
+  keep_request(result, route, request);
   return result.is_null() ? HttpResponse{.status = 204} : HttpResponse{.body = dump_line(result)};
 }
 
@@ -275,6 +302,11 @@ Json TrainingService::State::capabilities() const {
 // ---- The computation thread
 
 TrainingModel& TrainingService::State::training(const std::string& model) {
+  {
+    const MutexLock lock(mutex);
+    const auto lost = models.find(model);
+    if (lost != models.end() && !lost->second.failure.empty()) throw UserError(lost->second.failure);
+  }
   TrainingModel* const found = residents.use(model);
   if (!found)
     throw UserError(str("model ", model, " does not exist: its creation failed, or its session has ended"));
@@ -283,18 +315,27 @@ TrainingModel& TrainingService::State::training(const std::string& model) {
 
 void TrainingService::State::free_ended_models() {
   std::map<std::string, ClientModel> freed;
+  std::set<std::string> finished;
   {
     const MutexLock lock(mutex);
     for (const std::string& model : ended)
       if (auto found = models.extract(model)) freed.insert(std::move(found));
     ended.clear();
+    finished.swap(ended_sessions);
   }
-  for (const auto& [id, model] : freed) try {
+  const auto log_failure = [](const std::string& what, const std::function<void()>& run) {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      log_warning(str("serve: ", what, ": ", error.what()));
+    }
+  };
+  for (const auto& [id, model] : freed)
+    log_failure(id, [&] {
       residents.remove(id);
       checkpoints.end_run(id, model.last_request);
-    } catch (const std::exception& error) {
-      log_warning(str("serve: ", id, ": ", error.what()));
-    }
+    });
+  for (const std::string& session : finished) log_failure(session, [&] { journal.remove_session(session); });
 }
 
 FutureResult TrainingService::State::guarded(const std::function<FutureResult()>& run) const {
@@ -336,7 +377,12 @@ bool TrainingService::State::serve_others(double seconds, const std::function<bo
 
 void TrainingService::State::compute(ModelQueue::Group group) {
   const Work& first = group.works.front();
-  if (!first.request) return compute_now(first);
+  if (!first.request) {
+    FutureResult result = guarded(first.run);
+    if (!first.future.empty())
+      futures.complete(first.future, journalled(group.model, first, std::move(result)));
+    return;
+  }
   std::vector<const ForwardBackwardRequest*> requests;
   for (const Work& work : group.works) requests.push_back(work.request.get());
   std::vector<ForwardBackwardResult> results;
@@ -345,7 +391,9 @@ void TrainingService::State::compute(ModelQueue::Group group) {
     return FutureResult{};
   });
   for (size_t i = 0; i < group.works.size(); ++i)
-    futures.complete(group.works[i].future, results.empty() ? failed : future_result(std::move(results[i])));
+    futures.complete(group.works[i].future,
+                     journalled(group.model, group.works[i],
+                                results.empty() ? failed : future_result(std::move(results[i]))));
 }
 
 TrainingService::TrainingService(TrainingBase base, TrainingServiceSettings settings, ApiKeys keys)
@@ -358,6 +406,8 @@ std::string TrainingService::url() const {
 
 void TrainingService::run(const std::function<bool()>& stop) {
   State& state = *state_;
+  // Restored models are made before their requests run.
+  while (const std::optional<Work> work = state.queue.take_now()) state.compute_now(*work);
   while (!stop()) {
     state.free_ended_models();
     state.residents.park_unused(state.settings.idle_seconds);
@@ -370,6 +420,7 @@ void TrainingService::run(const std::function<bool()>& stop) {
     if (!worked) state.queue.wait_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(100));
   }
   state.http.close();
+  if (state.settings.journal) return;  // sessions go on when the service starts again
   std::vector<std::string> sessions;
   {
     const MutexLock lock(state.mutex);

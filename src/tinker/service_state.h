@@ -1,6 +1,7 @@
 // The state of a TrainingService, and its routes by subject: sessions and training (training_routes.cpp),
 // sampling (sampling_routes.cpp), lists and downloads (rest_routes.cpp). service.cpp has HTTP and the
-// computation thread, tenants.cpp the checks of which tenant may address what.
+// computation thread, tenants.cpp the checks of which tenant may address what, service_journal.cpp the
+// journal.
 #pragma once
 
 #include <atomic>
@@ -16,12 +17,14 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mutex.h"
 #include "models/lora_settings.h"
 #include "net/http_server.h"
 #include "serve/api.h"
 #include "tinker/checkpoints.h"
 #include "tinker/futures.h"
+#include "tinker/journal.h"
 #include "tinker/model_memory.h"
 #include "tinker/resident_models.h"
 #include "tinker/samplers.h"
@@ -62,12 +65,14 @@ struct TrainingService::State {
     LoraSettings adapter;      // rank 0: all weights are trained
     int64_t bytes = 0;         // that it holds when it is not parked
     int64_t last_request = 0;  // seconds since 1970
+    std::string failure = {};  // why it is lost; empty: it is not
   };
   struct SamplingSession {
     std::string session;
     std::filesystem::path adapter;  // empty: the base model
     std::string model_path;         // as clients see it; empty: the base model
     std::string follows;            // the model whose later saves it takes; empty: a snapshot
+    int64_t seq_id = 0;             // of the save that made it
   };
   struct Wait {
     std::string future;
@@ -100,6 +105,7 @@ struct TrainingService::State {
   void expire_waits();
   void tell_polls(const std::string& key);  // any thread: the request with this key is complete
   void end_late_sessions();
+  void clean_up();  // preparation thread
 
   // Preparation threads. Each returns the answer of a route.
   HttpResponse respond(const std::string& route, const HttpRequest& request, const std::string& tenant);
@@ -148,8 +154,8 @@ struct TrainingService::State {
   Json enqueue(const std::string& model, int64_t seq_id, Work work);  // in the order of seq_id
   Json enqueue_now(const std::string& session, const std::string& key, std::function<FutureResult()> run);
   void check_queue(const std::string& session) const;  // throws ApiError 429 if its tenant's is full
-  Json add_model(const std::string& session, const std::string& id, const LoraSettings& adapter,
-                 uint64_t seed, const Json& metadata);
+  Json add_model(const std::string& session, const std::string& id, const ModelStart& start,
+                 const Json& metadata = nullptr);
   void check_new_model(const ModelNeed& need, const LoraSettings& adapter,
                        const std::set<std::string>& of_tenant) const REQUIRES(mutex);
   std::string session_of(const std::string& model) const;
@@ -163,9 +169,23 @@ struct TrainingService::State {
   void compute(ModelQueue::Group group);
   void compute_now(const Work& work);
   bool serve_others(double seconds, const std::function<bool()>& stop);
+  FutureResult make_training(const std::string& id, const ModelStart& start);
+  FutureResult load(const std::string& id, const std::string& path, bool with_optimizer);
   void free_ended_models();
   TrainingModel& training(const std::string& model);  // not parked
   FutureResult guarded(const std::function<FutureResult()>& run) const;
+
+  // service_journal.cpp. keep_request() is called before a request is acknowledged, journalled() before its
+  // result is complete.
+  void keep_request(const Json& answer, const std::string& route, const HttpRequest& request);
+  FutureResult journalled(const std::string& model, const Work& work, FutureResult result);
+  void journal_step(const std::string& model, int64_t seq_id, const FutureResult& result);
+  void keep_sampler(const std::string& id, const SamplingSession& sampler);
+  int64_t restore();  // returns the number of models
+  void restore_samplers(const RestoredSession& session);
+  void restore_model(const std::string& session, RestoredModel& restored);
+  // All requests of the model fail from now on. Returns their message.
+  std::string lose_model(const std::string& session, const std::string& id, const std::string& why);
 
   const ServiceMemory memory;
   const TrainingBase base;
@@ -175,25 +195,30 @@ struct TrainingService::State {
   const std::set<std::string> names;  // that clients may use for it
   const bool any_name;
   const Checkpoints checkpoints;
+  const FolderLock folder_lock;
+  Journal journal;
   const SteadyClock clock;
   Futures futures{clock, [this](const std::string& key) { tell_polls(key); }};
   ModelQueue queue;
   ResidentModels residents;  // computation thread only, as samplers
   Samplers samplers;
-  std::atomic<uint64_t> next_seed = 1, num_waiters = 0, num_sessions = 0, num_samplers = 0;
+  std::atomic<uint64_t> next_seed, num_waiters = 0, num_sessions = 0;
   std::atomic<size_t> num_polls = 0;  // polls.size(), or more
 
   mutable Mutex mutex;
   std::map<std::string, Session> sessions GUARDED_BY(mutex);
   std::map<std::string, ClientModel> models GUARDED_BY(mutex);
   std::map<std::string, SamplingSession> sampling GUARDED_BY(mutex);
-  std::set<std::string> ended GUARDED_BY(mutex);  // models that the computation thread must free
+  // Models and sessions that the computation thread must free.
+  std::set<std::string> ended GUARDED_BY(mutex), ended_sessions GUARDED_BY(mutex);
 
   std::map<std::string, Download> downloads GUARDED_BY(mutex);  // by the secret in the link
 
   std::map<uint64_t, Wait> waits;  // I/O thread only
   std::list<Poll> polls;           // I/O thread only
-  HttpServer http;                 // last, because its threads use the members above
+  bool is_restoring = true;        // until the constructor ends
+  const int64_t num_restored;
+  HttpServer http;  // last, because its threads use the members above
 };
 
 }  // namespace bough

@@ -17,6 +17,7 @@ struct TrainingServiceSettings {
   std::string api_key_file;
   std::vector<std::string> served_model_name;
   std::string folder = "tinker";
+  bool journal = true;
   std::string plan = "auto";
   int64_t max_tokens_per_pass = 0;
   Bytes memory, model_memory;
@@ -51,6 +52,9 @@ struct TrainingServiceSettings {
       "names of the base model that clients may use; '*' in the list: any name; empty: the directory's name "
       "and its path");
     v("folder", folder, "folder for the clients' adapters and optimizer states", not_empty());
+    v("journal", journal,
+      "write every optimizer step and every waiting request to folder/.state, so that a service that was "
+      "stopped or killed goes on there with its sessions when it starts again");
     v("plan", plan, "strategy of training plans (docs/plans.md), as tree_training_mode of a run",
       not_empty());
     v("max_tokens_per_pass", max_tokens_per_pass, "largest number of tokens of a training pass; 0: by device",

@@ -68,7 +68,7 @@ void TrainingService::State::check_names(const OrderedJson& body, const std::str
 
 void TrainingService::State::check_queue(const std::string& session) const {
   const std::optional<std::string> tenant = tenant_of(session);
-  if (tenant && futures.num_unfetched(sessions_of(*tenant)) >= settings.max_requests)
+  if (!is_restoring && tenant && futures.num_unfetched(sessions_of(*tenant)) >= settings.max_requests)
     throw ApiError(429, str("more than ", settings.max_requests,
                             " requests wait, run or have a result that was not fetched (max_requests)"));
 }

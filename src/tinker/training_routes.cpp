@@ -1,5 +1,8 @@
 // Sessions, models, training and checkpoints.
 #include <algorithm>
+#include <iomanip>
+#include <random>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -71,13 +74,18 @@ Json TrainingService::State::create_session(Fields& fields, const std::string& t
   if (const auto name = fields.text("display_name")) description["display_name"] = *name;
   fields.ignore({"tags", "sdk_version", "project_id", "type"});
   fields.done();
+  const auto check_limit = [&] {
+    const MutexLock lock(mutex);
+    const int64_t its = std::count_if(sessions.begin(), sessions.end(),
+                                      [&](const auto& entry) { return entry.second.tenant == tenant; });
+    if (its >= settings.max_sessions)
+      throw ApiError(400, str("got a session more than ", settings.max_sessions,
+                              "; expected fewer at once (max_sessions): finish a session"));
+  };
+  check_limit();
   const std::string id = "session-" + random_hex(16);
+  journal.add_session(id, {{"tenant", tenant}, {"description", description}});
   const MutexLock lock(mutex);
-  const int64_t its = std::count_if(sessions.begin(), sessions.end(),
-                                    [&](const auto& entry) { return entry.second.tenant == tenant; });
-  if (its >= settings.max_sessions)
-    throw ApiError(400, str("got a session more than ", settings.max_sessions,
-                            "; expected fewer at once (max_sessions): finish a session"));
   sessions[id] = {clock.now(), tenant, ++num_sessions, std::move(description)};
   return {{"type", "create_session"}, {"session_id", id}};
 }
@@ -97,7 +105,7 @@ void TrainingService::State::end_session(const std::string& session) {
   std::vector<std::string> its;
   {
     const MutexLock lock(mutex);
-    sessions.erase(session);
+    if (sessions.erase(session) > 0) ended_sessions.insert(session);
     for (const auto& [id, model] : models)
       if (model.session == session) its.push_back(id);
     std::erase_if(sampling, [&](const auto& entry) { return entry.second.session == session; });
@@ -142,7 +150,8 @@ std::string TrainingService::State::future_of_gone(const std::string& model) {
   const std::string last = checkpoints.newest(model);
   if (last.empty())
     throw ApiError(404, str("model_id: got ", quoted(model, 100), ", which does not exist"), "model_id");
-  const auto [id, is_new] = futures.add("", model + "/gone");  // one for all requests, so they take no memory
+  const std::string id = model + "/gone";  // one for all requests, so they take no memory
+  const bool is_new = futures.add("", id);
   const std::string why = "its session ended, or the service was started again";
   if (is_new)
     futures.complete(id,
@@ -161,7 +170,8 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
     if (const auto found = models.find(model); found != models.end())
       found->second.last_request = now_seconds();
   }
-  const auto [id, is_new] = futures.add(session, str(model, "/", seq_id));
+  const std::string id = str(model, "/", seq_id);
+  const bool is_new = futures.add(session, id);
   work.future = id;
   if (is_new && !queue.add(model, seq_id, std::move(work)))
     futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model,
@@ -170,11 +180,10 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
   return {{"request_id", id}, {"model_id", model}};
 }
 
-Json TrainingService::State::enqueue_now(const std::string& session, const std::string& key,
+Json TrainingService::State::enqueue_now(const std::string& session, const std::string& id,
                                          std::function<FutureResult()> run) {
   check_queue(session);
-  const auto [id, is_new] = futures.add(session, key);
-  if (is_new) queue.add_now(session, {.future = id, .run = std::move(run)});
+  if (futures.add(session, id)) queue.add_now(session, {.future = id, .run = std::move(run)});
   return {{"request_id", id}};
 }
 
@@ -200,32 +209,49 @@ void TrainingService::State::check_new_model(const ModelNeed& need, const LoraSe
 }
 
 Json TrainingService::State::add_model(const std::string& session, const std::string& id,
-                                       const LoraSettings& adapter, uint64_t seed, const Json& metadata) {
-  const ModelNeed need = need_of(*base.model, adapter);
+                                       const ModelStart& start, const Json& metadata) {
+  const ModelNeed need = need_of(*base.model, start.adapter);
   const std::string tenant = tenant_of(session).value_or("");
   const std::set<std::string> of_tenant = sessions_of(tenant);
   {
     const MutexLock lock(mutex);
-    if (!models.contains(id)) check_new_model(need, adapter, of_tenant);
-    models.try_emplace(id, ClientModel{session, adapter, need.bytes(), now_seconds()});
+    if (!is_restoring && !models.contains(id)) check_new_model(need, start.adapter, of_tenant);
+    models.try_emplace(id, ClientModel{session, start.adapter, need.bytes(), now_seconds()});
   }
+  journal.add_model(id, start);
   queue.add_model(id);
   checkpoints.begin_run(id, {{"tenant", tenant},
                              {"base_model", shown_name},
-                             {"lora_rank", adapter.rank},
+                             {"lora_rank", start.adapter.rank},
                              {"user_metadata", metadata}});
-  Json answer = enqueue_now(session, id, [this, id, adapter, seed, bytes = need.bytes()] {
-    residents.add(id, bytes, [&] {
-      return std::make_unique<TrainingModel>(
-          *base.model, adapter, seed,
-          TrainingPlans{settings.plan, settings.max_tokens_per_pass, memory.passes});
+  Json answer = enqueue_now(session, id, [this, id, start] { return make_training(id, start); });
+  if (!start.path.empty())
+    answer = enqueue_now(session, id + "/load", [this, id, start] {
+      FutureResult result{{{"path", start.path}, {"model_id", id}, {"type", "load_weights"}}};
+      if (journal.snapshot(id)) return result;  // done before a restart
+      result = load(id, start.path, start.with_optimizer);
+      journal_step(id, 0, result);
+      return result;
     });
-    const MutexLock lock(mutex);
-    if (!models.contains(id)) ended.insert(id);  // its session has ended meanwhile
-    return FutureResult{{{"model_id", id}, {"type", "create_model"}}};
-  });
   answer["model_id"] = id;
   return answer;
+}
+
+FutureResult TrainingService::State::make_training(const std::string& id, const ModelStart& start) {
+  residents.add(id, need_of(*base.model, start.adapter).bytes(), [&] {
+    auto model = std::make_unique<TrainingModel>(
+        *base.model, start.adapter, start.seed,
+        TrainingPlans{settings.plan, settings.max_tokens_per_pass, memory.passes});
+    if (const auto snapshot = journal.snapshot(id)) try {
+        model->load(*snapshot, /*with_optimizer=*/true);
+      } catch (const UserError& error) {
+        throw UserError(lose_model(session_of(id), id, str("its journal is damaged: ", error.what())));
+      }
+    return model;
+  });
+  const MutexLock lock(mutex);
+  if (!models.contains(id)) ended.insert(id);  // its session has ended meanwhile
+  return {{{"model_id", id}, {"type", "create_model"}}};
 }
 
 Json TrainingService::State::create_model(Fields& fields) {
@@ -236,16 +262,15 @@ Json TrainingService::State::create_model(Fields& fields) {
   const OrderedJson* const config = fields.object("lora_config");
   if (!config && !settings.full_fine_tuning)
     fields.wrong("lora_config", "the settings of an adapter; all weights are trained with full_fine_tuning");
-  uint64_t seed = 0;
-  LoraSettings adapter;
-  if (config) adapter = read_adapter(*config, settings.max_rank, seed);
-  if (settings.full_fine_tuning) adapter = {};
+  ModelStart start;
+  if (config) start.adapter = read_adapter(*config, settings.max_rank, start.seed);
+  if (settings.full_fine_tuning) start.adapter = {};
   const Json metadata = read_metadata(fields);
   fields.ignore({"type"});
   fields.done();
   check_session(session);
   const std::string id = model_id(session, number);
-  return add_model(session, id, adapter, seed, metadata);
+  return add_model(session, id, start, metadata);
 }
 
 Json TrainingService::State::get_info(Fields& fields) {
@@ -290,9 +315,12 @@ Json TrainingService::State::optim_step(Fields& fields) {
   fields.ignore({"type"});
   fields.done();
   return enqueue(
-      id, seq_id, run_later([this, id, parameters] {
-        return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}};
-      }));
+      id, seq_id,
+      run_later(
+          [this, id, parameters] {
+            return FutureResult{{{"type", "optim_step"}, {"metrics", training(id).optim_step(parameters)}}};
+          },
+          /*changes_weights=*/true));
 }
 
 Json TrainingService::State::save_weights(Fields& fields) {
@@ -301,17 +329,21 @@ Json TrainingService::State::save_weights(Fields& fields) {
   const CheckpointName name =
       Checkpoints::checked(id, "weights", fields.text("path").value_or(str("checkpoint-", seq_id)));
   const bool overwrites = fields.boolean("overwrite").value_or(false);
-  const Checkpoints::Terms terms = read_terms(fields);
+  Checkpoints::Terms terms = read_terms(fields);
+  terms.request = str(id, "/", seq_id);
   fields.ignore({"type"});
   fields.done();
   return enqueue(id, seq_id, run_later([this, id, name, overwrites, terms] {
-                   if (std::filesystem::exists(checkpoints.folder(name)) && !overwrites)
+                   const FutureResult result{{{"path", name.path()}, {"type", "save_weights"}}};
+                   const std::string made_by = checkpoints.made_by(name);
+                   if (made_by == terms.request) return result;  // done before a restart
+                   if (!made_by.empty() && !overwrites)
                      throw UserError(str("path: a checkpoint named ", quoted(name.name),
                                          " exists; choose another name, or set overwrite"));
                    checkpoints.publish(name, terms, [&](const std::filesystem::path& folder) {
                      training(id).save(folder, base.directory.string(), /*with_optimizer=*/true);
                    });
-                   return FutureResult{{{"path", name.path()}, {"type", "save_weights"}}};
+                   return result;
                  }));
 }
 
@@ -321,25 +353,29 @@ Json TrainingService::State::load_weights(Fields& fields) {
   check_optimizer(fields);
   const Json metadata = read_metadata(fields);
   fields.ignore({"type"});
-  const auto load = [this, name, with_optimizer](const std::string& id) {
-    training(id).load(checkpoints.folder(name), with_optimizer);
-    return FutureResult{{{"path", name.path()}, {"model_id", id}, {"type", "load_weights"}}};
-  };
   if (const auto id = fields.text("model_id")) {
     const int64_t seq_id = fields.required_integer("seq_id", 1, kMostSeqId);
     fields.done();
-    return enqueue(*id, seq_id, run_later([load, id = *id] { return load(id); }));
+    return enqueue(*id, seq_id,
+                   run_later([this, id = *id, path = name.path(),
+                              with_optimizer] { return load(id, path, with_optimizer); },
+                             /*changes_weights=*/true));
   }
   const std::string session = fields.required_text("session_id");
   const int64_t number = fields.required_integer("model_seq_id", 0, kMostSeqId);
   check_base(fields.text("base_model").value_or(shown_name));
   fields.done();
   check_session(session);
-  const std::string id = model_id(session, number);
-  add_model(session, id, checkpoints.adapter(name), 0, metadata);
-  Json answer = enqueue_now(session, id + "/load", [load, id] { return load(id); });
-  answer["model_id"] = id;
-  return answer;
+  return add_model(
+      session, model_id(session, number),
+      {.adapter = checkpoints.adapter(name), .path = name.path(), .with_optimizer = with_optimizer},
+      metadata);
+}
+
+FutureResult TrainingService::State::load(const std::string& id, const std::string& path,
+                                          bool with_optimizer) {
+  training(id).load(checkpoints.folder(checkpoints.existing(path, "weights", "path")), with_optimizer);
+  return {{{"path", path}, {"model_id", id}, {"type", "load_weights"}}};
 }
 
 Json TrainingService::State::weights_info(Fields& fields) {

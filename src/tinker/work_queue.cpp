@@ -2,15 +2,16 @@
 
 namespace bough {
 
-void ModelQueue::add_model(const std::string& model) {
+void ModelQueue::add_model(const std::string& model, int64_t first_seq_id) {
   const MutexLock lock(mutex_);
-  models_.try_emplace(model);
+  models_.try_emplace(model, Model{first_seq_id, {}});
 }
 
 bool ModelQueue::add(const std::string& model, int64_t seq_id, Work work) {
   const MutexLock lock(mutex_);
   const auto found = models_.find(model);
   if (found == models_.end() || seq_id < found->second.next) return false;
+  work.seq_id = seq_id;
   if (!found->second.waiting.emplace(seq_id, std::move(work)).second) return false;
   has_new_ = true;
   changed_.notify_one();

@@ -21,20 +21,21 @@ namespace bough {
 
 struct Work {
   std::string future;  // the id of its result
+  int64_t seq_id = 0;
   // Either a forward_backward, which may be computed together with the next ones, or a function.
   std::shared_ptr<const ForwardBackwardRequest> request;
   TinkerLossSettings loss;
   std::function<FutureResult()> run;
+  bool changes_weights = false;  // by run()
 };
 
-inline Work run_later(std::function<FutureResult()> run) {
-  return {.run = std::move(run)};
+inline Work run_later(std::function<FutureResult()> run, bool changes_weights = false) {
+  return {.run = std::move(run), .changes_weights = changes_weights};
 }
 
 class ModelQueue {
  public:
-  // A model's first seq_id is 1.
-  void add_model(const std::string& model);
+  void add_model(const std::string& model, int64_t first_seq_id = 1);
   // Returns false if a work with this seq_id has been taken before, or the model is unknown.
   bool add(const std::string& model, int64_t seq_id, Work work);
   void add_now(const std::string& session, Work work);

@@ -77,21 +77,29 @@ TEST(ModelQueue, ModelsTakeTurns) {
   EXPECT_EQ(taken(queue), "");
 }
 
+TEST(ModelQueue, AModelThatGoesOnBeginsWhereItWas) {
+  ModelQueue queue;
+  queue.add_model("m", 3);
+  EXPECT_FALSE(queue.add("m", 2, other_work("b")));
+  EXPECT_TRUE(queue.add("m", 3, other_work("c")));
+  EXPECT_EQ(taken(queue), "c ");
+}
+
 TEST(Futures, ARequestThatIsSentAgainHasTheSameFuture) {
   FakeClock clock;
   Futures futures(clock);
-  const auto [id, is_new] = futures.add("s", "model/1");
-  EXPECT_TRUE(is_new);
-  EXPECT_EQ(futures.add("s", "model/1"), std::pair(id, false));
-  EXPECT_NE(futures.add("s", "model/2").first, id);
-  EXPECT_EQ(futures.session_of(id), "s");
-  EXPECT_EQ(futures.session_of("future-99"), "");
+  EXPECT_TRUE(futures.add("s", "model/1"));
+  EXPECT_FALSE(futures.add("s", "model/1"));
+  EXPECT_TRUE(futures.add("s", "model/2"));
+  EXPECT_EQ(futures.session_of("model/1"), "s");
+  EXPECT_EQ(futures.session_of("model/99"), "");
 }
 
 TEST(Futures, WaitersAreAnsweredWhenTheResultComes) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string id = futures.add("s", "k").first;
+  const std::string id = "k";
+  futures.add("s", id);
   std::vector<int> answers;
   const auto take = [&](int waiter) {
     return [&answers, waiter](const FutureResult& result) {
@@ -111,7 +119,8 @@ TEST(Futures, WaitersAreAnsweredWhenTheResultComes) {
 TEST(Futures, AResultIsKeptForTenMinutesAfterItsFirstFetch) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string id = futures.add("s", "k").first;
+  const std::string id = "k";
+  futures.add("s", id);
   futures.complete(id, {});
   clock.advance(std::chrono::hours(5));
   futures.drop_old();
@@ -122,20 +131,18 @@ TEST(Futures, AResultIsKeptForTenMinutesAfterItsFirstFetch) {
   EXPECT_EQ(futures.wait_for(id, 2, nothing), Futures::Found::kReady);
   clock.advance(std::chrono::seconds(2));
   futures.drop_old();
-  EXPECT_EQ(futures.wait_for(id, 3, nothing), Futures::Found::kGone);
-  EXPECT_EQ(futures.wait_for("future-77", 4, nothing), Futures::Found::kUnknown);
-  EXPECT_EQ(futures.wait_for("future-99999999999999999999", 5, nothing), Futures::Found::kUnknown);
-  EXPECT_TRUE(futures.add("s", "k").second) << "a request that comes later is a new one";
+  EXPECT_EQ(futures.wait_for(id, 3, nothing), Futures::Found::kUnknown);
+  EXPECT_EQ(futures.result(id), nullptr);
+  EXPECT_TRUE(futures.add("s", "k")) << "a request that comes later is a new one";
 }
 
 TEST(Futures, ListWhatASamplingSessionHasCompletedSinceACursor) {
   FakeClock clock;
   std::vector<std::string> told;
   Futures futures(clock, [&](const std::string& key) { told.push_back(key); });
-  std::vector<std::string> ids;
-  for (const char* key :
-       {"s:sample:1/0", "s:sample:1/1", "s:sample:1/2", "s:sample:1/1000000000", "s:sample:11/0"})
-    ids.push_back(futures.add("s", key).first);
+  const std::vector<std::string> ids = {"s:sample:1/0", "s:sample:1/1", "s:sample:1/2",
+                                        "s:sample:1/1000000000", "s:sample:11/0"};
+  for (const std::string& id : ids) futures.add("s", id);
   uint64_t cursor = 0;
   EXPECT_EQ(futures.completed("s:sample:1", 0, cursor), Json::array());
   for (const size_t i : {2, 3, 4, 0})
@@ -156,7 +163,9 @@ TEST(Futures, ListWhatASamplingSessionHasCompletedSinceACursor) {
 TEST(Futures, CountWhatWasNotFetchedAndDropWhatWas) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string done = futures.add("s", "k").first, pending = futures.add("s", "l").first;
+  const std::string done = "k", pending = "l";
+  futures.add("s", done);
+  futures.add("s", pending);
   futures.add("t", "m");
   futures.complete(done, {});
   EXPECT_EQ(futures.num_unfetched({"s"}), 2);
@@ -177,10 +186,12 @@ TEST(Futures, CountWhatWasNotFetchedAndDropWhatWas) {
 TEST(Futures, EndWithTheirSession) {
   FakeClock clock;
   Futures futures(clock);
-  const std::string id = futures.add("s", "k").first, other = futures.add("t", "l").first;
+  const std::string id = "k", other = "l";
+  futures.add("s", id);
+  futures.add("t", other);
   futures.drop_session("s");
   const auto nothing = [](const FutureResult&) {};
-  EXPECT_EQ(futures.wait_for(id, 1, nothing), Futures::Found::kGone);
+  EXPECT_EQ(futures.wait_for(id, 1, nothing), Futures::Found::kUnknown);
   EXPECT_EQ(futures.wait_for(other, 2, nothing), Futures::Found::kWaits);
   futures.complete(id, {});  // its computation ends later
 }

@@ -15,14 +15,16 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 class Served:
-    """`bough serve` with a model directory at a free port. A context manager that ends the server by
-    SIGTERM."""
+    """`bough serve` with a model directory at a free port or at `port`. A context manager that ends the
+    server by SIGTERM."""
 
-    def __init__(self, program: Path, model: Path, *settings: str, env: dict[str, str] | None = None):
+    def __init__(
+        self, program: Path, model: Path, *settings: str, env: dict[str, str] | None = None, port: int = 0
+    ):
         self.log = model.parent / f"serve-{os.getpid()}-{id(self)}.log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [str(program), "serve", "--model", str(model), "--port", "0", "--json", *settings],
+                [str(program), "serve", "--model", str(model), "--port", str(port), "--json", *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from restarts_util import Killable
 from tinker_util import Service
 from tiny_models import write_tiny_model
 
@@ -48,3 +49,11 @@ def service(program, models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("service")
     with Service(program, models("qwen3"), folder, "--dtype", "fp32", "max_models=64") as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def killable(program, models, tmp_path_factory):
+    """A service in fp64 that tests kill."""
+    service = Killable(program, models("qwen3"), tmp_path_factory.mktemp("killable"), "--dtype", "fp64")
+    yield service
+    service.served.stop()
