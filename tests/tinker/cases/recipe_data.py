@@ -20,9 +20,10 @@ EXAMPLE = [
 ]
 
 
-def write_datasets(folder: Path, count: int = 128, most: int = 20, seed: int = 0) -> None:
+def write_datasets(folder: Path, count: int = 128, most: int = 20, seed: int = 0, epoch: int = 0) -> None:
     """Writes openai/gsm8k and HuggingFaceH4/no_robots with sums of two numbers from 1 to `most`. The
-    conversations of no_robots begin as rl_loop's prompts do."""
+    conversations of no_robots begin as rl_loop's prompts do. With `epoch`, gsm8k repeats its first `epoch`
+    problems."""
     draw = random.Random(seed)
     problems = []
     for _ in range(count):
@@ -32,7 +33,8 @@ def write_datasets(folder: Path, count: int = 128, most: int = 20, seed: int = 0
     (gsm8k / "main").mkdir(parents=True)
     for split in ("train", "test"):
         path = gsm8k / "main" / f"{split}-00000-of-00001.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(problems), path)
+        repeated = [problems[i % (epoch or count)] for i in range(count)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(repeated), path)
     (gsm8k / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n"
         "  - split: test\n    path: main/test-*\n---\n"

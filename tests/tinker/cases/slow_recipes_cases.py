@@ -14,7 +14,8 @@ from serve_util import Served
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "Qwen/Qwen3-8B"  # the cookbook knows its chat format, which is that of SmolLM2-Instruct
-TAUGHT, STEPS = 9, 20
+TAUGHT, STEPS = 9, 20  # steps
+EPOCH = 5  # steps: the last ones have the problems of the first ones
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def rewards(served, folder, steps, learning_rate):
 def test_rl_loop_raises_the_reward(program, real_model, tmp_path, seed):
     """The model first learns to answer in \\boxed{}, from the answers only: 20% to 60% are right then."""
     shutil.copytree(real_model, tmp_path / NAME)
-    write_datasets(tmp_path, count=32 * TAUGHT, most=10, seed=seed)
+    write_datasets(tmp_path, count=32 * TAUGHT, most=10, seed=seed, epoch=8 * EPOCH)
     with serve(program, tmp_path, "taught") as served:
         run(
             "sl_loop", served, tmp_path, "batch_size=32", "learning_rate=2e-3",
@@ -68,7 +69,7 @@ def test_rl_loop_raises_the_reward(program, real_model, tmp_path, seed):
     (tmp_path / "merged").rename(tmp_path / NAME)
     with serve(program, tmp_path, "trained") as served:
         taught = statistics.mean(rewards(served, tmp_path, 4, learning_rate=0))
-        values = rewards(served, tmp_path, STEPS, learning_rate=5e-4)
+        values = rewards(served, tmp_path, STEPS, learning_rate=3e-4)
     print(f"seed {seed}: taught {taught:.3f}, RL {values}")
     assert 0.2 < taught < 0.6
-    assert statistics.mean(values[-5:]) > statistics.mean(values[:5]), values
+    assert statistics.mean(values[-EPOCH:]) > statistics.mean(values[:EPOCH]), values
