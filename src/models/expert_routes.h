@@ -1,6 +1,6 @@
-// The experts that the tokens of one pass use in a mixture: those that were recorded when the tokens were first
-// computed ("routing replay"), and the router's choice for tokens without a record. Contexts of attention
-// (AttentionContext::route) hold one.
+// The experts that the tokens of one pass use in a mixture: those that were recorded when the tokens were
+// first computed ("routing replay"), and the router's choice for tokens without a record. Contexts of
+// attention (AttentionContext::route) hold one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

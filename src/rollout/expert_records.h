@@ -2,8 +2,8 @@
 //
 // Row i of a sequence belongs to token i. The row that was recorded when the token was first computed stays,
 // also if the sequence is preempted, its pages are evicted, or a sibling computes the same prefix again. Full
-// pages of tokens are kept as chunks: a sequence that takes another sequence's pages takes their rows, and one
-// that computes a known prefix again replays the rows (the bf16 products of two passes may choose other
+// pages of tokens are kept as chunks: a sequence that takes another sequence's pages takes their rows, and
+// one that computes a known prefix again replays the rows (the bf16 products of two passes may choose other
 // experts). After new weights, tokens are routed afresh.
 //
 // Memory: a row takes two bytes per expert and layer. Each sequence in flight has its rows, and at most

@@ -157,7 +157,8 @@ TEST(ExpertRecords, AfterNewWeightsTokensAreRoutedAfresh) {
   EXPECT_EQ(engine.statistics().rerouted_experts, 37 + 2 * (37 + 6 - 1));
 }
 
-// The records of a prefix outlive its pages: another request with the prefix, whose pages are gone, replays it.
+// The records of a prefix outlive its pages: another request with the prefix, whose pages are gone, replays
+// it.
 TEST(ExpertRecords, OutliveThePagesOfAPrefix) {
   const auto model = small_rollout_model(at::kDouble, 3, small_mixture_config());
   EmbeddedEngineOptions options = recording_options();

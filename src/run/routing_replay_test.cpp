@@ -9,8 +9,8 @@
 namespace bough {
 namespace {
 
-// Samples with prefix hits, prompts in chunks, preemptions, and an update of the weights (to equal ones) in the
-// middle of the samples.
+// Samples with prefix hits, prompts in chunks, preemptions, and an update of the weights (to equal ones) in
+// the middle of the samples.
 std::vector<Trajectory> recorded_samples(const Model& model) {
   auto options = engine_options(7, 24);
   options.settings.return_routed_experts = true;

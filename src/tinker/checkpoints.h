@@ -1,8 +1,8 @@
 // Saved models on disk: FOLDER/RUN/weights/NAME with the optimizer's state, FOLDER/RUN/sampler_weights/NAME
-// and FOLDER/RUN/external_weights/NAME without it. An adapter is in PEFT's format, a model of which all weights
-// are trained a Hugging Face directory. Clients name them tinker://RUN/weights/NAME. checkpoint.json holds when
-// one expires, whether it is public and the client's metadata; FOLDER/RUN/run.json describes the model and
-// names its tenant. Thread-safe: it has no state but the files.
+// and FOLDER/RUN/external_weights/NAME without it. An adapter is in PEFT's format, a model of which all
+// weights are trained a Hugging Face directory. Clients name them tinker://RUN/weights/NAME. checkpoint.json
+// holds when one expires, whether it is public and the client's metadata; FOLDER/RUN/run.json describes the
+// model and names its tenant. Thread-safe: it has no state but the files.
 #pragma once
 
 #include <cstdint>

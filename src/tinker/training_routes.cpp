@@ -165,15 +165,20 @@ Json TrainingService::State::enqueue(const std::string& model, int64_t seq_id, W
   if (!exists(model)) return {{"request_id", future_of_gone(model)}, {"model_id", model}};
   const std::string session = session_of(model);
   check_queue(session);
+  std::string failure;
   {
     const MutexLock lock(mutex);
-    if (const auto found = models.find(model); found != models.end())
+    if (const auto found = models.find(model); found != models.end()) {
       found->second.last_request = now_seconds();
+      failure = found->second.failure;
+    }
   }
   const std::string id = str(model, "/", seq_id);
   const bool is_new = futures.add(session, id);
   work.future = id;
-  if (is_new && !queue.add(model, seq_id, std::move(work)))
+  // The requests of a lost model fail at once: those before them may never come.
+  if (is_new && !failure.empty()) futures.complete(id, failed_result(failure, "user"));
+  else if (is_new && !queue.add(model, seq_id, std::move(work)))
     futures.complete(id, failed_result(str("seq_id ", seq_id, " of ", model,
                                            " was used before, and its result is no longer kept"),
                                        "user"));

@@ -41,8 +41,8 @@ struct ExecutorOptions {
   // Page selection of tokens that are marked as sampled (mark_tokens), as in generation under this policy.
   // CPU only.
   SparsePolicy sparse = {};
-  // Tokens with recorded experts (mark_tokens) use these instead of the router's choice. Other tokens, and all
-  // tokens if false, use the router's choice.
+  // Tokens with recorded experts (mark_tokens) use these instead of the router's choice. Other tokens, and
+  // all tokens if false, use the router's choice.
   bool replays_experts = false;
   std::vector<RoutedExperts>* routed_experts = nullptr;  // ForwardRequest::routed_experts
   // The ranks that compute the batch together (TrainingRanks::loss_group()), each with a shard of the batch

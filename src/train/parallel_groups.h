@@ -76,8 +76,8 @@ void sum_values(RowValues& values, Communicator& ranks);
 // rows. `own`: this rank's results, one per share. `ranks`: nullptr if there is one rank.
 ExecutionResult sum_shards(std::vector<ExecutionResult> own, Communicator* ranks);
 void sum_values(const at::Tensor& values_R, Communicator& ranks);
-// `by_sequence`: each rank has the experts of its shard's sequences, and nothing of other sequences. All ranks
-// get all.
+// `by_sequence`: each rank has the experts of its shard's sequences, and nothing of other sequences. All
+// ranks get all.
 void gather_experts(std::vector<RoutedExperts>& by_sequence, Communicator& ranks);
 // Replaces each rank's loss and metrics by those of all loss rows, merged in rank order.
 void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks);

@@ -1,10 +1,10 @@
-// Marks that keep tokens of a batch apart in its prefix tree, and what plan execution replays at marked tokens.
+// Marks that keep tokens of a batch apart in its prefix tree. Plan execution replays records at marked ones.
 //
-// - A sparse policy computes a sampled token with page selection and all other tokens densely. So equal tokens
-//   must not be one tree node if only one was sampled: sampled tokens have kDrawnMark.
+// - A sparse policy computes a sampled token with page selection and all other tokens densely. So equal
+//   tokens must not be one tree node if only one was sampled: sampled tokens have kDrawnMark.
 // - If generation recorded a token's page selection or its experts, the token also has kReplayMark, and the
 //   lower bits hold an index into TrainBatch::replayed. Tokens with equal ids and equal records have the same
-//   index, so that they can be one node; tokens with different records are different nodes.
+//   index, so that they can be one node. Tokens with different records are different nodes.
 // The executor removes the marks.
 #pragma once
 
@@ -30,7 +30,8 @@ struct ReplayedToken {
   std::span<const uint16_t> experts;  // RoutedExperts::row(); empty: not recorded
 };
 
-// Token records at equal prefixes of several sequences, which a mixture of experts may have routed differently.
+// Token records at equal prefixes of several sequences. A mixture of experts may have routed these tokens
+// differently in each sequence.
 struct RouteDifferences {
   int64_t rows = 0;       // records, one per token of a sequence
   int64_t different = 0;  // those unlike the most frequent record of their token

@@ -6,11 +6,11 @@
 //   i[t,:] = the K largest of l[t,:], or recorded indices  choose_experts(), or the caller
 //   w[t,k] = softmax(l[t,:])[i[t,k]]                       expert_weights()
 //            renormalised: divided by sum_k, which equals a softmax over l[t,i[t,:]] alone
-//   y[t]   = x[t] + sum_k w[t,k] · down_e · act(gate_e · h[t], up_e · h[t]),  e = i[t,k]     experts_mlp()
+//   y[t]   = x[t] + sum_k w[t,k] · down_e · act(gate_e · h[t], up_e · h[t]), e = i[t,k]   experts_mlp()
 //
 // Gradients flow through w to the router, never through the choice i. So recorded indices ("routing replay")
-// change only i. Sizes: T tokens, D hidden, F elements of an expert's feed-forward layer, E experts, K experts
-// a token, P = T · K pairs of a token and an expert.
+// change only i. Sizes: T tokens, D hidden, F elements of an expert's feed-forward layer, E experts, K
+// experts a token, P = T · K pairs of a token and an expert.
 //
 // experts_mlp() sorts the pairs by expert and computes each expert's rows with one product a matrix. Weights
 // of experts that no token uses are not read.
@@ -30,7 +30,8 @@ namespace bough {
 at::Tensor router_logits(const at::Tensor& x_TD, const Parameter* norm, const NormSettings& settings,
                          const Parameter& router, bool in_model_dtype = false, bool batch_invariant = false);
 
-// Returns the indices of the K largest logits of each row, int64 [T, K], largest first. NaN counts as largest.
+// Returns the indices of the K largest logits of each row, int64 [T, K], largest first. NaN counts as
+// largest.
 at::Tensor choose_experts(const at::Tensor& logits_TE, int64_t num_chosen);
 
 // logits: [T, E] accumulator type; experts: int64 [T, K], distinct in a row. Returns [T, K], logits' dtype.
