@@ -42,12 +42,15 @@ struct RegisteredClass {
   bool overrides_files = false;
 };
 constexpr RegisteredClass kRegistered[] = {{"qwen3", "Qwen2Tokenizer"},
+                                           {"qwen3_moe", "Qwen2Tokenizer"},
                                            {"qwen2", "Qwen2Tokenizer", true},
                                            {"gemma2", "GemmaTokenizer"},
                                            {"gemma3_text", "GemmaTokenizer"},
                                            {"mistral", ""},
+                                           {"mixtral", ""},
                                            {"phi3", ""},
-                                           {"olmo2", ""}};
+                                           {"olmo2", ""},
+                                           {"olmoe", "GPTNeoXTokenizer"}};
 
 // Keeps the order of keys, in which transformers numbers new tokens. read_json checks the file.
 // parse_ordered_json would refuse numbers of more than 64 bits, which these files have (model_max_length).

@@ -11,7 +11,8 @@ import transformers
 from rollout_files import compute_in_double, random_rollouts
 from tiny_models import ARCHITECTURES, make_tiny_model
 
-ARCHITECTURE_NAMES = list(ARCHITECTURES)
+# TreeEngine refuses mixtures of experts (test_supports_says_why_not).
+ARCHITECTURE_NAMES = [name for name, config in ARCHITECTURES.items() if "num_experts_per_tok" not in config]
 
 
 def sequences_of(seed, vocab):
