@@ -17,8 +17,9 @@ def test_random_schedules_give_the_weights_of_an_undisturbed_client(killable, do
     check_schedule(killable, double("qwen3"), seed)
 
 
-def test_an_ended_session_leaves_nothing_but_its_checkpoints(killable):
-    client = Client(killable)
+def client_with_a_snapshot(service):
+    """A client whose model has taken a step, was saved, and has a sampler."""
+    client = Client(service)
     client.begin()
     client.submit(Call(1, "forward_backward", batch=batches(1)[0]))
     client.submit(Call(2, "optim_step"))
@@ -26,6 +27,11 @@ def test_an_ended_session_leaves_nothing_but_its_checkpoints(killable):
     body = {"model_id": client.model, "seq_id": 4, "sampling_session_seq_id": 0, "kind": "snapshot"}
     client.post_json("save_weights_for_sampler", body)
     client.fetch(f"{client.model}/4")
+    return client
+
+
+def test_an_ended_session_leaves_nothing_but_its_checkpoints(killable):
+    client = client_with_a_snapshot(killable)
     state, run = killable.folder / ".state" / client.session, killable.folder / client.model
     assert state.is_dir() and [*run.glob("sampler_weights/.snapshot-*")]
     client.finish()
@@ -119,14 +125,7 @@ def test_a_damaged_journal_fails_only_its_own_model(killable):
 
 def test_without_the_journal_a_restart_ends_the_sessions(program, models, tmp_path):
     service = Killable(program, models("qwen3"), tmp_path, "journal=false")
-    client = Client(service)
-    client.begin()
-    client.submit(Call(1, "forward_backward", batch=batches(1)[0]))
-    client.submit(Call(2, "optim_step"))
-    client.submit(Call(3, "save_weights"))
-    body = {"model_id": client.model, "seq_id": 4, "sampling_session_seq_id": 0, "kind": "snapshot"}
-    client.post_json("save_weights_for_sampler", body)
-    client.fetch(f"{client.model}/4")
+    client = client_with_a_snapshot(service)
     run = service.folder / client.model
     assert [*run.glob("sampler_weights/.snapshot-*")] and not (service.folder / ".state").exists()
     service.kill()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from tinker import types
 
 VOCABULARY = 311  # of the tiny models
 PREFIX = "base_model.model."
+
+
+def paths_in(folder):
+    """All files and folders. Unlike rglob, a walk bears that the service removes a folder meanwhile."""
+    walk = os.walk(folder)
+    return {Path(place) / name for place, folders, files in walk for name in [*folders, *files]}
 
 
 class Service(Served):
