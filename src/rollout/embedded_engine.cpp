@@ -375,19 +375,22 @@ void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& sampled) {
     result.page_choices = storage_.kept_choices(sample.table.pages, sample.num_computed,
                                                 [&](int64_t i) { return entry.is_sampled(i); });
   }
-  // The last token has not been computed.
-  if (experts_) result.routed_experts = experts_->of(sample.experts, std::ssize(sample.tokens) - 1);
+  result.routed_experts = routed_experts_of(sample);
   scheduler_.finish(sample, is_stop            ? FinishReason::kStop
                             : ends_stop_string ? FinishReason::kStopString
                                                : FinishReason::kLength);
   if (active.num_done == request.sampling.n_samples) finished_.push_back(scheduler_.take(active));
 }
 
+RoutedExperts EmbeddedEngine::routed_experts_of(const ActiveSample& sample) const {
+  return experts_ ? experts_->of(sample.experts, std::ssize(sample.tokens) - 1) : RoutedExperts();
+}
+
 bool EmbeddedEngine::cancel(uint64_t id) {
   if (ActiveRequest* request = experts_ ? scheduler_.find(id) : nullptr)
     for (ActiveSample& sample : request->samples)
       if (sample.state != ActiveSample::State::kDone && !sample.result.token_ids.empty())
-        sample.result.routed_experts = experts_->of(sample.experts, std::ssize(sample.tokens) - 1);
+        sample.result.routed_experts = routed_experts_of(sample);
   if (!scheduler_.cancel(id)) return false;
   finished_.push_back(scheduler_.take(*scheduler_.find(id)));
   return true;
@@ -397,12 +400,9 @@ std::vector<RunningRequest> EmbeddedEngine::running() const {
   std::vector<RunningRequest> running = scheduler_.running_requests();
   if (!experts_) return running;
   for (RunningRequest& request : running)
-    for (size_t i = 0; i < request.samples.size(); ++i) {
-      const ActiveSample& sample = scheduler_.find(request.id)->samples[i];
+    for (size_t i = 0; i < request.samples.size(); ++i)
       if (!request.samples[i].has_ended)
-        request.samples[i].sample.routed_experts =
-            experts_->of(sample.experts, std::ssize(sample.tokens) - 1);
-    }
+        request.samples[i].sample.routed_experts = routed_experts_of(scheduler_.find(request.id)->samples[i]);
   return running;
 }
 

@@ -124,6 +124,8 @@ class EmbeddedEngine : public Engine {
   void sample_rows(const at::Tensor& logits_RV,
                    const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
   void append(ActiveSample& sample, const SampledToken& sampled);
+  // The records of a sample's tokens but the last, which has not been computed. Empty if there are none.
+  RoutedExperts routed_experts_of(const ActiveSample& sample) const;
 
   const Model& model_;
   EmbeddedEngineOptions options_;

@@ -9,15 +9,6 @@
 
 namespace bough {
 
-size_t ExpertRecords::KeyHash::operator()(const Key& key) const {
-  uint64_t hash = key.previous * 0x9E3779B97F4A7C15u;
-  for (const int32_t token : key.tokens) {
-    hash = (hash ^ static_cast<uint32_t>(token)) * 0xFF51AFD7ED558CCDu;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
 ExpertRecords::ExpertRecords(const ModelConfig& config, int64_t max_pages, int32_t version)
     : num_layers_(config.num_sparse_layers()),
       num_chosen_(config.experts_per_token),

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "data/trajectory.h"
-#include "kernels/paged_attention/pages.h"
 #include "models/config.h"
+#include "rollout/page_pool.h"
 
 namespace bough {
 
@@ -74,7 +74,7 @@ class ExpertRecords {
     bool operator==(const Key&) const = default;
   };
   struct KeyHash {
-    size_t operator()(const Key& key) const;
+    size_t operator()(const Key& key) const { return page_hash(key.previous, key.tokens); }
   };
   struct Known {
     std::shared_ptr<const ExpertChunk> chunk;

@@ -84,11 +84,11 @@ static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_h
 SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
                              std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
                              ExpertRoutes* routes)
-    : storage_(storage),
+    : RoutedContext(routes),
+      storage_(storage),
       shape_(shape),
       path_(path),
       scale_(scale),
-      routes_(routes),
       all_(segments, shape, nullptr, path),
       chooser_(segments, is_sampled, storage.sparse(), shape.num_kv_heads),
       complete_(completed_pages(segments)) {

@@ -36,34 +36,42 @@ PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_l
 // The activations of a pass and the recorded kernels are not included.
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode);
 
-// Attention of a pass: each token attends to the pages of its sequence.
-class PagedContext : public AttentionContext {
+// Chooses a mixture's experts by `routes`; nullptr: the router does.
+class RoutedContext : public AttentionContext {
  public:
-  // The storage must outlive this object. `scale` multiplies q · k. routes: chooses the experts; nullptr: the
-  // router does.
-  PagedContext(KvStorage& storage, PagedPlan plan, double scale, ExpertRoutes* routes = nullptr)
-      : storage_(storage), plan_(std::move(plan)), scale_(scale), routes_(routes) {}
-
-  PagedPlan& plan() { return plan_; }
-  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
-                    const at::Tensor& v_TGH) override;
+  explicit RoutedContext(ExpertRoutes* routes) : routes_(routes) {}
   at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
     return routes_ ? routes_->route(layer, logits_TE, num_chosen)
                    : AttentionContext::route(layer, logits_TE, num_chosen);
   }
 
  private:
+  ExpertRoutes* routes_;
+};
+
+// Attention of a pass: each token attends to the pages of its sequence.
+class PagedContext : public RoutedContext {
+ public:
+  // The storage must outlive this object. `scale` multiplies q · k. routes: chooses the experts; nullptr: the
+  // router does.
+  PagedContext(KvStorage& storage, PagedPlan plan, double scale, ExpertRoutes* routes = nullptr)
+      : RoutedContext(routes), storage_(storage), plan_(std::move(plan)), scale_(scale) {}
+
+  PagedPlan& plan() { return plan_; }
+  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) override;
+
+ private:
   KvStorage& storage_;
   PagedPlan plan_;
   double scale_;
-  ExpertRoutes* routes_;
 };
 
 // Attention of a pass with sparse attention. With the CUDA kernels, the work of a pass is planned once, with
 // open tables of pages. Each layer chooses its pages on the device, which writes them to the tables, so the
 // host never waits in attend(). Otherwise each layer except the dense ones has its own PagedPlan, which is
 // made when the layer's queries are known.
-class SparseContext : public AttentionContext {
+class SparseContext : public RoutedContext {
  public:
   // The storage and the data that `segments` point to must outlive this object. is_sampled: one flag per
   // token of the pass, 1 if the policy sampled it.
@@ -75,10 +83,6 @@ class SparseContext : public AttentionContext {
   const PageChooser& chooser() const { return chooser_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
-  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
-    return routes_ ? routes_->route(layer, logits_TE, num_chosen)
-                   : AttentionContext::route(layer, logits_TE, num_chosen);
-  }
   // Stores the choices of all layers if the storage keeps them. Call it after the pass. With the CUDA kernels
   // it then waits for the device, once.
   void keep_choices();
@@ -102,7 +106,6 @@ class SparseContext : public AttentionContext {
   PagedShape shape_;
   AttentionPath path_;
   double scale_;
-  ExpertRoutes* routes_;
   PagedPlan all_;  // attention to all pages, for dense layers; also stores keys and values
   PageChooser chooser_;
   std::vector<int32_t> complete_;  // pages whose last token is in this pass

@@ -6,13 +6,17 @@
 
 namespace bough {
 
-size_t PagePool::KeyHash::operator()(const Key& key) const {
-  uint64_t hash = key.previous_serial * 0x9E3779B97F4A7C15u;
-  for (const int32_t token : key.tokens) {
+uint64_t page_hash(uint64_t previous, std::span<const int32_t, kPageTokens> tokens) {
+  uint64_t hash = previous * 0x9E3779B97F4A7C15u;
+  for (const int32_t token : tokens) {
     hash = (hash ^ static_cast<uint32_t>(token)) * 0xFF51AFD7ED558CCDu;
     hash ^= hash >> 32;
   }
-  return (hash ^ key.sparse) * 0x9E3779B97F4A7C15u;
+  return hash;
+}
+
+size_t PagePool::KeyHash::operator()(const Key& key) const {
+  return (page_hash(key.previous_serial, key.tokens) ^ key.sparse) * 0x9E3779B97F4A7C15u;
 }
 
 PagePool::PagePool(int64_t max_pages) : max_pages_(max_pages) {

@@ -51,6 +51,9 @@ struct TokenPath {
   int64_t sparse_from = INT64_MAX;       // all tokens from this index on are sparse
 };
 
+// Hashes a full page: its tokens, and the number of what comes before them.
+uint64_t page_hash(uint64_t previous, std::span<const int32_t, kPageTokens> tokens);
+
 class PagePool {
  public:
   // Pages are numbered 0 ... max_pages - 1 and handed out lowest first, so that storage can grow with use.

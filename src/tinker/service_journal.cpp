@@ -151,11 +151,10 @@ void TrainingService::State::restore_model(const std::string& session, RestoredM
 
 std::string TrainingService::State::lose_model(const std::string& session, const std::string& id,
                                                const std::string& why) {
-  std::string last_save = "it has no save_state";
-  for (const Json& saved : checkpoints.list(id))
-    if (saved["checkpoint_type"] == "training")
-      last_save = str("create a model from its last save_state, ", saved["tinker_path"].get<std::string>());
-  const std::string failure = str("model ", id, " is lost: ", why, "; ", last_save);
+  const std::string last = checkpoints.newest(id);
+  const std::string failure =
+      str("model ", id, " is lost: ", why, "; ",
+          last.empty() ? "it has no save_state" : "create a model from its last save_state, " + last);
   log_warning("serve: " + failure);
   journal.forget(id);
   const MutexLock guard(mutex);

@@ -169,7 +169,7 @@ struct TrainingService::State {
   void compute(ModelQueue::Group group);
   void compute_now(const Work& work);
   bool serve_others(double seconds, const std::function<bool()>& stop);
-  FutureResult make_training(const std::string& id, const ModelStart& start);
+  FutureResult make_training(const std::string& id, const ModelStart& start, int64_t bytes);
   FutureResult load(const std::string& id, const std::string& path, bool with_optimizer);
   void free_ended_models();
   TrainingModel& training(const std::string& model);  // not parked

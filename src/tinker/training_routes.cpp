@@ -74,19 +74,18 @@ Json TrainingService::State::create_session(Fields& fields, const std::string& t
   if (const auto name = fields.text("display_name")) description["display_name"] = *name;
   fields.ignore({"tags", "sdk_version", "project_id", "type"});
   fields.done();
-  const auto check_limit = [&] {
+  const std::string id = "session-" + random_hex(16);
+  const Json kept = {{"tenant", tenant}, {"description", description}};
+  {
     const MutexLock lock(mutex);
     const int64_t its = std::count_if(sessions.begin(), sessions.end(),
                                       [&](const auto& entry) { return entry.second.tenant == tenant; });
     if (its >= settings.max_sessions)
       throw ApiError(400, str("got a session more than ", settings.max_sessions,
                               "; expected fewer at once (max_sessions): finish a session"));
-  };
-  check_limit();
-  const std::string id = "session-" + random_hex(16);
-  journal.add_session(id, {{"tenant", tenant}, {"description", description}});
-  const MutexLock lock(mutex);
-  sessions[id] = {clock.now(), tenant, ++num_sessions, std::move(description)};
+    sessions[id] = {clock.now(), tenant, ++num_sessions, std::move(description)};
+  }
+  journal.add_session(id, kept);
   return {{"type", "create_session"}, {"session_id", id}};
 }
 
@@ -229,7 +228,8 @@ Json TrainingService::State::add_model(const std::string& session, const std::st
                              {"base_model", shown_name},
                              {"lora_rank", start.adapter.rank},
                              {"user_metadata", metadata}});
-  Json answer = enqueue_now(session, id, [this, id, start] { return make_training(id, start); });
+  Json answer = enqueue_now(
+      session, id, [this, id, start, bytes = need.bytes()] { return make_training(id, start, bytes); });
   if (!start.path.empty())
     answer = enqueue_now(session, id + "/load", [this, id, start] {
       FutureResult result{{{"path", start.path}, {"model_id", id}, {"type", "load_weights"}}};
@@ -242,8 +242,9 @@ Json TrainingService::State::add_model(const std::string& session, const std::st
   return answer;
 }
 
-FutureResult TrainingService::State::make_training(const std::string& id, const ModelStart& start) {
-  residents.add(id, need_of(*base.model, start.adapter).bytes(), [&] {
+FutureResult TrainingService::State::make_training(const std::string& id, const ModelStart& start,
+                                                   int64_t bytes) {
+  residents.add(id, bytes, [&] {
     auto model = std::make_unique<TrainingModel>(
         *base.model, start.adapter, start.seed,
         TrainingPlans{settings.plan, settings.max_tokens_per_pass, memory.passes});

@@ -123,11 +123,10 @@ void GradientStep::check_routed_experts(const std::vector<const Trajectory*>& tr
   }
 }
 
-// R2: the experts of a pass with the weights before the first optimizer step of the batch.
-void GradientStep::record_own_experts(const std::vector<const Trajectory*>& trajectories,
-                                      const std::string& strategy, TrainBatch& batch) {
-  std::vector<RoutedExperts> routed(batch.sequences.size());
-  executor_.execute_forward(plan(batch, strategy), batch, {.routed_experts = &routed});
+// R2: from now on the batch's tokens use `routed`, the experts of the pass with the weights before the first
+// optimizer step of the batch.
+void GradientStep::replay_own_experts(const std::vector<const Trajectory*>& trajectories,
+                                      std::vector<RoutedExperts> routed, TrainBatch& batch) const {
   if (Communicator* const group = ranks_ ? ranks_->loss_group() : nullptr) gather_experts(routed, *group);
   batch.routed_experts = std::make_shared<const std::vector<RoutedExperts>>(std::move(routed));
   mark_tokens(batch, trajectories, {.sampled = sparse_.is_sparse(), .experts = true});
@@ -136,7 +135,6 @@ void GradientStep::record_own_experts(const std::vector<const Trajectory*>& traj
 TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                                        const std::string& strategy) {
   TrainBatch batch = rows_of(trajectories);
-  if (settings_.routing_replay == "R2" && !is_one_update) record_own_experts(trajectories, strategy, batch);
   LossRows& fields = batch.fields;
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
     throw UserError(
@@ -168,9 +166,14 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   if (given == TopKTokens::kEngineTop || is_asked) set_top_k_tokens(trajectories, batch);
 
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
-  if (keeps_old || in_reward || given == TopKTokens::kPolicyTop) {
-    const RowValues old = executor_.execute_forward(
-        plan(batch, strategy), batch, {.top_k = given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0});
+  const bool records_own = settings_.routing_replay == "R2" && !is_one_update;
+  if (keeps_old || in_reward || given == TopKTokens::kPolicyTop || records_own) {
+    std::vector<RoutedExperts> routed(batch.sequences.size());
+    const RowValues old =
+        executor_.execute_forward(plan(batch, strategy), batch,
+                                  {.top_k = given == TopKTokens::kPolicyTop ? settings.teacher.topk : 0,
+                                   .routed_experts = records_own ? &routed : nullptr});
+    if (records_own) replay_own_experts(trajectories, std::move(routed), batch);
     if (keeps_old) fields.proximal_log_probs_R = old.log_probs_R;
     if (keeps_old) fields.proximal_top_k_RK = old.top_k_log_probs_RK;
     if (in_reward && batch.num_rows() > 0) {

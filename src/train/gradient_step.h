@@ -92,8 +92,8 @@ class GradientStep {
   ExecutionResult add_gradient_by_shares(const Plan& plan, const TrainBatch& batch);
   Plan plan_shards(const PlanRequest& request, const std::string& strategy) const;
   void check_routed_experts(const std::vector<const Trajectory*>& trajectories) const;
-  void record_own_experts(const std::vector<const Trajectory*>& trajectories, const std::string& strategy,
-                          TrainBatch& batch);
+  void replay_own_experts(const std::vector<const Trajectory*>& trajectories,
+                          std::vector<RoutedExperts> routed, TrainBatch& batch) const;
   void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   at::Tensor kl_in_reward(const TrainBatch& batch, const at::Tensor& old_log_probs_R,
                           const at::Tensor& reference_log_probs_R);

@@ -373,7 +373,6 @@ class PlanExecution {
                   " recorded experts, the model ", "chooses ", chosen, " in each of ", layers, " layers");
       std::ranges::copy(records[t], experts.begin() + static_cast<std::ptrdiff_t>(t * size));
     }
-    expert_sizes_ = {static_cast<int64_t>(records.size()), layers, chosen};
     upload.add(experts, &input_.experts_TLK);
   }
 
@@ -409,10 +408,12 @@ class PlanExecution {
                            .scale = model_.config().attention_scale(),
                            .segments = input_.segments,
                            .shared = input_.shared};
-    if (model_.config().is_mixture())
-      pass.experts =
-          ExpertRoutes(input_.experts_TLK.defined() ? input_.experts_TLK.view(expert_sizes_) : at::Tensor(),
-                       &counts_.routes);
+    if (const ModelConfig& config = model_.config(); config.is_mixture()) {
+      at::Tensor recorded_TLK = input_.experts_TLK;
+      if (recorded_TLK.defined())
+        recorded_TLK = recorded_TLK.view({-1, config.num_sparse_layers(), config.experts_per_token});
+      pass.experts = ExpertRoutes(std::move(recorded_TLK), &counts_.routes);
+    }
     if (backward_ && recomputes_layers(block.keep)) {
       pass.recomputes_layers = true;
       pass.layers_keep_attention = block.keep == RecomputePolicy::kLayerInputsAndAttention;
@@ -510,7 +511,6 @@ class PlanExecution {
   std::vector<StackSlot> stacks_;
   std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
   PassInput input_;                           // of the current pass
-  std::vector<int64_t> expert_sizes_;         // of input_.experts_TLK
   const Block* rows_of_ = nullptr;            // the block of row_indices_
   BlockRows own_rows_;                        // with context parallelism: this rank's
   RowIndices row_indices_;
