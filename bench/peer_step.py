@@ -40,7 +40,7 @@ HEAD_ROWS = 1024  # rows of logits that a packed pass holds at once
 
 
 def make_model(shape, dtype, vocab, device="cpu"):
-    """Configuration, and a model with a tied lm_head. Weights are sampled on the CPU from seed 0."""
+    """Configuration, and a model with a tied lm_head. Weights are sampled on the device from seed 0."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     hidden, layers, heads, kv_heads, head_dim, feed_forward = SHAPES[shape]
@@ -58,7 +58,8 @@ def make_model(shape, dtype, vocab, device="cpu"):
         attn_implementation="sdpa",
     )
     torch.manual_seed(0)
-    return config, Qwen3ForCausalLM(config).to(dtype).to(device)
+    with torch.device(device):
+        return config, Qwen3ForCausalLM(config).to(dtype)
 
 
 def policy_gradient(log_probs, mask, advantage, trained):

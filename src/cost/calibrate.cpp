@@ -202,15 +202,18 @@ DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const Calibrati
     const int rounds = cells.measure(effort);
     const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
                          double& per_layer, double& per_pass) {
-      attention = AttentionFit(profile, cells, side(cells.tiny_attention), side).run();
-      const double call = linear_constant(cells, side);
+      // On a GPU a call's constant part is a launch. It passes while the GPU computes, so it is no part of the
+      // computation's time that could be taken off.
+      const bool overlap = profile.launches_overlap;
+      attention = AttentionFit(profile, cells, overlap ? 0 : side(cells.tiny_attention), side).run();
+      const double call = overlap ? 0 : linear_constant(cells, side);
       linear = fit_work(cells.linear, call, side);
       head = fit_work(cells.head, 0, side);
       const double shallow = side(cells.tiny_shallow);
       per_layer = std::max(
           0.0, (side(cells.tiny_deep) - shallow) / (CalibrationCells::kDeep - CalibrationCells::kShallow));
       per_pass = std::max(0.0, shallow - CalibrationCells::kShallow * per_layer);
-      per_layer += call - side(cells.tiny_linear);
+      if (!overlap) per_layer += call - side(cells.tiny_linear);
     };
     const Side forward{false}, backward{true};
     fit(forward, profile.attention_forward, profile.linear_forward, profile.head_forward,
