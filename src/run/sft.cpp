@@ -18,6 +18,7 @@
 #include "run/run_components.h"
 #include "text/stop_tokens.h"
 #include "train/executor.h"
+#include "train/router_losses.h"
 
 namespace bough {
 
@@ -56,6 +57,7 @@ std::unique_ptr<Model> load_trained(const SftSettings& settings) {
   auto model = load_model(settings.model.path, scalar_type_of(settings.dtype),
                           settings.device == "cuda" ? at::kCUDA : at::kCPU);
   model->set_router_type(router_type_named(settings.model.router_dtype));
+  check_router_losses("", settings.router_losses, model->config());
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, static_cast<uint64_t>(settings.seed));
   return model;
 }
@@ -174,7 +176,8 @@ double Sft::train(const std::vector<const Trajectory*>& examples) {
   const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
   const Plan plan =
       make_plan(settings_.tree.strategy(), plan_request(batch, settings_.mb_spec, settings_.tree, &costs_));
-  const ExecutionResult result = Executor(*model_).execute(plan, batch, *loss_);
+  const ExecutionResult result =
+      Executor(*model_, {.router_losses = settings_.router_losses}).execute(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {
     flat_tokens_ += planned.tree->num_flat_tokens();

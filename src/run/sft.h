@@ -21,6 +21,7 @@ struct SftSettings {
   std::string dtype = "auto";
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
+  RouterLossSettings router_losses;
   LoraSettings lora;
   OptimizerSettings optimizer = {.lr = 1e-4, .lr_scheduler_type = "cosine"};
 
@@ -37,6 +38,7 @@ struct SftSettings {
     v("dtype", dtype, "element type of the model; auto: fp32, on a GPU bf16", dtype_choices());
     tree.visit(v);
     v("mb_spec", mb_spec, "size of the passes");
+    router_losses.visit(v);
     v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
     v("optimizer", optimizer, "AdamW");
   }
