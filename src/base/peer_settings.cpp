@@ -133,6 +133,7 @@ constexpr PeerSetting kPeerSettings[] = {
 
     // OpenRLHF: openrlhf/cli/train_ppo_ray.py.
     {"pretrain", "model.path", ""},
+    {"aux_loss_coef", "actor.router_aux_loss_coef", ""},
     {"critic_pretrain", "critic.path", ""},
     {"actor_learning_rate", "actor.optimizer.lr", ""},
     {"critic_learning_rate", "critic.optimizer.lr", ""},
@@ -209,6 +210,8 @@ constexpr PeerSetting kPeerSettings[] = {
     {"skip_eval_before_train", "evaluator.at_start", "false"},
     {"save_interval", "saver.freq_steps", ""},
     {"clip_grad", "actor.optimizer.gradient_clipping", ""},
+    {"moe_aux_loss_coeff", "actor.router_aux_loss_coef", ""},
+    {"moe_z_loss_coeff", "actor.router_z_loss_coef", ""},
     {"eps_clip_high", "actor.eps_clip_higher", ""},
     {"eps_clip_c", "actor.c_clip", ""},
     {"use_tis", "actor.correction", "tis"},

@@ -93,7 +93,8 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings, c
   model->set_batch_invariant(options.batch_invariant.value_or(false));
   model->set_router_type(setup.router);
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, /*seed=*/1);
-  CostModel costs = ranks && ranks->all() ? shared_costs(*model, *ranks->all()) : model_costs(*model, {});
+  CostModel costs = ranks && ranks->all() ? shared_costs(*model, *ranks->all())
+                                          : model_costs(*model, {}, settings.router_losses.is_used());
   const PrefixTree tree = build_prefix_tree(token_spans(rollouts));
   const StepWork work = count_work(tree, trained_flags(rollouts), work_model(costs.shape()));
   return {settings, std::move(rollouts), std::move(model), std::move(costs), compute_statistics(tree), work};

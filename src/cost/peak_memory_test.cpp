@@ -58,14 +58,13 @@ struct Sequences {
 
 class Steps {
  public:
-  Steps(const ModelConfig& config, at::ScalarType dtype, const LoraSettings& lora = {})
-      : model_(make_model(config, dtype)), costs_(costs_of(config, dtype)) {
+  Steps(const ModelConfig& config, at::ScalarType dtype, const LoraSettings& lora = {},
+        const RouterLossSettings& router_losses = {})
+      : model_(make_model(config, dtype)), costs_(costs_of(config, dtype)), router_losses_(router_losses) {
     install_cpu_allocator();
     initialise(*model_, 1);
-    if (lora.enabled()) {
-      add_adapter(*model_, lora, 1);
-      costs_ = CostModel(costs_.device(), model_shape(*model_));
-    }
+    if (lora.enabled()) add_adapter(*model_, lora, 1);
+    costs_ = CostModel(costs_.device(), model_shape(*model_, router_losses.is_used()));
     model_->allocate_gradients();
     LossSettings settings;
     settings.loss = "pg";
@@ -81,7 +80,7 @@ class Steps {
     auto plan = make_plan(strategy, request_of(batch, limit));
     for (auto& planned : plan.trees)
       for (auto& block : planned.blocks) block.keep = keep.value_or(block.keep);
-    Executor(*model_).execute(plan, batch, *loss_);
+    Executor(*model_, {.router_losses = router_losses_}).execute(plan, batch, *loss_);
     const auto measured = static_cast<double>(cpu_peak_bytes() - before);
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
   }
@@ -112,6 +111,7 @@ class Steps {
 
   std::unique_ptr<Model> model_;
   CostModel costs_;
+  const RouterLossSettings router_losses_;
   std::unique_ptr<Loss> loss_;
 };
 
@@ -252,6 +252,22 @@ TEST(PeakMemory, AsPredictedForMixturesOfExperts) {
                                               << " B " << limit << " keep " << static_cast<int>(keep));
               expect_near(steps.ratio(Sequences(600, 3, 100, true, 500), strategy, limit, keep));
             }
+      }
+}
+
+// Many small experts, so that the routers' logits are a fifth of what a layer keeps.
+TEST(PeakMemory, AsPredictedForLossesOfRouters) {
+  ModelConfig config = config_of(64, 3, 192, 500);
+  config.num_experts = 128;
+  config.experts_per_token = 2;
+  config.expert_intermediate_size = 16;
+  config.renormalises_experts = true;
+  Steps steps(config, at::kFloat, {}, {.router_aux_loss_coef = 0.01, .router_z_loss_coef = 0.001});
+  for (const auto keep : {RecomputePolicy::kActivations, RecomputePolicy::kLayerInputs})
+    for (const char* strategy : {"path", "dense", "blocks"})
+      for (const int64_t limit : {2048, 300}) {
+        SCOPED_TRACE(testing::Message() << strategy << " B " << limit << " keep " << static_cast<int>(keep));
+        expect_near(steps.ratio(Sequences(600, 3, 100, true, 500), strategy, limit, keep));
       }
 }
 

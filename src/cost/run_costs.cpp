@@ -147,7 +147,7 @@ DeviceProfile profile_of(at::Device device, at::ScalarType dtype, const std::fun
 
 }  // namespace
 
-ModelShape model_shape(const Model& model) {
+ModelShape model_shape(const Model& model, bool has_router_losses) {
   // For a pipeline stage: the shape of the whole model, so that all stages make the same plan. Memory is
   // predicted well too: the first stage has as many passes in progress as there are stages, each with the
   // activations of its layers only. Together they take about as much as one pass through all layers.
@@ -157,11 +157,12 @@ ModelShape model_shape(const Model& model) {
   ModelShape shape = model_shape(config, dtype_name(model.dtype()));
   shape.adapter_elements = model.adapter_elements();
   shape.head_adapter_elements = model.head_adapter_elements();
+  shape.has_router_losses = has_router_losses;
   return shape;
 }
 
-CostModel model_costs(const Model& model, const std::function<bool()>& stop) {
-  return CostModel(profile_of(model.device(), model.dtype(), stop), model_shape(model));
+CostModel model_costs(const Model& model, const std::function<bool()>& stop, bool has_router_losses) {
+  return CostModel(profile_of(model.device(), model.dtype(), stop), model_shape(model, has_router_losses));
 }
 
 CostModel shared_costs(const Model& model, Communicator& ranks) {

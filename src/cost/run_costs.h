@@ -47,12 +47,13 @@ DeviceProfile measured_profile(c10::Device device, at::ScalarType dtype,
 // of a built-in profile. Throws UserError, with the list of names, for other values.
 DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
-ModelShape model_shape(const Model& model);
+// has_router_losses: ModelShape::has_router_losses, here and in model_costs().
+ModelShape model_shape(const Model& model, bool has_router_losses = false);
 
 // Costs on the model's device. Uses the built-in profile if the GPU has one, the dtype is fp32 or bf16, and
 // no kernel is left out. Otherwise the device is measured once and cached. Throws Interrupted if stop()
 // returns true during the measurement.
-CostModel model_costs(const Model& model, const std::function<bool()>& stop);
+CostModel model_costs(const Model& model, const std::function<bool()>& stop, bool has_router_losses = false);
 
 // Collective call. Returns the same costs on every rank: those of rank 0's device. So all ranks make the same
 // plans.

@@ -353,7 +353,7 @@ at::Tensor Decoder::experts_block(const Layer& layer, int64_t index, const at::T
                                      .output_is_read = output_is_read || config_.post_norms};
   const auto logits_TE = router_logits(x_TD, parameters.norm, parameters.norm_settings, layer.router,
                                        router_type() == RouterType::kModel, batch_invariant());
-  const auto experts_TK = attention.route(index, logits_TE.detach(), config_.experts_per_token);
+  const auto experts_TK = attention.route(index, logits_TE, config_.experts_per_token);
   const auto weights_TK = expert_weights(logits_TE, experts_TK, config_.renormalises_experts);
   return experts_mlp(x_TD, experts_TK, weights_TK, parameters, batch_invariant());
 }

@@ -175,10 +175,10 @@ std::vector<DecoderBytes::LayerKind> DecoderBytes::kinds() const {
 int64_t DecoderBytes::of_feed_forward(LayerKind kind) const {
   if (kind == LayerKind::kDense) return 2 * shape_.intermediate_size * shape_.element_bytes;
   // Gate and up of each expert; the experts' indices, the order of the pairs and its inverse; the weights.
-  // Without renormalisation the softmax keeps its output for all experts.
+  // Without renormalisation the softmax keeps its output for all experts. Losses of routers keep the logits.
   const int64_t accumulator = shape_.accumulator_bytes;
-  const int64_t weights =
-      (shape_.experts_per_token + (shape_.renormalises_experts ? 0 : shape_.num_experts)) * accumulator;
+  const int64_t of_all = (shape_.renormalises_experts ? 0 : 1) + (shape_.has_router_losses ? 1 : 0);
+  const int64_t weights = (shape_.experts_per_token + of_all * shape_.num_experts) * accumulator;
   return 2 * shape_.expert_elements() * shape_.element_bytes + 3 * shape_.experts_per_token * int64_t{8} +
          weights + (shape_.pre_norms ? accumulator : 0);  // the router's own scale of the norm
 }

@@ -23,6 +23,8 @@ struct ModelShape : ModelConfig {
   // Elements of all adapters (models/lora.h), and of the lm_head's adapter among them. If adapter_elements is
   // above 0, nothing else is trained.
   int64_t adapter_elements = 0, head_adapter_elements = 0;
+  // The routers of a mixture have losses (train/router_losses.h), whose backward needs the routers' logits.
+  bool has_router_losses = false;
 
   ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
   bool is_frozen() const { return adapter_elements > 0; }

@@ -42,8 +42,8 @@ class AttentionContext {
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                             const at::Tensor& v_TGH) = 0;
 
-  // Chooses the experts of a layer of a mixture. logits_TE: the router's, accumulator type. Returns int64
-  // [T, num_chosen], distinct in each row. Called like attend(). Default: choose_experts()
+  // Chooses the experts of a layer of a mixture. logits_TE: the router's, accumulator type, with their graph.
+  // Returns int64 [T, num_chosen], distinct in each row. Called like attend(). Default: choose_experts()
   // (kernels/experts). A context that replays recorded experts returns these instead.
   virtual at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen);
 };

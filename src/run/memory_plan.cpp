@@ -103,6 +103,7 @@ class Planning {
         memory_(memory),
         policy_(shape_of(settings.model.path)) {
     if (settings.actor.lora.enabled()) set_adapters(policy_, settings.actor.lora);
+    policy_.has_router_losses = settings.actor.router_losses.is_used();
     longest_ = longest_group();
     passes_ = passes_of_longest();
   }

@@ -438,7 +438,7 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
   const DeviceProfile profile = gpu_profile ? *gpu_profile : ranks_profile(settings, stop, ranks);
   if (folder) save_run_profile(folder->path(), profile);
   if (folder && memory) log_info(str("memory of each GPU:\n", memory_table(*memory)));
-  CostModel costs(profile, model_shape(*model));
+  CostModel costs(profile, model_shape(*model, settings.actor.router_losses.is_used()));
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
   if (settings.sparse_training.is_draft())

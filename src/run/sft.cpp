@@ -18,6 +18,7 @@
 #include "run/run_components.h"
 #include "text/stop_tokens.h"
 #include "train/executor.h"
+#include "train/router_losses.h"
 
 namespace bough {
 
@@ -50,12 +51,14 @@ class Sft {
   std::vector<size_t> order_;
   int64_t ordered_epoch_ = -1;
   int64_t flat_tokens_ = 0, tree_tokens_ = 0, trained_tokens_ = 0;
+  WeightedSums metrics_;  // of the last step
 };
 
 std::unique_ptr<Model> load_trained(const SftSettings& settings) {
   auto model = load_model(settings.model.path, scalar_type_of(settings.dtype),
                           settings.device == "cuda" ? at::kCUDA : at::kCPU);
   model->set_router_type(router_type_named(settings.model.router_dtype));
+  check_router_losses("", settings.router_losses, model->config());
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, static_cast<uint64_t>(settings.seed));
   return model;
 }
@@ -64,7 +67,7 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
     : settings_(settings),
       options_(options),
       model_(load_trained(settings)),
-      costs_(model_costs(*model_, options_.stop)) {
+      costs_(model_costs(*model_, options_.stop, settings.router_losses.is_used())) {
   encode_examples();
   const auto count = static_cast<int64_t>(examples_.size());
   const int64_t batch = settings.train_dataset.batch_size;
@@ -174,13 +177,15 @@ double Sft::train(const std::vector<const Trajectory*>& examples) {
   const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
   const Plan plan =
       make_plan(settings_.tree.strategy(), plan_request(batch, settings_.mb_spec, settings_.tree, &costs_));
-  const ExecutionResult result = Executor(*model_).execute(plan, batch, *loss_);
+  ExecutionResult result =
+      Executor(*model_, {.router_losses = settings_.router_losses}).execute(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {
     flat_tokens_ += planned.tree->num_flat_tokens();
     tree_tokens_ += planned.tree->num_tokens();
   }
   trained_tokens_ += batch.num_rows();
+  metrics_ = std::move(result.metrics);
   return result.loss;
 }
 
@@ -215,6 +220,10 @@ SftSummary Sft::work() {
   summary.steps = total_steps_;
   summary.first_loss = mean_of(losses, 0, std::min(tenth, losses.size()));
   summary.last_loss = mean_of(losses, losses.size() - std::min(tenth, losses.size()), losses.size());
+  if (const auto found = metrics_.find("experts/aux_loss"); found != metrics_.end())
+    summary.aux_loss = found->second.value();
+  if (const auto found = metrics_.find("experts/z_loss"); found != metrics_.end())
+    summary.z_loss = found->second.value();
   summary.trained_tokens = trained_tokens_;
   summary.compression =
       tree_tokens_ > 0 ? static_cast<double>(flat_tokens_) / static_cast<double>(tree_tokens_) : 1.0;
@@ -243,13 +252,16 @@ SftSummary run_sft(const SftSettings& settings, const SftOptions& options) {
 }
 
 Json to_json(const SftSummary& summary) {
-  return {{"examples", summary.examples},
-          {"steps", summary.steps},
-          {"first_loss", summary.first_loss},
-          {"last_loss", summary.last_loss},
-          {"trained_tokens", summary.trained_tokens},
-          {"compression", summary.compression},
-          {"seconds", summary.seconds}};
+  Json json = {{"examples", summary.examples},
+               {"steps", summary.steps},
+               {"first_loss", summary.first_loss},
+               {"last_loss", summary.last_loss},
+               {"trained_tokens", summary.trained_tokens},
+               {"compression", summary.compression},
+               {"seconds", summary.seconds}};
+  if (summary.aux_loss) json["aux_loss"] = *summary.aux_loss;
+  if (summary.z_loss) json["z_loss"] = *summary.z_loss;
+  return json;
 }
 
 }  // namespace bough

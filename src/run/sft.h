@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/json.h"
@@ -21,6 +22,7 @@ struct SftSettings {
   std::string dtype = "auto";
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
+  RouterLossSettings router_losses;
   LoraSettings lora;
   OptimizerSettings optimizer = {.lr = 1e-4, .lr_scheduler_type = "cosine"};
 
@@ -37,6 +39,7 @@ struct SftSettings {
     v("dtype", dtype, "element type of the model; auto: fp32, on a GPU bf16", dtype_choices());
     tree.visit(v);
     v("mb_spec", mb_spec, "size of the passes");
+    router_losses.visit(v);
     v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
     v("optimizer", optimizer, "AdamW");
   }
@@ -58,6 +61,7 @@ struct SftSummary {
   int64_t examples = 0;
   int64_t steps = 0;
   double first_loss = 0, last_loss = 0;  // mean over the first and last tenth of the steps, nats per token
+  std::optional<double> aux_loss, z_loss;  // of the last step's routers, without coefficients; if used
   int64_t trained_tokens = 0;            // of completions, all steps
   double compression = 1;                // flat tokens over tree tokens, all steps
   double seconds = 0;

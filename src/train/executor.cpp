@@ -86,10 +86,37 @@ void add_count_metrics(const BlockCounts& counts, const ExecutorOptions& options
   }
 }
 
-// Runs the policy's head with `head_options` and, if it is not nullptr, the head `beside`.
+// Sums of a plan execution's routers over the ranks, as the experts' shares of all choices. CPU, fp64.
+at::Tensor shares_of(const RouterSums& sums, const Model& model, const TrainBatch& batch,
+                     Communicator* ranks) {
+  at::Tensor choices_E = sums.choices_E.defined() ? sums.choices_E.cpu().to(at::kDouble)
+                                                  : at::zeros({model.config().num_experts}, at::kDouble);
+  if (ranks)
+    ranks->all_reduce(std::span(choices_E.mutable_data_ptr<double>(), static_cast<size_t>(choices_E.numel())));
+  return choices_E.mul_(router_loss_scale(model.config(), batch));
+}
+
+// The losses of the routers in this rank's passes, without coefficients.
+void add_router_metrics(const RouterSums& sums, const Model& model, const ExecutorOptions& options,
+                        const TrainBatch& batch, WeightedSums& metrics) {
+  if (!sums.squares.defined()) return;
+  const double scale = router_loss_scale(model.config(), batch);
+  const auto add = [&](const char* name, double value) {
+    metrics[name] = {WeightedSum::Kind::sum, value, 1};
+  };
+  if (options.expert_shares_E.defined())
+    add("experts/aux_loss",
+        static_cast<double>(model.config().num_experts) * scale *
+            at::dot(options.expert_shares_E, sums.probabilities_E.cpu().to(at::kDouble)).item<double>());
+  if (options.router_losses.router_z_loss_coef > 0)
+    add("experts/z_loss", scale * sums.squares.item<double>());
+}
+
+// Runs the policy's head with `head_options` and, if it is not nullptr, the head `beside`. Sets *sums unless
+// it is nullptr.
 ExecutionResult execute_policy_head(Model& model, const ExecutorOptions& options, const Plan& plan,
                                     const TrainBatch& batch, Head::Options head_options,
-                                    BlockHead* beside = nullptr) {
+                                    BlockHead* beside = nullptr, RouterSums* sums = nullptr) {
   BOUGH_CHECK(!options.sparse.is_sparse() || (batch.marked && model.device().is_cpu()),
               "a sparse policy needs the CPU and marks of sampled tokens");
   check_lengths(model.config(), batch);
@@ -115,9 +142,11 @@ ExecutionResult execute_policy_head(Model& model, const ExecutorOptions& options
                            &values.top_ids_RK, &values.top_log_probs_RK})
     if (each->defined()) *each = each->cpu();
   add_count_metrics(counts, options, batch, result.metrics);
+  add_router_metrics(counts.router_sums, model, options, batch, result.metrics);
+  if (sums) *sums = counts.router_sums;
   if (options.ranks) {
     sum_values(values, *options.ranks);
-    if (head_options.loss) sum_losses(result.loss, result.metrics, *options.ranks);
+    if (head_options.loss || head_options.seeds) sum_losses(result.loss, result.metrics, *options.ranks);
   }
   return result;
 }
@@ -136,9 +165,10 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
   return loss.coupling() == CouplingScope::kBatch && num_blocks > 1;
 }
 
-Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {
-  if (options.context_ranks && options.context_ranks->size() > 1 && model.config().is_mixture())
-    throw UserError(str("context parallelism: got ", options.context_ranks->size(),
+Executor::Executor(Model& model, ExecutorOptions options)
+    : model_(model), router_losses_(std::exchange(options.router_losses, {})), options_(std::move(options)) {
+  if (options_.context_ranks && options_.context_ranks->size() > 1 && model.config().is_mixture())
+    throw UserError(str("context parallelism: got ", options_.context_ranks->size(),
                         " ranks for a mixture of experts (", model.config().family->name,
                         "); expected 1 (c1)"));
 }
@@ -161,30 +191,51 @@ std::unique_ptr<HeldForward> Executor::execute_held(const Plan& plan, const Trai
   return std::make_unique<HeldExecution>(model_, options_, plan, batch);
 }
 
+at::Tensor Executor::expert_shares(const Plan& plan, const TrainBatch& batch) {
+  check_lengths(model_.config(), batch);
+  ExecutorOptions options = options_;
+  options.router_losses = router_losses_;
+  const BlockCounts counts = execute_blocks(model_, options, plan, batch, {}, /*backward=*/false);
+  return shares_of(counts.router_sums, model_, batch, options_.ranks);
+}
+
 void Executor::execute_head(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
   check_lengths(model_.config(), batch);
   if (backward) model_.allocate_gradients();
   execute_blocks(model_, options_, plan, batch, {&head}, backward);
 }
 
+// Whether this rank, or another one that computes the batch with it, needs a plan execution for the values of
+// all loss rows before the one with gradients.
+bool Executor::runs_values_first(const Plan& plan, const Loss& loss) const {
+  if (loss.token_separable()) return false;
+  if (options_.context_ranks && options_.context_ranks->size() > 1) return true;  // no rank has a whole block
+  double wanted = needs_values_first(plan, loss);
+  if (options_.ranks) {  // the ranks must run the same passes, whatever their own plans need
+    if (options_.ranks->size() > 1 && loss.coupling() == CouplingScope::kBatch) wanted = 1;
+    options_.ranks->all_reduce(std::span<double>(&wanted, 1));
+  }
+  return wanted > 0;
+}
+
 ExecutionResult Executor::execute(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                                   BlockHead* beside) {
   model_.allocate_gradients();
-  bool values_first = needs_values_first(plan, loss);
-  if (options_.context_ranks && options_.context_ranks->size() > 1 && !loss.token_separable()) {
-    values_first = true;  // no rank has all head rows of a block
-  } else if (options_.ranks &&
-             !loss.token_separable()) {  // the ranks must run the same passes, whatever their own plans need
-    double wanted = values_first || (options_.ranks->size() > 1 && loss.coupling() == CouplingScope::kBatch);
-    options_.ranks->all_reduce(std::span<double>(&wanted, 1));
-    values_first = wanted > 0;
+  ExecutorOptions options = options_;
+  options.router_losses = router_losses_;
+  const bool needs_shares = router_losses_.router_aux_loss_coef > 0 && !options.expert_shares_E.defined();
+  if (!runs_values_first(plan, loss)) {
+    if (needs_shares) options.expert_shares_E = expert_shares(plan, batch);
+    return execute_policy_head(model_, options, plan, batch, {.loss = &loss}, beside);
   }
-  if (!values_first) return execute_policy_head(model_, options_, plan, batch, {.loss = &loss}, beside);
-  const RowValues values = execute_forward(plan, batch);
+  RouterSums sums;
+  const RowValues values =
+      execute_policy_head(model_, needs_shares ? options : options_, plan, batch, {}, nullptr, &sums).values;
+  if (needs_shares) options.expert_shares_E = shares_of(sums, model_, batch, options_.ranks);
   auto [out, seeds] =
       evaluate_loss(loss, batch.fields, values.log_probs_R, values.entropies_R, values.top_k_log_probs_RK);
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
-  auto result = execute_policy_head(model_, options_, plan, batch, {.seeds = &seeds}, beside);
+  auto result = execute_policy_head(model_, options, plan, batch, {.seeds = &seeds}, beside);
   result.loss = out.loss.item<double>();
   merge(result.metrics, out.metrics);
   return result;

@@ -45,6 +45,10 @@ struct ExecutorOptions {
   // all tokens if false, use the router's choice.
   bool replays_experts = false;
   std::vector<RoutedExperts>* routed_experts = nullptr;  // ForwardRequest::routed_experts
+  // Losses of a mixture's routers, whose gradients execute() adds to the loss's.
+  RouterLossSettings router_losses = {};
+  // Executor::expert_shares(). Undefined: execute() computes them if the load-balancing loss is used.
+  at::Tensor expert_shares_E = {};
   // The ranks that compute the batch together (TrainingRanks::loss_group()), each with a shard of the batch
   // or of the layers. All ranks get outputs, loss and metrics of the whole batch. main_grad gets this rank's
   // part of the gradient. nullptr if this process computes the batch alone. Not owned.
@@ -70,8 +74,10 @@ struct ForwardRequest {
 };
 
 struct ExecutionResult {
-  double loss = 0;          // summed over plan blocks; the batch's weights contain the denominators
-  WeightedSums metrics;     // the loss's
+  // Summed over plan blocks; the batch's weights contain the denominators. Losses of routers are not part of
+  // it: they are the metrics experts/aux_loss and experts/z_loss, without their coefficients.
+  double loss = 0;
+  WeightedSums metrics;  // the loss's
   RowValues values;         // of every loss row
   int64_t num_uploads = 0;  // copies of index tensors to the device: at most one per pass
 };
@@ -120,13 +126,20 @@ class Executor {
   // plan, batch and model must outlive the result.
   std::unique_ptr<HeldForward> execute_held(const Plan& plan, const TrainBatch& batch);
 
+  // The experts' shares of the choices of the whole batch: f in router_losses.h, fp64 [E], on the CPU. Executes
+  // the plan without backward and without the policy's head.
+  at::Tensor expert_shares(const Plan& plan, const TrainBatch& batch);
+
   // Executes the plan with `head` in place of the policy's head. backward: backpropagates the gradient that
   // `head` returns into main_grad. If false, each block is computed once, forward only.
   void execute_head(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
 
  private:
+  bool runs_values_first(const Plan& plan, const Loss& loss) const;
+
   Model& model_;
-  ExecutorOptions options_;
+  const RouterLossSettings router_losses_;
+  const ExecutorOptions options_;  // without router_losses
 };
 
 }  // namespace bough

@@ -17,7 +17,8 @@
 namespace bough {
 
 struct FlatResult {
-  double loss = 0;
+  double loss = 0;                    // without losses of routers
+  double aux_loss = 0, z_loss = 0;    // of routers, without coefficients
   at::Tensor log_probs_R, entropies_R;           // fp64
   std::map<std::string, at::Tensor> gradients;   // by Hugging Face name, fp64
   std::map<std::string, double> sequence_norms;  // sum over sequences of each one's gradient norm
@@ -49,6 +50,9 @@ class FlatReference {
   // From now on, the leading tokens of each sequence use these experts. Other tokens use the router's choice.
   void replay(std::vector<RoutedExperts> by_sequence) { replayed_ = std::move(by_sequence); }
 
+  // From now on, run() adds the gradients of these losses (router_losses.h).
+  void add_router_losses(const RouterLossSettings& settings) { router_losses_ = settings; }
+
   // Results with an autograd graph, for the tokens of a sequence from index 1 on: log-probabilities and
   // entropies [n - 1], and log-probabilities of the whole vocabulary [n - 1, V].
   struct SequenceValues {
@@ -57,6 +61,7 @@ class FlatReference {
   SequenceValues sequence(const std::vector<int64_t>& marked_ids, double temperature,
                           const RoutedExperts& routed = {}) const {
     const int64_t n = static_cast<int64_t>(marked_ids.size());
+    routes_.clear();
     std::vector<int64_t> ids;
     std::vector<uint8_t> is_sampled;
     for (const int64_t id : marked_ids) {
@@ -111,6 +116,7 @@ class FlatReference {
     FlatResult result;
     std::vector<at::Tensor> log_probs_R, entropies_R;
     const LossRows coupled = loss.token_separable() ? LossRows() : coupled_seeds(batch, loss, result.loss);
+    const at::Tensor shares_E = router_losses_.is_used() ? expert_shares(batch) : at::Tensor();
     for (auto& [name, w] : weights_) result.gradients[name] = at::zeros_like(w).detach();
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const int64_t begin = batch.row_offset[s], count = batch.row_offset[s + 1] - begin;
@@ -138,6 +144,7 @@ class FlatReference {
         if (rows.top_k_log_probs_RK.defined())
           own = own + rows.top_k_log_probs_RK.mul(coupled.top_k_log_probs_RK.narrow(0, begin, count)).sum();
       }
+      if (shares_E.defined()) own = own + router_losses(batch, positions.back() + 1, shares_E, result);
       for (auto& [name, w] : weights_) w.mutable_grad() = at::Tensor();
       own.backward();
       for (auto& [name, w] : weights_) {
@@ -152,6 +159,42 @@ class FlatReference {
   }
 
  private:
+  int64_t num_counted(const TrainBatch& batch) const {  // tokens in layers with experts
+    int64_t count = 0;
+    for (const auto& positions : batch.trained_positions)
+      if (!positions.empty()) count += positions.back() + 1;
+    return count * config_.num_sparse_layers();
+  }
+  // Each expert's share of the choices, over all tokens up to the last trained one of their sequence.
+  at::Tensor expert_shares(const TrainBatch& batch) const {
+    auto shares_E = at::zeros({config_.num_experts}, at::kDouble);
+    for (size_t s = 0; s < batch.sequences.size(); ++s) {
+      if (batch.trained_positions[s].empty()) continue;
+      sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature,
+               replayed_.empty() ? RoutedExperts() : replayed_[s]);
+      for (const auto& [logits_TE, chosen_TK] : routes_)
+        shares_E += at::one_hot(chosen_TK.narrow(0, 0, batch.trained_positions[s].back() + 1).flatten(),
+                                config_.num_experts)
+                        .sum(0);
+    }
+    return shares_E / double(num_counted(batch));
+  }
+  // The weighted losses of the routers of the last sequence(), over its first num_tokens tokens.
+  at::Tensor router_losses(const TrainBatch& batch, int64_t num_tokens, const at::Tensor& shares_E,
+                           FlatResult& result) const {
+    auto aux = at::zeros({}, at::kDouble), z = at::zeros({}, at::kDouble);
+    for (const auto& [all_TE, chosen_TK] : routes_) {
+      const auto logits_TE = all_TE.narrow(0, 0, num_tokens);
+      aux = aux + double(config_.num_experts) * (logits_TE.softmax(1) * shares_E).sum();
+      z = z + logits_TE.logsumexp(1).square().sum();
+    }
+    aux = aux / double(num_counted(batch));
+    z = z / double(num_counted(batch));
+    result.aux_loss += aux.item<double>();
+    result.z_loss += z.item<double>();
+    return router_losses_.router_aux_loss_coef * aux + router_losses_.router_z_loss_coef * z;
+  }
+
   // Sets `total` to the loss of all loss rows. Returns its gradients in the fields log_probs_R, entropies_R
   // and top_k_log_probs_RK.
   LossRows coupled_seeds(const TrainBatch& batch, const Loss& loss, double& total) const {
@@ -226,13 +269,14 @@ class FlatReference {
   // Computes every expert for every token. The weights of experts that a token does not use are 0.
   at::Tensor experts(const at::Tensor& m, int64_t layer, const std::string& prefix,
                      const RoutedExperts& routed) const {
-    const auto p_TE = at::matmul(m, weight(prefix + "gate.weight").t()).softmax(-1);
+    const auto logits_TE = at::matmul(m, weight(prefix + "gate.weight").t()), p_TE = logits_TE.softmax(-1);
     const auto chosen_TK = std::get<1>(p_TE.detach().topk(config_.experts_per_token, -1));
     int64_t index = 0;  // among the layers with experts
     for (int64_t below = 0; below < layer; ++below) index += config_.is_sparse(below);
     for (int64_t t = 0; t < std::min(routed.num_rows(), m.size(0)); ++t)
       for (int64_t k = 0; k < config_.experts_per_token; ++k)
         chosen_TK[t][k] = routed.row(t)[static_cast<size_t>(index * config_.experts_per_token + k)];
+    routes_.emplace_back(logits_TE, chosen_TK);
     auto weights_TE = p_TE * at::zeros_like(p_TE).scatter(1, chosen_TK, 1.0);
     if (config_.renormalises_experts) weights_TE = weights_TE / weights_TE.sum(-1, true);
     auto y = at::zeros_like(m);
@@ -274,6 +318,8 @@ class FlatReference {
   ModelConfig config_;
   HiddenKeys hidden_keys_;
   std::vector<RoutedExperts> replayed_;
+  RouterLossSettings router_losses_;
+  mutable std::vector<std::pair<at::Tensor, at::Tensor>> routes_;  // last sequence(): logits, experts by layer
   std::map<std::string, at::Tensor> weights_;
   std::map<std::string, Adapter> adapters_;  // keyed by the matrix's name
 };

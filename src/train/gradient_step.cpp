@@ -19,6 +19,7 @@
 #include "plan/load_balance.h"
 #include "train/context_parallel.h"
 #include "train/parallel_groups.h"
+#include "train/router_losses.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
@@ -73,6 +74,7 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
   if (settings.routing_replay != "none" && !model.config().is_mixture())
     throw UserError(str("actor.routing_replay: got ", settings.routing_replay,
                         ", but the model has no experts; expected none"));
+  check_router_losses("actor.", settings.router_losses, model.config());
   check_offload("actor.activation_offload", settings.tree.offload(), model.device().is_cpu());
   if (settings.deterministic && (!loss_->token_separable() || settings.advantages.needs_values()))
     throw UserError(str(
@@ -340,7 +342,11 @@ ExecutionResult GradientStep::add_gradient_by_shares(const Plan& plan, const Tra
 
   model_.allocate_gradients();
   const std::vector<Parameter*> parameters = model_.trained_parameters();
-  Executor executor(model_, {.same_bits = settings_.deterministic, .sparse = sparse_});
+  ExecutorOptions options = options_of(model_);  // of one share; its sums over ranks come at the end
+  options.ranks = options.context_ranks = nullptr;
+  if (settings_.router_losses.router_aux_loss_coef > 0)
+    options.expert_shares_E = executor_.expert_shares(plan, batch);
+  Executor executor(model_, options);
   std::vector<ExecutionResult> results;
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, gradient sum
   for (const Plan& share : plans) {

@@ -97,14 +97,17 @@ class GradientStep {
   void set_top_k_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   at::Tensor kl_in_reward(const TrainBatch& batch, const at::Tensor& old_log_probs_R,
                           const at::Tensor& reference_log_probs_R);
-  // Frozen models (the reference, the teacher) choose their own experts.
-  Executor executor_of(Model& model) const {
-    return Executor(model, {.same_bits = settings_.deterministic,
-                            .sparse = sparse_,
-                            .replays_experts = &model == &model_ && settings_.routing_replay != "none",
-                            .ranks = ranks_ ? ranks_->loss_group() : nullptr,
-                            .context_ranks = ranks_ ? ranks_->context() : nullptr});
+  // Frozen models (the reference, the teacher) choose their own experts, and their routers have no losses.
+  ExecutorOptions options_of(const Model& model) const {
+    const bool is_policy = &model == &model_;
+    return {.same_bits = settings_.deterministic,
+            .sparse = sparse_,
+            .replays_experts = is_policy && settings_.routing_replay != "none",
+            .router_losses = is_policy ? settings_.router_losses : RouterLossSettings(),
+            .ranks = ranks_ ? ranks_->loss_group() : nullptr,
+            .context_ranks = ranks_ ? ranks_->context() : nullptr};
   }
+  Executor executor_of(Model& model) const { return Executor(model, options_of(model)); }
   // The ranks with the same shard of the model, or nullptr.
   Communicator* data_parallel_group() const { return ranks_ ? ranks_->data_parallel_group() : nullptr; }
 

@@ -25,6 +25,7 @@ struct PassInput {
   std::vector<uint8_t> is_sampled;                 // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
   at::Tensor experts_TLK;                          // flat; the pass's ExpertRoutes
+  at::Tensor flat_counts_T;                        // with losses of routers: RouterLosses::counts_T
   std::vector<QuerySegment> segments;              // runs for the vendor's attention; or empty
   // With context parallelism: how the ranks split the pass. `shared` then has the ends and segments of this
   // rank, and tokens_T and positions_T hold this rank's tokens. nullptr if context parallelism is off.
@@ -73,7 +74,15 @@ class PlanExecution {
             .num_stages = model.stage().size, .backward = backward, .leaves_on_stack = ranks_ != nullptr},
         links_(model),
         stacks_(static_cast<size_t>(passes_under_way(pipeline_, model.stage().index))),
-        trees_(plan.trees.size()) {}
+        trees_(plan.trees.size()) {
+    if (!options.router_losses.is_used()) return;
+    const auto type = at::TensorOptions(model.device()).dtype(accumulator_type(model.dtype()));
+    const at::Tensor& shares_E = options.expert_shares_E;
+    router_losses_ = {.coefficients = options.router_losses,
+                      .scale = router_loss_scale(model.config(), batch),
+                      .shares_E = shares_E.defined() ? shares_E.to(type) : shares_E,
+                      .sums = &counts_.router_sums};
+  }
 
   // TwoPhases, first phase: the stacks have no rows, but each pass refers to its stack until its backward.
   void run_forward_phase() {
@@ -96,7 +105,7 @@ class PlanExecution {
     for (const ScheduleSlot& next : order) {
       const ExecutionStep& step = steps[next.step];
       auto& tree = trees_[static_cast<size_t>(step.tree)];
-      if (!tree) tree = std::make_unique<Tree>(plan_.trees[static_cast<size_t>(step.tree)], batch_);
+      if (!tree) tree = make_tree(plan_.trees[static_cast<size_t>(step.tree)]);
       if (tree->rows.needed[step.block]) {
         BlockVisit place{*tree, step.block, tree->planned.blocks[step.block], stack_of(step, *tree),
                          tree->open[static_cast<size_t>(step.block)]};
@@ -130,7 +139,8 @@ class PlanExecution {
         : planned(of_plan), rows(make_row_map(of_plan, batch)), open(of_plan.blocks.size()) {}
     const PlannedTree& planned;
     RowMap rows;
-    std::vector<Open> open;  // by block
+    std::vector<Open> open;            // by block
+    std::vector<int64_t> flat_counts;  // with losses of routers
   };
   struct StackSlot {
     int32_t tree = -1;  // index in the plan: the tree that the stack is assigned to
@@ -145,12 +155,18 @@ class PlanExecution {
     Open& open;
   };
 
+  std::unique_ptr<Tree> make_tree(const PlannedTree& planned) const {
+    auto tree = std::make_unique<Tree>(planned, batch_);
+    if (router_losses_) tree->flat_counts = flat_counts(planned, batch_);
+    return tree;
+  }
+
   // The needed blocks of a plan of leaf blocks, each in a tree of its own. Allocates the trees.
   std::vector<BlockVisit> leaves() {
     std::vector<BlockVisit> visits;
     for (size_t t = 0; t < trees_.size(); ++t) {
       if (plan_.trees[t].blocks.empty()) continue;
-      if (!trees_[t]) trees_[t] = std::make_unique<Tree>(plan_.trees[t], batch_);
+      if (!trees_[t]) trees_[t] = make_tree(plan_.trees[t]);
       Tree& tree = *trees_[t];
       for (size_t b = 0; b < tree.planned.blocks.size(); ++b)
         if (tree.rows.needed[b])
@@ -286,6 +302,7 @@ class PlanExecution {
     }
     pass.experts.use(std::move(open.experts));
     pass.experts.stop_counting();
+    if (pass.router_losses) pass.router_losses->sums = nullptr;
     if (place.block.keep == RecomputePolicy::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
     open.hidden_TD = run_pass(open, *open.context);
@@ -322,7 +339,7 @@ class PlanExecution {
     const PrefixTree& tree = *place.tree.planned.tree;
     const Block& block = place.block;
     input_ = {};
-    std::vector<int64_t> tokens, positions, numbers;
+    std::vector<int64_t> tokens, positions, numbers, counts;
     std::vector<std::span<const uint16_t>> experts;
     tokens.reserve(block.num_tokens);
     positions.reserve(block.num_tokens);
@@ -337,6 +354,7 @@ class PlanExecution {
           experts.push_back(replay ? replay->experts : std::span<const uint16_t>());
         positions.push_back(tree.depth[t]);
         numbers.push_back(t);
+        if (router_losses_) counts.push_back(place.tree.flat_counts[static_cast<size_t>(t)]);
       }
     // end_local[j]: the number of tokens of the pass that are numbered below the end of key j's subtree.
     std::vector<int32_t> end_local(block.stack_rows + block.num_tokens);
@@ -350,6 +368,7 @@ class PlanExecution {
     for (int64_t i = 0; i < block.num_tokens; ++i)
       end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
     if (options_.replays_experts) add_experts(experts, upload);
+    if (router_losses_) upload.add(counts, &input_.flat_counts_T);
     upload.add(tokens, &input_.tokens_T);
     upload.add(positions, &input_.positions_T);
     if (ranks_) {
@@ -413,6 +432,8 @@ class PlanExecution {
       if (recorded_TLK.defined())
         recorded_TLK = recorded_TLK.view({-1, config.num_sparse_layers(), config.experts_per_token});
       pass.experts = ExpertRoutes(std::move(recorded_TLK), &counts_.routes);
+      pass.router_losses = router_losses_;
+      if (pass.router_losses) pass.router_losses->counts_T = input_.flat_counts_T;
     }
     if (backward_ && recomputes_layers(block.keep)) {
       pass.recomputes_layers = true;
@@ -510,6 +531,7 @@ class PlanExecution {
   StageLinks links_;
   std::vector<StackSlot> stacks_;
   std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
+  std::optional<RouterLosses> router_losses_;  // without counts_T
   PassInput input_;                           // of the current pass
   const Block* rows_of_ = nullptr;            // the block of row_indices_
   BlockRows own_rows_;                        // with context parallelism: this rank's

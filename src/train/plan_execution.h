@@ -17,6 +17,7 @@ struct BlockCounts {
   ReplayCounts replays;     // page lists of the first forward passes
   int64_t num_uploads = 0;  // copies of index tensors to the device
   RouteCounts routes;       // a mixture's
+  RouterSums router_sums;   // with losses of a mixture's routers
 };
 
 // Runs the blocks that train a token, or have a descendant that does. A pipeline stage runs its layers of

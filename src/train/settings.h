@@ -195,6 +195,22 @@ struct ParallelSizes {
 // if empty. Throws UserError for another form or another kind of parallelism.
 std::optional<ParallelSizes> sizes_of_backend(const std::string& backend);
 
+// Losses of a mixture's routers (router_losses.h), with transformers' names.
+struct RouterLossSettings {
+  double router_aux_loss_coef = 0;
+  double router_z_loss_coef = 0;
+
+  bool is_used() const { return router_aux_loss_coef > 0 || router_z_loss_coef > 0; }
+  template <class V>
+  void visit(V& v) {
+    v("router_aux_loss_coef", router_aux_loss_coef,
+      "mixtures of experts: weight of the load-balancing loss of the routers (docs/moe.md); 0: none",
+      at_least(0.0));
+    v("router_z_loss_coef", router_z_loss_coef,
+      "mixtures of experts: weight of the z-loss of the routers (docs/moe.md); 0: none", at_least(0.0));
+  }
+};
+
 struct ActorSettings {
   LoraSettings lora;  // the setting `lora`, which is not inside `actor`
   TreeTrainingSettings tree;
@@ -212,6 +228,7 @@ struct ActorSettings {
   std::string backend;
   std::string routing_replay = "none";
   std::string routing_differences = "exact";
+  RouterLossSettings router_losses;
 
   bool replays_rollout_experts() const { return routing_replay == "R3"; }
   template <class V>
@@ -236,6 +253,7 @@ struct ActorSettings {
       "R3: samples of one prompt whose records differ in a shared token: exact, the samples part there; "
       "majority, all get the most frequent record",
       one_of({"exact", "majority"}));
+    router_losses.visit(v);
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches,

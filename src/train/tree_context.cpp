@@ -234,7 +234,9 @@ struct LayerFunction : torch::autograd::Function<LayerFunction> {
       BOUGH_CHECK(!saved[1].defined() || at::equal(saved[1], y_TD),
                   "a recompute differs from its first forward, layer ", index);
       roots = {std::move(pass.anchors_[index])};
-      gradients = {at::empty_like(roots[0])};
+      if (at::Tensor& router = pass.router_anchors_[index]; router.defined())
+        roots.push_back(std::move(router));
+      for (const at::Tensor& anchor : roots) gradients.push_back(at::empty_like(anchor));
       if (d_outputs[0].defined()) {
         roots.push_back(std::move(y_TD));
         gradients.push_back(std::move(d_outputs[0]));
@@ -254,6 +256,7 @@ TreeContext::TreeContext(Pass pass) : pass_(std::move(pass)) {
 void TreeContext::begin_backward() {
   if (pass_.choice) pass_.choice->counts = nullptr;
   pass_.experts.stop_counting();
+  if (pass_.router_losses) pass_.router_losses->sums = nullptr;
   pass_.verify_recompute = pass_.verify_layers;
   if (!pass_.layers_keep_attention) return;
   pass_.keep_outputs = nullptr;
@@ -277,8 +280,25 @@ at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at:
   const auto outputs =
       AttendFunction::apply(q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous(), &pass_, layer);
   anchors_.resize(std::max(anchors_.size(), static_cast<size_t>(layer) + 1));
+  router_anchors_.resize(anchors_.size());
   anchors_[static_cast<size_t>(layer)] = outputs[1];
   return outputs[0];
+}
+
+at::Tensor TreeContext::route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) {
+  const at::Tensor experts_TK = pass_.experts.route(layer, logits_TE, num_chosen);
+  if (!pass_.router_losses) return experts_TK;
+  pass_.router_losses->count(logits_TE.detach(), experts_TK);
+  if (at::GradMode::is_enabled())
+    router_anchors_[static_cast<size_t>(layer)] = pass_.router_losses->anchor(logits_TE);
+  return experts_TK;
+}
+
+std::vector<at::Tensor> TreeContext::anchors() const {
+  std::vector<at::Tensor> all = anchors_;
+  for (const at::Tensor& anchor : router_anchors_)
+    if (anchor.defined()) all.push_back(anchor);
+  return all;
 }
 
 at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids) {

@@ -14,6 +14,7 @@
 #include "models/model.h"
 #include "train/context_parallel.h"
 #include "train/host_copies.h"
+#include "train/router_losses.h"
 
 namespace bough {
 
@@ -103,6 +104,7 @@ class TreeContext : public AttentionContext {
     std::optional<Choice> choice;
     // A mixture's experts. The first forward sets them and a recompute reads them.
     ExpertRoutes experts = ExpertRoutes();
+    std::optional<RouterLosses> router_losses = std::nullopt;  // nullopt: the routers have no losses
     // Context parallelism: the ranks split the tokens of the pass. nullptr if this rank has all tokens.
     // Dense attention only.
     std::shared_ptr<ContextPass> shared = nullptr;
@@ -128,23 +130,23 @@ class TreeContext : public AttentionContext {
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
 
-  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override {
-    return pass_.experts.route(layer, logits_TE, num_chosen);
-  }
+  at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override;
 
   // Moves out the page lists that the pass's queries selected, by layer. Empty if no query selects pages.
   std::vector<PageChooser::Lists> take_choices();
   const ExpertRoutes& experts() const { return pass_.experts; }
 
-  // An empty tensor for each layer. Pass them to backward as roots in addition to the hidden states.
-  const std::vector<at::Tensor>& anchors() const { return anchors_; }
+  // Empty tensors. Pass them to backward as roots in addition to the hidden states.
+  std::vector<at::Tensor> anchors() const;
 
  private:
   friend struct LayerFunction;
   void begin_backward();
 
   Pass pass_;
-  std::vector<at::Tensor> anchors_;
+  std::vector<at::Tensor> anchors_;  // by layer
+  // By layer: RouterLosses::anchor(). Undefined if the layer's router has no loss, and without a graph.
+  std::vector<at::Tensor> router_anchors_;
   // With recomputes_layers: the function of each layer until its backward, and the kept attention outputs.
   std::vector<Layer> layers_;
   std::vector<TreeAttentionOutput> layer_outputs_;
