@@ -4,7 +4,7 @@
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo demo-real bench bench-peers bundle wheel format lint ci asan \
+.PHONY: help setup build test test-slow demo demo-real demo-moe bench bench-peers bundle wheel format lint ci asan \
   asan-torch tsan tsan-torch clean distclean
 MAKEFLAGS += --no-print-directory
 
@@ -35,6 +35,10 @@ demo:  ## warm up a small model, train it, show what the prefix tree saved
 demo-real:  ## train SmolLM2-135M-Instruct on arithmetic from reasoning-gym, in minutes
 	@scripts/setup bough
 	@scripts/demo_real $(ARGS)
+
+demo-moe:  ## train a mixture of experts made of SmolLM2-135M, with and without routing replay
+	@scripts/setup bough
+	@scripts/demo_moe $(ARGS)
 
 bench: build  ## run the programs of bench/
 	@scripts/bench $(ARGS)

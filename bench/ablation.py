@@ -11,7 +11,6 @@ interrupted runs resume, so the experiment can be done in several calls. The scr
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
+from run_results import read_metrics  # noqa: E402
 
 GROUP = 16  # samples per prompt, as in configs/sums.yaml
 UNBOUNDED = 1000  # eta without effect; the buffer is bounded instead
@@ -83,11 +83,6 @@ def run(args, eta, loss, seed):
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
     if subprocess.run(command, env=environment).returncode != 0:
         raise SystemExit(f"stopped at eta {eta}, {loss}, seed {seed}; the same command continues from there")
-
-
-def read_metrics(folder):
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def row_of(folder, steps):

@@ -33,6 +33,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
+from run_results import mean_and_range as cell  # noqa: E402
+from run_results import read_metrics, write_aside  # noqa: E402
 
 PAGE = 16
 LEAST_PAGES = 4  # the first page, the last two, and one selected page
@@ -309,17 +311,6 @@ def count_parameters(path):
     return total
 
 
-def write_aside(path, text):
-    aside = path.with_suffix(".part")
-    aside.write_text(text)
-    aside.replace(path)
-
-
-def read_metrics(folder):
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def read_scores(out):
     path = out / "scores.json"
     return json.loads(path.read_text()) if path.exists() else {}
@@ -390,12 +381,6 @@ def table(experiment, rows):
     scores = read_scores(experiment.out)
     warm = scores["warm/dense"]["score"]
     dense = rows.get(("dense", None))
-
-    def cell(values, digits=3):
-        if not values:
-            return "–"
-        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
-        return f"{statistics.mean(values):.{digits}f}{spread}"
 
     lines = [
         "| mode | budget | seeds | score, dense attention | with the budget | its own sparse policy | "
