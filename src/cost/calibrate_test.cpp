@@ -57,7 +57,7 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
     const CostModel costs(profile, named_model_shape("qwen3-0.6b", name));
     const PassShape small{.tokens = 64, .pairs = 64 * 65 / 2, .head_rows = 10};
     const PassShape large{
-        .tokens = 1024, .stack_rows = 512, .pairs = 1024 * 512 + 1024 * 1025 / 2, .head_rows = 100};
+        .tokens = 1024, .stack_rows = 512, .pairs = 1024 * 512 + 1024 * 1025 / 2, .head_rows = 4000};
     EXPECT_GT(costs.forward_seconds(large), 4 * costs.forward_seconds(small));
     EXPECT_GT(costs.backward_seconds(small), 0);
     EXPECT_GT(costs.head_forward_seconds(large), costs.head_forward_seconds(small));

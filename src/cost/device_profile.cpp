@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <sstream>
 
 #include "base/error.h"
 
@@ -198,56 +197,48 @@ DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& wher
   return profile;
 }
 
-// Profiles of GPUs from published rates, as a roofline:
-// - The forward matrix products of a pass are bound by FLOPs or by reading weights, whichever takes longer.
-//   The FLOP rate is a fraction of the tensor cores' dense peak.
-// - The backward products also read and write the weights' gradients.
+// Profiles of GPUs, for plans made without the GPU. Peaks and bandwidths are those of NVIDIA's data sheets of
+// the SXM modules. The shares that Bough reaches of them, and the times of launches, were measured on one
+// H100 (docs/performance.md, On an H100) and are assumed for the others:
+// - The matrix products of a pass take the time of their FLOPs plus the time to read the weights. Backward
+//   takes the time of its FLOPs plus the time to read and write the weights' gradients.
+// - Attention costs as much as additional queries, because a pass gathers the keys of its paths first.
 // - All other operations are bound by memory or by kernel launches.
 namespace {
 
 struct Gpu {
   const char* name;
-  const char* word;        // the driver's name has a word that begins so,
-  const char* other_word;  // and one that ends so
   const char* source;
   double bf16_flops, fp32_flops;  // dense peak; fp32 without TF32
   double bytes_per_second;        // of device memory
   int64_t memory_bytes;
-  double matmul_efficiency;  // of a large product
-  // share of the peak on long causal sequences
-  double attention_forward_efficiency, attention_backward_efficiency;
+  double host_bytes_per_second;
 };
 
-// Peaks are from NVIDIA's data sheets of the SXM modules. The fraction of the peak that large products reach
-// is assumed: 0.65 if the power limit binds (H100, H200), 0.75 on A100. Attention efficiencies are the middle
-// of the published ranges, because causal sequences of a few thousand tokens stay below the best values:
-// - FlashAttention-2 (arXiv 2307.08691) on A100: 50-73% of the peak forward, up to 63% backward.
-// - FlashAttention-2 on H100, which libtorch has: FlashAttention-3's paper (arXiv 2407.08608) gives about 35%
-//   of the peak forward, and 1.5 to 1.75 times less than its own backward.
 constexpr std::array kGpus = {
-    Gpu{"h100", "H100", "HBM3",
-        "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); matrix products at "
-        "an assumed 65% of that; attention at an assumed 35% forward and 25% backward, as FlashAttention-2 "
-        "reaches; 5 us a launch; an assumed 25 GB/s to the host",
-        989e12, 67e12, 3.35e12, 80'000'000'000, 0.65, 0.35, 0.25},
-    Gpu{"h200", "H200", "H200",
-        "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); matrix products at "
-        "an assumed 65% of that; attention at an assumed 35% forward and 25% backward, as FlashAttention-2 "
-        "reaches on H100; 5 us a launch; an assumed 25 GB/s to the host",
-        989e12, 67e12, 4.8e12, 141'000'000'000, 0.65, 0.35, 0.25},
-    Gpu{"a100", "A100-SXM", "80GB",
-        "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); matrix "
-        "products at an assumed 75% of that; attention in the range that FlashAttention-2 reports; 5 us a "
-        "launch; an assumed 25 GB/s to the host",
-        312e12, 19.5e12, 2.0e12, 80'000'000'000, 0.75, 0.6, 0.5},
+    Gpu{"h100",
+        "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); shares of these rates, "
+        "launches and 54 GB/s to the host as measured on an H100",
+        989e12, 67e12, 3.35e12, 80'000'000'000, 54e9},
+    Gpu{"h200",
+        "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); shares of these rates, "
+        "launches and 54 GB/s to the host are assumed to be those measured on an H100",
+        989e12, 67e12, 4.8e12, 141'000'000'000, 54e9},
+    Gpu{"a100",
+        "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); shares of these "
+        "rates and launches are assumed to be those measured on an H100; an assumed 25 GB/s to the host",
+        312e12, 19.5e12, 2.0e12, 80'000'000'000, kAssumedHostBytesPerS},
 };
 
-// The fraction of the peak memory bandwidth that streaming kernels reach.
-constexpr double kBandwidthShare = 0.85;
-// An eager layer launches about 14 kernels forward and 30 backward. Each launch costs the CPU about this many
-// seconds.
-constexpr double kLaunch = 5e-6;
-constexpr int kLaunchesForward = 14, kLaunchesBackward = 30;
+// Shares of the peaks: of large matrix products, of FlashAttention-2 on long causal sequences, of a copy.
+constexpr double kProductShare = 0.73, kAttentionShare = 0.32, kBandwidthShare = 0.89;
+// Queries that would cost as much as the keys that a pass gathers, and adds gradients to.
+constexpr double kGatherForward = 60, kGatherBackward = 280;
+// Element-wise operations read and write more than once.
+constexpr double kTransfersForward = 2, kTransfersBackward = 3;
+// Seconds of the host for the launches and the autograd nodes of a layer, and of the rest of a pass.
+constexpr double kLayerForward = 200e-6, kLayerBackward = 480e-6;
+constexpr double kPassForward = 0.7e-3, kPassBackward = 1.8e-3;
 constexpr double kAccumulatorBytes = 4;
 // Tensor cores compute whole tiles of this many matrix rows, so smaller passes cost as much as this size.
 constexpr int64_t kSmallestTile = 64;
@@ -266,17 +257,15 @@ CostCurve curve(Seconds&& seconds) {
 }  // namespace
 
 std::string_view built_in_name(std::string_view driver_name) {
-  std::vector<std::string> words;
+  bool is_h100 = false, is_module = false;
   std::istringstream text{std::string(driver_name)};
-  for (std::string word; text >> word;) words.push_back(word);
-  // Cards with these words have other rates than the SXM modules, or only a part of one.
-  for (const std::string& word : words)
+  for (std::string word; text >> word;) {
+    // Cards with these words have other rates than the SXM module, or only a part of one.
     if (word == "PCIe" || word == "NVL" || word == "MIG" || word == "vGPU") return {};
-  for (const Gpu& gpu : kGpus)
-    if (std::ranges::any_of(words, [&](const std::string& word) { return word.starts_with(gpu.word); }) &&
-        std::ranges::any_of(words, [&](const std::string& word) { return word.ends_with(gpu.other_word); }))
-      return gpu.name;
-  return {};
+    is_h100 |= word.starts_with("H100");
+    is_module |= word.ends_with("HBM3");
+  }
+  return is_h100 && is_module ? "h100" : "";
 }
 
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
@@ -288,7 +277,7 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   const bool bf16 = dtype == "bf16";
   const double element_bytes = bf16 ? 2 : 4;
   const double peak = bf16 ? gpu->bf16_flops : gpu->fp32_flops;
-  const double flops = peak * gpu->matmul_efficiency;
+  const double flops = peak * kProductShare;
   const double bytes = gpu->bytes_per_second * kBandwidthShare;
   DeviceProfile profile;
   profile.name = gpu->name;
@@ -296,28 +285,28 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   profile.dtype = dtype;
   profile.memory_bytes = gpu->memory_bytes;
   profile.memory_bytes_per_s = bytes;
-  profile.host_bytes_per_s = kAssumedHostBytesPerS;
+  profile.host_bytes_per_s = gpu->host_bytes_per_second;
   profile.kernels.attention = DeviceKernels::Attention::kFused;
   profile.launches_overlap = true;
-  // A token needs two FLOPs per weight, so bytes per FLOP are half a weight's bytes. Backward reads the
-  // weight again, and reads and writes its gradient.
+  // A token needs two FLOPs per weight, so bytes per FLOP are half a weight's bytes.
   const double weight = element_bytes / 2, gradient = 2 * kAccumulatorBytes / 2;
-  profile.linear_forward = curve([&](double tokens) { return std::max(tokens / flops, weight / bytes); });
-  profile.linear_backward =
-      curve([&](double tokens) { return std::max(2 * tokens / flops, (weight + gradient) / bytes); });
+  profile.linear_forward = curve([&](double tokens) { return tokens / flops + weight / bytes; });
+  profile.linear_backward = curve([&](double tokens) { return 2 * tokens / flops + gradient / bytes; });
   profile.head_forward = profile.linear_forward;
   profile.head_backward = profile.linear_backward;
-  profile.elementwise_forward = curve([&](double tokens) { return tokens * element_bytes / bytes; });
-  profile.elementwise_backward = curve([&](double tokens) { return 2 * tokens * element_bytes / bytes; });
+  const double element = element_bytes / bytes;
+  profile.elementwise_forward = curve([&](double tokens) { return kTransfersForward * tokens * element; });
+  profile.elementwise_backward = curve([&](double tokens) { return kTransfersBackward * tokens * element; });
   // Attention backward computes five products, forward two.
+  const double attention = peak * kAttentionShare;
   profile.attention_forward.by_queries =
-      curve([&](double queries) { return queries / (peak * gpu->attention_forward_efficiency); });
+      curve([&](double queries) { return (queries + kGatherForward) / attention; });
   profile.attention_backward.by_queries =
-      curve([&](double queries) { return 2.5 * queries / (peak * gpu->attention_backward_efficiency); });
-  profile.seconds_per_layer_forward = kLaunchesForward * kLaunch;
-  profile.seconds_per_layer_backward = kLaunchesBackward * kLaunch;
-  profile.seconds_per_pass_forward = 10 * kLaunch;
-  profile.seconds_per_pass_backward = 40 * kLaunch;  // lm_head and loss, which wait for each other
+      curve([&](double queries) { return 2.5 * (queries + kGatherBackward) / attention; });
+  profile.seconds_per_layer_forward = kLayerForward;
+  profile.seconds_per_layer_backward = kLayerBackward;
+  profile.seconds_per_pass_forward = kPassForward;
+  profile.seconds_per_pass_backward = kPassBackward;
   return profile;
 }
 
