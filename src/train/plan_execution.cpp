@@ -530,11 +530,11 @@ class PlanExecution {
   const Pipeline pipeline_;
   StageLinks links_;
   std::vector<StackSlot> stacks_;
-  std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
+  std::vector<std::unique_ptr<Tree>> trees_;   // started and not finished
   std::optional<RouterLosses> router_losses_;  // without counts_T
-  PassInput input_;                           // of the current pass
-  const Block* rows_of_ = nullptr;            // the block of row_indices_
-  BlockRows own_rows_;                        // with context parallelism: this rank's
+  PassInput input_;                            // of the current pass
+  const Block* rows_of_ = nullptr;             // the block of row_indices_
+  BlockRows own_rows_;                         // with context parallelism: this rank's
   RowIndices row_indices_;
 };
 
