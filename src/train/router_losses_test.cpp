@@ -147,7 +147,7 @@ TEST(RouterLosses, AreThoseOfTheRecordedExperts) {
       reference.add_router_losses(settings.router_losses);
       TrainBatch plain = batch;
       for (size_t s = 0; s < plain.sequences.size(); ++s) plain.sequences[s] = rows[s]->input_ids;
-      plain.fields.proximal_log_probs_R = {};
+      plain.fields.proximal_log_probs_R = at::Tensor();
       FlatResult flat = reference.run(plain, *make_loss(settings.loss));
       model->allocate_gradients();
       model->zero_gradients();

@@ -131,12 +131,12 @@ def test_sft_reports_the_losses_of_routers(bough):
     arguments = ["--model", "base", "--data", "data.jsonl", "--lr", 0.01, "--out", "out", "--max-steps", 20]
     losses = ["router_aux_loss_coef=10", "router_z_loss_coef=0.001"]
     report = bough("sft", *arguments, *losses, "--json", ok=True, env=ENVIRONMENT).json
-    assert 2 <= report["aux_loss"] < 2.02 and report["z_loss"] > 0, report
+    assert 1.98 < report["aux_loss"] < 2.02 and report["z_loss"] > 0, report
     assert "aux loss" in bough("sft", *arguments, *losses, ok=True, env=ENVIRONMENT).stdout
     refused = bough("sft", *arguments, "router_z_loss_coef=-1", env=ENVIRONMENT)
     assert refused.returncode == 2 and "router_z_loss_coef" in refused.stderr, refused.stderr
     bough("init", "dense", *SHAPE, ok=True)
-    refused = bough("sft", *arguments, *losses, "--model", "dense", env=ENVIRONMENT)
+    refused = bough("sft", "--model", "dense", *arguments[2:], *losses, env=ENVIRONMENT)
     assert refused.returncode == 2
     assert "router_aux_loss_coef: got 10, but the model has no experts" in refused.stderr, refused.stderr
 
