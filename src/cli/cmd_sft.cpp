@@ -89,8 +89,8 @@ void run_command(const SftCommand& command) {
       {"model", settings.out},
       {"examples", format_thousands(summary.examples)},
       {"steps", format_thousands(summary.steps)},
-      {"loss", str(format_significant(summary.first_loss, 3), " -> ", format_significant(summary.last_loss, 3),
-                   " nats per token")}};
+      {"loss", str(format_significant(summary.first_loss, 3), " -> ",
+                   format_significant(summary.last_loss, 3), " nats per token")}};
   if (summary.aux_loss) rows.emplace_back("aux loss", format_significant(*summary.aux_loss, 3));
   if (summary.z_loss) rows.emplace_back("z-loss", format_significant(*summary.z_loss, 3));
   rows.emplace_back("compression", str(format_significant(summary.compression, 3), "x"));

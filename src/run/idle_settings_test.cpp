@@ -206,6 +206,8 @@ TEST(IdleSettings, EverySettingIsInTheTableOrAlwaysHasAnEffect) {
                                         "actor.reward_bias",
                                         "actor.reward_clip",
                                         "actor.reward_scaling",
+                                        "actor.router_aux_loss_coef",
+                                        "actor.router_z_loss_coef",
                                         "actor.target_entropy",
                                         "actor.tree_training_mode",
                                         "actor.truncated_samples",

@@ -60,10 +60,10 @@ struct SftSettings {
 struct SftSummary {
   int64_t examples = 0;
   int64_t steps = 0;
-  double first_loss = 0, last_loss = 0;  // mean over the first and last tenth of the steps, nats per token
+  double first_loss = 0, last_loss = 0;    // mean over the first and last tenth of the steps, nats per token
   std::optional<double> aux_loss, z_loss;  // of the last step's routers, without coefficients; if used
-  int64_t trained_tokens = 0;            // of completions, all steps
-  double compression = 1;                // flat tokens over tree tokens, all steps
+  int64_t trained_tokens = 0;              // of completions, all steps
+  double compression = 1;                  // flat tokens over tree tokens, all steps
   double seconds = 0;
 };
 

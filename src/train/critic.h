@@ -6,6 +6,9 @@
 // gradients of the value loss and of the policy loss. The actor's optimizer then updates the backbone, and
 // the critic's optimizer updates only the head.
 //
+// If the backbone is a mixture of experts, a separate one chooses its own experts. The actor's replays
+// recorded experts, as in the policy's passes.
+//
 // The head has the accumulator type and starts at zero: before the first update every value is 0, and an
 // advantage equals a return. In a pipeline (models/pipeline_stage.h) the last stage has the head.
 #pragma once

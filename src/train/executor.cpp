@@ -92,7 +92,8 @@ at::Tensor shares_of(const RouterSums& sums, const Model& model, const TrainBatc
   at::Tensor choices_E = sums.choices_E.defined() ? sums.choices_E.cpu().to(at::kDouble)
                                                   : at::zeros({model.config().num_experts}, at::kDouble);
   if (ranks)
-    ranks->all_reduce(std::span(choices_E.mutable_data_ptr<double>(), static_cast<size_t>(choices_E.numel())));
+    ranks->all_reduce(
+        std::span(choices_E.mutable_data_ptr<double>(), static_cast<size_t>(choices_E.numel())));
   return choices_E.mul_(router_loss_scale(model.config(), batch));
 }
 

@@ -77,7 +77,7 @@ struct ExecutionResult {
   // Summed over plan blocks; the batch's weights contain the denominators. Losses of routers are not part of
   // it: they are the metrics experts/aux_loss and experts/z_loss, without their coefficients.
   double loss = 0;
-  WeightedSums metrics;  // the loss's
+  WeightedSums metrics;     // the loss's
   RowValues values;         // of every loss row
   int64_t num_uploads = 0;  // copies of index tensors to the device: at most one per pass
 };
@@ -126,8 +126,8 @@ class Executor {
   // plan, batch and model must outlive the result.
   std::unique_ptr<HeldForward> execute_held(const Plan& plan, const TrainBatch& batch);
 
-  // The experts' shares of the choices of the whole batch: f in router_losses.h, fp64 [E], on the CPU. Executes
-  // the plan without backward and without the policy's head.
+  // The experts' shares of the choices of the whole batch: f in router_losses.h, fp64 [E], on the CPU.
+  // Executes the plan without backward and without the policy's head.
   at::Tensor expert_shares(const Plan& plan, const TrainBatch& batch);
 
   // Executes the plan with `head` in place of the policy's head. backward: backpropagates the gradient that

@@ -17,8 +17,8 @@
 namespace bough {
 
 struct FlatResult {
-  double loss = 0;                    // without losses of routers
-  double aux_loss = 0, z_loss = 0;    // of routers, without coefficients
+  double loss = 0;                               // without losses of routers
+  double aux_loss = 0, z_loss = 0;               // of routers, without coefficients
   at::Tensor log_probs_R, entropies_R;           // fp64
   std::map<std::string, at::Tensor> gradients;   // by Hugging Face name, fp64
   std::map<std::string, double> sequence_norms;  // sum over sequences of each one's gradient norm
@@ -319,7 +319,8 @@ class FlatReference {
   HiddenKeys hidden_keys_;
   std::vector<RoutedExperts> replayed_;
   RouterLossSettings router_losses_;
-  mutable std::vector<std::pair<at::Tensor, at::Tensor>> routes_;  // last sequence(): logits, experts by layer
+  mutable std::vector<std::pair<at::Tensor, at::Tensor>>
+      routes_;  // last sequence(): logits, experts by layer
   std::map<std::string, at::Tensor> weights_;
   std::map<std::string, Adapter> adapters_;  // keyed by the matrix's name
 };

@@ -12,25 +12,12 @@
 #include "kernels/common/host_to_device.h"
 #include "models/tensor_parallel.h"
 #include "plan/pipeline_schedule.h"
+#include "train/pass_input.h"
 #include "train/stage_links.h"
 
 namespace bough {
 
 namespace {
-
-// The tensors of one pass that depend on the plan alone.
-struct PassInput {
-  at::Tensor tokens_T, positions_T;  // int64
-  KeyEnds ends;
-  std::vector<uint8_t> is_sampled;                 // [T]
-  std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
-  at::Tensor experts_TLK;                          // flat; the pass's ExpertRoutes
-  at::Tensor flat_counts_T;                        // with losses of routers: RouterLosses::counts_T
-  std::vector<QuerySegment> segments;              // runs for the vendor's attention; or empty
-  // With context parallelism: how the ranks split the pass. `shared` then has the ends and segments of this
-  // rank, and tokens_T and positions_T hold this rank's tokens. nullptr if context parallelism is off.
-  std::shared_ptr<ContextPass> shared;
-};
 
 // Number of rows (tokens) of the prefix KV stack that the plan execution needs. With context parallelism each
 // pass also stores the rows of its tokens there while it runs.
@@ -334,67 +321,6 @@ class PlanExecution {
     ++counts_.num_uploads;
   }
 
-  // Sets input_. Its index tensors are defined only after the caller has sent `upload`.
-  void make_pass_input(const BlockVisit& place, HostToDeviceBatch& upload, int64_t least_run) {
-    const PrefixTree& tree = *place.tree.planned.tree;
-    const Block& block = place.block;
-    input_ = {};
-    std::vector<int64_t> tokens, positions, numbers, counts;
-    std::vector<std::span<const uint16_t>> experts;
-    tokens.reserve(block.num_tokens);
-    positions.reserve(block.num_tokens);
-    numbers.reserve(block.num_tokens);
-    for (const auto& range : block.ranges)
-      for (int32_t t = range.begin; t < range.end; ++t) {
-        const ReplayedToken* replay = batch_.replay_of(tree.tokens[t]);
-        tokens.push_back(batch_.token_of(tree.tokens[t]));
-        input_.is_sampled.push_back((tree.tokens[t] & kDrawnMark) != 0);
-        if (batch_.replayed) input_.replays.push_back(replay ? replay->pages : std::span<const uint16_t>());
-        if (options_.replays_experts)
-          experts.push_back(replay ? replay->experts : std::span<const uint16_t>());
-        positions.push_back(tree.depth[t]);
-        numbers.push_back(t);
-        if (router_losses_) counts.push_back(place.tree.flat_counts[static_cast<size_t>(t)]);
-      }
-    // end_local[j]: the number of tokens of the pass that are numbered below the end of key j's subtree.
-    std::vector<int32_t> end_local(block.stack_rows + block.num_tokens);
-    const auto count_below = [&](int32_t end) {
-      if (block.ranges.size() == 1)
-        return std::clamp<int32_t>(end - block.ranges[0].begin, 0, static_cast<int32_t>(block.num_tokens));
-      return static_cast<int32_t>(std::lower_bound(numbers.begin(), numbers.end(), end) - numbers.begin());
-    };
-    for (int64_t j = 0; j < block.stack_rows; ++j)
-      end_local[j] = count_below(tree.subtree_end[place.stack.tokens()[j]]);
-    for (int64_t i = 0; i < block.num_tokens; ++i)
-      end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
-    if (options_.replays_experts) add_experts(experts, upload);
-    if (router_losses_) upload.add(counts, &input_.flat_counts_T);
-    upload.add(tokens, &input_.tokens_T);
-    upload.add(positions, &input_.positions_T);
-    if (ranks_) {
-      input_.shared = std::make_shared<ContextPass>(*ranks_, block.stack_rows, end_local, least_run, upload);
-      return;
-    }
-    add_key_ends(upload, end_local, block.stack_rows, &input_.ends);
-    if (least_run > 0) input_.segments = cut_into_segments(end_local, block.stack_rows, least_run);
-    add_segments(upload, input_.segments);
-  }
-
-  // Sets input_.experts_TLK from the tokens' records, unless no token has one.
-  void add_experts(const std::vector<std::span<const uint16_t>>& records, HostToDeviceBatch& upload) {
-    const int64_t chosen = model_.config().experts_per_token, layers = model_.config().num_sparse_layers();
-    const auto size = static_cast<size_t>(layers * chosen);
-    if (std::ranges::all_of(records, &std::span<const uint16_t>::empty)) return;
-    std::vector<int64_t> experts(records.size() * size, -1);
-    for (size_t t = 0; t < records.size(); ++t) {
-      if (records[t].empty()) continue;
-      BOUGH_CHECK(records[t].size() == size, "a token has ", records[t].size(),
-                  " recorded experts, the model ", "chooses ", chosen, " in each of ", layers, " layers");
-      std::ranges::copy(records[t], experts.begin() + static_cast<std::ptrdiff_t>(t * size));
-    }
-    upload.add(experts, &input_.experts_TLK);
-  }
-
   // reads_rows: the block's head runs with this pass.
   TreeContext::Pass make_pass(const BlockVisit& place, bool verify_recompute, bool reads_rows) {
     const Block& block = place.block;
@@ -405,7 +331,15 @@ class PlanExecution {
     const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
     row_indices_ = {};
     HostToDeviceBatch upload(model_.device());
-    make_pass_input(place, upload, by_pages ? 0 : least_run());
+    make_pass_input({.tree = *place.tree.planned.tree,
+                     .block = block,
+                     .batch = batch_,
+                     .stack_tokens = stack.tokens(),
+                     .flat_counts = place.tree.flat_counts,
+                     .recorded = options_.replays_experts ? &model_.config() : nullptr,
+                     .context_ranks = ranks_,
+                     .least_run = by_pages ? 0 : least_run()},
+                    upload, input_);
     const bool is_last = model_.stage().is_last();
     const std::vector<int64_t>& boundary_rows = place.tree.rows.boundary_rows[place.index];
     at::Tensor boundary_rows_E;
@@ -530,11 +464,11 @@ class PlanExecution {
   const Pipeline pipeline_;
   StageLinks links_;
   std::vector<StackSlot> stacks_;
-  std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
+  std::vector<std::unique_ptr<Tree>> trees_;   // started and not finished
   std::optional<RouterLosses> router_losses_;  // without counts_T
-  PassInput input_;                           // of the current pass
-  const Block* rows_of_ = nullptr;            // the block of row_indices_
-  BlockRows own_rows_;                        // with context parallelism: this rank's
+  PassInput input_;                            // of the current pass
+  const Block* rows_of_ = nullptr;             // the block of row_indices_
+  BlockRows own_rows_;                         // with context parallelism: this rank's
   RowIndices row_indices_;
 };
 

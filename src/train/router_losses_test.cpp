@@ -7,7 +7,7 @@
 
 #include "train/flat_reference.h"
 #include "train/gradient_step.h"
-#include "train/reference_comparison.h"
+#include "train/ranks_test_util.h"
 
 namespace bough {
 namespace {
@@ -83,6 +83,79 @@ TEST(RouterLosses, AreAddedToLossesThatCoupleTokens) {
       expect_flat_gradient(*model, flat, make_plan(strategy, plan_request(r->batch, 24)), r->batch, *loss,
                            {.router_losses = coefficients_of(seed)}, str(strategy, " seed ", seed));
       if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+// The experts' shares are those of all ranks. Each rank has its own plan.
+TEST(RouterLosses, OfRanksAreThoseOfTheFlatBatch) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    const auto r = random_batch(seed, 100);
+    LossSettings settings;
+    settings.loss = seed % 3 == 0 ? "gspo" : "ppo";
+    const auto loss = make_loss(settings);
+    const auto whole = random_model(mixture_config(seed), seed, at::kDouble);
+    FlatReference reference(*whole);
+    reference.add_router_losses(coefficients_of(seed));
+    FlatResult flat = reference.run(r->batch, *loss);
+    const int64_t num_ranks = 2 + static_cast<int64_t>(seed % 2);
+    on_rank_groups({.data = num_ranks}, *whole, [&](TrainingRanks& groups, Model& model) {
+      model.allocate_gradients();
+      const Plan plan = plan_shard(groups.replica() == 0 ? "blocks" : "path", plan_request(r->batch, 32),
+                                   groups.replica(), num_ranks);
+      const ExecutionResult result =
+          Executor(model, {.router_losses = coefficients_of(seed), .ranks = groups.loss_group()})
+              .execute(plan, r->batch, *loss);
+      sum_gradients(model, groups.data_parallel_group());
+      EXPECT_LE(gradient_error(model, flat), 1e-10) << num_ranks << " ranks, seed " << seed;
+      if (r->batch.num_rows() == 0 || coefficients_of(seed).router_aux_loss_coef == 0) return;
+      EXPECT_NEAR(result.metrics.at("experts/aux_loss").value(), flat.aux_loss, 1e-10 * flat.aux_loss)
+          << seed;
+    });
+  }
+}
+
+// Recorded experts count as the choice, and the trainer's gradient has them also if the batch is cut into
+// fixed shares (actor.deterministic).
+TEST(RouterLosses, AreThoseOfTheRecordedExperts) {
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    const auto r = random_batch(seed, 100);
+    const ModelConfig config = mixture_config(seed);
+    const auto model = random_model(config, seed, at::kDouble);
+    std::vector<const Trajectory*> rows;
+    std::vector<RoutedExperts> records;
+    for (Trajectory& trajectory : r->trajectories) {
+      trajectory.routed_experts = {
+          .num_layers = config.num_sparse_layers(), .num_chosen = config.experts_per_token, .experts = {}};
+      for (size_t i = 0; i + 1 < trajectory.input_ids.size(); ++i)
+        for (int64_t k = 0; k < config.num_sparse_layers() * config.experts_per_token; ++k)
+          trajectory.routed_experts.experts.push_back(static_cast<uint16_t>(k % config.experts_per_token));
+      trajectory.advantage = {1};
+      trajectory.logprobs.assign(trajectory.input_ids.size(), -4);
+      rows.push_back(&trajectory);
+      records.push_back(trajectory.routed_experts);
+    }
+    ActorSettings settings;
+    settings.routing_replay = "R3";
+    settings.router_losses = coefficients_of(seed);
+    for (const bool deterministic : {false, true}) {
+      settings.deterministic = deterministic;
+      GradientStep step(*model, {}, settings, nullptr);
+      const TrainBatch batch = step.prepare_batch(rows, /*is_one_update=*/true, "blocks");
+      FlatReference reference(*model);
+      reference.replay(records);
+      reference.add_router_losses(settings.router_losses);
+      TrainBatch plain = batch;
+      for (size_t s = 0; s < plain.sequences.size(); ++s) plain.sequences[s] = rows[s]->input_ids;
+      plain.fields.proximal_log_probs_R = at::Tensor();
+      FlatResult flat = reference.run(plain, *make_loss(settings.loss));
+      model->allocate_gradients();
+      model->zero_gradients();
+      const ExecutionResult result = step.add_gradient(step.plan(batch, "blocks"), batch);
+      EXPECT_LE(gradient_error(*model, flat), 1e-10) << "seed " << seed << (deterministic ? ", shares" : "");
+      if (settings.router_losses.router_aux_loss_coef > 0) {
+        EXPECT_NEAR(result.metrics.at("experts/aux_loss").value(), flat.aux_loss, 1e-10 * flat.aux_loss);
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "train/critic.h"
 #include "train/flat_reference.h"
 #include "train/gradient_step.h"
 #include "train/reference_comparison.h"
@@ -159,6 +160,80 @@ TEST(RoutingReplay, AFlippedRouteChangesTheLogProbabilities) {
   const at::Tensor change_R = (log_probs() - before_R).abs();
   EXPECT_EQ(change_R[1].item<double>(), 0);     // token 2 is predicted by token 1, before the flip
   EXPECT_GT(change_R[2].item<double>(), 1e-6);  // token 3 by token 2
+}
+
+// Through the weights of the recorded experts, which are not those that the router would choose.
+TEST(RoutingReplay, TheGradientIsThatOfCentralDifferences) {
+  LossSettings settings;
+  settings.loss = "sft";
+  const auto loss = make_loss(settings);
+  for (const uint64_t seed : {3, 4}) {  // with renormalised weights and without
+    ModelConfig config = random_mixture_config(seed);
+    config.num_experts = 6;
+    config.experts_per_token = 2;
+    config.renormalises_experts = seed == 3;
+    const auto model = random_model(config, seed, at::kDouble);
+    const auto r = random_batch(seed, 60);
+    set_records(r->trajectories, config);
+    TrainBatch batch = r->batch;
+    mark_tokens(batch, pointers_of(r->trajectories), {.experts = true});
+    const Plan plan = make_plan("blocks", plan_request(batch, 24));
+    const auto execute = [&] {
+      model->zero_gradients();
+      return Executor(*model, {.replays_experts = true}).execute(plan, batch, *loss);
+    };
+    model->allocate_gradients();
+    EXPECT_GT(execute().metrics.at("experts/routes_differ").value(), 0.5);
+    const std::vector<Parameter*> parameters = model->parameters();
+    std::vector<at::Tensor> gradients;
+    for (const Parameter* parameter : parameters) gradients.push_back(parameter->main_grad.clone());
+    auto generator = at::detail::createCPUGenerator(seed);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      at::Tensor& weight = parameters[i]->value;
+      const at::Tensor before = weight.clone();
+      const auto direction = at::randn(weight.sizes(), generator, weight.options());
+      constexpr double kStep = 1e-6;
+      const auto loss_at = [&](double step) {
+        weight.copy_(before + step * direction);
+        return execute().loss;
+      };
+      const double difference = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
+      weight.copy_(before);
+      const double expected = (gradients[i] * direction).sum().item<double>();
+      EXPECT_NEAR(difference, expected, 1e-6 * std::max(1.0, std::abs(expected)))
+          << parameters[i]->parts[0].name << ", seed " << seed;
+      if (parameters[i]->parts[0].name.find("mlp.gate.") != std::string::npos) {
+        EXPECT_GT(gradients[i].norm().item<double>(), 1e-3);
+      }
+    }
+  }
+}
+
+// A critic on the policy's backbone: the values that advantages are computed from are those of the pass that
+// trains.
+TEST(RoutingReplay, ValuesOnTheSharedBackboneUseTheRecordedExperts) {
+  ModelConfig config = random_mixture_config(3);
+  config.num_experts = 6;
+  config.experts_per_token = 2;
+  const auto model = random_model(config, 3, at::kDouble);
+  const auto r = random_batch(3, 60);
+  set_records(r->trajectories, config);
+  ActorSettings settings;
+  settings.routing_replay = "R3";
+  CriticSettings critic_settings;
+  critic_settings.share_backbone = true;
+  Critic critic(*model, critic_settings, settings, 10);
+  critic.head().weight.value.fill_(0.5);
+  GradientStep step(*model, {}, settings, nullptr);
+  TrainBatch batch = step.rows_of(pointers_of(r->trajectories));
+  batch.fields = r->batch.fields;
+  const at::Tensor values_R = critic.values(batch);
+  batch.old_values_R = batch.returns_R = at::zeros_like(values_R);
+  model->allocate_gradients();
+  model->zero_gradients();
+  ValueBlockHead head = critic.beside_policy(batch);
+  step.add_gradient(step.plan(batch, "blocks"), batch, &head);
+  EXPECT_LE((critic.result_of(head).values_R - values_R).abs().max().item<double>(), 1e-12);
 }
 
 // R2: the records of the trainer's own pass, replayed after the weights have changed.

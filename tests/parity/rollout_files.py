@@ -2,6 +2,7 @@
 share these functions."""
 
 import importlib
+import inspect
 import json
 import random
 from pathlib import Path
@@ -86,6 +87,33 @@ def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[fl
                 gradients[name] += parameter.grad
                 norms[name] += parameter.grad.norm().item()
     return total, split_experts(model, gradients), split_experts(model, norms)
+
+
+def router_losses(model, rollouts: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The load-balancing loss of transformers and the z-loss over all sequences, with their graphs. Tokens
+    after the last trained one of their sequence are masked, and so are sequences without a trained token."""
+    name = type(model).__module__
+    module = importlib.import_module(name)
+    # The function casts to fp32, also in an fp64 model.
+    source = inspect.getsource(module.load_balancing_loss_func)
+    scope = dict(vars(module))
+    exec(source.replace("float32", "float64").replace(".float()", ".double()"), scope)
+    logits: list[list[torch.Tensor]] = []
+    masks = []
+    for rollout in rollouts:
+        ids, trained = rollout["input_ids"], rollout["loss_mask"][1:]
+        if not ids:
+            continue
+        output = model.model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
+        logits.append(list(output.router_logits))
+        last = max((i + 1 for i, flag in enumerate(trained) if flag), default=-1)
+        masks += [float(i <= last) for i in range(len(ids))]
+    by_layer = tuple(torch.cat(layer) for layer in zip(*logits, strict=True))
+    mask = torch.tensor([masks], dtype=torch.float64)
+    config = model.config
+    aux = scope["load_balancing_loss_func"](by_layer, config.num_experts, config.num_experts_per_tok, mask)
+    squares = torch.stack([layer.logsumexp(-1).square() for layer in by_layer])
+    return aux, (squares * mask).sum() / (len(by_layer) * mask.sum())
 
 
 def split_experts(model, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from rollout_files import (
     gradient_error,
     log_probs,
     random_rollouts,
+    router_losses,
+    split_experts,
     write_rollouts,
 )
 from safetensors.torch import load_file
@@ -81,6 +83,35 @@ def test_gradients_of_mixtures_in_fp32(bough, tiny_models, tmp_path, monkeypatch
             gradient_error(g.double(), expected[name], norms[name]) for g in (gradient, in_fp32[name])
         )
         assert error <= max(1e-5, 5 * theirs), (name, error, theirs)
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe_steps", "olmoe_clip"])
+def test_losses_of_routers_in_fp64(bough, tiny_models, tmp_path, monkeypatch, architecture):
+    """The load-balancing loss of transformers, over all sequences, and the z-loss by its formula."""
+    compute_in_double(monkeypatch)
+    directory = tiny_models(architecture)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="sdpa")
+    rollouts = random_rollouts(5, model.config.vocab_size)
+    aux, z = router_losses(model, rollouts)
+    model.zero_grad()
+    (0.7 * aux + 0.3 * z).backward()
+    own = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    own = split_experts(model, own)
+    _, policy, _ = flat_gradients(model, rollouts, "pg")
+    path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
+    largest = max(gradient.norm().item() for gradient in own.values())
+    for mode, max_tokens in (("dense", 1024), ("blocks", 16), ("path", 5)):
+        _, got = step(
+            bough, directory, path, "--dtype", "fp64", "--mode", mode, "--max-tokens-per-mb", max_tokens,
+            "actor.router_aux_loss_coef=0.7", "actor.router_z_loss_coef=0.3",
+            grads=tmp_path / "grads.safetensors",
+        )  # fmt: skip
+        for name, gradient in got.items():
+            expected = policy[name] + own[name]
+            scale = max(expected.norm().item(), 1e-6 * largest)
+            error = (gradient - expected).norm().item() / scale
+            assert error <= 1e-9, (architecture, mode, name, error)
+    assert own["model.embed_tokens.weight"].norm() > 1e-3 * largest > 0
 
 
 def test_rewards_become_group_advantages(bough, tiny_models, tmp_path):

@@ -94,6 +94,68 @@ def test_a_mixture_is_trained_by_sft(bough):
     AutoModelForCausalLM.from_pretrained(bough.cwd / "out")
 
 
+def aux_losses(run):
+    return [record["experts/aux_loss"] for record in read_metrics(run)[1:]]
+
+
+def test_the_load_balancing_loss_falls(bough):
+    config = write_mixture_experiment(bough, **{"actor.router_z_loss_coef": 1e-3, "total_train_steps": 20})
+    runs = bough.cwd / "runs/tiny"
+    bough("train", config, "trial_name=with", "actor.router_aux_loss_coef=10", ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=without", "actor.router_aux_loss_coef=1e-9", ok=True, env=ENVIRONMENT)
+    balanced, free = aux_losses(runs / "with"), aux_losses(runs / "without")
+    assert balanced[0] == free[0] > 2  # the number of experts a token is that of equal loads
+    assert balanced[-1] < min(2.02, free[-1]), (balanced, free)
+    records = read_metrics(runs / "with")[1:]
+    assert all(record["experts/z_loss"] > 0 for record in records)
+    bough("train", config, "trial_name=none", "actor.router_z_loss_coef=0", ok=True, env=ENVIRONMENT)
+    assert not any("_loss" in name for name in read_metrics(runs / "none")[-1] if name.startswith("experts/"))
+
+
+def test_losses_of_routers_of_two_ranks_are_those_of_one(bough):
+    settings = {"actor.router_aux_loss_coef": 1, "actor.router_z_loss_coef": 0.1, "total_train_steps": 3}
+    config = write_mixture_experiment(bough, **settings, **{"actor.routing_replay": "R3"})
+    runs = bough.cwd / "runs/tiny"
+    for index, extra in enumerate(("actor.loss=ppo", "actor.deterministic=true", "actor.loss=gspo")):
+        one, two = f"one{index}", f"two{index}"
+        bough("train", config, f"trial_name={one}", extra, ok=True, env=ENVIRONMENT)
+        bough("train", config, f"trial_name={two}", "--ranks", 2, extra, ok=True, env=ENVIRONMENT)
+        assert aux_losses(runs / two) == pytest.approx(aux_losses(runs / one), rel=1e-4), extra
+        assert all("experts/routes_differ" in record for record in read_metrics(runs / one)[1:]), extra
+
+
+def test_sft_reports_the_losses_of_routers(bough):
+    bough("init", "base", *SHAPE, *EXPERTS, ok=True)
+    lines = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+    (bough.cwd / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ["--model", "base", "--data", "data.jsonl", "--lr", 0.01, "--out", "out", "--max-steps", 20]
+    losses = ["router_aux_loss_coef=10", "router_z_loss_coef=0.001"]
+    report = bough("sft", *arguments, *losses, "--json", ok=True, env=ENVIRONMENT).json
+    assert 1.98 < report["aux_loss"] < 2.02 and report["z_loss"] > 0, report
+    assert "aux loss" in bough("sft", *arguments, *losses, ok=True, env=ENVIRONMENT).stdout
+    refused = bough("sft", *arguments, "router_z_loss_coef=-1", env=ENVIRONMENT)
+    assert refused.returncode == 2 and "router_z_loss_coef" in refused.stderr, refused.stderr
+    bough("init", "dense", *SHAPE, ok=True)
+    refused = bough("sft", "--model", "dense", *arguments[2:], *losses, env=ENVIRONMENT)
+    assert refused.returncode == 2
+    assert "router_aux_loss_coef: got 10, but the model has no experts" in refused.stderr, refused.stderr
+
+
+def test_losses_of_routers_without_effect_are_refused(bough):
+    config = write_mixture_experiment(bough)
+    bough("init", "dense", *SHAPE, ok=True)
+    bough("init", "all", *SHAPE, "--experts", 4, "--experts-per-token", 4, ok=True)
+    for model, setting, words in (
+        ("dense", "router_aux_loss_coef=0.1", "no experts; expected 0"),
+        ("dense", "router_z_loss_coef=0.1", "no experts; expected 0"),
+        ("all", "router_aux_loss_coef=0.1", "uses all experts"),
+        ("base", "router_aux_loss_coef=-0.1", "at least 0"),
+    ):
+        refused = bough("train", config, f"model.path={model}", f"actor.{setting}", env=ENVIRONMENT)
+        assert refused.returncode == 2, (model, setting)
+        assert f"actor.{setting.split('=')[0]}" in refused.stderr and words in refused.stderr, refused.stderr
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
