@@ -249,6 +249,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("resize_", TORCH_FN(at::native::resize_));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
+  // Otherwise libtorch's own fallback for all devices would run, which waits for the device.
+  m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&bough::emulation::run_on_cpu>());
   m.impl("record_stream", [](at::Tensor& self, c10::Stream stream) {
     bough::emulation::stream_uses(self.storage().data(), static_cast<int>(stream.id()));
   });
