@@ -211,8 +211,8 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
 static bool experts_wait(const Model& model) {
   const ModelConfig& config = model.config();
   return config.is_mixture() &&
-         !groups_on_device(model.device(), is_quantized(model) ? at::kChar : model.dtype(), config.num_experts,
-                           config.hidden_size, config.expert_intermediate_size);
+         !groups_on_device(model.device(), is_quantized(model) ? at::kChar : model.dtype(),
+                           config.num_experts, config.hidden_size, config.expert_intermediate_size);
 }
 
 ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
@@ -227,7 +227,8 @@ ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath p
   has_graphs_ = false;
   if (!wants_device_graphs()) return;
   log_info(
-      "CUDA graphs: not used, because this mixture's experts wait for the GPU in each layer; bf16 matrices whose "
+      "CUDA graphs: not used, because this mixture's experts wait for the GPU in each layer; bf16 matrices "
+      "whose "
       "sizes are multiples of 8 do not, on a GPU of compute capability 9 or 10 (docs/moe.md)");
 }
 

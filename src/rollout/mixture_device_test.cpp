@@ -21,8 +21,8 @@ EmbeddedEngineOptions recording(int64_t max_running) {
 }
 
 // Returns the results, and what the engine wrote to stderr.
-std::pair<std::vector<GenerationResult>, std::string> generate(EmbeddedEngine& engine,
-                                                               const std::vector<GenerationRequest>& requests) {
+std::pair<std::vector<GenerationResult>, std::string> generate(
+    EmbeddedEngine& engine, const std::vector<GenerationRequest>& requests) {
   testing::internal::CaptureStderr();
   auto results = engine.generate(requests);
   return {std::move(results), testing::internal::GetCapturedStderr()};
@@ -43,7 +43,7 @@ TEST_F(CudaMixture, GreedyTokensAndExpertsInFp32AreTheCpus) {
       EmbeddedEngine engine(model, options);
       auto results = engine.generate(mixed_requests(/*temperature=*/0));
       EXPECT_EQ(engine.statistics().preemptions > 0, pages < 300);
-      EXPECT_EQ(engine.statistics().replayed_experts > 0, pages < 300);
+      EXPECT_GT(engine.statistics().replayed_experts, 0);
       return results;
     };
     const auto expected = results_of(*on_cpu), got = results_of(*on_cuda);
@@ -72,8 +72,9 @@ class RecordedAttention : public FullAttention {
 
 // Compares a sample with one pass over its tokens that uses the recorded experts.
 struct SampleErrors {
-  double log_prob = 0;          // the largest error
-  int64_t routes = 0, differ = 0;  // recorded experts of a token in a layer; those that the router would not choose
+  double log_prob = 0;  // the largest error
+  int64_t routes = 0,
+          differ = 0;  // recorded experts of a token in a layer; those that the router would not choose
 };
 void compare_with_recorded(const Model& model, const GenerationResult& result, SampleErrors& errors) {
   const at::NoGradGuard no_grad;
@@ -100,11 +101,8 @@ void compare_with_recorded(const Model& model, const GenerationResult& result, S
       const at::Tensor live_TK = attention.live[static_cast<size_t>(layer)],
                        recorded_TK = recorded_TLK.select(1, layer);
       errors.routes += recorded_TK.size(0);
-      errors.differ += std::get<0>(live_TK.sort(1))
-                           .ne(std::get<0>(recorded_TK.sort(1)))
-                           .any(1)
-                           .sum()
-                           .item<int64_t>();
+      errors.differ +=
+          std::get<0>(live_TK.sort(1)).ne(std::get<0>(recorded_TK.sort(1))).any(1).sum().item<int64_t>();
     }
   }
 }
@@ -115,8 +113,8 @@ TEST_F(CudaMixture, WithAndWithoutGraphsRecordsAndLogProbabilitiesAreThoseOfAFul
   const bool is_grouped = groups_on_device(at::kCUDA, at::kBFloat16, config.num_experts, config.hidden_size,
                                            config.expert_intermediate_size);
   std::vector<GenerationRequest> requests;
-  for (uint64_t id = 0; id < 5; ++id)
-    requests.push_back(request_of(id, random_tokens(id, 5 + static_cast<int64_t>(id) * 21, 97), 3, 20));
+  for (uint64_t id = 0; id < 3; ++id)
+    requests.push_back(request_of(id, random_tokens(id, 5 + static_cast<int64_t>(id) * 21, 97), 3, 10));
   for (const auto type : {at::kFloat, at::kBFloat16})
     for (const char* const graphs : {"1", "0"}) {
       SCOPED_TRACE(testing::Message() << c10::toString(type) << ", BOUGH_CUDA_GRAPHS=" << graphs);
@@ -126,13 +124,14 @@ TEST_F(CudaMixture, WithAndWithoutGraphsRecordsAndLogProbabilitiesAreThoseOfAFul
       EmbeddedEngine engine(*model, recording(9));
       const std::string said = testing::internal::GetCapturedStderr();
       const bool has_graphs = type == at::kBFloat16 && is_grouped;
-      EXPECT_EQ(said.find("CUDA graphs: not used") == std::string::npos, has_graphs || *graphs == '0') << said;
+      EXPECT_EQ(said.find("CUDA graphs: not used") == std::string::npos, has_graphs || *graphs == '0')
+          << said;
       const auto [results, log] = generate(engine, requests);
       EXPECT_EQ(log.find("could not be recorded"), std::string::npos) << log;
       SampleErrors errors;
       for (const GenerationResult& result : results) compare_with_recorded(*model, result, errors);
       EXPECT_LT(errors.log_prob, type == at::kFloat ? 1e-4 : 0.5);
-      EXPECT_GT(errors.routes, 1000);
+      EXPECT_EQ(errors.routes, 2 * 3 * (5 + 26 + 47 + 3 * 9));
       EXPECT_LE(static_cast<double>(errors.differ), (type == at::kFloat ? 1e-3 : 0.1) * errors.routes);
     }
   unsetenv("BOUGH_CUDA_GRAPHS");

@@ -19,7 +19,8 @@ inline std::vector<const Trajectory*> pointers_of(const std::vector<Trajectory>&
 
 // Gives every trajectory random records for all tokens but the last. A token's record depends on the tokens
 // up to it and on `variant`, so equal prefixes have equal records.
-inline void set_records(std::vector<Trajectory>& trajectories, const ModelConfig& config, uint64_t variant = 0) {
+inline void set_records(std::vector<Trajectory>& trajectories, const ModelConfig& config,
+                        uint64_t variant = 0) {
   for (Trajectory& trajectory : trajectories) {
     RoutedExperts& routed = trajectory.routed_experts;
     routed = {

@@ -138,7 +138,8 @@ void for_each_tensor(c10::IValue& value, Visit&& visit) {
 // Ops that return numbers, such as item(), wait for the device.
 bool returns_numbers(const c10::FunctionSchema& schema) {
   for (const auto& result : schema.returns())
-    if (result.type()->kind() != c10::TypeKind::TensorType && result.type()->kind() != c10::TypeKind::ListType)
+    if (result.type()->kind() != c10::TypeKind::TensorType &&
+        result.type()->kind() != c10::TypeKind::ListType)
       return true;
   return false;
 }
@@ -232,8 +233,8 @@ std::unique_ptr<at::ObserverContext> on_op(const at::RecordFunction& function) {
   return nullptr;
 }
 
-[[maybe_unused]] const at::CallbackHandle observes =
-    at::addGlobalCallback(at::RecordFunctionCallback(on_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+[[maybe_unused]] const at::CallbackHandle observes = at::addGlobalCallback(
+    at::RecordFunctionCallback(on_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 
 }  // namespace
 }  // namespace bough::emulation

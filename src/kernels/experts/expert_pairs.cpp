@@ -34,15 +34,15 @@ std::vector<ExpertRows> rows_of_experts(const at::Tensor& ends_E, int64_t num_ro
   for (int64_t e = 0; e < ends_E.size(0); begin = ends[e++])
     if (ends[e] > begin) experts.push_back({e, begin, ends[e] - begin});
   BOUGH_CHECK(begin == num_rows, "experts_mlp: ", num_rows - begin, " of ", num_rows,
-              " pairs of a token and an expert have an index out of range; expected 0 to ", ends_E.size(0) - 1);
+              " pairs of a token and an expert have an index out of range; expected 0 to ",
+              ends_E.size(0) - 1);
   return experts;
 }
 
 at::Tensor grouped_product(const at::Tensor& a_PK, const at::Tensor& weight, const at::Tensor& ends_E,
                            bool is_transposed) {
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
-          "bough::grouped_product");
+  static const auto op = find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
+      "bough::grouped_product");
   return op.call(a_PK, weight, ends_E, is_transposed);
 }
 
@@ -70,8 +70,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> sort_pairs_reference(const at::Te
                                                                     int64_t num_experts) {
   const auto experts_P = experts_TK.flatten();
   const auto is_known_P = experts_P.ge(0).logical_and_(experts_P.lt(num_experts));
-  const auto [sorted_P, pairs_P] =
-      at::sort(at::where(is_known_P, experts_P, num_experts), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto [sorted_P, pairs_P] = at::sort(at::where(is_known_P, experts_P, num_experts), /*stable=*/true,
+                                            /*dim=*/0, /*descending=*/false);
   const auto rows_P = at::arange(experts_P.size(0), experts_P.options());
   const auto places_P = at::empty_like(experts_P).scatter_(0, pairs_P, rows_P);
   const auto ends_E = at::searchsorted(sorted_P, at::arange(num_experts, experts_P.options()),

@@ -175,8 +175,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     at::Tensor out_PD;
     if (p.output_is_read && parts.size() != 1) out_PD = at::empty_like(h_PD);
     for (const auto& [expert, begin, size] : parts) {
-      const auto gate_up = expert_product(h_PD.narrow(0, begin, size), p.gate_up, 2 * inner, expert, ends_E,
-                                          batch_invariant);
+      const auto gate_up =
+          expert_product(h_PD.narrow(0, begin, size), p.gate_up, 2 * inner, expert, ends_E, batch_invariant);
       if (p.output_is_read) {
         const auto out = expert_product(swiglu_forward(gate_up, p.activation), p.down, width, expert, ends_E,
                                         batch_invariant);
@@ -241,8 +241,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
             .copy_(weigh_rows_(a, products, d_a, weights_P.narrow(0, begin, size)));
         if (down_grad.defined())
           add_expert_gradients(down_grad, width, experts_of_part(context, ranges, i), d_y, a, begin);
-        d_h_PD.narrow(0, begin, size)
-            .copy_(backward_product(products, gate_up, 2 * inner, expert, ends_E));
+        d_h_PD.narrow(0, begin, size).copy_(backward_product(products, gate_up, 2 * inner, expert, ends_E));
       }
     }
     const auto d_weights_TK = d_weights_P.index_select(0, places_TK.flatten()).view(places_TK.sizes());

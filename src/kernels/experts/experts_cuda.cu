@@ -108,8 +108,8 @@ __global__ void weigh_rows_kernel(A* d_weights, T* a, T* d_gate_up, const T* d_a
 }
 }  // namespace
 
-void sort_pairs_cuda(int64_t* pairs, int64_t* places, int32_t* ends, const int64_t* experts, int64_t num_pairs,
-                     int64_t num_experts, CudaStream stream) {
+void sort_pairs_cuda(int64_t* pairs, int64_t* places, int32_t* ends, const int64_t* experts,
+                     int64_t num_pairs, int64_t num_experts, CudaStream stream) {
   launch(sort_pairs_kernel, static_cast<unsigned>(num_experts + 1), threads_for(num_pairs, 1024), 0, stream,
          pairs, places, ends, experts, num_pairs, num_experts);
 }
@@ -117,13 +117,14 @@ void sort_pairs_cuda(int64_t* pairs, int64_t* places, int32_t* ends, const int64
 template <class T, class A>
 void add_weighted_rows_cuda(const WeightedRows<T, A>& sums, CudaStream stream) {
   if (sums.num_tokens * sums.width == 0) return;
-  with_pack<kFullPack<T>>(fits_packs(sums.width, kFullPack<T>, sums.y, sums.rows, sums.residual), [&](auto pack) {
-    constexpr int kPack = decltype(pack)::value;
-    const int threads = threads_for(sums.width / kPack, kRowThreads);
-    const dim3 blocks(static_cast<unsigned>(divide_up(sums.width / kPack, threads)),
-                      static_cast<unsigned>(std::min(sums.num_tokens, kMaxBlocks)));
-    launch(add_weighted_rows_kernel<T, A, kPack>, blocks, threads, 0, stream, sums);
-  });
+  with_pack<kFullPack<T>>(fits_packs(sums.width, kFullPack<T>, sums.y, sums.rows, sums.residual),
+                          [&](auto pack) {
+                            constexpr int kPack = decltype(pack)::value;
+                            const int threads = threads_for(sums.width / kPack, kRowThreads);
+                            const dim3 blocks(static_cast<unsigned>(divide_up(sums.width / kPack, threads)),
+                                              static_cast<unsigned>(std::min(sums.num_tokens, kMaxBlocks)));
+                            launch(add_weighted_rows_kernel<T, A, kPack>, blocks, threads, 0, stream, sums);
+                          });
 }
 
 template <class T, class A>
@@ -138,10 +139,9 @@ void weigh_rows_cuda(A* d_weights, T* a, T* d_gate_up, const T* d_a, const A* we
   });
 }
 
-#define INSTANTIATE(T, A)                                                              \
-  template void add_weighted_rows_cuda<T, A>(const WeightedRows<T, A>&, CudaStream);   \
-  template void weigh_rows_cuda<T, A>(A*, T*, T*, const T*, const A*, int64_t, int64_t, \
-                                      CudaStream);
+#define INSTANTIATE(T, A)                                                            \
+  template void add_weighted_rows_cuda<T, A>(const WeightedRows<T, A>&, CudaStream); \
+  template void weigh_rows_cuda<T, A>(A*, T*, T*, const T*, const A*, int64_t, int64_t, CudaStream);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)

@@ -8,8 +8,8 @@
 namespace bough {
 
 // experts, places: [num_pairs]; pairs: [num_pairs]; ends: [num_experts].
-void sort_pairs_cuda(int64_t* pairs, int64_t* places, int32_t* ends, const int64_t* experts, int64_t num_pairs,
-                     int64_t num_experts, CudaStream stream);
+void sort_pairs_cuda(int64_t* pairs, int64_t* places, int32_t* ends, const int64_t* experts,
+                     int64_t num_pairs, int64_t num_experts, CudaStream stream);
 
 template <class T, class A>
 struct WeightedRows {

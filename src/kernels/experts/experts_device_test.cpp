@@ -34,14 +34,15 @@ TEST_P(ExpertsOn, EqualTheSublayerInFp64WithUnevenLoads) {
          {std::tuple{1, 64, 32}, {2, 40, 24}, {70, 64, 96}, {70, 20, 24}, {150, 96, 40}})
       for (const bool uneven : {true, false})
         for (const bool with_norm : {true, false}) {
-          SCOPED_TRACE(testing::Message() << c10::toString(type) << " " << tokens << " tokens, " << width << " x "
-                                          << inner << (uneven ? ", uneven" : ", even")
-                                          << (with_norm ? ", norm" : ""));
+          SCOPED_TRACE(testing::Message()
+                       << c10::toString(type) << " " << tokens << " tokens, " << width << " x " << inner
+                       << (uneven ? ", uneven" : ", even") << (with_norm ? ", norm" : ""));
           Mixture on_cpu(kExperts, 2, width, inner, type);
           on_cpu.has_norm = on_cpu.residual = on_cpu.renormalise = with_norm;
           for (Parameter* parameter : on_cpu.parameters()) parameter->main_grad.fill_(0.5);
           Mixture f = on_cpu.on(device());
-          const auto x = random_tensor({tokens, width}, type, 5), d_y = random_tensor({tokens, width}, type, 6);
+          const auto x = random_tensor({tokens, width}, type, 5),
+                     d_y = random_tensor({tokens, width}, type, 6);
           const auto choice_TK = uneven ? uneven_choice(tokens) : even_choice(tokens);
           const ExpectedMixture expected(on_cpu, x, choice_TK, d_y);
           const auto run = [&] {
@@ -60,8 +61,10 @@ TEST_P(ExpertsOn, EqualTheSublayerInFp64WithUnevenLoads) {
                 << i;
           if (uneven)
             for (const int64_t unused : {0, 1, 2, 4, 7}) {
-              EXPECT_TRUE(f.down.main_grad.narrow(0, unused * width, width).eq(0.5).all().item<bool>()) << unused;
-              EXPECT_TRUE(f.gate_up.main_grad.narrow(0, unused * 2 * inner, 2 * inner).eq(0.5).all().item<bool>())
+              EXPECT_TRUE(f.down.main_grad.narrow(0, unused * width, width).eq(0.5).all().item<bool>())
+                  << unused;
+              EXPECT_TRUE(
+                  f.gate_up.main_grad.narrow(0, unused * 2 * inner, 2 * inner).eq(0.5).all().item<bool>())
                   << unused;
             }
           const auto [y_again, d_x_again] = run();
@@ -74,13 +77,15 @@ TEST_P(ExpertsOn, PairsAreSortedInTheirOrder) {
   for (const int64_t experts : {1, 5, 128})
     for (const auto& [tokens, chosen] : {std::pair{0, 2}, {1, 1}, {3, 1}, {33, 1}, {700, 1}, {90, 5}}) {
       if (chosen > experts) continue;
-      const auto choice_TK = random_tensor({tokens, experts}, at::kFloat, 3).argsort(int64_t{1}).narrow(1, 0, chosen);
+      const auto choice_TK =
+          random_tensor({tokens, experts}, at::kFloat, 3).argsort(int64_t{1}).narrow(1, 0, chosen);
       const auto [pairs_P, places_TK, ends_E] = sort_pairs(choice_TK.to(device()), experts);
       const auto order_P = at::argsort(choice_TK.flatten(), /*stable=*/true, 0, false);
       EXPECT_TRUE(at::equal(pairs_P.cpu(), order_P)) << tokens << " of " << experts;
       EXPECT_TRUE(at::equal(places_TK.cpu().flatten().index_select(0, order_P), at::arange(tokens * chosen)))
           << tokens << " of " << experts;
-      EXPECT_TRUE(at::equal(ends_E.cpu().to(at::kLong), at::bincount(choice_TK.flatten(), {}, experts).cumsum(0)))
+      EXPECT_TRUE(
+          at::equal(ends_E.cpu().to(at::kLong), at::bincount(choice_TK.flatten(), {}, experts).cumsum(0)))
           << tokens << " of " << experts;
     }
 }

@@ -24,7 +24,8 @@ SelfTest row_test(const char* op, std::function<void(at::Device, at::ScalarType)
 SelfTest sort_pairs_test() {
   return {"sort_pairs", {{"sort_pairs", "libtorch's sort"}}, [](at::Device device) {
             const at::Tensor experts_TK = uneven_experts();
-            const SortedPairs got = sort_pairs(experts_TK.to(device), 6), expected = sort_pairs(experts_TK, 6);
+            const SortedPairs got = sort_pairs(experts_TK.to(device), 6),
+                              expected = sort_pairs(experts_TK, 6);
             check_equal("sort_pairs: the pairs", got.pairs_P, expected.pairs_P);
             check_equal("sort_pairs: the places", got.places_TK, expected.places_TK);
             check_equal("sort_pairs: the ends", got.ends_E, expected.ends_E);
@@ -47,8 +48,9 @@ SelfTest add_weighted_rows_test() {
     const at::Tensor places_TK = sort_pairs(uneven_experts(), 6).places_TK;
     for (const int64_t width : {7, 512}) {
       const auto rows = random_tensor({140, width}, type, 1);
-      check_op("add_weighted_rows", {rows, places_TK, random_tensor({70, 2}, accumulator_type(type), 2),
-                                     random_tensor({70, width}, type, 3)},
+      check_op("add_weighted_rows",
+               {rows, places_TK, random_tensor({70, 2}, accumulator_type(type), 2),
+                random_tensor({70, width}, type, 3)},
                device);
       check_op("add_weighted_rows", {rows, places_TK, c10::IValue(), c10::IValue()}, device);
     }
@@ -58,9 +60,9 @@ SelfTest add_weighted_rows_test() {
 SelfTest weigh_rows_test() {
   return row_test("weigh_rows_", [](at::Device device, at::ScalarType type) {
     for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{3, 7}, {70, 512}, {300, 130}})
-      check_op("weigh_rows_", {random_tensor({rows, width}, type, 1), random_tensor({rows, 2 * width}, type, 2),
-                               random_tensor({rows, width}, type, 3),
-                               random_tensor({rows}, accumulator_type(type), 4)},
+      check_op("weigh_rows_",
+               {random_tensor({rows, width}, type, 1), random_tensor({rows, 2 * width}, type, 2),
+                random_tensor({rows, width}, type, 3), random_tensor({rows}, accumulator_type(type), 4)},
                device);
   });
 }
