@@ -226,7 +226,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     const auto tokens_P = tokens_of(pairs_P, places_TK.size(1));
     const auto weights_P = weights_TK.flatten().index_select(0, pairs_P);
     const auto d_weights_P = at::empty_like(weights_P);
-    auto d_h_PD = at::empty({pairs_P.size(0), width}, x_TD.options());
+    at::Tensor d_h_PD;
+    if (ranges.size() != 3) d_h_PD = at::empty({pairs_P.size(0), width}, x_TD.options());
     {
       const auto d_y_PD = d_y_TD.index_select(0, tokens_P);
       for (size_t i = 0; i < ranges.size(); i += 3) {
@@ -241,7 +242,9 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
             .copy_(weigh_rows_(a, products, d_a, weights_P.narrow(0, begin, size)));
         if (down_grad.defined())
           add_expert_gradients(down_grad, width, experts_of_part(context, ranges, i), d_y, a, begin);
-        d_h_PD.narrow(0, begin, size).copy_(backward_product(products, gate_up, 2 * inner, expert, ends_E));
+        const auto d_h = backward_product(products, gate_up, 2 * inner, expert, ends_E);
+        if (d_h_PD.defined()) d_h_PD.narrow(0, begin, size).copy_(d_h);
+        else d_h_PD = d_h;
       }
     }
     const auto d_weights_TK = d_weights_P.index_select(0, places_TK.flatten()).view(places_TK.sizes());
