@@ -7,6 +7,7 @@
 // memory in use is written when the process ends.
 #include "device.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "lock.h"
@@ -40,7 +42,10 @@ size_t bytes_of(const char* variable, size_t otherwise) {
 
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
+  // Like libtorch's, the allocator refuses questions before the first tensor or lazyInitDevice().
+  void initialise() { is_initialised_ = true; }
   c10::DataPtr allocate(size_t bytes) override {
+    initialise();
     if (bytes == 0) return {nullptr, nullptr, &free, device()};
     const std::lock_guard lock(mutex_);
     const size_t rounded = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
@@ -56,6 +61,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     stream_uses(data.get(), static_cast<int>(stream.id()));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
+    check_initialised();
     const std::lock_guard lock(mutex_);
     return stats_;
   }
@@ -64,6 +70,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     stats_.allocated_bytes[0].reset_accumulated();
   }
   void resetPeakStats(c10::DeviceIndex /*device*/) override {
+    check_initialised();
     const std::lock_guard lock(mutex_);
     stats_.allocated_bytes[0].reset_peak();
   }
@@ -105,6 +112,9 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   };
 
   static c10::Device device() { return {kType, 0}; }
+  void check_initialised() const {
+    TORCH_CHECK(is_initialised_, "Invalid device argument 0: did you call init? (emulated device)");
+  }
   static void free(void* data);
   void free_block(void* data) {
     const std::lock_guard lock(mutex_);
@@ -143,6 +153,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   static thread_local PoolId pool_;  // of which the thread's allocations come
   const size_t total_ = bytes_of("BOUGH_EMULATED_MEMORY", kDefaultBytes);
   const size_t withheld_ = bytes_of("BOUGH_EMULATED_WITHHELD", 0);
+  std::atomic<bool> is_initialised_ = false;
   Lock mutex_;
   std::unordered_map<void*, Block> blocks_;
   std::map<PoolId, Pool> pools_;
@@ -166,6 +177,7 @@ const struct PeakReport {
     const char* const path = std::getenv("BOUGH_EMULATED_PEAK");
     std::FILE* const file = path && is_wanted() ? std::fopen(path, "w") : nullptr;
     if (!file) return;
+    instance().initialise();
     std::fprintf(file, "%lld\n",
                  static_cast<long long>(instance().getDeviceStats(0).reserved_bytes[0].peak));
     std::fclose(file);
@@ -234,7 +246,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
-class PinnedAllocator final : public c10::Allocator {
+// Graphs enter and leave its pools, too. No memory comes from them.
+class PinnedAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     void* const data = allocate_pinned_memory(bytes);
@@ -242,11 +255,35 @@ class PinnedAllocator final : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned_memory; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+  bool record_event(void* /*data*/, void* /*context*/, c10::Stream /*stream*/) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+  void begin_allocate_to_pool(PoolId pool, std::function<bool(c10::Stream)> /*filter*/) override {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(recording_.insert(pool).second, "beginAllocateToPool: already recording to mempool_id");
+    ++num_users_[pool];
+  }
+  void end_allocate_to_pool(PoolId pool) override {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(recording_.erase(pool), "endAllocatePool: not currently recording to mempool_id");
+  }
+  void release_pool(PoolId pool) override {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(--num_users_.at(pool) >= 0, "CUDA emulation: a pool of pinned memory is released too often");
+  }
+
+ private:
+  Lock mutex_;
+  std::set<PoolId> recording_;
+  std::map<PoolId, int64_t> num_users_;
 };
 PinnedAllocator& pinned_allocator() {
   static auto* const allocator = new PinnedAllocator;
   return *allocator;
 }
+const at::HostAllocatorRegistry<kType> pinned_registry(&pinned_allocator());
 
 }  // namespace
 
@@ -275,7 +312,7 @@ void release_pool(PoolId pool) {
 namespace at {
 struct EmulatedCudaHooks final : CUDAHooksInterface {
   explicit EmulatedCudaHooks(CUDAHooksArgs /*arguments*/) {}
-  void init() const override {}
+  void init() const override { bough::emulation::instance().initialise(); }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return hasCUDA(); }
   bool hasCUDA() const override { return bough::emulation::is_wanted(); }

@@ -4,6 +4,7 @@
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -18,13 +19,21 @@ namespace bough {
 
 namespace {
 
+// Recordings that were given up and still hold a memory pool open: of device memory, of pinned host memory.
+struct Discarded {
+  int64_t device = 0, host = 0;
+};
+
+at::HostAllocator& pinned_memory() {
+  return *at::getHostAllocator(at::kCUDA);
+}
+
 // A graph that can be given up while it is recorded. CUDAGraph itself ends a recording only if the stream can
-// end it without an error. Otherwise the allocator would stay in the graph's memory pool.
+// end it without an error. Otherwise both allocators would stay in the graph's memory pools.
 class RecordedGraph final : public at::cuda::CUDAGraph, public StreamRecorder {
  public:
-  // num_discarded: counts the recordings that were given up and still hold the pool open.
-  RecordedGraph(at::cuda::MempoolId_t pool, c10::cuda::CUDAStream stream, int64_t& num_discarded)
-      : pool_id_(pool), stream_(stream), num_discarded_(num_discarded) {}
+  RecordedGraph(at::cuda::MempoolId_t pool, c10::cuda::CUDAStream stream, Discarded& discarded)
+      : pool_id_(pool), stream_(stream), discarded_(discarded) {}
 
   // Other threads may allocate during the capture.
   void begin() override { capture_begin(pool_id_, cudaStreamCaptureModeThreadLocal); }
@@ -40,23 +49,29 @@ class RecordedGraph final : public at::cuda::CUDAGraph, public StreamRecorder {
                            &recorded);  // an error says that the recording is invalid, which is known
     if (recorded) cudaGraphDestroy(recorded);
     cudaGetLastError();  // so that the next call does not report the error
+    leave([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(stream_.device_index(), pool_id_); },
+          discarded_.device);
+    leave([&] { pinned_memory().end_allocate_to_pool(pool_id_); }, discarded_.host);
+  }
+
+ private:
+  static void leave(const std::function<void()>& end, int64_t& count) noexcept {
     try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(stream_.device_index(), pool_id_);
-      ++num_discarded_;
+      end();
+      ++count;
     } catch (const std::exception&) {  // begin() failed before the allocator entered the pool
     }
   }
 
- private:
   const at::cuda::MempoolId_t pool_id_;
   const c10::cuda::CUDAStream stream_;
-  int64_t& num_discarded_;
+  Discarded& discarded_;
 };
 
 class CudaGraph : public DeviceGraph {
  public:
-  CudaGraph(const std::function<void()>& work, at::cuda::MempoolId_t pool, int64_t& num_discarded)
-      : graph_(pool, recording_stream(), num_discarded) {
+  CudaGraph(const std::function<void()>& work, at::cuda::MempoolId_t pool, Discarded& discarded)
+      : graph_(pool, recording_stream(), discarded) {
     const auto stream = recording_stream();
     const auto current = c10::cuda::getCurrentCUDAStream();
     BOUGH_CHECK(current.device_index() == stream.device_index(),
@@ -95,16 +110,17 @@ class CudaGraph : public DeviceGraph {
 class CudaGraphs : public DeviceGraphs {
  public:
   ~CudaGraphs() override {
-    for (; num_discarded_ > 0; --num_discarded_)
+    for (; discarded_.device > 0; --discarded_.device)
       c10::cuda::CUDACachingAllocator::releasePool(c10::cuda::current_device(), pool_);
+    for (; discarded_.host > 0; --discarded_.host) pinned_memory().release_pool(pool_);
   }
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
-    return std::make_unique<CudaGraph>(work, pool_, num_discarded_);
+    return std::make_unique<CudaGraph>(work, pool_, discarded_);
   }
 
  private:
   const at::cuda::MempoolId_t pool_ = at::cuda::graph_pool_handle();
-  int64_t num_discarded_ = 0;
+  Discarded discarded_;
 };
 
 }  // namespace

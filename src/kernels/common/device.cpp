@@ -1,5 +1,6 @@
 #include "kernels/common/device.h"
 
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -20,8 +21,14 @@ c10::DeviceIndex index_of(c10::Device device) {
                             : c10::impl::getDeviceGuardImpl(device.type())->getDevice().index();
 }
 
+// CUDA's allocator refuses questions until CUDA is initialised. The first tensor on the device does that, too.
+c10::DeviceAllocator& allocator_of(c10::Device device) {
+  at::globalContext().lazyInitDevice(device.type());
+  return *c10::getDeviceAllocator(device.type());
+}
+
 c10::CachingDeviceAllocator::DeviceStats statistics(c10::Device device) {
-  return c10::getDeviceAllocator(device.type())->getDeviceStats(index_of(device));
+  return allocator_of(device).getDeviceStats(index_of(device));
 }
 
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -48,9 +55,8 @@ DeviceMemory device_memory(c10::Device device) {
     const HostMemory host = host_memory();
     return {host.available, host.limit};
   }
-  auto* const allocator = c10::getDeviceAllocator(device.type());
-  const auto [free, total] = allocator->getMemoryInfo(index_of(device));
-  const auto kept = allocator->getDeviceStats(index_of(device));
+  const auto [free, total] = allocator_of(device).getMemoryInfo(index_of(device));
+  const auto kept = statistics(device);
   return {static_cast<int64_t>(free) + kept.reserved_bytes[kAll].current - kept.allocated_bytes[kAll].current,
           static_cast<int64_t>(total)};
 }
@@ -61,7 +67,7 @@ PeakBytes::PeakBytes(c10::Device device) : device_(device) {
     reset_cpu_peak_bytes();
   } else {
     before_ = statistics(device_).allocated_bytes[kAll].current;
-    c10::getDeviceAllocator(device_.type())->resetPeakStats(index_of(device_));
+    allocator_of(device_).resetPeakStats(index_of(device_));
   }
 }
 

@@ -95,8 +95,10 @@ TEST_P(QuantizedProductOn, EqualsTheProductInFp64) {
       const auto x = random({rows, inputs}, 1), w = random({outputs, inputs}, 2), bias = random({outputs}, 3),
                  residual = random({rows, outputs}, 4);
       const auto [weight, scale] = quantize(w);
-      const auto weight_ref = at::empty_like(weight), scale_ref = at::empty_like(scale);
-      quantize_rows_reference_(weight_ref, scale_ref, w);
+      // On the CPU: libtorch's CUDA division by a number multiplies by its rounded inverse.
+      auto weight_ref = at::empty_like(weight, at::kCPU), scale_ref = at::empty_like(scale, at::kCPU);
+      quantize_rows_reference_(weight_ref, scale_ref, w.cpu());
+      weight_ref = copy_to(device(), weight_ref), scale_ref = copy_to(device(), scale_ref);
       EXPECT_SAME_BITS(scale, scale_ref);
       EXPECT_TRUE((weight.to(at::kInt) - weight_ref.to(at::kInt)).abs().le(1).all().item<bool>());
       const auto product =

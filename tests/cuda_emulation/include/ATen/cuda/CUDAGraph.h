@@ -1,6 +1,7 @@
 // Takes the place of torch's header: graphs are recordings (recording.h) with libtorch's memory pools.
 #pragma once
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "device.h"
@@ -40,15 +41,19 @@ class CUDAGraph {
   CUDAGraph(const CUDAGraph&) = delete;
   CUDAGraph& operator=(const CUDAGraph&) = delete;
   ~CUDAGraph() {
-    if (capture_ended_) bough::emulation::release_pool(pool_);
+    if (!capture_ended_) return;
+    bough::emulation::release_pool(pool_);
+    at::getHostAllocator(at::kCUDA)->release_pool(pool_);
   }
   void capture_begin(MempoolId_t pool, cudaStreamCaptureMode /*mode*/) {
     pool_ = pool;
     bough::emulation::begin_pool(pool);
+    at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(pool, [](c10::Stream) { return true; });
     recording_.begin();
   }
   void capture_end() {
     bough::emulation::end_pool(pool_);
+    at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool_);
     recording_.end();
     capture_ended_ = true;
   }
