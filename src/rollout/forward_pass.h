@@ -34,8 +34,8 @@ int64_t rounded_decode_size(int64_t num_tokens);
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 // Returns the bytes that the graphs of passes of up to `max_decode` tokens keep on the device: partial
 // results of attention, and for each graph the work of attention with page tables for the longest sequences.
-// The activations of a pass and the recorded kernels are not included. For a mixture an upper bound: its passes
-// may run without graphs.
+// The activations of a pass and the recorded kernels are not included. For a mixture an upper bound: its
+// passes may run without graphs.
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode);
 
 // Chooses a mixture's experts by `routes`; nullptr: the router does.

@@ -90,8 +90,8 @@ TEST_P(TrainingOn, Bf16ErrsNoMoreThanTheFlatBatchDoes) {
   EXPECT_LE(tree_error, 1.1 * flat_error);
 }
 
-// All plans and the flat batch in fp64 use the recorded experts, because in bf16 a router's choice is not that
-// in fp64. The sizes of the experts are those of at::_grouped_mm.
+// All plans and the flat batch in fp64 use the recorded experts, because in bf16 a router's choice is not
+// that in fp64. The sizes of the experts are those of at::_grouped_mm.
 TEST_P(TrainingOn, AMixturesPlansHaveTheFlatBatchsGradients) {
   const auto loss = full_loss();
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {

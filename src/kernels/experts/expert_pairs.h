@@ -1,5 +1,5 @@
-// Pairs of a token and an expert, sorted by expert, and the ops over their rows. Parts of experts.cpp. Letters
-// as in experts.h.
+// Pairs of a token and an expert, sorted by expert, and the ops over their rows. Parts of experts.cpp.
+// Letters as in experts.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,21 +15,21 @@ struct SortedPairs {
   at::Tensor ends_E;     // int32: the rows of experts 0 to e
 };
 
-// A stable sort. experts: int64 [T, K]. On a CPU, throws InternalError if an index is out of range or twice in
-// a row. On CUDA nothing waits for the device: pairs with an index out of range are the last rows, belong to no
-// expert and have the place -1.
+// A stable sort. experts: int64 [T, K]. On a CPU, throws InternalError if an index is out of range or twice
+// in a row. On CUDA nothing waits for the device: pairs with an index out of range are the last rows, belong
+// to no expert and have the place -1.
 SortedPairs sort_pairs(const at::Tensor& experts_TK, int64_t num_experts);
 
 struct ExpertRows {
   int64_t expert, begin, size;  // of the sorted rows
 };
-// Returns the rows of the experts that have rows, ascending. ends: on a CPU. Throws InternalError if there are
-// more than ends[E - 1] rows.
+// Returns the rows of the experts that have rows, ascending. ends: on a CPU. Throws InternalError if there
+// are more than ends[E - 1] rows.
 std::vector<ExpertRows> rows_of_experts(const at::Tensor& ends_E, int64_t num_rows);
 
-// a: [P, K], rows sorted by expert; weight: the experts one after another. is_transposed: weight is [E · O, K],
-// and row p of the result [P, O] is a[p] · weight_eᵀ. Otherwise weight is [E · K, O], and it is a[p] · weight_e.
-// The CUDA kernel is for bf16 and does not wait for the device if groups_on_device() (experts.h).
+// a: [P, K], rows sorted by expert; weight: the experts one after another. is_transposed: weight is [E · O,
+// K], and row p of the result [P, O] is a[p] · weight_eᵀ. Otherwise weight is [E · K, O], and it is a[p] ·
+// weight_e. The CUDA kernel is for bf16 and does not wait for the device if groups_on_device() (experts.h).
 at::Tensor grouped_product(const at::Tensor& a_PK, const at::Tensor& weight, const at::Tensor& ends_E,
                            bool is_transposed);
 

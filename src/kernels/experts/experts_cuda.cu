@@ -7,8 +7,8 @@ namespace {
 constexpr int kRowThreads = 256;
 
 // A stable sort by counting. A thread block finds the rows of one expert, the last block those of indices out
-// of range: it counts the pairs of earlier experts, and its own pairs in each warp's share of the pairs. So the
-// pairs are read once per expert, from the cache, and no block waits for another.
+// of range: it counts the pairs of earlier experts, and its own pairs in each warp's share of the pairs. So
+// the pairs are read twice per expert, from the cache, and no block waits for another.
 __global__ void sort_pairs_kernel(int64_t* pairs, int64_t* places, int32_t* ends, const int64_t* experts,
                                   int64_t num_pairs, int64_t num_experts) {
   __shared__ int num_own[kMaxWarps], num_before[kMaxWarps];

@@ -22,8 +22,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> sort_pairs_op(Tensor experts_TK, 
   return {pairs_P, places_TK, ends_E};
 }
 
-// libtorch's kernels for compute capability 9 and 10 sum in fp32 and read the ends on the device. On other GPUs
-// libtorch waits for the ends.
+// libtorch's kernels for compute capability 9 and 10 sum in fp32 and read the ends on the device. On other
+// GPUs libtorch waits for the ends.
 at::Tensor grouped_product_op(Tensor a_PK, Tensor weight, Tensor ends_E, bool is_transposed) {
   const Launch launch("grouped_product", {a_PK, weight, ends_E});
   const auto weight_EOK = weight.view({ends_E.size(0), -1, weight.size(1)});

@@ -13,8 +13,8 @@ BOUGH_ON_DEVICES(ExpertsOn);
 
 constexpr int64_t kExperts = 8;
 
-// Experts of each token, [T, 2]. Uneven: expert 3 has all tokens, expert 5 one token, experts 0, 1, 2, 4 and 7
-// have none. Even: each expert has as many tokens as the next.
+// Experts of each token, [T, 2]. Uneven: expert 3 has all tokens, expert 5 one token, experts 0, 1, 2, 4 and
+// 7 have none. Even: each expert has as many tokens as the next.
 at::Tensor uneven_choice(int64_t tokens) {
   const auto choice_TK = at::empty({tokens, 2}, at::kLong);
   choice_TK.select(1, 0).fill_(3);
@@ -27,7 +27,7 @@ at::Tensor even_choice(int64_t tokens) {
   return at::stack({first_T, first_T.add(1).remainder(kExperts)}, 1);
 }
 
-// Of the shapes, bf16 with 20 columns is not for at::_grouped_mm.
+// bf16 with 20 columns is not for at::_grouped_mm.
 TEST_P(ExpertsOn, EqualTheSublayerInFp64WithUnevenLoads) {
   for (const auto type : kFloatTypes)
     for (const auto& [tokens, width, inner] :
