@@ -302,18 +302,20 @@ int64_t DecoderBytes::of_mlp(int64_t tokens) const {
 }
 
 // Pairs of a token and an expert are sorted by expert. The rows of all pairs exist at once, the tensors of
-// one expert after another.
+// one expert after another. On a GPU, at most the tensors of all experts exist at once (groups_on_device() in
+// kernels/experts).
 int64_t DecoderBytes::of_experts(int64_t tokens) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.expert_intermediate_size;
   const int64_t pairs = tokens * shape_.experts_per_token;
   // The largest expert is assumed to have twice the mean.
-  const int64_t rows = std::min(tokens, 2 * pairs / shape_.num_experts + 1);
+  const int64_t rows = kernels_.on_gpu() ? pairs : std::min(tokens, 2 * pairs / shape_.num_experts + 1);
   // Two rows a pair: the gradients of the output and of h. For the expert at work: the gradient of SwiGLU's
-  // output, this output, and a product.
+  // output, this output, and a product, which is copied if there are several.
+  const int64_t copied = kernels_.on_gpu() ? 0 : rows * width * element;
   const int64_t products =
       2 * pairs * width * element + 2 * rows * inner * element +
-      std::max(weight_gradient(rows, width, inner), rows * width * element + product(rows, 2 * inner, width));
+      std::max(weight_gradient(rows, width, inner), copied + product(rows, 2 * inner, width));
   // h, and again a row a pair, for the gradients of gate and up; the input's gradient.
   const int64_t gate_up = (pairs + 2 * tokens) * width * element + weight_gradient(rows, 2 * inner, width);
   const int64_t of_pairs = pairs * (8 + 2 * shape_.accumulator_bytes);

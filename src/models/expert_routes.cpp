@@ -16,8 +16,8 @@ at::Tensor equal_sets(const at::Tensor& a_TK, const at::Tensor& b_TK) {
   return std::get<0>(a_TK.sort(1)).eq(std::get<0>(b_TK.sort(1))).all(1);
 }
 
-int64_t number_of(const at::Tensor& mask_T) {
-  return mask_T.sum().item<int64_t>();
+void add(at::Tensor& sum, const at::Tensor& more) {
+  sum = sum.defined() ? sum + more : more;
 }
 
 }  // namespace
@@ -38,22 +38,29 @@ at::Tensor ExpertRoutes::route(int64_t layer, const at::Tensor& logits_TE, int64
     if (counts_) {
       const at::Tensor different_T =
           equal_sets(chosen_TK, recorded_TK).logical_not_().logical_and_(has_record_T);
-      counts_->records += number_of(has_record_T);
-      counts_->different += number_of(different_T);
-      if (index == 0) counts_->tokens += number_of(has_record_T);
+      add(counts_->records, has_record_T.sum());
+      add(counts_->different, different_T.sum());
+      if (index == 0) add(counts_->tokens, has_record_T.sum());
       const at::Tensor before_T = index == 0 ? at::zeros_like(different_T) : different_T_;
       different_T_ = before_T.logical_or(different_T);
-      counts_->different_tokens += number_of(different_T_) - number_of(before_T);
+      add(counts_->different_tokens, different_T_.logical_xor(before_T).sum());
     }
     used_TK = at::where(has_record_T.unsqueeze(1), recorded_TK, chosen_TK);
   }
   if (counts_) {
     counts_->loads.resize(std::max(counts_->loads.size(), static_cast<size_t>(index) + 1));
-    at::Tensor& load_E = counts_->loads[static_cast<size_t>(index)];
-    const at::Tensor added_E = at::bincount(used_TK.flatten().cpu(), {}, logits_TE.size(1));
-    load_E = load_E.defined() ? load_E + added_E : added_E;
+    const at::Tensor used_P = used_TK.flatten();
+    add(counts_->loads[static_cast<size_t>(index)],
+        at::zeros({logits_TE.size(1)}, used_P.options()).scatter_add_(0, used_P, at::ones_like(used_P)));
   }
   return used_TK;
+}
+
+std::vector<at::Tensor> ExpertRoutes::used_of(int64_t num_tokens) const {
+  std::vector<at::Tensor> layers = used_;
+  for (at::Tensor& used_TK : layers)
+    if (used_TK.defined()) used_TK = used_TK.narrow(0, 0, num_tokens);
+  return layers;
 }
 
 at::Tensor ExpertRoutes::used_TLK() const {

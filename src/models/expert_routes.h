@@ -10,13 +10,13 @@
 
 namespace bough {
 
-// Sums over passes.
+// Sums over passes: int64 on the model's device, so that counting does not wait for a GPU. Undefined: 0.
 struct RouteCounts {
-  int64_t records = 0;            // recorded experts of one token in one layer
-  int64_t different = 0;          // those that are another set than the router's own choice
-  int64_t tokens = 0;             // with recorded experts
-  int64_t different_tokens = 0;   // with a difference in any layer
-  std::vector<at::Tensor> loads;  // by layer with experts: tokens of each expert, int64 [E] on the CPU
+  at::Tensor records;             // recorded experts of one token in one layer
+  at::Tensor different;           // those that are another set than the router's own choice
+  at::Tensor tokens;              // with recorded experts
+  at::Tensor different_tokens;    // with a difference in any layer
+  std::vector<at::Tensor> loads;  // by layer with experts: tokens of each expert, [E]
 };
 
 class ExpertRoutes {
@@ -29,9 +29,12 @@ class ExpertRoutes {
   // AttentionContext::route(). If the layer's experts are known from an earlier call, returns them again.
   at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen);
 
+  bool has_records() const { return recorded_TLK_.defined(); }
   void stop_counting() { counts_ = nullptr; }
   // By layer: int64 [T, K]; undefined for layers without experts.
   const std::vector<at::Tensor>& used() const { return used_; }
+  // The same of the first tokens: views, which are valid as long as used().
+  std::vector<at::Tensor> used_of(int64_t num_tokens) const;
   // The experts that a recompute of the same pass uses.
   void use(std::vector<at::Tensor> used) { used_ = std::move(used); }
   // int64 [T, layers with experts, K] on the CPU. Undefined if no layer has experts.

@@ -214,7 +214,9 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
     if (!is_decode && entry.sample) statistics_.recomputed_tokens += entry.count;
   }
   if (!experts_) return forward_pass_.run(tokens, positions, segments, is_sampled);
-  ExpertRoutes routes(experts_->recorded(pass));
+  at::Tensor recorded_TLK = experts_->recorded(pass);
+  if (recorded_TLK.defined()) recorded_TLK = recorded_TLK.to(model_.device());
+  ExpertRoutes routes(std::move(recorded_TLK));
   const at::Tensor hidden_TD = forward_pass_.run(tokens, positions, segments, is_sampled, &routes);
   experts_->add(pass, routes.used_TLK());
   return hidden_TD;

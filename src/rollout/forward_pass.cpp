@@ -6,8 +6,11 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels/common/host_to_device.h"
+#include "kernels/experts/experts.h"
 #include "kernels/page_choice/top_keys.h"
+#include "models/quantized_model.h"
 
 namespace bough {
 
@@ -39,7 +42,6 @@ static int64_t num_graph_parts(const PagedShape& shape, int64_t max_decode) {
 }
 
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode) {
-  if (config.is_mixture()) return 0;  // no graphs (suits_graph())
   const PagedShape shape{config.num_heads, config.num_kv_heads, config.head_dim, at::kFloat, at::kMeta};
   const int64_t largest = rounded_decode_size(max_decode);
   auto bytes = static_cast<int64_t>(PagedPlan::make_parts(shape, num_graph_parts(shape, largest)).nbytes());
@@ -205,17 +207,33 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   return o_TNH;
 }
 
+// Whether a layer of a mixture waits for the device.
+static bool experts_wait(const Model& model) {
+  const ModelConfig& config = model.config();
+  return config.is_mixture() &&
+         !groups_on_device(model.device(), is_quantized(model) ? at::kChar : model.dtype(),
+                           config.num_experts, config.hidden_size, config.expert_intermediate_size);
+}
+
 ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
     : model_(model),
       storage_(storage),
       shape_{model.config().num_heads, storage.num_kv_heads(), storage.head_dim(), storage.dtype(),
              storage.device()},
       path_(path),
-      max_decode_(rounded_decode_size(max_decode)) {}
+      max_decode_(rounded_decode_size(max_decode)),
+      has_graphs_(path == AttentionPath::kFastest && PagedPlan::on_cuda(shape_)) {
+  if (!has_graphs_ || !experts_wait(model)) return;
+  has_graphs_ = false;
+  if (!wants_device_graphs()) return;
+  log_info(
+      "CUDA graphs: not used, because this mixture's experts wait for the GPU in each layer; bf16 matrices "
+      "whose "
+      "sizes are multiples of 8 do not, on a GPU of compute capability 9 or 10 (docs/moe.md)");
+}
 
-bool ForwardPass::suits_graph(std::span<const PagedSegment> segments) const {
-  // The products of experts need their numbers of tokens on the host, so their passes are not captured.
-  return path_ == AttentionPath::kFastest && !model_.config().is_mixture() && PagedPlan::on_cuda(shape_) &&
+bool ForwardPass::suits_graph(std::span<const PagedSegment> segments, const ExpertRoutes* routes) const {
+  return has_graphs_ && !(routes && routes->has_records()) &&
          static_cast<int64_t>(segments.size()) <= max_decode_ &&
          std::all_of(segments.begin(), segments.end(), [](const PagedSegment& s) { return s.count == 1; });
 }
@@ -230,13 +248,14 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
   const at::Tensor inputs_2T = upload(inputs, device).view({2, num_tokens});
   const at::Tensor tokens_T = inputs_2T[0], positions_T = inputs_2T[1];
   if (storage_.sparse().is_sparse()) return run_sparse(tokens_T, positions_T, segments, is_sampled, routes);
-  if (suits_graph(segments)) {
+  if (suits_graph(segments, routes)) {
     const PagedWork work = plan_paged_work(segments, shape_.num_heads, shape_.num_kv_heads);
     const int64_t size = rounded_decode_size(num_tokens);
     if (!inputs_2T_.defined()) inputs_2T_ = at::zeros({2, max_decode_}, inputs_2T.options());
     inputs_2T_.narrow(1, 0, num_tokens).copy_(inputs_2T);
     if (Captured* pass = captured({size, !work.large.empty(), !work.merges.empty()}, work)) {
       pass->graph->replay();
+      if (routes) routes->use(pass->routes.used_of(num_tokens));
       return pass->hidden_TD.narrow(0, 0, num_tokens);
     }
   }
@@ -269,12 +288,13 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& wo
   pass.attention = std::make_unique<PagedContext>(
       storage_,
       PagedPlan(shape_, decode_capacities(size, num_groups, has_large, has_merges), max_pages, parts_),
-      model_.config().attention_scale());
+      model_.config().attention_scale(), &pass.routes);
   if (!pass.attention->plan().set_work(work)) {
     graphs_.erase(key);
     return nullptr;
   }
   pass.graph = device_graphs_.capture([&] {
+    pass.routes = ExpertRoutes();  // the work runs twice
     pass.hidden_TD =
         model_.forward(inputs_2T_[0].narrow(0, 0, size), inputs_2T_[1].narrow(0, 0, size), *pass.attention);
   });

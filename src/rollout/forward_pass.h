@@ -3,7 +3,8 @@
 // On CUDA, a decode-only pass (one token of each sequence) runs as a captured graph. The pass is padded to
 // one of a few sizes with tokens whose outputs are not used. The first pass of a size is captured. Later
 // passes upload their tokens and their PagedWork (which kernel reads which pages), and replay the graph. A
-// pass that fits no graph runs without one, and so do passes with sparse attention or of a mixture of
+// pass that fits no graph runs without one, and so do passes with sparse attention, of a mixture whose
+// experts wait for the device (groups_on_device() in kernels/experts), and passes that replay recorded
 // experts.
 //
 // Graphs keep the addresses of the weights and of the pages, so the caller must change both in place.
@@ -33,7 +34,8 @@ int64_t rounded_decode_size(int64_t num_tokens);
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 // Returns the bytes that the graphs of passes of up to `max_decode` tokens keep on the device: partial
 // results of attention, and for each graph the work of attention with page tables for the longest sequences.
-// The activations of a pass and the recorded kernels are not included.
+// The activations of a pass and the recorded kernels are not included. For a mixture an upper bound: its
+// passes may run without graphs.
 int64_t decode_graph_bytes(const ModelConfig& config, int64_t max_decode);
 
 // Chooses a mixture's experts by `routes`; nullptr: the router does.
@@ -136,13 +138,14 @@ class ForwardPass {
     std::unique_ptr<PagedContext> attention;
     std::unique_ptr<DeviceGraph> graph;
     at::Tensor hidden_TD;
+    ExpertRoutes routes;  // of a mixture: the experts that the last replay used
   };
   using Key = std::tuple<int64_t, bool, bool>;  // size, has large items, has merges
 
   at::Tensor run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                         std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
                         ExpertRoutes* routes);
-  bool suits_graph(std::span<const PagedSegment> segments) const;
+  bool suits_graph(std::span<const PagedSegment> segments, const ExpertRoutes* routes) const;
   Captured* captured(const Key& key, const PagedWork& work);
 
   const Model& model_;
@@ -150,6 +153,7 @@ class ForwardPass {
   PagedShape shape_;
   AttentionPath path_;
   int64_t max_decode_;
+  bool has_graphs_;
   at::Tensor inputs_2T_, parts_;  // of graphs: tokens and positions; partial results
   OptionalGraphs device_graphs_;  // before graphs_: destroyed after them
   std::map<Key, Captured> graphs_;

@@ -85,10 +85,11 @@ int64_t elements_on_rank(const ModelShape& shape, const ParallelSizes& sizes) {
 }
 
 // Bytes of one token in a forward pass that keeps nothing: input, residual, queries, keys and values before
-// and after the rotary embedding, attention's output, and the feed-forward part.
+// and after the rotary embedding, attention's output, the feed-forward part, and rows of a mixture's pairs.
 int64_t forward_bytes_per_token(const ModelShape& shape) {
   const int64_t qkv = shape.query_width() + 2 * shape.key_width();
-  return (4 * shape.hidden_size + 2 * qkv + shape.query_width() + 3 * shape.widest_feed_forward()) *
+  const int64_t rows = 4 + (shape.is_mixture() ? 2 * shape.experts_per_token : 0);
+  return (rows * shape.hidden_size + 2 * qkv + shape.query_width() + 3 * shape.widest_feed_forward()) *
          shape.element_bytes;
 }
 

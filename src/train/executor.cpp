@@ -73,12 +73,14 @@ void add_count_metrics(const BlockCounts& counts, const ExecutorOptions& options
   }
   const RouteCounts& routes = counts.routes;
   if (options.replays_experts) {
-    metrics["experts/routes_differ"] = share(routes.different, routes.records);
-    metrics["experts/tokens_differ"] = share(routes.different_tokens, routes.tokens);
+    const auto number = [](const at::Tensor& sum) { return sum.defined() ? sum.item<int64_t>() : 0; };
+    metrics["experts/routes_differ"] = share(number(routes.different), number(routes.records));
+    metrics["experts/tokens_differ"] = share(number(routes.different_tokens), number(routes.tokens));
   }
   // Over the layers: the largest number of tokens of an expert, divided by the mean, and the share of experts
   // with tokens.
-  for (const at::Tensor& load_E : routes.loads) {
+  for (const at::Tensor& on_device : routes.loads) {
+    const at::Tensor load_E = on_device.cpu();
     const double mean = load_E.sum().item<double>() / static_cast<double>(load_E.numel());
     if (mean == 0) continue;
     merge(metrics, {{"experts/load_max", {WeightedSum::Kind::mean, load_E.max().item<double>() / mean, 1}},

@@ -138,7 +138,8 @@ void for_each_tensor(c10::IValue& value, Visit&& visit) {
 // Ops that return numbers, such as item(), wait for the device.
 bool returns_numbers(const c10::FunctionSchema& schema) {
   for (const auto& result : schema.returns())
-    if (result.type()->kind() != c10::TypeKind::TensorType && result.type()->kind() != c10::TypeKind::ListType)
+    if (result.type()->kind() != c10::TypeKind::TensorType &&
+        result.type()->kind() != c10::TypeKind::ListType)
       return true;
   return false;
 }
@@ -232,8 +233,8 @@ std::unique_ptr<at::ObserverContext> on_op(const at::RecordFunction& function) {
   return nullptr;
 }
 
-[[maybe_unused]] const at::CallbackHandle observes =
-    at::addGlobalCallback(at::RecordFunctionCallback(on_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+[[maybe_unused]] const at::CallbackHandle observes = at::addGlobalCallback(
+    at::RecordFunctionCallback(on_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 
 }  // namespace
 }  // namespace bough::emulation
@@ -249,6 +250,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("resize_", TORCH_FN(at::native::resize_));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
+  // Otherwise libtorch's own fallback for all devices would run, which waits for the device.
+  m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&bough::emulation::run_on_cpu>());
   m.impl("record_stream", [](at::Tensor& self, c10::Stream stream) {
     bough::emulation::stream_uses(self.storage().data(), static_cast<int>(stream.id()));
   });

@@ -134,3 +134,8 @@ extern "C" bough::DeviceGraphs* bough_cuda_graphs() {
 extern "C" void bough_cuda_device_name(int device, char* name, size_t size) {
   std::snprintf(name, size, "%s", at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name);
 }
+
+extern "C" int bough_cuda_capability(int device) {
+  const auto* const properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+  return 10 * properties->major + properties->minor;
+}

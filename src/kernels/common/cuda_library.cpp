@@ -78,9 +78,13 @@ void open_cuda_library(bool sets_allocator) {
         "install the driver, or use device cpu");
 }
 
-std::unique_ptr<DeviceGraphs> make_device_graphs() {
+bool wants_device_graphs() {
   const char* const wanted = std::getenv("BOUGH_CUDA_GRAPHS");
-  if ((wanted && std::string_view(wanted) == "0") || is_left_out("cuda_graphs")) return nullptr;
+  return !(wanted && std::string_view(wanted) == "0") && !is_left_out("cuda_graphs");
+}
+
+std::unique_ptr<DeviceGraphs> make_device_graphs() {
+  if (!wants_device_graphs()) return nullptr;
   // The function is defined in cuda_graph_cuda_ops.cpp. RTLD_DEFAULT finds the function, because the library
   // was opened with RTLD_GLOBAL.
   auto* const make = reinterpret_cast<DeviceGraphs* (*)()>(dlsym(RTLD_DEFAULT, "bough_cuda_graphs"));

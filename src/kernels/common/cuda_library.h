@@ -71,8 +71,9 @@ class DeviceGraphs {
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) = 0;
 };
 
-// Returns nullptr if libbough_cuda.so is not open, if the environment variable BOUGH_CUDA_GRAPHS is 0, or if
-// cuda_graphs is left out.
+// false if the environment variable BOUGH_CUDA_GRAPHS is 0, or if cuda_graphs is left out.
+bool wants_device_graphs();
+// Returns nullptr if libbough_cuda.so is not open, or without wants_device_graphs().
 std::unique_ptr<DeviceGraphs> make_device_graphs();
 
 // The calls with which a stream is recorded. For capture() of DeviceGraphs.

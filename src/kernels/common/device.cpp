@@ -87,4 +87,12 @@ std::string device_name(c10::Device device) {
   return text;
 }
 
+int compute_capability(c10::Device device) {
+  if (device.is_cpu()) return 0;
+  auto* const capability = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "bough_cuda_capability"));
+  BOUGH_CHECK(capability, "cannot read the compute capability of ", device.str(),
+              ": the CUDA library is not open");
+  return capability(index_of(device));
+}
+
 }  // namespace bough

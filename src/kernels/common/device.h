@@ -66,4 +66,7 @@ int64_t peak_memory_bytes(c10::Device device);
 // Returns the driver's name of a GPU, for instance "NVIDIA H100 80GB HBM3", or "cpu".
 std::string device_name(c10::Device device);
 
+// Returns a GPU's compute capability without the dot, for instance 90 for an H100. 0 for a CPU.
+int compute_capability(c10::Device device);
+
 }  // namespace bough

@@ -1,26 +1,22 @@
 #include "kernels/experts/experts.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/custom_class.h>
 
 #include <vector>
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
-#include "kernels/common/op.h"
-#include "kernels/experts/experts_loops.h"
+#include "kernels/common/cuda_library.h"
+#include "kernels/common/device.h"
+#include "kernels/experts/expert_pairs.h"
 #include "kernels/linear/linear.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/quantized_product/quantized_product.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
-
-TORCH_LIBRARY_FRAGMENT(bough, m) {
-  // [P, D], int64 [T, K], [T, K], [T, D]: returns residual[t] + sum_k weights[t,k] · rows[places[t,k]].
-  m.def("add_weighted_rows(Tensor rows, Tensor places, Tensor? weights, Tensor? residual) -> Tensor");
-  // [P, F], [P, 2F], [P, F], [P]: returns d_weights[p] = d_a[p] · a[p]; a and d_gate_up are multiplied by the
-  // row's weight.
-  m.def("weigh_rows_(Tensor(a!) a, Tensor(b!) d_gate_up, Tensor d_a, Tensor weights) -> Tensor");
-}
 
 namespace bough {
 
@@ -94,127 +90,6 @@ at::Tensor expert_weights(const at::Tensor& logits_TE, const at::Tensor& experts
 
 namespace {
 
-// ---- Pairs of a token and an expert, sorted by expert
-
-struct ExpertRange {
-  int64_t expert, begin, size;  // rows of the sorted pairs
-};
-
-struct SortedPairs {
-  std::vector<ExpertRange> ranges;  // of experts with pairs, ascending
-  at::Tensor pairs_P;               // t · K + k of each sorted row
-  at::Tensor places_TK;             // the sorted row of each pair
-};
-
-// A stable counting sort. It runs on the host, because the products need the sizes there.
-SortedPairs sort_by_expert(const at::Tensor& experts_TK, int64_t num_experts) {
-  const at::Tensor on_host = experts_TK.cpu().contiguous();
-  const int64_t num_tokens = on_host.size(0), num_chosen = on_host.size(1), count = on_host.numel();
-  const auto* const expert = data<int64_t>(on_host);
-  std::vector<int64_t> begins(static_cast<size_t>(num_experts) + 1);
-  std::vector<int64_t> last_token(static_cast<size_t>(num_experts), -1);
-  for (int64_t pair = 0; pair < count; ++pair) {
-    BOUGH_CHECK(expert[pair] >= 0 && expert[pair] < num_experts, "experts_mlp: got expert ", expert[pair],
-                " of ", num_experts);
-    const auto e = static_cast<size_t>(expert[pair]);
-    BOUGH_CHECK(last_token[e] != pair / num_chosen, "experts_mlp: token ", pair / num_chosen, " has expert ",
-                expert[pair], " twice");
-    last_token[e] = pair / num_chosen;
-    ++begins[e + 1];
-  }
-  SortedPairs sorted;
-  for (int64_t e = 0; e < num_experts; ++e) {
-    const auto at_e = static_cast<size_t>(e);
-    if (begins[at_e + 1] > 0) sorted.ranges.push_back({e, begins[at_e], begins[at_e + 1]});
-    begins[at_e + 1] += begins[at_e];
-  }
-  const auto options = at::TensorOptions().dtype(at::kLong);
-  const at::Tensor pairs_P = at::empty({count}, options);
-  const at::Tensor places_TK = at::empty({num_tokens, num_chosen}, options);
-  auto *const pairs = mutable_data<int64_t>(pairs_P), *const places = mutable_data<int64_t>(places_TK);
-  for (int64_t pair = 0; pair < count; ++pair) {
-    const int64_t row = begins[static_cast<size_t>(expert[pair])]++;
-    pairs[row] = pair;
-    places[pair] = row;
-  }
-  sorted.pairs_P = pairs_P.to(experts_TK.device());
-  sorted.places_TK = places_TK.to(experts_TK.device());
-  return sorted;
-}
-
-// ---- Ops
-
-at::Tensor add_weighted_rows(const at::Tensor& rows_PD, const at::Tensor& places_TK,
-                             const OptionalTensor& weights_TK, const OptionalTensor& residual_TD) {
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&)>(
-          "bough::add_weighted_rows");
-  return op.call(rows_PD, places_TK, weights_TK, residual_TD);
-}
-
-at::Tensor weigh_rows_(const at::Tensor& a_PF, const at::Tensor& d_gate_up_PF2, const at::Tensor& d_a_PF,
-                       const at::Tensor& weights_P) {
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
-          "bough::weigh_rows_");
-  return op.call(a_PF, d_gate_up_PF2, d_a_PF, weights_P);
-}
-
-at::Tensor add_weighted_rows_reference(const at::Tensor& rows_PD, const at::Tensor& places_TK,
-                                       const OptionalTensor& weights_TK, const OptionalTensor& residual_TD) {
-  const auto accumulator = accumulator_type(rows_PD.scalar_type());
-  auto rows_TKD = rows_PD.index_select(0, places_TK.flatten())
-                      .view({places_TK.size(0), places_TK.size(1), rows_PD.size(1)})
-                      .to(accumulator);
-  if (weights_TK) rows_TKD = rows_TKD * weights_TK->unsqueeze(2);
-  auto y_TD = rows_TKD.sum(1);
-  if (residual_TD) y_TD = y_TD + residual_TD->to(accumulator);
-  return y_TD.to(rows_PD.scalar_type());
-}
-
-at::Tensor weigh_rows_reference_(const at::Tensor& a_PF, const at::Tensor& d_gate_up_PF2,
-                                 const at::Tensor& d_a_PF, const at::Tensor& weights_P) {
-  const auto accumulator = weights_P.scalar_type();
-  const auto d_weights_P = (d_a_PF.to(accumulator) * a_PF.to(accumulator)).sum(1);
-  const auto weights_P1 = weights_P.unsqueeze(1);
-  a_PF.copy_(a_PF.to(accumulator) * weights_P1);
-  d_gate_up_PF2.copy_(d_gate_up_PF2.to(accumulator) * weights_P1);
-  return d_weights_P;
-}
-
-at::Tensor add_weighted_rows_cpu(const at::Tensor& rows_PD, const at::Tensor& places_TK,
-                                 const OptionalTensor& weights_TK, const OptionalTensor& residual_TD) {
-  const int64_t num_tokens = places_TK.size(0), num_chosen = places_TK.size(1), width = rows_PD.size(1);
-  const auto y_TD = at::empty({num_tokens, width}, rows_PD.options());
-  dispatch_float_types(rows_PD.scalar_type(), "add_weighted_rows", [&]<class T>() {
-    using A = AccOf<T>;
-    at::parallel_for(0, num_tokens, grain((num_chosen + 1) * width), [&](int64_t begin, int64_t end) {
-      std::vector<A> sums(static_cast<size_t>(width));
-      const A* const weights = weights_TK ? data<A>(*weights_TK) + begin * num_chosen : nullptr;
-      const T* const residual = residual_TD ? data<T>(*residual_TD) + begin * width : nullptr;
-      BOUGH_ISA_CALL(add_weighted_rows, mutable_data<T>(y_TD) + begin * width, data<T>(rows_PD),
-                     data<int64_t>(places_TK) + begin * num_chosen, weights, residual, end - begin,
-                     num_chosen, width, sums.data());
-    });
-  });
-  return y_TD;
-}
-
-at::Tensor weigh_rows_cpu_(const at::Tensor& a_PF, const at::Tensor& d_gate_up_PF2, const at::Tensor& d_a_PF,
-                           const at::Tensor& weights_P) {
-  const int64_t width = a_PF.size(1);
-  const auto d_weights_P = at::empty_like(weights_P);
-  dispatch_float_types(a_PF.scalar_type(), "weigh_rows_", [&]<class T>() {
-    using A = AccOf<T>;
-    at::parallel_for(0, a_PF.size(0), grain(3 * width), [&](int64_t begin, int64_t end) {
-      BOUGH_ISA_CALL(weigh_rows, mutable_data<A>(d_weights_P) + begin, mutable_data<T>(a_PF) + begin * width,
-                     mutable_data<T>(d_gate_up_PF2) + 2 * begin * width, data<T>(d_a_PF) + begin * width,
-                     data<A>(weights_P) + begin, end - begin, width);
-    });
-  });
-  return d_weights_P;
-}
-
 // ---- The experts
 
 // Returns the rows of expert `e` of a matrix that holds all experts one after another.
@@ -222,11 +97,50 @@ at::Tensor expert_rows(const at::Tensor& matrix, int64_t rows, int64_t e) {
   return matrix.defined() ? matrix.narrow(0, e * rows, rows) : matrix;
 }
 
-at::Tensor expert_product(const at::Tensor& x_RK, const Parameter& matrix, int64_t rows, int64_t e,
-                          bool batch_invariant) {
-  const auto weight = expert_rows(matrix.value, rows, e);
-  if (matrix.quantized()) return quantized_product(x_RK, weight, expert_rows(matrix.scale, rows, e));
+// The rows of all experts together.
+constexpr int64_t kAllExperts = -1;
+
+// The numbers of rows of the experts, copied to the host without waiting.
+class EndsOnHost : public torch::CustomClassHolder {
+ public:
+  explicit EndsOnHost(const at::Tensor& ends_E)
+      : ends_E_(at::empty(ends_E.sizes(), at::TensorOptions().dtype(at::kInt).pinned_memory(true))),
+        arrived_(ends_E.device().type()) {
+    ends_E_.copy_(ends_E, /*non_blocking=*/true);
+    arrived_.record(c10::impl::VirtualGuardImpl(ends_E.device().type()).getStream(ends_E.device()));
+  }
+  const at::Tensor& wait() {
+    arrived_.synchronize();
+    return ends_E_;
+  }
+
+ private:
+  at::Tensor ends_E_;
+  c10::Event arrived_;
+};
+
+// x times the transposed weights of its rows' experts.
+at::Tensor expert_product(const at::Tensor& x_RK, const Parameter& matrix, int64_t outputs, int64_t expert,
+                          const at::Tensor& ends_E, bool batch_invariant) {
+  if (expert == kAllExperts) return grouped_product(x_RK, matrix.value, ends_E, /*is_transposed=*/true);
+  const auto weight = expert_rows(matrix.value, outputs, expert);
+  if (matrix.quantized()) return quantized_product(x_RK, weight, expert_rows(matrix.scale, outputs, expert));
   return batch_invariant ? batch_invariant_product(x_RK, weight.t()) : matrix_product(x_RK, weight.t());
+}
+
+// x times the weights of its rows' experts, each [rows, O].
+at::Tensor backward_product(const at::Tensor& x_RK, const at::Tensor& matrix, int64_t rows, int64_t expert,
+                            const at::Tensor& ends_E) {
+  if (expert == kAllExperts) return grouped_product(x_RK, matrix, ends_E, /*is_transposed=*/false);
+  return matrix_product(x_RK, expert_rows(matrix, rows, expert));
+}
+
+// Adds the gradient of the experts' matrix, each [rows, K]. d_y, x: the sorted rows from `first` on.
+void add_expert_gradients(const at::Tensor& matrix_grad, int64_t rows, const std::vector<ExpertRows>& experts,
+                          const at::Tensor& d_y, const at::Tensor& x, int64_t first = 0) {
+  for (const auto& [expert, begin, size] : experts)
+    add_linear_gradients(expert_rows(matrix_grad, rows, expert), {}, d_y.narrow(0, begin - first, size),
+                         x.narrow(0, begin - first, size));
 }
 
 at::Tensor tokens_of(const at::Tensor& pairs_P, int64_t num_chosen) {
@@ -234,32 +148,45 @@ at::Tensor tokens_of(const at::Tensor& pairs_P, int64_t num_chosen) {
 }
 
 struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
+  // records: whether backward will run.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weights_TK,
-                            const at::Tensor& experts_TK, const ExpertsParameters& p, bool batch_invariant) {
+                            const at::Tensor& experts_TK, const ExpertsParameters& p, bool batch_invariant,
+                            bool records) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const int64_t width = x_TD.size(1), inner = p.down.value.size(1);
-    const SortedPairs sorted = sort_by_expert(experts_TK, p.down.value.size(0) / width);
+    const int64_t num_experts = p.down.value.size(0) / width;
+    const auto [pairs_P, places_TK, ends_E] = sort_pairs(experts_TK, num_experts);
+    auto& data = context->saved_data;
+    // Products of all experts at once, or of one expert after another. The latter need the numbers of rows.
+    std::vector<ExpertRows> parts;
+    if (groups_on_device(x_TD.device(), p.gate_up.value.scalar_type(), num_experts, width, inner)) {
+      if (pairs_P.numel() > 0) parts = {{kAllExperts, 0, pairs_P.numel()}};
+      if (records) data["ends"] = c10::IValue::make_capsule(c10::make_intrusive<EndsOnHost>(ends_E));
+    } else {
+      parts = rows_of_experts(ends_E.cpu(), pairs_P.numel());
+    }
     auto h_TD = x_TD;
     at::Tensor rstd;
     if (p.norm) std::tie(h_TD, rstd) = rms_norm_forward(x_TD, p.norm->value, p.norm_settings);
-    const auto h_PD = h_TD.index_select(0, tokens_of(sorted.pairs_P, experts_TK.size(1)));
+    const auto h_PD = h_TD.index_select(0, tokens_of(pairs_P, experts_TK.size(1)));
     h_TD.reset();
-    variable_list saved = {x_TD, rstd, weights_TK, sorted.pairs_P, sorted.places_TK};
+    variable_list saved = {x_TD, rstd, weights_TK, pairs_P, places_TK, ends_E};
     std::vector<int64_t> ranges;
     at::Tensor out_PD;
-    if (p.output_is_read) out_PD = at::empty_like(h_PD);
-    for (const auto& [expert, begin, size] : sorted.ranges) {
+    if (p.output_is_read && parts.size() != 1) out_PD = at::empty_like(h_PD);
+    for (const auto& [expert, begin, size] : parts) {
       const auto gate_up =
-          expert_product(h_PD.narrow(0, begin, size), p.gate_up, 2 * inner, expert, batch_invariant);
-      if (p.output_is_read)
-        out_PD.narrow(0, begin, size)
-            .copy_(expert_product(swiglu_forward(gate_up, p.activation), p.down, width, expert,
-                                  batch_invariant));
+          expert_product(h_PD.narrow(0, begin, size), p.gate_up, 2 * inner, expert, ends_E, batch_invariant);
+      if (p.output_is_read) {
+        const auto out = expert_product(swiglu_forward(gate_up, p.activation), p.down, width, expert, ends_E,
+                                        batch_invariant);
+        if (out_PD.defined()) out_PD.narrow(0, begin, size).copy_(out);
+        else out_PD = out;
+      }
       saved.push_back(gate_up);
       ranges.insert(ranges.end(), {expert, begin, size});
     }
     context->save_for_backward(std::move(saved));
-    auto& data = context->saved_data;
     data["ranges"] = ranges;
     data["norm"] = p.norm ? p.norm->value : at::Tensor();
     data["norm_grad"] = p.norm ? p.norm->main_grad : at::Tensor();
@@ -271,15 +198,24 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     data["down_grad"] = p.down.main_grad;
     data["residual"] = p.residual;
     if (!p.output_is_read) return at::zeros({1, 1}, x_TD.options()).expand({x_TD.size(0), width});
-    return add_weighted_rows(out_PD, sorted.places_TK, weights_TK,
-                             p.residual ? OptionalTensor(x_TD) : std::nullopt);
+    return add_weighted_rows(out_PD, places_TK, weights_TK, p.residual ? OptionalTensor(x_TD) : std::nullopt);
+  }
+
+  // Returns the rows of the experts of part `i`.
+  static std::vector<ExpertRows> experts_of_part(AutogradContext* context, const std::vector<int64_t>& ranges,
+                                                 size_t i) {
+    const ExpertRows part{ranges[i], ranges[i + 1], ranges[i + 2]};
+    if (part.expert != kAllExperts) return {part};
+    const auto ends = context->saved_data["ends"].toCapsule();
+    return rows_of_experts(static_cast<EndsOnHost&>(*ends).wait(), part.size);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto d_y_TD = d_outputs[0].contiguous();
     const auto saved = context->get_saved_variables();
     const auto &x_TD = saved[0], &rstd = saved[1], &weights_TK = saved[2], &pairs_P = saved[3],
-               &places_TK = saved[4];
+               &places_TK = saved[4], &ends_E = saved[5];
+    constexpr size_t kFirst = 6;  // of the saved products
     auto& data = context->saved_data;
     const auto tensor = [&](const char* name) { return data[name].toTensor(); };
     const auto ranges = data["ranges"].toIntVector();
@@ -290,22 +226,25 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     const auto tokens_P = tokens_of(pairs_P, places_TK.size(1));
     const auto weights_P = weights_TK.flatten().index_select(0, pairs_P);
     const auto d_weights_P = at::empty_like(weights_P);
-    auto d_h_PD = at::empty({pairs_P.size(0), width}, x_TD.options());
+    at::Tensor d_h_PD;
+    if (ranges.size() != 3) d_h_PD = at::empty({pairs_P.size(0), width}, x_TD.options());
     {
       const auto d_y_PD = d_y_TD.index_select(0, tokens_P);
       for (size_t i = 0; i < ranges.size(); i += 3) {
         const int64_t expert = ranges[i], begin = ranges[i + 1], size = ranges[i + 2];
-        const auto& products = saved[5 + i / 3];  // gate and up; overwritten with their gradients
+        const auto& products = saved[kFirst + i / 3];  // gate and up; overwritten with their gradients
         const auto d_y = d_y_PD.narrow(0, begin, size);
-        const auto d_a = matrix_product(d_y, expert_rows(down, width, expert));
+        const auto d_a = backward_product(d_y, down, width, expert, ends_E);
         const auto a = at::empty_like(d_a);
         swiglu_backward(d_a, products, a, products, activation);
         products.unsafeGetTensorImpl()->bump_version();  // marks the saved tensor as overwritten
         d_weights_P.narrow(0, begin, size)
             .copy_(weigh_rows_(a, products, d_a, weights_P.narrow(0, begin, size)));
-        add_linear_gradients(expert_rows(down_grad, width, expert), {}, d_y, a);
-        d_h_PD.narrow(0, begin, size)
-            .copy_(matrix_product(products, expert_rows(gate_up, 2 * inner, expert)));
+        if (down_grad.defined())
+          add_expert_gradients(down_grad, width, experts_of_part(context, ranges, i), d_y, a, begin);
+        const auto d_h = backward_product(products, gate_up, 2 * inner, expert, ends_E);
+        if (d_h_PD.defined()) d_h_PD.narrow(0, begin, size).copy_(d_h);
+        else d_h_PD = d_h;
       }
     }
     const auto d_weights_TK = d_weights_P.index_select(0, places_TK.flatten()).view(places_TK.sizes());
@@ -329,14 +268,23 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     if (gate_up_grad.defined()) {
       const auto h_PD = h_TD.index_select(0, tokens_P);
       for (size_t i = 0; i < ranges.size(); i += 3)
-        add_linear_gradients(expert_rows(gate_up_grad, 2 * inner, ranges[i]), {}, saved[5 + i / 3],
-                             h_PD.narrow(0, ranges[i + 1], ranges[i + 2]));
+        add_expert_gradients(gate_up_grad, 2 * inner, experts_of_part(context, ranges, i),
+                             saved[kFirst + i / 3], h_PD.narrow(0, ranges[i + 1], ranges[i + 2]),
+                             ranges[i + 1]);
     }
-    return {d_x_TD, d_weights_TK, {}, {}, {}};
+    return {d_x_TD, d_weights_TK, {}, {}, {}, {}};
   }
 };
 
 }  // namespace
+
+bool groups_on_device(at::Device device, at::ScalarType type, int64_t num_experts, int64_t width,
+                      int64_t inner) {
+  // The limits of at::_grouped_mm: rows of whole 16 bytes, and GPUs for which it has kernels.
+  if (!device.is_cuda() || type != at::kBFloat16 || !has_cuda_kernel("bough::grouped_product")) return false;
+  const int generation = compute_capability(device) / 10;
+  return (generation == 9 || generation == 10) && num_experts < 1024 && width % 8 == 0 && inner % 8 == 0;
+}
 
 at::Tensor experts_mlp(const at::Tensor& x_TD, const at::Tensor& experts_TK, const at::Tensor& weights_TK,
                        const ExpertsParameters& p, bool batch_invariant) {
@@ -354,7 +302,8 @@ at::Tensor experts_mlp(const at::Tensor& x_TD, const at::Tensor& experts_TK, con
   for (const Parameter* matrix : {&p.gate_up, &p.down})
     BOUGH_CHECK(matrix->adapter.empty() && matrix->frozen_adapter.empty(),
                 "experts_mlp: experts have no adapters");
-  return ExpertsFunction::apply(x_TD, weights_TK.contiguous(), experts_TK, p, batch_invariant);
+  const bool records = at::GradMode::is_enabled() && (x_TD.requires_grad() || weights_TK.requires_grad());
+  return ExpertsFunction::apply(x_TD, weights_TK.contiguous(), experts_TK, p, batch_invariant, records);
 }
 
 at::Tensor experts_mlp_reference(const at::Tensor& h_TD, const at::Tensor& experts_TK,
@@ -373,13 +322,3 @@ at::Tensor experts_mlp_reference(const at::Tensor& h_TD, const at::Tensor& exper
 }
 
 }  // namespace bough
-
-TORCH_LIBRARY_IMPL(bough, CompositeExplicitAutograd, m) {
-  m.impl("add_weighted_rows", TORCH_FN(bough::add_weighted_rows_reference));
-  m.impl("weigh_rows_", TORCH_FN(bough::weigh_rows_reference_));
-}
-
-TORCH_LIBRARY_IMPL(bough, CPU, m) {
-  m.impl("add_weighted_rows", TORCH_FN(bough::add_weighted_rows_cpu));
-  m.impl("weigh_rows_", TORCH_FN(bough::weigh_rows_cpu_));
-}

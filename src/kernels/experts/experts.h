@@ -13,7 +13,12 @@
 // experts a token, P = T · K pairs of a token and an expert.
 //
 // experts_mlp() sorts the pairs by expert and computes each expert's rows with one product a matrix. Weights
-// of experts that no token uses are not read.
+// of experts that no token uses are not read. Implementations:
+//   groups_on_device()  The pairs are sorted on the GPU, and one at::_grouped_mm a matrix computes all
+//                       experts. Forward does not wait for the device. Backward adds each expert's gradient
+//                       of the weights by a product with fp32 sums (at::_grouped_mm would round them to
+//                       bf16). It waits for the numbers of rows, which forward began to copy.
+//   all others          One product a matrix and expert. On a GPU, forward waits for the device once.
 #pragma once
 
 #include <optional>
@@ -51,8 +56,9 @@ struct ExpertsParameters {
 };
 
 // x: [T, D] contiguous; experts: int64 [T, K] from 0 to E - 1, distinct in a row, on x's device; weights:
-// [T, K], accumulator type. Returns [T, D], x's dtype. Differentiable in x and weights; adds to main_grad.
-// batch_invariant: the bits of a row of y do not depend on the other rows.
+// [T, K], accumulator type. Other indices throw InternalError. On a GPU, only those out of range do, with
+// groups_on_device() in backward: such a row of y is NaN. Returns [T, D], x's dtype. Differentiable in x and
+// weights; adds to main_grad. batch_invariant: the bits of a row of y do not depend on the other rows.
 //
 // Kept for backward: x, rstd, weights, and the products gate and up of each pair, 2F · K elements per token.
 // Backward overwrites the products, so it can run only once. With a = act(gate, up) of a pair:
@@ -61,6 +67,13 @@ struct ExpertsParameters {
 //   d_h      = sum_k gate_up^T · d_gate_up,   gate_up.main_grad += d_gate_up · h^T
 at::Tensor experts_mlp(const at::Tensor& x_TD, const at::Tensor& experts_TK, const at::Tensor& weights_TK,
                        const ExpertsParameters& parameters, bool batch_invariant = false);
+
+// Whether experts_mlp() computes all experts together: bf16 on a GPU of compute capability 9 or 10, unless
+// the kernel grouped_product is left out (kernels/common/cuda_library.h). type: of the experts' matrices,
+// kChar if quantized. width: D, inner: F; both must be multiples of 8. Then forward can be recorded as a CUDA
+// graph.
+bool groups_on_device(at::Device device, at::ScalarType type, int64_t num_experts, int64_t width,
+                      int64_t inner);
 
 // References in differentiable tensor ops, for any device: they return what the functions above return. They
 // add nothing to main_grad; gradients go to the given tensors.

@@ -35,6 +35,7 @@ std::vector<at::Tensor> call_on_cpu(const std::string& op, const std::vector<c10
 
 std::vector<SelfTest> row_op_tests();  // norms, activations, losses, optimizer: one kernel for each op
 std::vector<SelfTest> product_tests();
+std::vector<SelfTest> experts_tests();
 std::vector<SelfTest> attention_tests();  // of training and generation, with choice of pages
 std::vector<SelfTest> graph_tests();
 

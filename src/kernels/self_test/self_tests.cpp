@@ -291,7 +291,7 @@ std::vector<SelfTest> graph_tests() {
 
 std::vector<SelfTest> self_tests() {
   std::vector<SelfTest> all;
-  for (auto& tests : {row_op_tests(), product_tests(), attention_tests(), graph_tests()})
+  for (auto& tests : {row_op_tests(), product_tests(), experts_tests(), attention_tests(), graph_tests()})
     all.insert(all.end(), tests.begin(), tests.end());
   return all;
 }

@@ -10,6 +10,7 @@ namespace at::cuda {
 struct DeviceProperties {
   const char* name = "emulated H100 HBM3";  // a GPU with a built-in profile
   size_t sharedMemPerBlockOptin = 227 << 10;
+  int major = 9, minor = 0;
 };
 
 inline const DeviceProperties* getDeviceProperties(c10::DeviceIndex /*device*/) {
