@@ -37,25 +37,36 @@ class VllmApi final : public ServerApi {
 
   ServerCall generate(const ServerRequest& request, const std::string& model) const override {
     // Sends every parameter that the model's generation_config.json could otherwise set.
-    return {.target = "/v1/completions",
-            .body = {{"model", model},
-                     {"request_id", request.id},
-                     {"prompt", request.input_ids},
-                     {"max_tokens", request.max_new_tokens},
-                     {"temperature", request.temperature},
-                     {"top_p", 1.0},
-                     {"top_k", 0},
-                     {"min_p", 0.0},
-                     {"repetition_penalty", 1.0},
-                     {"presence_penalty", 0.0},
-                     {"frequency_penalty", 0.0},
-                     {"stop_token_ids", request.stop_tokens},
-                     {"ignore_eos", request.ignore_eos},
-                     {"skip_special_tokens", false},
-                     {"logprobs", request.top_logprobs},
-                     {"return_token_ids", true},
-                     {"return_tokens_as_token_ids", true},
-                     {"stream", true}}};
+    Json body = {{"max_tokens", request.max_new_tokens},
+                 {"temperature", request.temperature},
+                 {"top_p", 1.0},
+                 {"top_k", 0},
+                 {"min_p", 0.0},
+                 {"repetition_penalty", 1.0},
+                 {"presence_penalty", 0.0},
+                 {"frequency_penalty", 0.0},
+                 {"stop_token_ids", request.stop_tokens},
+                 {"ignore_eos", request.ignore_eos},
+                 {"skip_special_tokens", false},
+                 {"logprobs", request.top_logprobs}};
+    if (!request.stop.empty()) body["stop"] = request.stop;
+    if (request.returns_experts) {
+      // /inference/v1/generate counts the sampled token among the `logprobs` most likely ones.
+      if (request.top_logprobs > 0) body["logprobs"] = request.top_logprobs + 1;
+      return {.target = kGenerate,
+              .body = {{"model", model},
+                       {"request_id", request.id},
+                       {"token_ids", request.input_ids},
+                       {"sampling_params", std::move(body)},
+                       {"stream", true}}};
+    }
+    body.update({{"model", model},
+                 {"request_id", request.id},
+                 {"prompt", request.input_ids},
+                 {"return_token_ids", true},
+                 {"return_tokens_as_token_ids", true},
+                 {"stream", true}});
+    return {.target = "/v1/completions", .body = std::move(body)};
   }
 
   ServerEvent event(const Json& event, size_t, int64_t top_logprobs) const override {
@@ -63,9 +74,14 @@ class VllmApi final : public ServerApi {
     ServerEvent out;
     if (const Json reason = choice.value("finish_reason", Json()); reason.is_string())
       out.finish_reason = reason.get<std::string>();
+    out.experts = choice.value("routed_experts", Json());
     const Json ids = choice.value("token_ids", Json());
     if (ids.is_null() || ids.empty()) return out;
     const Json& logprobs = choice.at("logprobs");
+    if (logprobs.contains("content")) {
+      add_generated(event, ids, logprobs.at("content"), top_logprobs, out.tokens);
+      return out;
+    }
     const Json& token_logprobs = logprobs.at("token_logprobs");
     if (token_logprobs.size() != ids.size()) refuse_event(event, "a log-probability for each token");
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -92,12 +108,36 @@ class VllmApi final : public ServerApi {
     };
   }
 
-  std::string how_to_start() const override {
-    return "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
-           "--generation-config vllm";
+  std::string how_to_start(bool returns_experts) const override {
+    return str(
+        "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
+        "--generation-config vllm",
+        returns_experts ? " --enable-return-routed-experts --enable-scale-out" : "");
   }
 
  private:
+  static constexpr const char* kGenerate = "/inference/v1/generate";
+
+  RoutedExperts decode_experts(const Json& text, const ExpertLayout& layout,
+                               int64_t num_rows) const override {
+    return experts_of_npy(text, layout, num_rows);
+  }
+  // The tokens of an event of /inference/v1/generate.
+  static void add_generated(const Json& event, const Json& ids, const Json& content, int64_t top_logprobs,
+                            std::vector<ServerToken>& tokens) {
+    if (content.size() != ids.size()) refuse_event(event, "a log-probability for each token");
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ServerToken& token = tokens.emplace_back();
+      token.id = ids[i].get<int32_t>();
+      token.logprob = content[i].at("logprob").get<double>();
+      if (top_logprobs == 0) continue;
+      std::vector<std::pair<double, int32_t>> entries;
+      for (const Json& entry : content[i].at("top_logprobs"))
+        entries.emplace_back(entry.at("logprob").get<double>(), entry.at("token_id").get<int32_t>());
+      if (std::ssize(entries) < top_logprobs) refuse_event(event, "top_logprobs for each token");
+      set_top(token, std::move(entries), top_logprobs);
+    }
+  }
   static int32_t id_of(const std::string& name, const Json& event) {
     static constexpr std::string_view kPrefix = "token_id:";
     int32_t id = -1;
@@ -128,13 +168,15 @@ class SglangApi final : public ServerApi {
                      {"stop_token_ids", request.stop_tokens},
                      {"ignore_eos", request.ignore_eos},
                      {"skip_special_tokens", false}};
-    return {.target = "/generate",
-            .body = {{"rid", request.id},
-                     {"input_ids", request.input_ids},
-                     {"sampling_params", std::move(sampling)},
-                     {"return_logprob", true},
-                     {"top_logprobs_num", request.top_logprobs},
-                     {"stream", true}}};
+    if (!request.stop.empty()) sampling["stop"] = request.stop;
+    Json body = {{"rid", request.id},
+                 {"input_ids", request.input_ids},
+                 {"sampling_params", std::move(sampling)},
+                 {"return_logprob", true},
+                 {"top_logprobs_num", request.top_logprobs},
+                 {"stream", true}};
+    if (request.returns_experts) body["return_routed_experts"] = true;
+    return {.target = "/generate", .body = std::move(body)};
   }
 
   // Lists cover all tokens so far or, with --incremental-streaming-output, the event's tokens. The token
@@ -144,6 +186,7 @@ class SglangApi final : public ServerApi {
     ServerEvent out;
     if (const Json reason = meta.value("finish_reason", Json()); reason.is_object())
       out.finish_reason = reason.at("type").get<std::string>();
+    out.experts = meta.value("routed_experts", Json());
     const auto total = meta.at("completion_tokens").get<size_t>();
     const Json listed = meta.value("output_token_logprobs", Json::array());
     const bool lists_all = listed.size() == total;
@@ -171,12 +214,49 @@ class SglangApi final : public ServerApi {
     };
   }
 
-  std::string how_to_start() const override {
-    return "python -m sglang.launch_server --model-path MODEL, without SGLANG_RETURN_ORIGINAL_LOGPROB";
+  std::string how_to_start(bool returns_experts) const override {
+    return str("python -m sglang.launch_server --model-path MODEL",
+               returns_experts ? " --enable-return-routed-experts" : "",
+               ", without SGLANG_RETURN_ORIGINAL_LOGPROB");
+  }
+
+ private:
+  RoutedExperts decode_experts(const Json& text, const ExpertLayout& layout,
+                               int64_t num_rows) const override {
+    return experts_of_int32(text, layout, num_rows);
   }
 };
 
 }  // namespace
+
+RoutedExperts ServerApi::experts(const ServerEvent& event, const ExpertLayout& layout,
+                                 int64_t num_rows) const {
+  if (event.experts.is_null())
+    throw UserError(
+        str("the last event of a request has no routed_experts, but rollout.return_routed_experts is true; "
+            "start it with ",
+            how_to_start(true)));
+  return decode_experts(event.experts, layout, num_rows);
+}
+
+void check_server_sampling(const GenerationRequest& request, const std::string& backend) {
+  const SamplingParameters& sampling = request.sampling;
+  const auto refuse = [&](const char* name, const auto& value, const char* expected) {
+    throw UserError(str("request ", request.id, ": ", name, " is ", value, ", but ", backend,
+                        " applies it to the log-probabilities, which would then differ from the policy's; "
+                        "expected ",
+                        expected));
+  };
+  if (sampling.top_p < 1) refuse("top_p", sampling.top_p, "1");
+  if (sampling.top_k > 0) refuse("top_k", sampling.top_k, "0");
+  if (sampling.min_p > 0) refuse("min_p", sampling.min_p, "0");
+  if (sampling.repetition_penalty != 1) refuse("repetition_penalty", sampling.repetition_penalty, "1");
+  if (sampling.presence_penalty != 0) refuse("presence_penalty", sampling.presence_penalty, "0");
+  if (sampling.frequency_penalty != 0) refuse("frequency_penalty", sampling.frequency_penalty, "0");
+  if (sampling.min_new_tokens > 0) refuse("min_new_tokens", sampling.min_new_tokens, "0");
+  if (sampling.greedy && sampling.temperature != 0 && sampling.temperature != 1)
+    refuse("temperature of a greedy request", sampling.temperature, "0 or 1");
+}
 
 const ServerApi& server_api(const std::string& name) {
   static const std::map<std::string, std::unique_ptr<const ServerApi>> kApis = [] {

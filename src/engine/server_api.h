@@ -5,6 +5,9 @@
 //
 // Servers must return log softmax(logits / temperature): vLLM's --logprobs-mode processed_logprobs, SGLang's
 // default. Truncation and penalties would change what they return, so requests here have neither.
+//
+// vLLM streams the experts of a mixture only from /inference/v1/generate, not from /v1/completions. Requests
+// for experts go there.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +17,8 @@
 #include <vector>
 
 #include "base/json.h"
+#include "engine/engine.h"
+#include "engine/server_experts.h"
 
 namespace bough {
 
@@ -34,6 +39,8 @@ struct ServerRequest {
   int64_t top_logprobs = 0;
   std::vector<int32_t> stop_tokens;
   bool ignore_eos = false;
+  bool returns_experts = false;
+  std::vector<std::string> stop;  // the server ends the request with the token that completes one of them
 };
 
 struct ServerToken {
@@ -47,6 +54,9 @@ struct ServerToken {
 struct ServerEvent {
   std::vector<ServerToken> tokens;  // that no earlier event had
   std::string finish_reason;        // empty: the stream continues
+  Json experts;                     // for ServerApi::experts(); null: none
+  // Whether the request ended as it should, by a stop token, a stop string or its length.
+  bool is_complete() const { return finish_reason == "stop" || finish_reason == "length"; }
 };
 
 struct ServerDescription {
@@ -64,12 +74,22 @@ class ServerApi {
   // `seen`: number of tokens in earlier events of this stream. Throws UserError or Json::exception if the
   // event is not of this API.
   virtual ServerEvent event(const Json& event, size_t seen, int64_t top_logprobs) const = 0;
+  // The experts of all tokens of a request but the last: num_rows rows. `event`: the last one of its stream.
+  // Throws UserError if the event has none, or others than `layout` allows.
+  RoutedExperts experts(const ServerEvent& event, const ExpertLayout& layout, int64_t num_rows) const;
   // Returns the calls by which a server loads the weights in `directory`, in order. The first calls interrupt
   // generation, so that all tokens before are of the old weights and all tokens after of the new weights.
   virtual std::vector<ServerCall> update_weights(const std::filesystem::path& directory) const = 0;
   // The command that starts a suitable server, for error messages.
-  virtual std::string how_to_start() const = 0;
+  virtual std::string how_to_start(bool returns_experts) const = 0;
+
+ protected:
+  virtual RoutedExperts decode_experts(const Json& text, const ExpertLayout& layout,
+                                       int64_t num_rows) const = 0;
 };
+
+// Throws UserError if the request's sampling would change the log-probabilities that servers return.
+void check_server_sampling(const GenerationRequest& request, const std::string& backend);
 
 // name: vllm or sglang. Throws InternalError for another name.
 const ServerApi& server_api(const std::string& name);

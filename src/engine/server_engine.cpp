@@ -27,23 +27,8 @@ ServerEngine::ServerEngine(ServerEngineOptions options)
 
 void ServerEngine::submit(GenerationRequest request) {
   check_request(request, options_.limits);
-  const SamplingParameters& sampling = request.sampling;
-  const auto refuse = [&](const char* name, const auto& value, const char* expected) {
-    throw UserError(str("request ", request.id, ": ", name, " is ", value, ", but ", options_.backend,
-                        " applies it to the log-probabilities, which would then differ from the policy's; "
-                        "expected ",
-                        expected));
-  };
-  if (sampling.top_p < 1) refuse("top_p", sampling.top_p, "1");
-  if (sampling.top_k > 0) refuse("top_k", sampling.top_k, "0");
-  if (sampling.min_p > 0) refuse("min_p", sampling.min_p, "0");
-  if (sampling.repetition_penalty != 1) refuse("repetition_penalty", sampling.repetition_penalty, "1");
-  if (sampling.presence_penalty != 0) refuse("presence_penalty", sampling.presence_penalty, "0");
-  if (sampling.frequency_penalty != 0) refuse("frequency_penalty", sampling.frequency_penalty, "0");
-  if (sampling.min_new_tokens > 0) refuse("min_new_tokens", sampling.min_new_tokens, "0");
-  if (sampling.greedy && sampling.temperature != 0 && sampling.temperature != 1)
-    refuse("temperature of a greedy request", sampling.temperature, "0 or 1");
-  if (!sampling.stop.empty() && !options_.token_bytes)
+  check_server_sampling(request, options_.backend);
+  if (!request.sampling.stop.empty() && !options_.token_bytes)
     throw UserError(str("request ", request.id,
                         ": stop strings need a tokenizer, and the model directory has no tokenizer.json; use "
                         "stop_token_ids"));
@@ -66,7 +51,8 @@ void ServerEngine::submit(GenerationRequest request) {
     if (!entry.asked.sampling.stop.empty()) sample.stops.emplace(&entry.asked.sampling.stop);
     if (i < entry.asked.partial.size()) {
       sample.result = entry.asked.partial[i].sample;
-      sample.is_ended = entry.asked.partial[i].has_ended;
+      sample.waits_for_experts = entry.asked.partial[i].has_ended && lacks_experts(entry, sample);
+      sample.is_ended = entry.asked.partial[i].has_ended && !sample.waits_for_experts;
       if (sample.stops)
         for (const int32_t token : sample.result.token_ids) sample.stops->push(options_.token_bytes(token));
     }
@@ -96,7 +82,8 @@ std::vector<RunningRequest> ServerEngine::running() const {
   for (const auto& [id, request] : requests_) {
     RunningRequest& entry = out.emplace_back();
     entry.id = id;
-    for (const Sample& sample : request.samples) entry.samples.push_back({sample.result, sample.is_ended});
+    for (const Sample& sample : request.samples)
+      entry.samples.push_back({sample.result, sample.is_ended || sample.waits_for_experts});
     // Samples start in order. The trailing samples without tokens have not started.
     while (!entry.samples.empty() && entry.samples.back().sample.token_ids.empty()) entry.samples.pop_back();
   }
@@ -131,7 +118,9 @@ void ServerEngine::begin(const SampleKey& place, size_t index) {
                       .temperature = sampling.greedy ? 0 : sampling.temperature,
                       .top_logprobs = sampling.top_logprobs,
                       .stop_tokens = request.stop_tokens,
-                      .ignore_eos = sampling.ignore_eos};
+                      .ignore_eos = sampling.ignore_eos,
+                      .returns_experts = options_.experts.has_value()};
+  if (options_.experts) asked.stop = sampling.stop;
   const auto sampled = static_cast<int64_t>(sample.result.token_ids.size());
   const auto prompt = static_cast<int64_t>(asked.input_ids.size());
   const int64_t most = std::min(prompt + sampling.max_new_tokens, options_.limits.max_length);
@@ -142,16 +131,23 @@ void ServerEngine::begin(const SampleKey& place, size_t index) {
   asked.max_new_tokens = most - prompt - sampled;
   asked.input_ids.insert(asked.input_ids.end(), sample.result.token_ids.begin(),
                          sample.result.token_ids.end());
+  if (sample.waits_for_experts) {  // the server samples one more token, for the record of those before it
+    asked.input_ids.pop_back();
+    asked.max_new_tokens = 1;
+  }
+  sample.sent = std::ssize(asked.input_ids);
   sample.call = fleet_.call_to(server);
   sample.server = index;
   sample.load = most;
-  sample.lines = {};
+  sample.lines = LineSplitter(kStreamBytes);
   sample.seen = 0;
   sample.finish_reason.clear();
   sample.heard = Steady::now();
   fleet_.add_load(index, sample.load);
-  statistics_.prefill_tokens += static_cast<int64_t>(asked.input_ids.size());
-  if (sampled > 0) statistics_.recomputed_tokens += sampled;
+  statistics_.prefill_tokens += sample.sent;
+  statistics_.recomputed_tokens += sampled;
+  if (options_.experts && sampled > 0 && sample.result.versions.back() != fleet_.version())
+    statistics_.rerouted_experts += prompt + sampled - 1;
   const ServerCall call = api_.generate(asked, server.description.model);
   sample.call->begin(call.method, call.target, dump_line(call.body));
   running_.push_back(place);
@@ -189,23 +185,22 @@ void ServerEngine::listen(int wait_milliseconds) {
   poll(watched.data(), watched.size(), wait_milliseconds);
   const std::vector<SampleKey> places = std::exchange(running_, {});
   for (const SampleKey& place : places) {
-    const auto found = requests_.find(place.request);
-    if (found == requests_.end() || !found->second.samples[place.sample].call) continue;
-    if (hear(place)) running_.push_back(place);
+    if (is_on_server(place) && hear(place)) running_.push_back(place);
   }
 }
 
+bool ServerEngine::is_on_server(const SampleKey& place) const {
+  const auto found = requests_.find(place.request);
+  return found != requests_.end() && found->second.samples[place.sample].call != nullptr;
+}
+
 bool ServerEngine::hear(const SampleKey& place) {
-  const auto is_running = [&] {
-    const auto found = requests_.find(place.request);
-    return found != requests_.end() && found->second.samples[place.sample].call != nullptr;
-  };
   const auto answer = at(place).call->advance();
   const std::string text = answer ? (answer->is_success() ? answer->body : "") : at(place).call->take_body();
   if (!text.empty()) {
     at(place).heard = Steady::now();
     take_lines(place, text);
-    if (!is_running()) return false;
+    if (!is_on_server(place)) return false;
   }
   Sample& sample = at(place);
   if (answer && !answer->is_success()) {
@@ -255,10 +250,11 @@ void ServerEngine::take_lines(const SampleKey& place, const std::string& text) {
     if (!event.finish_reason.empty()) at(place).finish_reason = event.finish_reason;
     at(place).seen += event.tokens.size();
     for (const ServerToken& token : event.tokens) {
+      if (at(place).waits_for_experts) break;
       append(place, token);
-      const auto found = requests_.find(id);
-      if (found == requests_.end() || found->second.samples[place.sample].is_ended) return;
+      if (!is_on_server(place)) return;
     }
+    if (at(place).waits_for_experts && event.is_complete()) return take_experts(place, event);
   }
 }
 
@@ -273,7 +269,7 @@ void ServerEngine::append(const SampleKey& place, const ServerToken& token) {
   if (!std::isfinite(token.logprob) || token.logprob > 1e-3)
     throw UserError(str("rollout server ", fleet_.server(sample.server).name, ": it gave token ", token.id,
                         " the log-probability ", token.logprob, ", expected at most 0; start it with ",
-                        api_.how_to_start()));
+                        api_.how_to_start(options_.experts.has_value())));
   GeneratedSample& result = sample.result;
   result.token_ids.push_back(token.id);
   result.logprobs.push_back(token.logprob);
@@ -308,7 +304,35 @@ void ServerEngine::append(const SampleKey& place, const ServerToken& token) {
                             .is_last = reason.has_value(),
                             .top_ids = token.top_ids,
                             .top_logprobs = token.top_logprobs});
-  if (reason) end(place, *reason);
+  if (!reason) return;
+  if (!options_.experts) return end(place, *reason);
+  sample.waits_for_experts = true;
+  result.finish_reason = *reason;
+}
+
+// ---- Experts
+
+bool ServerEngine::lacks_experts(const Request& request, const Sample& sample) const {
+  const GeneratedSample& result = sample.result;
+  if (!options_.experts || result.token_ids.empty() || result.finish_reason == FinishReason::kCancelled)
+    return false;
+  return result.routed_experts.num_rows() !=
+         std::ssize(request.asked.prompt_ids) + std::ssize(result.token_ids) - 1;
+}
+
+void ServerEngine::take_experts(const SampleKey& place, const ServerEvent& event) {
+  Sample& sample = at(place);
+  GeneratedSample& result = sample.result;
+  // The server may have sampled tokens after the end of the sample.
+  const int64_t known = sample.sent + static_cast<int64_t>(sample.seen);
+  try {
+    result.routed_experts = api_.experts(event, *options_.experts, known - 1);
+  } catch (const UserError& error) {
+    throw UserError(str("rollout server ", fleet_.server(sample.server).name, ": ", error.what()));
+  }
+  result.routed_experts.truncate(std::ssize(requests_.at(place.request).asked.prompt_ids) +
+                                 std::ssize(result.token_ids) - 1);
+  end(place, result.finish_reason);
 }
 
 // Ends a sample. Also called for a request whose samples had all ended before it was submitted.

@@ -18,6 +18,13 @@
 // crashes if such a request's prompt is computed in parts. SGLang takes seeds only with
 // --enable-deterministic-inference.
 //
+// Experts of a mixture (ServerEngineOptions::experts) come with the last event of a stream, for all tokens of
+// the stream's prompt and response. A sample whose tokens are complete therefore stays on its server until
+// that event. Stop strings are sent along, so that the server ends the request with the sample. The record of
+// a continued sample is that of its last stream: the server has computed all tokens again, under the weights
+// of that stream. If a stream is lost between a sample's last token and its record, a request for one token
+// after the others gets the record.
+//
 // Blocking calls: step() for some milliseconds, update_weights() until all servers have the weights.
 #pragma once
 
@@ -67,12 +74,14 @@ class ServerEngine final : public Engine {
   struct Sample {
     GeneratedSample result;
     bool is_ended = false, must_make_progress = false;  // must_make_progress: interrupted, and no token since
+    bool waits_for_experts = false;                     // all tokens are known, result.finish_reason too
     std::optional<StopMatcher> stops;
     // Set while a server generates the sample:
     std::unique_ptr<HttpCall> call;
+    int64_t sent = 0;  // tokens of the request
     size_t server = 0;
     int64_t load = 0;
-    LineSplitter lines;
+    LineSplitter lines{kStreamBytes};
     size_t seen = 0;  // tokens received in the current stream
     std::string finish_reason;
     Time heard{};
@@ -96,7 +105,10 @@ class ServerEngine final : public Engine {
   // Reads what the sample's server sent. Returns false if the sample is no longer on a server.
   bool hear(const SampleKey& place);
   void take_lines(const SampleKey& place, const std::string& text);
+  bool is_on_server(const SampleKey& place) const;
+  bool lacks_experts(const Request& request, const Sample& sample) const;
   void append(const SampleKey& place, const ServerToken& token);
+  void take_experts(const SampleKey& place, const ServerEvent& event);
   void end(const SampleKey& place, FinishReason reason);
   void leave_server(Sample& sample);
   void fail(const SampleKey& place, const std::string& message);

@@ -1,160 +1,13 @@
-#include "engine/server_engine.h"
-
-#include <gtest/gtest.h>
-
 #include <atomic>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
 
 #include "base/clock.h"
-#include "base/mutex.h"
-#include "net/net_test_util.h"
+#include "engine/server_test_util.h"
 
 namespace bough {
 namespace {
-
-using Connection = Endpoint::Connection;
-
-// A server with vLLM's API and no model. In a stream of `version`, token t is followed by t + 1 + version,
-// with the log-probability -1 / 8 at temperature 1.
-class FakeServer {
- public:
-  explicit FakeServer(uint16_t port = 0) : endpoint_([this](const Connection& c) { answer(c); }, port) {}
-  ~FakeServer() {
-    stops_ = true;
-    endpoint_.stop();
-  }
-  uint16_t port() const { return endpoint_.port(); }
-  std::string url() const { return str("http://127.0.0.1:", endpoint_.port()); }
-  std::vector<Json> requests() const {
-    const MutexLock lock(mutex_);
-    return requests_;
-  }
-  std::vector<std::string> targets() const {
-    const MutexLock lock(mutex_);
-    return targets_;
-  }
-
-  std::atomic<int> pause_microseconds = 0;  // pause between two tokens
-  std::atomic<int> break_after = 0;         // tokens before a stream breaks; 0: never
-  std::atomic<int> version = 0;
-  std::atomic<int> busy_resets = 0;  // resets of the prefix cache that fail
-  std::atomic<bool> is_raw = false;  // log-probabilities ignore the temperature
-  std::atomic<bool> is_dev = true;
-  std::atomic<int> streams = 0, most_streams = 0;
-
- private:
-  void answer(const Connection& connection) {
-    const std::string target = connection.head.substr(connection.head.find(' ') + 1);
-    const std::string path = target.substr(0, target.find_first_of(" ?"));
-    {
-      const MutexLock lock(mutex_);
-      targets_.push_back(path);
-    }
-    if (path == "/v1/models")
-      return connection.answer(R"({"data": [{"id": "fake", "max_model_len": 4096}]})");
-    if (path == "/v1/completions") return stream(connection);
-    if (!is_dev) return connection.answer("{}", "404 Not Found");
-    if (path == "/collective_rpc") {
-      const std::string folder = connection.request.at("kwargs").at("weights_path");
-      std::ifstream file(std::filesystem::path(folder) / "version");
-      int value = -1;
-      file >> value;
-      if (!file) return connection.answer(R"({"error": "no weights there"})", "500 Internal Server Error");
-      version = value;
-    }
-    if (path == "/reset_prefix_cache")
-      return connection.answer(busy_resets-- > 0 ? R"({"success": false})" : R"({"success": true})");
-    connection.answer("{}");
-  }
-
-  void stream(const Connection& connection) {
-    {
-      const MutexLock lock(mutex_);
-      requests_.push_back(connection.request);
-    }
-    most_streams = std::max<int>(most_streams, ++streams);
-    connection.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n");
-    int token = connection.request.at("prompt").back();
-    const int64_t count = connection.request.at("max_tokens");
-    const double temperature = connection.request.at("temperature");
-    const std::set<int> stops = connection.request.at("stop_token_ids");
-    const int partial = version;
-    for (int64_t i = 0; i < count && !stops_; ++i) {
-      if (break_after > 0 && i == break_after) break;
-      token += 1 + partial;
-      const double logprob = is_raw || temperature == 0 ? -0.125 : -0.125 / temperature;
-      const bool is_last = i + 1 == count || stops.contains(token);
-      const Json choice = {
-          {"finish_reason", is_last ? Json("stop") : Json()},
-          {"token_ids", {token}},
-          {"logprobs",
-           {{"token_logprobs", {logprob}},
-            {"top_logprobs",
-             {{{str("token_id:", token), logprob}, {"token_id:3", -2.0}, {"token_id:4", -0.05}}}}}}};
-      if (!connection.send(str("data: ", dump_line({{"choices", {choice}}}), "\n\n"))) break;
-      if (is_last) {
-        connection.send("data: [DONE]\n\n");
-        break;
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(pause_microseconds));
-    }
-    --streams;
-  }
-
-  mutable Mutex mutex_;
-  std::vector<Json> requests_ GUARDED_BY(mutex_);
-  std::vector<std::string> targets_ GUARDED_BY(mutex_);
-  std::atomic<bool> stops_ = false;
-  Endpoint endpoint_;
-};
-
-class ServerEngineTest : public testing::Test {
- protected:
-  ServerEngineTest() : folder_(std::filesystem::path(testing::TempDir()) / str("bough_weights_", getpid())) {}
-  ~ServerEngineTest() override { std::filesystem::remove_all(folder_); }
-
-  ServerEngineOptions options(const std::vector<std::string>& addresses) {
-    ServerEngineOptions out{.backend = "vllm"};
-    out.settings.addresses = addresses;
-    out.settings.timeout_seconds = 20;
-    out.limits.vocab_size = 100'000;
-    out.limits.max_length = 4096;
-    out.stop_tokens = {50'000};
-    out.token_bytes = [](int32_t id) { return std::string(1, static_cast<char>('a' + id % 26)); };
-    out.weights_folder = folder_;
-    out.write_weights = [this](const std::filesystem::path& directory, const Model&) {
-      std::filesystem::create_directories(directory);
-      const std::string name = directory.filename().string();
-      std::ofstream(directory / "version") << name.substr(1);
-    };
-    return out;
-  }
-  // No test reads the model.
-  static const Model& no_model() { return *reinterpret_cast<const Model*>(&kNothing); }
-  static void update(ServerEngine& engine, int32_t version) {
-    engine.update_weights({.version = version, .model = &no_model()});
-  }
-  static GenerationRequest request(uint64_t id, int64_t samples, int64_t count, int32_t last = 10) {
-    GenerationRequest out{.id = id, .prompt_ids = {1, 2, last}};
-    out.sampling.n_samples = samples;
-    out.sampling.max_new_tokens = count;
-    return out;
-  }
-  std::string refusal(ServerEngine& engine, GenerationRequest request) {
-    try {
-      engine.submit(std::move(request));
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    return "it was taken";
-  }
-
-  inline static const int kNothing = 0;
-  std::filesystem::path folder_;
-};
 
 TEST_F(ServerEngineTest, SamplesAreWhatTheServerStreams) {
   FakeServer server;
@@ -424,7 +277,8 @@ TEST_F(ServerEngineTest, AServerThatReportsOtherLogProbabilitiesIsRefused) {
   FakeServer server;
   auto settings = options({server.url()});
   double own = -0.125;
-  settings.score = [&](const Model&, const std::vector<int32_t>& ids, size_t begin, double temperature) {
+  settings.score = [&](const Model&, const std::vector<int32_t>& ids, size_t begin, double temperature,
+                       const RoutedExperts&) {
     return std::vector<double>(ids.size() - begin, own / temperature);
   };
   settings.settings.max_logprob_difference = 0.02;

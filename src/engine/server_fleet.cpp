@@ -20,7 +20,6 @@ using Steady = std::chrono::steady_clock;
 
 // prefixes of the lengths 64, 128, ... tokens are indexed
 constexpr size_t kPrefixBlock = 64;
-constexpr uint64_t kStreamBytes = uint64_t{1} << 32;     // maximum bytes of a sample's event stream
 constexpr double kFirstPause = 0.2, kLongestPause = 10;  // seconds before a lost server is retried
 constexpr std::chrono::milliseconds kConnectPause{500};
 constexpr double kLargestLoadRatio = 1.5;  // load of the server with the prefix over the smallest load
@@ -39,7 +38,7 @@ ServerFleet::ServerFleet(const ServerEngineOptions& options)
   if (options_.settings.addresses.empty())
     throw UserError(str("rollout.servers.addresses is empty, but rollout.backend is ", options_.backend,
                         "; expected addresses, for example [http://127.0.0.1:8000], of servers started with ",
-                        api_.how_to_start()));
+                        api_.how_to_start(options_.experts.has_value())));
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(options_.weights_folder, missing)) {
     const std::string name = entry.path().filename().string();  // weights left by a run that was killed
@@ -84,10 +83,11 @@ void ServerFleet::connect(FleetServer& server) {
     }
     if (steps.is_refused())
       throw UserError(str("rollout server ", server.name, ": ", steps.error(), "; expected a server of ",
-                          options_.backend, ", started with ", api_.how_to_start()));
+                          options_.backend, ", started with ",
+                          api_.how_to_start(options_.experts.has_value())));
     if (Steady::now() + kConnectPause >= deadline)
-      throw IoError(
-          str("rollout server ", server.name, ": ", steps.error(), "; start it with ", api_.how_to_start()));
+      throw IoError(str("rollout server ", server.name, ": ", steps.error(), "; start it with ",
+                        api_.how_to_start(options_.experts.has_value())));
     std::this_thread::sleep_for(kConnectPause);
   }
 }
@@ -213,55 +213,81 @@ void ServerFleet::load_weights(const Model& model) {
   }
   if (none_since_)
     throw IoError(str("no rollout server loaded the weights in ", weights_.string(), ": ", troubles(),
-                      "; servers must see this path and be started with ", api_.how_to_start()));
+                      "; servers must see this path and be started with ",
+                      api_.how_to_start(options_.experts.has_value())));
 }
 
-// Compares the server's log-probabilities with the model's. The prompt is the first few ids of the
-// vocabulary. The temperature is not 1, to show whether the server's log-probabilities depend on the
-// temperature.
-void ServerFleet::compare(size_t index, const Model& model) {
+// Has a server sample a few tokens after the first few ids of the vocabulary. The temperature is not 1, to
+// show whether the server's log-probabilities depend on the temperature. nullopt: the server is lost.
+std::optional<ServerFleet::Sampled> ServerFleet::sample_some(size_t index) {
   const FleetServer& server = servers_[index];
+  const auto lost = [&](const std::string& message) {
+    lose(index, message);
+    return std::nullopt;
+  };
   ServerRequest asked{.id = str("bough-compare-", new_call_number()),
                       .input_ids = {},
                       .max_new_tokens = kComparedTokens,
                       .temperature = kComparedTemperature,
-                      .ignore_eos = true};
+                      .ignore_eos = true,
+                      .returns_experts = options_.experts.has_value()};
   for (int32_t token = 0; token < std::min<int64_t>(8, options_.limits.vocab_size); ++token)
     asked.input_ids.push_back(token);
-  const size_t prompt = asked.input_ids.size();
   const auto call = call_to(server);
   const ServerCall said = api_.generate(asked, server.description.model);
   call->begin(said.method, said.target, dump_line(said.body));
   const auto deadline = Steady::now() + seconds(options_.settings.timeout_seconds);
   std::optional<HttpAnswer> answer;
   while (!(answer = call->advance())) {
-    if (Steady::now() > deadline) return void(lose(index, "no tokens in time after it loaded weights"));
+    if (Steady::now() > deadline) return lost("no tokens in time after it loaded weights");
     pollfd watched{call->descriptor(), static_cast<short>(POLLIN | (call->wants_to_send() ? POLLOUT : 0)), 0};
     poll(&watched, 1, 50);
   }
-  if (!answer->is_success()) return void(lose(index, answer->message));
-  std::vector<int32_t> ids = asked.input_ids;
-  std::vector<double> said_logprobs;
-  LineSplitter lines;
-  lines.append(answer->body);
+  if (answer->kind == HttpAnswer::kAnswered && answer->status == 404)
+    throw UserError(str("rollout server ", server.name, ": it has no route ", said.target, "; start it with ",
+                        api_.how_to_start(options_.experts.has_value())));
+  if (!answer->is_success()) return lost(answer->message);
+  Sampled sampled = read_sampled(server, asked, answer->body);
+  if (sampled.logprobs.empty()) return lost("it sampled no token after it loaded weights");
+  return sampled;
+}
+
+ServerFleet::Sampled ServerFleet::read_sampled(const FleetServer& server, const ServerRequest& asked,
+                                               const std::string& body) const {
+  Sampled sampled{.ids = asked.input_ids, .prompt = asked.input_ids.size(), .logprobs = {}, .routed = {}};
+  LineSplitter lines(kStreamBytes);
+  lines.append(body);
   while (const auto line = lines.next()) {
     if (!line->starts_with("data:") || line->find("[DONE]") != std::string::npos) continue;
     try {
       const Json json = parse_json(std::string_view(*line).substr(5), "the server's stream");
-      for (const ServerToken& token : api_.event(json, said_logprobs.size(), 0).tokens) {
-        ids.push_back(token.id);
-        said_logprobs.push_back(token.logprob);
+      const ServerEvent event = api_.event(json, sampled.logprobs.size(), 0);
+      for (const ServerToken& token : event.tokens) {
+        sampled.ids.push_back(token.id);
+        sampled.logprobs.push_back(token.logprob);
       }
+      if (options_.experts && event.is_complete())
+        sampled.routed = api_.experts(event, *options_.experts, std::ssize(sampled.ids) - 1);
     } catch (const Json::exception&) {
       throw UserError(str("rollout server ", server.name, ": its stream is not in the format of ",
                           options_.backend, ": ", quoted(*line, 200)));
+    } catch (const UserError& error) {
+      throw UserError(str("rollout server ", server.name, ": ", error.what()));
     }
   }
-  if (said_logprobs.empty()) return void(lose(index, "it sampled no token after it loaded weights"));
+  return sampled;
+}
+
+// Compares the server's log-probabilities with the model's.
+void ServerFleet::compare(size_t index, const Model& model) {
+  const FleetServer& server = servers_[index];
+  const auto sampled = sample_some(index);
+  if (!sampled) return;
   const auto difference = [&](double temperature) {
-    const std::vector<double> own = options_.score(model, ids, prompt, temperature);
+    const std::vector<double> own =
+        options_.score(model, sampled->ids, sampled->prompt, temperature, sampled->routed);
     double sum = 0;
-    for (size_t i = 0; i < own.size(); ++i) sum += std::abs(own[i] - said_logprobs[i]);
+    for (size_t i = 0; i < own.size(); ++i) sum += std::abs(own[i] - sampled->logprobs[i]);
     return sum / static_cast<double>(own.size());
   };
   const double found = difference(kComparedTemperature), at_one = difference(1);
@@ -276,7 +302,7 @@ void ServerFleet::compare(size_t index, const Model& model) {
                       " (rollout.servers.max_logprob_difference); ",
                       is_raw ? "they are those of temperature 1; start it with "
                              : "check that it serves this model with these weights; start it with ",
-                      api_.how_to_start()));
+                      api_.how_to_start(options_.experts.has_value())));
 }
 
 }  // namespace bough

@@ -29,6 +29,9 @@
 
 namespace bough {
 
+// The most bytes of a sample's event stream, and of one event: the experts of all tokens are one line.
+inline constexpr uint64_t kStreamBytes = uint64_t{1} << 32;
+
 struct ServerEngineOptions {
   std::string backend;  // name for server_api()
   ServerSettings settings;
@@ -40,10 +43,11 @@ struct ServerEngineOptions {
   std::filesystem::path weights_folder;             // for directories v0, v1, ...: one at a time
   // Writes the model as a directory that servers can load.
   std::function<void(const std::filesystem::path&, const Model&)> write_weights;
-  // Returns log softmax(logits / temperature) of each token from index `begin` on, by the model. If empty,
-  // servers' log-probabilities are not checked.
+  std::optional<ExpertLayout> experts;  // nullopt: the experts of samples are not recorded
+  // Returns log softmax(logits / temperature) of each token from index `begin` on, by the model. Tokens with
+  // a row in `routed` use its experts. If empty, servers' log-probabilities are not checked.
   std::function<std::vector<double>(const Model&, const std::vector<int32_t>& ids, size_t begin,
-                                    double temperature)>
+                                    double temperature, const RoutedExperts& routed)>
       score;
 };
 
@@ -103,6 +107,14 @@ class ServerFleet {
   void connect(FleetServer& server);
   void lose_restarted();
   void load_weights(const Model& model);
+  struct Sampled {
+    std::vector<int32_t> ids;  // prompt and response
+    size_t prompt = 0;
+    std::vector<double> logprobs;  // of the response
+    RoutedExperts routed;
+  };
+  std::optional<Sampled> sample_some(size_t index);
+  Sampled read_sampled(const FleetServer& server, const ServerRequest& asked, const std::string& body) const;
   void compare(size_t index, const Model& model);
   std::string troubles() const;
 

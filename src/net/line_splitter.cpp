@@ -8,7 +8,7 @@ void LineSplitter::append(std::string_view bytes) {
 
 std::optional<std::string> LineSplitter::next() {
   const size_t end = pending_.find('\n', searched_);
-  if (end == std::string::npos ? pending_.size() > kMaxReplyBytes : end > kMaxReplyBytes) overflowed_ = true;
+  if (end == std::string::npos ? pending_.size() > max_bytes_ : end > max_bytes_) overflowed_ = true;
   if (overflowed_) pending_ = {};
   if (overflowed_ || end == std::string::npos) {
     searched_ = pending_.size();

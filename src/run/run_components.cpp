@@ -316,13 +316,24 @@ std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model
                               .limits = model_limits(model.config()),
                               .stop_tokens = load_stop_tokens(settings.model.path, tokenizer),
                               .weights_folder = weights_folder};
+  if (rollout.return_routed_experts) {
+    const ModelConfig& config = model.config();
+    if (!config.is_mixture())
+      throw UserError("rollout.return_routed_experts is true, but the model has no experts; expected false");
+    options.experts = ExpertLayout{.num_layers = config.num_layers,
+                                   .dense_layers = config.dense_layers,
+                                   .num_experts = config.num_experts,
+                                   .num_chosen = config.experts_per_token};
+  }
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
   options.write_weights = [settings](const std::filesystem::path& directory, const Model& of) {
     write_weights(settings, directory, of);
   };
-  options.score = [](const Model& of, const std::vector<int32_t>& ids, size_t begin, double temperature) {
+  options.score = [](const Model& of, const std::vector<int32_t>& ids, size_t begin, double temperature,
+                     const RoutedExperts& routed) {
     const at::NoGradGuard no_grad;
-    const auto log_probs_TV = at::log_softmax(sequence_logits(of, ids).to(at::kDouble) / temperature, -1);
+    const auto log_probs_TV =
+        at::log_softmax(sequence_logits(of, ids, routed).to(at::kDouble) / temperature, -1);
     std::vector<double> out;
     for (size_t i = begin; i < ids.size(); ++i)
       out.push_back(log_probs_TV[static_cast<int64_t>(i) - 1][ids[i]].item<double>());

@@ -85,11 +85,6 @@ void RunSettings::check() const {
         str("sparse_training.mode: exact_top_k chooses single keys by their scores, but "
             "rollout.sparse.summary is ",
             rollout.sparse.summary, "; expected exact"));
-  if (actor.replays_rollout_experts() && rollout.has_servers())
-    throw UserError(
-        str("actor.routing_replay: R3 replays the experts that generation recorded, which "
-            "rollout.backend ",
-            rollout.backend, " does not return; expected embedded, or R2 or none"));
   if (rollout.sparse.replay && !sparse_training.has_sparse_policy() && !sparse_training.trains_sparse())
     throw UserError(str("rollout.sparse.replay: sparse_training.mode ", sparse_training.mode,
                         " trains nothing with the pages that generation chose; expected false, or the mode "

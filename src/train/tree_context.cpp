@@ -301,14 +301,22 @@ std::vector<at::Tensor> TreeContext::anchors() const {
   return all;
 }
 
-at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids) {
+at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids, const RoutedExperts& routed) {
   const at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(ids.size());
   PrefixKvStack stack(model.config(), 0, model.dtype(), model.device(), false);
   // Plain causal attention: every token attends to all tokens before it.
   const std::vector<int32_t> end_local(ids.size(), static_cast<int32_t>(count));
   const KeyEnds ends = upload_key_ends(end_local, 0, model.device());
-  TreeContext context({&stack, 0, false, false, ends, model.config().attention_scale()});
+  TreeContext::Pass pass{&stack, 0, false, false, ends, model.config().attention_scale()};
+  if (!routed.empty()) {
+    std::vector<int64_t> recorded(routed.experts.begin(), routed.experts.end());
+    recorded.resize(static_cast<size_t>(count * routed.row_size()), -1);
+    pass.experts = ExpertRoutes(at::tensor(recorded, at::kLong)
+                                    .view({count, routed.num_layers, routed.num_chosen})
+                                    .to(model.device()));
+  }
+  TreeContext context(std::move(pass));
   const at::Tensor tokens_T = at::tensor(ids, at::kInt).to(at::kLong).to(model.device());
   return model.logits(model.forward(tokens_T, at::arange(count, at::kLong).to(model.device()), context));
 }

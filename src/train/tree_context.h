@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "data/trajectory.h"
 #include "kernels/tree_attention/tree_attention_segments.h"
 #include "kernels/tree_attention/tree_attention_sparse.h"
 #include "models/config.h"
@@ -154,7 +155,8 @@ class TreeContext : public AttentionContext {
 };
 
 // Returns logits [T, V], model dtype, of one sequence in a single pass without a tree. Used for comparison
-// with other implementations. Records no autograd graph.
-at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids);
+// with other implementations. Tokens with a row in `routed` use its experts. Records no autograd graph.
+at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids,
+                           const RoutedExperts& routed = {});
 
 }  // namespace bough

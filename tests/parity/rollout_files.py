@@ -56,10 +56,12 @@ def log_probs(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
     return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
 
 
-def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[float, dict, dict]:
+def flat_gradients(
+    model, rollouts: list[dict[str, Any]], loss: str, prepare=None
+) -> tuple[float, dict, dict]:
     """Returns the loss, the gradients by the names of save_pretrained, and the sum of gradient norms over
     sequences by name. The sums are for the tolerance. Each sequence runs alone through transformers, under
-    torch's autograd."""
+    torch's autograd. `prepare` is called with each rollout before its sequence runs."""
     count = sum(sum(r["loss_mask"][1:]) for r in rollouts)
     total = 0.0
     gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -67,6 +69,8 @@ def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[fl
     for rollout in rollouts:
         if not any(rollout["loss_mask"][1:]):
             continue
+        if prepare is not None:
+            prepare(rollout)
         mask = torch.tensor(rollout["loss_mask"][1:], dtype=torch.bool)
         current = log_probs(model, rollout["input_ids"])[mask]
         # The file's numbers are rounded to fp32, the dtype of a rollout.

@@ -7,7 +7,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from run_util import ENVIRONMENT, read_metrics, write_experiment
+from run_util import ENVIRONMENT, read_metrics, read_rollouts, write_experiment
+from test_mixtures import write_mixture_experiment
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SERVER = Path(__file__).parent.parent / "servers/policy_server.py"
 
@@ -37,6 +39,7 @@ class Server:
 
 
 DEFAULTS = {"api_key": "", "max_length": 1 << 20, "raw_logprobs": False, "incremental": False, "die_after": 0}
+DEFAULTS |= {"experts": False, "random_experts": "", "more_layers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +175,143 @@ def test_wrong_servers_are_refused_with_the_remedy(bough, serve):
     bough("data", "sums", "--out", "p.jsonl", "-n", 2, ok=True)
     said = bough("eval", "--model", "base", "--data", "p.jsonl", "rollout.backend=vllm", server[1]).stderr
     assert "expected embedded" in said, said
+
+
+# Experts of a mixture. The servers choose them by chance, so the trainer has their log-probabilities only if
+# it replays their choice.
+
+LAYERS, DENSE = 3, 1
+WITHOUT_EVALUATION = {"evaluator.freq_steps": 0, "evaluator.at_start": False, "evaluator.at_end": False}
+
+
+@pytest.fixture
+def mixture_experiment(bough):
+    """Writes an experiment whose model has three layers, the second one without experts."""
+
+    def write(**given):
+        fixed = {"actor.routing_replay": "R3"} | WITHOUT_EVALUATION
+        config = write_mixture_experiment(bough, **fixed | given)
+        base = bough.cwd / "base"
+        shape = AutoConfig.from_pretrained(base)
+        shape.num_hidden_layers, shape.mlp_only_layers = LAYERS, [DENSE]
+        shape.layer_types = None
+        AutoModelForCausalLM.from_config(shape).save_pretrained(base)
+        return config
+
+    return write
+
+
+def rollouts_of(bough):
+    files = sorted((bough.cwd / "runs/tiny/trial0/rollouts").glob("*.jsonl*"))
+    return [line for path in files for line in read_rollouts(path)]
+
+
+def check_rows(rows):
+    """Each token but the last has the experts of every layer that has some."""
+    assert rows
+    for row in rows:
+        routed = row["routed_experts"]
+        assert len(routed) == len(row["input_ids"]) - 1
+        assert all(len(layers) == LAYERS - 1 for layers in routed)
+        assert all(len(set(experts)) == 2 for layers in routed for experts in layers)
+
+
+@pytest.mark.parametrize(
+    ("api", "differences"), [("vllm", "exact"), ("sglang", "exact"), ("sglang", "majority")]
+)
+def test_the_servers_choice_is_replayed_at_every_token(bough, serve, mixture_experiment, api, differences):
+    config = mixture_experiment(**{"actor.routing_differences": differences, "gconfig.top_logprobs": 3})
+    server = serve(api, experts=True, random_experts="request", incremental=True)
+    words = ("train", config, *settings(api, server), "actor.correction=obrs", "total_train_steps=3")
+    bough(*words, ok=True, env=ENVIRONMENT)
+    check_rows(rollouts_of(bough))
+    records = metrics_of(bough)
+    assert len(records) == 3
+    for record in records:
+        assert record["experts/routes_differ"] > 0.5, "the router would choose the same experts"
+        # The samples of a group have records of their own of the prompt.
+        assert record["experts/records_differ"] > 0.2
+        if differences == "exact":
+            assert record["mismatch/logprob_abs_diff"] < 1e-5
+        else:  # tokens of the prompt have another sample's experts
+            assert record["mismatch/logprob_abs_diff"] > 1e-4
+
+
+def test_without_replay_the_same_servers_log_probabilities_are_others(bough, serve, mixture_experiment):
+    config = mixture_experiment(**{"actor.routing_replay": "none", "rollout.return_routed_experts": True})
+    server = serve("vllm", experts=True, random_experts="request")
+    bough("train", config, *settings("vllm", server), "total_train_steps=2", ok=True, env=ENVIRONMENT)
+    check_rows(rollouts_of(bough))
+    assert all(record["mismatch/logprob_abs_diff"] > 1e-4 for record in metrics_of(bough))
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_interrupted_samples_have_all_rows(bough, serve, mixture_experiment, api):
+    config = mixture_experiment(
+        **{"rollout.max_head_offpolicyness": 2, "gconfig.max_new_tokens": 60, "gconfig.ignore_eos": True},
+        **{"actor.correction": "tis", "total_train_steps": 4},
+    )
+    first, second = (serve(api, number, experts=True, random_experts="request") for number in (0, 1))
+    bough("train", config, *settings(api, first, second), ok=True, env=ENVIRONMENT)
+    rows = rollouts_of(bough)
+    check_rows(rows)
+    assert any(len(set(row["versions"]) - {-1}) > 1 for row in rows), "no sample has tokens of two versions"
+    records = read_metrics(bough.cwd / "runs/tiny/trial0")
+    assert sum(record.get("rollout/rerouted_experts", 0) for record in records) > 0
+    assert metrics_of(bough)[0]["mismatch/logprob_abs_diff"] < 1e-4
+
+
+ENVIRONMENT_OF_TURNS = """
+class Echo:
+    def reset(self, problem, seed):
+        self.turns = 0
+        return {"messages": "say " + problem["answer"]}
+
+    def step(self, action):
+        self.turns += 1
+        return "go on", len(action["text"]) % 3 / 2, self.turns == 3
+"""
+
+
+def test_a_later_turn_gives_the_last_token_of_the_turn_before_its_row(bough, serve, mixture_experiment):
+    (bough.cwd / "echo.py").write_text(ENVIRONMENT_OF_TURNS)
+    config = mixture_experiment(
+        **{"environment.type": "python", "environment.path": "echo.py:Echo", "total_train_steps": 2},
+        **{"model.path": "warm", "gconfig.max_new_tokens": 12},
+    )
+    bough("data", "guess", "--out", "traces.jsonl", "-n", 60, "--traces", ok=True)
+    data = ("--data", "traces.jsonl", "--max-steps", 30, "--lr", 1e-2)
+    bough("sft", "--model", "base", "--out", "warm", *data, ok=True)
+    server = serve("vllm", experts=True, random_experts="prefix")
+    bough("train", config, *settings("vllm", server), ok=True, env=ENVIRONMENT)
+    rows = rollouts_of(bough)
+    check_rows(rows)
+    assert max(max(row["turns"]) for row in rows) > 0, "no conversation has a second turn"
+    assert all(record["mismatch/logprob_abs_diff"] < 1e-4 for record in metrics_of(bough))
+
+
+def test_servers_that_return_no_experts_are_refused_with_the_remedy(bough, serve, mixture_experiment):
+    config = mixture_experiment()
+
+    def refused(*words):
+        result = bough("train", config, "total_train_steps=1", *words, env=ENVIRONMENT)
+        assert result.returncode == 2, result
+        return result.stderr
+
+    said = refused(*settings("vllm", serve("vllm")))
+    assert "no route /inference/v1/generate" in said, said
+    assert "--enable-return-routed-experts --enable-scale-out" in said
+    said = refused(*settings("sglang", serve("sglang")), "trial_name=b")
+    assert "no routed_experts" in said, said
+    assert "sglang.launch_server --model-path MODEL --enable-return-routed-experts" in said
+    said = refused(*settings("sglang", serve("sglang", experts=True, more_layers=1)), "trial_name=c")
+    assert "routed_experts: got" in said and f"rows of {LAYERS} layers with 2 experts" in said, said
+    bough(
+        "init", "base", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1, "--force", ok=True
+    )
+    assert "no experts" in refused(
+        *settings("vllm", serve("vllm")),
+        "trial_name=d",
+        "actor.routing_replay=none",
+        "rollout.return_routed_experts=true",
+    )

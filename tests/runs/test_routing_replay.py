@@ -65,14 +65,6 @@ def test_ranks_replay_as_one_process_does(bough):
         (["actor.routing_replay=R2"], ["routing_replay", "no effect"]),
         (["actor.routing_differences=majority"], ["routing_differences", "no effect", "R3"]),
         (["actor.routing_replay=R4"], ["routing_replay", "R4", "R2"]),
-        (
-            [
-                "actor.routing_replay=R3",
-                "rollout.backend=vllm",
-                "rollout.servers.addresses=[http://127.0.0.1:1]",
-            ],
-            ["routing_replay", "vllm", "embedded"],
-        ),
     ],
 )
 def test_settings_without_effect_are_named(bough, overrides, words):
