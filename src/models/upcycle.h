@@ -4,7 +4,8 @@
 //
 // Each feed-forward layer of F elements is cut into E experts of F / E elements, whose down-projections are
 // multiplied by E. A token's weights sum to 1, so with a router of zeros and K = E the mixture computes what
-// the dense model does. With K < E it starts near the dense model, and training has to repair the rest.
+// the dense model does. With K < E it does not, and has to be trained: SmolLM2-135M with K = 2 of 8 starts
+// worse than a uniform guess.
 #pragma once
 
 #include <cstdint>
