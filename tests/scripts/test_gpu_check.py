@@ -157,3 +157,30 @@ def test_bad_use_is_refused(check: Fake):
         with pytest.raises(SystemExit) as ended:
             check(*words)
         assert ended.value.code == 2
+
+
+def test_a_part_names_the_tests_that_failed(tmp_path):
+    module = load()
+    program = tmp_path / "build" / "test" / "train_test"
+    program.parent.mkdir(parents=True)
+    failure = {"failure": "x.cpp:1\nExpected: (a) <= (b), actual: 2 vs 1"}
+    cases = [
+        {"classname": "On", "name": "Holds/cuda", "result": "COMPLETED"},
+        {"classname": "On", "name": "Fails/cuda", "result": "COMPLETED", "failures": [failure]},
+    ]
+    text = json.dumps({"testsuites": [{"testsuite": cases}]})
+    program.write_text(f"""#!/bin/sh
+for word; do case "$word" in --gtest_output=json:*) printf %s '{text}' > "${{word#*json:}}";; esac; done
+exit 1
+""")
+    program.chmod(0o755)
+    check = module.Check(tmp_path, tmp_path / "build")
+    check.deadline = time.monotonic() + 60
+    with (tmp_path / "log").open("w") as check.log:
+        with pytest.raises(
+            module.Wrong, match=r"1 of 2 tests failed: On.Fails/cuda: x.cpp:1\nExpected: \(a\)"
+        ):
+            check.tests("train_test", "*cuda*")
+        program.write_text("#!/bin/sh\nexit 3\n")
+        with pytest.raises(module.Wrong, match="exit code 3"):  # a crash, not the failures of the run before
+            check.tests("train_test", "*cuda*")
