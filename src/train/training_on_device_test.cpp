@@ -97,9 +97,12 @@ TEST_P(TrainingOn, AMixturesPlansHaveTheFlatBatchsGradients) {
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     double flat_error = 0, tree_error = 0;
     for (uint64_t seed = 0; seed < 5; ++seed) {
-      auto r = random_batch(seed, 200);
+      auto r = random_batch(seed, 300);
       ModelConfig config = random_mixture_config(seed);
       config.expert_intermediate_size = 24;
+      // With one expert of weight 1, the router's exact gradient is 0, and rounding errors would be compared.
+      config.num_experts = 4 + static_cast<int64_t>(seed);
+      config.experts_per_token = 2;
       const auto model = random_model(config, seed, type, 0.15, device());
       set_records(r->trajectories, config);
       FlatReference reference(*model);
@@ -114,11 +117,10 @@ TEST_P(TrainingOn, AMixturesPlansHaveTheFlatBatchsGradients) {
         const Plan plan = with_random_keeps(make_plan(strategy, plan_request(marked, 32)), 1);
         Executor(*model, {.head_chunk_rows = 7, .verify_recompute = true, .replays_experts = true})
             .execute(plan, marked, *loss);
-        if (type != at::kBFloat16) {
-          EXPECT_LE(gradient_error(*model, flat), type == at::kDouble ? 1e-10 : 1e-5)
-              << strategy << " seed " << seed << " " << type;
-          continue;
-        }
+        if (type == at::kDouble)
+          EXPECT_LE(gradient_error(*model, flat), 1e-10) << strategy << " seed " << seed;
+        if (type == at::kFloat) EXPECT_LE(whole_error(*model, flat), 1e-5) << strategy << " seed " << seed;
+        if (type != at::kBFloat16) continue;
         double& error = strategy == std::string("dense") ? flat_error : tree_error;
         error += whole_error(*model, flat) / (&error == &flat_error ? 5 : 10);
       }
