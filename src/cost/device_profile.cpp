@@ -217,15 +217,18 @@ struct Gpu {
 
 constexpr std::array kGpus = {
     Gpu{"h100",
-        "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); shares of these rates, "
+        "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); shares of these "
+        "rates, "
         "launches and 54 GB/s to the host as measured on an H100",
         989e12, 67e12, 3.35e12, 80'000'000'000, 54e9},
     Gpu{"h200",
-        "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); shares of these rates, "
+        "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); shares of these "
+        "rates, "
         "launches and 54 GB/s to the host are assumed to be those measured on an H100",
         989e12, 67e12, 4.8e12, 141'000'000'000, 54e9},
     Gpu{"a100",
-        "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); shares of these "
+        "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); shares of "
+        "these "
         "rates and launches are assumed to be those measured on an H100; an assumed 25 GB/s to the host",
         312e12, 19.5e12, 2.0e12, 80'000'000'000, kAssumedHostBytesPerS},
 };

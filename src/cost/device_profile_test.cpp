@@ -177,9 +177,9 @@ TEST(DeviceProfile, OnlyTheModuleItselfHasItsRates) {
   // Drivers and clouds write the same module in several ways.
   EXPECT_EQ(built_in_name("H100 SXM5 80GB HBM3"), "h100");
   // Other rates: cards, halves of a pair, parts of a GPU, another chip.
-  for (const char* name :
-       {"NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA GH200 480GB", "NVIDIA B200", ""})
+  for (const char* name : {"NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL",
+                           "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H200", "NVIDIA A100-SXM4-80GB",
+                           "NVIDIA A100 80GB PCIe", "NVIDIA GH200 480GB", "NVIDIA B200", ""})
     EXPECT_EQ(built_in_name(name), "") << name;
   EXPECT_EQ(built_in_name("cpu"), "");
 }

@@ -1,10 +1,10 @@
 // Functions that cuda_library.h and device.h find by name, and CUDA graphs. All graphs are recorded on one
 // separate stream. The graphs of one DeviceGraphs run one after the other, so they share a memory pool, and
 // their temporaries may use the same addresses.
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>

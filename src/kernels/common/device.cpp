@@ -21,7 +21,7 @@ c10::DeviceIndex index_of(c10::Device device) {
                             : c10::impl::getDeviceGuardImpl(device.type())->getDevice().index();
 }
 
-// CUDA's allocator refuses questions until CUDA is initialised. The first tensor on the device does that, too.
+// CUDA's allocator refuses questions until CUDA is initialised. The first tensor on the device does that.
 c10::DeviceAllocator& allocator_of(c10::Device device) {
   at::globalContext().lazyInitDevice(device.type());
   return *c10::getDeviceAllocator(device.type());
