@@ -202,8 +202,8 @@ DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const Calibrati
     const int rounds = cells.measure(effort);
     const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
                          double& per_layer, double& per_pass) {
-      // On a GPU a call's constant part is a launch. It passes while the GPU computes, so it is no part of the
-      // computation's time that could be taken off.
+      // On a GPU a call's constant part is a launch. It passes while the GPU computes, so it is no part of
+      // the computation's time that could be taken off.
       const bool overlap = profile.launches_overlap;
       attention = AttentionFit(profile, cells, overlap ? 0 : side(cells.tiny_attention), side).run();
       const double call = overlap ? 0 : linear_constant(cells, side);

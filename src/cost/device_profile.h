@@ -76,12 +76,13 @@ struct DeviceProfile {
 // An estimate, not a measurement: the usable part of the 32 GB/s of 16 lanes of PCIe 4. PCIe 5 is faster.
 constexpr double kAssumedHostBytesPerS = 25e9;
 
-// The name of the built-in profile that was measured on a GPU of this kind, by the words of the driver's name:
-// "NVIDIA H100 80GB HBM3" is h100. Empty for other GPUs, including PCIe cards and parts of a GPU (MIG).
+// The name of the built-in profile that was measured on a GPU of this kind, by the words of the driver's
+// name: "NVIDIA H100 80GB HBM3" is h100. Empty for other GPUs, also PCIe cards and parts of a GPU (MIG).
 std::string_view built_in_name(std::string_view driver_name);
 
 // The profile of h100, h200 or a100 (SXM modules) for dtype fp32 or bf16, for plans without this GPU. Its
-// `source` says which rates are published, measured and assumed. Throws UserError, with the list of names, for any other name.
+// `source` says which rates are published, measured and assumed. Throws UserError, with the list of names, for
+// any other name.
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype);
 
 }  // namespace bough

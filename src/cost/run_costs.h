@@ -50,9 +50,9 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 // has_router_losses: ModelShape::has_router_losses, here and in model_costs().
 ModelShape model_shape(const Model& model, bool has_router_losses = false);
 
-// Costs on the model's device. Uses the built-in profile that was measured on such a GPU, if there is one, the
-// dtype is fp32 or bf16, and no kernel is left out. Otherwise the device is measured once and cached. Throws
-// Interrupted if stop() returns true during the measurement.
+// Costs on the model's device. Uses the built-in profile that was measured on such a GPU, if there is one,
+// the dtype is fp32 or bf16, and no kernel is left out. Otherwise the device is measured once and cached.
+// Throws Interrupted if stop() returns true during the measurement.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop, bool has_router_losses = false);
 
 // Collective call. Returns the same costs on every rank: those of rank 0's device. So all ranks make the same

@@ -25,9 +25,8 @@ namespace bough {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// Assumed, because no GPU has been measured yet (docs/performance.md, "What remains"): the context with the
-// modules of libtorch and of libbough_cuda; a workspace of cuBLAS and one of cuBLASLt, 32 MiB each on Hopper,
-// for each of two streams; the buffers of one communicator of NCCL.
+// Assumed (docs/performance.md, "What remains"): the context with libtorch's and libbough_cuda's modules; a
+// workspace of cuBLAS and of cuBLASLt for each of two streams, 32 MiB each on Hopper; NCCL's buffers.
 constexpr int64_t kContextBytes = 768 * kMiB;
 constexpr int64_t kWorkspaceBytes = 4 * 32 * kMiB;
 constexpr int64_t kNcclBytes = 512 * kMiB;
