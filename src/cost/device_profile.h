@@ -81,8 +81,8 @@ constexpr double kAssumedHostBytesPerS = 25e9;
 std::string_view built_in_name(std::string_view driver_name);
 
 // The profile of h100, h200 or a100 (SXM modules) for dtype fp32 or bf16, for plans without this GPU. Its
-// `source` says which rates are published, measured and assumed. Throws UserError, with the list of names, for
-// any other name.
+// `source` says which rates are published, measured and assumed. Throws UserError, with the list of names,
+// for any other name.
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype);
 
 }  // namespace bough
