@@ -16,7 +16,7 @@ EXPERTS = ("--experts", 4, "--experts-per-token", 2)
 def write_mixture_experiment(bough, **settings):
     """The experiment of run_util.py, with four experts of which a token uses two. The entropy term gives
     every step a gradient."""
-    config = write_experiment(bough, **{"actor.entropy_coef": 0.1, "actor.optimizer.lr": 0.01}, **settings)
+    config = write_experiment(bough, **{"actor.entropy_coef": 0.1, "actor.optimizer.lr": 0.01, **settings})
     bough("init", "base", *SHAPE, *EXPERTS, "--force", ok=True)
     return config
 

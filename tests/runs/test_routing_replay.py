@@ -4,7 +4,7 @@ import json
 
 import pytest
 from run_util import ENVIRONMENT, final_state, read_metrics, read_rollouts
-from test_mixtures import write_mixture_experiment
+from test_mixtures import EXPERTS, SHAPE, write_mixture_experiment
 
 
 def rollouts_of(run):
@@ -116,3 +116,48 @@ def test_wrong_records_of_a_rollout_file_are_named(bough, change, words):
     refused = bough(*step, env=ENVIRONMENT)
     assert refused.returncode == 2, refused.stdout
     assert all(word in refused.stderr for word in words), refused.stderr
+
+
+def test_a_mixture_learns_from_a_teacher_that_chooses_its_own_experts(bough):
+    settings = {"teacher.path": "teacher", "teacher.rl_loss_weight": 0, "teacher.loss_mode": "k2"}
+    settings |= {
+        "actor.loss": "pg",
+        "actor.entropy_coef": 0,
+        "actor.optimizer.lr": 5e-3,
+        "total_train_steps": 30,
+    }
+    settings |= {"train_dataset.batch_size": 12, "gconfig.ignore_eos": True, "actor.routing_replay": "R3"}
+    config = write_mixture_experiment(bough, **settings)
+    bough("init", "teacher", *SHAPE, *EXPERTS, "--seed", 2, ok=True)
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    records = [record for record in read_metrics(bough.cwd / "runs/tiny/trial0") if record["step"] > 0]
+    kl = [record["teacher/kl_k3"] for record in records]
+    assert sum(kl[-3:]) < 0.8 * sum(kl[:3]), kl
+    assert all(record["mismatch/logprob_abs_diff"] <= 1e-4 for record in records)
+
+
+def test_experts_and_pages_of_sparse_generation_are_replayed_together(bough):
+    settings = {"actor.routing_replay": "R3", "total_train_steps": 3, "gconfig.ignore_eos": True}
+    settings |= {"rollout.sparse.budget": "16x4", "rollout.sparse.dense_layers": 1}
+    settings |= {"gconfig.max_new_tokens": 120, "evaluator.at_start": False, "evaluator.at_end": False}
+    config = write_mixture_experiment(bough, **settings, **{"evaluator.freq_steps": 0})
+    modes = {
+        "sparse": [],
+        "sparse_to_sparse": ["rollout.sparse.replay=true"],
+        "distill": ["sparse_training.kl_loss_coef=0.1", "sparse_training.lora.rank=4"],
+    }
+    for mode, more in modes.items():
+        bough(
+            "train",
+            config,
+            f"sparse_training.mode={mode}",
+            f"trial_name={mode}",
+            *more,
+            ok=True,
+            env=ENVIRONMENT,
+        )
+        for record in read_metrics(bough.cwd / "runs/tiny" / mode):
+            assert record["rollout/active_pages"] < 1
+            is_same_policy = mode == "sparse_to_sparse"  # the trained policy is the one that generates
+            assert (record["mismatch/logprob_abs_diff"] < 1e-4) == is_same_policy, mode
+            assert (record["experts/routes_differ"] < 1e-3) == is_same_policy, mode
