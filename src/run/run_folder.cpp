@@ -139,6 +139,9 @@ RunFolder::RunFolder(const RunSettings& settings) : path_(run_folder_of(settings
     for (const SettingDifference& difference : harmless) {
       log_info(str(difference.key, " is now ", quoted(difference.right), ", was ", quoted(difference.left)));
     }
+  } else if (checkpoint_) {
+    log_warning(str(config.string(), " is missing: the run continues from step ", checkpoint_->step,
+                    ", but nothing shows whether its settings are the same"));
   }
   clean_run_checkpoints(path_);
   cut_after(checkpoint_ ? checkpoint_->step : -1);

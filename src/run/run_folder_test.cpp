@@ -102,6 +102,20 @@ TEST_F(RunFolderTest, OnlyHarmlessSettingsMayChange) {
   EXPECT_EQ(load_settings<RunSettings>(run() / "config.yaml").seed, 1);
 }
 
+TEST_F(RunFolderTest, AResumedRunWithoutItsSettingsIsReported) {
+  { const RunFolder folder(settings_); }
+  checkpoint(2);
+  fs::remove(run() / "config.yaml");
+  ::testing::internal::CaptureStderr();
+  { const RunFolder folder(settings_); }
+  const std::string warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(warning.find("config.yaml is missing: the run continues from step 2"), std::string::npos)
+      << warning;
+  ::testing::internal::CaptureStderr();
+  { const RunFolder folder(settings_); }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr().find("missing"), std::string::npos);
+}
+
 TEST_F(RunFolderTest, IsLockedWhileItIsUsed) {
   const RunFolder folder(settings_);
   EXPECT_THROW(RunFolder{settings_}, UserError);
