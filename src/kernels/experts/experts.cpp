@@ -1,6 +1,7 @@
 #include "kernels/experts/experts.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/custom_class.h>
@@ -147,6 +148,21 @@ at::Tensor tokens_of(const at::Tensor& pairs_P, int64_t num_chosen) {
   return pairs_P.div(num_chosen, "floor");
 }
 
+// Computes experts of few rows, each by one thread, and returns how many: a multiple of the threads. Threads
+// that compute a product of few rows together wait for each other about as long as they compute.
+template <class Compute>
+size_t compute_beside_each_other(const std::vector<ExpertRows>& experts, int64_t num_rows,
+                                 Compute&& compute) {
+  constexpr int64_t kFewRows = 8;  // of an expert, on average
+  const auto threads = static_cast<size_t>(at::get_num_threads());
+  const size_t count = experts.size() / threads * threads;
+  if (threads == 1 || count == 0 || num_rows > kFewRows * std::ssize(experts)) return 0;
+  at::parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) compute(experts[static_cast<size_t>(i)]);
+  });
+  return count;
+}
+
 struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
   // records: whether backward will run.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weights_TK,
@@ -174,7 +190,9 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     std::vector<int64_t> ranges;
     at::Tensor out_PD;
     if (p.output_is_read && parts.size() != 1) out_PD = at::empty_like(h_PD);
-    for (const auto& [expert, begin, size] : parts) {
+    const auto compute = [&](const ExpertRows& part) {
+      at::AutoDispatchBelowADInplaceOrView of_this_thread;
+      const auto& [expert, begin, size] = part;
       const auto gate_up =
           expert_product(h_PD.narrow(0, begin, size), p.gate_up, 2 * inner, expert, ends_E, batch_invariant);
       if (p.output_is_read) {
@@ -183,8 +201,13 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
         if (out_PD.defined()) out_PD.narrow(0, begin, size).copy_(out);
         else out_PD = out;
       }
-      saved.push_back(gate_up);
-      ranges.insert(ranges.end(), {expert, begin, size});
+      return gate_up;
+    };
+    size_t i = 0;
+    if (!records && x_TD.is_cpu()) i = compute_beside_each_other(parts, pairs_P.numel(), compute);
+    for (; i < parts.size(); ++i) {
+      saved.push_back(compute(parts[i]));
+      ranges.insert(ranges.end(), {parts[i].expert, parts[i].begin, parts[i].size});
     }
     context->save_for_backward(std::move(saved));
     data["ranges"] = ranges;

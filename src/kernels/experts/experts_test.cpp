@@ -1,5 +1,6 @@
 #include "kernels/experts/experts.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
@@ -36,6 +37,22 @@ TEST(Experts, EqualTheSublayerInFp64) {
           EXPECT_LE(relative_error(parameters[i]->main_grad, expected.gradients[i]), mixture_bound(type))
               << i;
       }
+}
+
+// Without backward, threads compute experts of few rows beside each other, and then the rest together.
+TEST(Experts, FewRowsWithoutBackwardEqualTheSublayer) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  for (const auto type : kFloatTypes)
+    for (const int64_t experts : {5, 6, 1}) {
+      const Mixture f(experts, std::min<int64_t>(2, experts), 96, 32, type);
+      const auto x = random_tensor({20, 96}, type, 5), d_y = random_tensor({20, 96}, type, 6);
+      const auto chosen_TK = choose_experts(f.logits(x), f.num_chosen);
+      const ExpectedMixture expected(f, x, chosen_TK, d_y);
+      const at::NoGradGuard no_grad;
+      EXPECT_LE(relative_error(f.run(x, chosen_TK), expected.y), mixture_bound(type)) << experts;
+    }
+  at::set_num_threads(threads);
 }
 
 TEST(Experts, BackwardIsTheDerivative) {
