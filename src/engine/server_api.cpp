@@ -25,6 +25,22 @@ void set_top(ServerToken& token, std::vector<std::pair<double, int32_t>> entries
   }
 }
 
+// The parameters that both APIs call the same. All are sent, because the model's generation_config.json
+// could otherwise set them.
+Json sampling_of(const ServerRequest& request) {
+  Json sampling = {{"temperature", request.temperature},
+                   {"top_p", 1.0},
+                   {"min_p", 0.0},
+                   {"repetition_penalty", 1.0},
+                   {"presence_penalty", 0.0},
+                   {"frequency_penalty", 0.0},
+                   {"stop_token_ids", request.stop_tokens},
+                   {"ignore_eos", request.ignore_eos},
+                   {"skip_special_tokens", false}};
+  if (!request.stop.empty()) sampling["stop"] = request.stop;
+  return sampling;
+}
+
 class VllmApi final : public ServerApi {
  public:
   ServerCall describe() const override { return {.method = "GET", .target = "/v1/models", .body = {}}; }
@@ -36,20 +52,8 @@ class VllmApi final : public ServerApi {
   }
 
   ServerCall generate(const ServerRequest& request, const std::string& model) const override {
-    // Sends every parameter that the model's generation_config.json could otherwise set.
-    Json body = {{"max_tokens", request.max_new_tokens},
-                 {"temperature", request.temperature},
-                 {"top_p", 1.0},
-                 {"top_k", 0},
-                 {"min_p", 0.0},
-                 {"repetition_penalty", 1.0},
-                 {"presence_penalty", 0.0},
-                 {"frequency_penalty", 0.0},
-                 {"stop_token_ids", request.stop_tokens},
-                 {"ignore_eos", request.ignore_eos},
-                 {"skip_special_tokens", false},
-                 {"logprobs", request.top_logprobs}};
-    if (!request.stop.empty()) body["stop"] = request.stop;
+    Json body = sampling_of(request);
+    body.update({{"max_tokens", request.max_new_tokens}, {"top_k", 0}, {"logprobs", request.top_logprobs}});
     if (request.returns_experts) {
       // /inference/v1/generate counts the sampled token among the `logprobs` most likely ones.
       if (request.top_logprobs > 0) body["logprobs"] = request.top_logprobs + 1;
@@ -157,18 +161,8 @@ class SglangApi final : public ServerApi {
   }
 
   ServerCall generate(const ServerRequest& request, const std::string&) const override {
-    Json sampling = {{"max_new_tokens", request.max_new_tokens},
-                     {"temperature", request.temperature},
-                     {"top_p", 1.0},
-                     {"top_k", -1},
-                     {"min_p", 0.0},
-                     {"repetition_penalty", 1.0},
-                     {"presence_penalty", 0.0},
-                     {"frequency_penalty", 0.0},
-                     {"stop_token_ids", request.stop_tokens},
-                     {"ignore_eos", request.ignore_eos},
-                     {"skip_special_tokens", false}};
-    if (!request.stop.empty()) sampling["stop"] = request.stop;
+    Json sampling = sampling_of(request);
+    sampling.update({{"max_new_tokens", request.max_new_tokens}, {"top_k", -1}});
     Json body = {{"rid", request.id},
                  {"input_ids", request.input_ids},
                  {"sampling_params", std::move(sampling)},

@@ -269,7 +269,7 @@ void ServerEngine::append(const SampleKey& place, const ServerToken& token) {
   if (!std::isfinite(token.logprob) || token.logprob > 1e-3)
     throw UserError(str("rollout server ", fleet_.server(sample.server).name, ": it gave token ", token.id,
                         " the log-probability ", token.logprob, ", expected at most 0; start it with ",
-                        api_.how_to_start(options_.experts.has_value())));
+                        fleet_.how_to_start()));
   GeneratedSample& result = sample.result;
   result.token_ids.push_back(token.id);
   result.logprobs.push_back(token.logprob);

@@ -38,7 +38,7 @@ ServerFleet::ServerFleet(const ServerEngineOptions& options)
   if (options_.settings.addresses.empty())
     throw UserError(str("rollout.servers.addresses is empty, but rollout.backend is ", options_.backend,
                         "; expected addresses, for example [http://127.0.0.1:8000], of servers started with ",
-                        api_.how_to_start(options_.experts.has_value())));
+                        how_to_start()));
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(options_.weights_folder, missing)) {
     const std::string name = entry.path().filename().string();  // weights left by a run that was killed
@@ -83,11 +83,10 @@ void ServerFleet::connect(FleetServer& server) {
     }
     if (steps.is_refused())
       throw UserError(str("rollout server ", server.name, ": ", steps.error(), "; expected a server of ",
-                          options_.backend, ", started with ",
-                          api_.how_to_start(options_.experts.has_value())));
+                          options_.backend, ", started with ", how_to_start()));
     if (Steady::now() + kConnectPause >= deadline)
-      throw IoError(str("rollout server ", server.name, ": ", steps.error(), "; start it with ",
-                        api_.how_to_start(options_.experts.has_value())));
+      throw IoError(
+          str("rollout server ", server.name, ": ", steps.error(), "; start it with ", how_to_start()));
     std::this_thread::sleep_for(kConnectPause);
   }
 }
@@ -213,8 +212,7 @@ void ServerFleet::load_weights(const Model& model) {
   }
   if (none_since_)
     throw IoError(str("no rollout server loaded the weights in ", weights_.string(), ": ", troubles(),
-                      "; servers must see this path and be started with ",
-                      api_.how_to_start(options_.experts.has_value())));
+                      "; servers must see this path and be started with ", how_to_start()));
 }
 
 // Has a server sample a few tokens after the first few ids of the vocabulary. The temperature is not 1, to
@@ -245,7 +243,7 @@ std::optional<ServerFleet::Sampled> ServerFleet::sample_some(size_t index) {
   }
   if (answer->kind == HttpAnswer::kAnswered && answer->status == 404)
     throw UserError(str("rollout server ", server.name, ": it has no route ", said.target, "; start it with ",
-                        api_.how_to_start(options_.experts.has_value())));
+                        how_to_start()));
   if (!answer->is_success()) return lost(answer->message);
   Sampled sampled = read_sampled(server, asked, answer->body);
   if (sampled.logprobs.empty()) return lost("it sampled no token after it loaded weights");
@@ -302,7 +300,7 @@ void ServerFleet::compare(size_t index, const Model& model) {
                       " (rollout.servers.max_logprob_difference); ",
                       is_raw ? "they are those of temperature 1; start it with "
                              : "check that it serves this model with these weights; start it with ",
-                      api_.how_to_start(options_.experts.has_value())));
+                      how_to_start()));
 }
 
 }  // namespace bough

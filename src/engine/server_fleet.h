@@ -92,6 +92,8 @@ class ServerFleet {
   // timeout_seconds.
   void bring_back();
 
+  // The command that starts a suitable server, for error messages.
+  std::string how_to_start() const { return api_.how_to_start(options_.experts.has_value()); }
   int32_t version() const { return version_; }  // of the published weights
   bool has_weights(int32_t version) const { return !weights_.empty() && version == version_; }
   // Writes the model's directory. The servers keep generating meanwhile.
