@@ -31,6 +31,15 @@ c10::CachingDeviceAllocator::DeviceStats statistics(c10::Device device) {
   return allocator_of(device).getDeviceStats(index_of(device));
 }
 
+// Functions of cuda_graph_cuda_ops.cpp. RTLD_DEFAULT finds them, because the library was opened with
+// RTLD_GLOBAL. what: the property that the function reads.
+template <class Function>
+Function* cuda_function(const char* name, const char* what, c10::Device device) {
+  auto* const function = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+  BOUGH_CHECK(function, "cannot read the ", what, " of ", device.str(), ": the CUDA library is not open");
+  return function;
+}
+
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 }  // namespace
@@ -77,22 +86,15 @@ int64_t PeakBytes::bytes() const {
 
 std::string device_name(c10::Device device) {
   if (device.is_cpu()) return "cpu";
-  // The function is defined in cuda_graph_cuda_ops.cpp. RTLD_DEFAULT finds the function, because the library
-  // was opened with RTLD_GLOBAL.
-  using Name = void(int, char*, size_t);
-  auto* const name = reinterpret_cast<Name*>(dlsym(RTLD_DEFAULT, "bough_cuda_device_name"));
-  BOUGH_CHECK(name, "cannot read the name of ", device.str(), ": the CUDA library is not open");
   char text[256] = {};
-  name(index_of(device), text, sizeof text);
+  cuda_function<void(int, char*, size_t)>("bough_cuda_device_name", "name", device)(index_of(device), text,
+                                                                                    sizeof text);
   return text;
 }
 
 int compute_capability(c10::Device device) {
   if (device.is_cpu()) return 0;
-  auto* const capability = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "bough_cuda_capability"));
-  BOUGH_CHECK(capability, "cannot read the compute capability of ", device.str(),
-              ": the CUDA library is not open");
-  return capability(index_of(device));
+  return cuda_function<int(int)>("bough_cuda_capability", "compute capability", device)(index_of(device));
 }
 
 }  // namespace bough
