@@ -41,7 +41,7 @@ class KvStorage {
   // Bytes of the page numbers that one token chose in all layers and heads; 0 if choices are not kept.
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
   // Stores the numbers of the pages that the queries of a pass chose in a layer.
-  void keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen);
+  void keep_choices(int64_t layer, const BlockChooser& chooser, const BlockChooser::Lists& chosen);
   // Returns the pages that the first `num_tokens` tokens of the sequence with the page table `pages` chose. A
   // token has choices only if it was sampled and its context has more pages than its budget.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,

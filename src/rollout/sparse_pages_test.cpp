@@ -20,7 +20,7 @@ constexpr int64_t kHeads = 4, kGroups = 2, kHeadDim = 8, kBudgetPages = 5, kMaxP
 
 struct Case {
   at::ScalarType dtype;
-  PageSummary summary;
+  BlockSummary summary;
   int32_t range;  // elements of keys are the multiples of 1/4 from -range/4 to range/4
 };
 
@@ -40,7 +40,8 @@ class Machine {
   Machine(const Case& c, uint64_t seed)
       : case_(c),
         random_(seed, Purpose::test),
-        policy_{.budget_pages = kBudgetPages, .summary = c.summary, .dense_layers = 0, .keeps_choices = true},
+        policy_{
+            .budget_blocks = kBudgetPages, .summary = c.summary, .dense_layers = 0, .keeps_choices = true},
         scheduler_(/*max_running=*/9, /*prefill_chunk_tokens=*/64, kMaxPages, /*is_sparse=*/true),
         storage_(config(), c.dtype, at::kCPU, kMaxPages, policy_) {}
 
@@ -203,7 +204,7 @@ class Machine {
       }
       mean[i] = rounded(mean[i]);
     }
-    if (case_.summary == PageSummary::kMean) return mean;
+    if (case_.summary == BlockSummary::kMean) return mean;
     least.insert(least.end(), most.begin(), most.end());
     return least;
   }
@@ -239,7 +240,7 @@ class Machine {
     const at::Tensor summaries = storage_.summaries(0).to(at::kFloat);
     for (size_t e = 0; e < pass.entries.size(); ++e) check_summaries(pass.entries[e], hashes[e], summaries);
     if (!attention.chooser().chooses()) return;
-    const PageChooser::Lists chosen = attention.chooser().choose(q_TNH, storage_.summaries(0));
+    const BlockChooser::Lists chosen = attention.chooser().choose(q_TNH, storage_.summaries(0));
     size_t next = 0;
     int64_t token = 0;
     for (size_t e = 0; e < pass.entries.size(); ++e)
@@ -309,9 +310,9 @@ class Machine {
 
 // About 100,000 operations in total: sequence segments in passes, forks, copies, releases, new weights.
 TEST(SparsePages, SummariesAndChoicesEqualAPlainReference) {
-  const Case cases[] = {{at::kFloat, PageSummary::kMean, 1},
-                        {at::kFloat, PageSummary::kMinMax, 1},
-                        {at::kBFloat16, PageSummary::kMean, 100}};
+  const Case cases[] = {{at::kFloat, BlockSummary::kMean, 1},
+                        {at::kFloat, BlockSummary::kMinMax, 1},
+                        {at::kBFloat16, BlockSummary::kMean, 100}};
   for (const Case& c : cases) {
     Machine machine(c, static_cast<uint64_t>(c.range) + static_cast<uint64_t>(c.summary));
     machine.run(34000);

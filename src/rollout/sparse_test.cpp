@@ -78,7 +78,7 @@ class ChosenAttention : public AttentionContext {
     const int64_t keys = k_JH.size(0), pages = pages_for(keys);
     at::Tensor hidden_J = at::zeros({keys}, at::kBool);
     int64_t budget = 0;
-    for (const auto& [from, pages_from] : settings_.budget_pages())
+    for (const auto& [from, pages_from] : settings_.budget_blocks())
       if (keys >= from) budget = pages_from;
     if (pages <= budget) return hidden_J;
     std::vector<std::pair<double, int64_t>> ranked;
@@ -163,8 +163,8 @@ TEST(SparseEngine, SampledTokensAttendToTheirChosenPages) {
     }
     EXPECT_GT(dense_error, 1e-3) << "nothing was left out";
     const EngineStatistics statistics = engine.statistics();
-    EXPECT_LT(statistics.pages_read, statistics.pages_in_context);
-    EXPECT_GT(statistics.pages_read, 0);
+    EXPECT_LT(statistics.blocks_read, statistics.blocks_in_context);
+    EXPECT_GT(statistics.blocks_read, 0);
   }
 }
 
@@ -211,9 +211,9 @@ TEST(SparseEngine, OnCudaNoLayerWaitsForTheDevice) {
     segments.push_back({pages[s], lengths[s], 1});
   }
   const std::vector<uint8_t> is_sampled(3, 1), is_given(445, 0);
-  for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+  for (const auto summary : {BlockSummary::kMean, BlockSummary::kMinMax}) {
     const SparsePolicy policy{
-        .budget_pages = 5, .summary = summary, .dense_layers = 1, .keeps_choices = true};
+        .budget_blocks = 5, .summary = summary, .dense_layers = 1, .keeps_choices = true};
     KvStorage storage(config, at::kFloat, at::kCUDA, 64, policy);
     const auto forward = [&](AttentionContext& attention, std::span<const PagedSegment> of, int64_t step) {
       std::vector<int64_t> tokens, positions;
@@ -256,7 +256,7 @@ TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
     const auto model = small_rollout_model(dtype, 5, deep_config());
     EmbeddedEngine dense(*model, engine_options()), sparse(*model, sparse_options("256"));
     EXPECT_EQ(tokens_of(run(sparse, long_requests())), tokens_of(run(dense, long_requests()))) << dtype;
-    EXPECT_EQ(sparse.statistics().pages_read, sparse.statistics().pages_in_context);
+    EXPECT_EQ(sparse.statistics().blocks_read, sparse.statistics().blocks_in_context);
   }
 }
 
@@ -270,7 +270,7 @@ TEST(SparseEngine, RecomputationChangesNoSampledToken) {
     ASSERT_GT(together.size(), 400u);
 
     EmbeddedEngineOptions few_pages = sparse_options("16x5", 16, 40);
-    const SparsePolicy policy{.budget_pages = 5, .dense_layers = 1};
+    const SparsePolicy policy{.budget_blocks = 5, .dense_layers = 1};
     few_pages.settings.kv_memory.count = 30 * KvStorage::bytes_per_page(model->config(), dtype, policy);
     EmbeddedEngine small_engine(*model, few_pages);
     EXPECT_EQ(tokens_of(run(small_engine, long_requests())), together) << "little memory, " << dtype;
@@ -323,9 +323,9 @@ TEST(SparseEngine, AnInvalidBudgetIsRefused) {
   EXPECT_NE(refusal("16x3").find("at least 4"), std::string::npos);
   EXPECT_NE(refusal("48").find("at least 4"), std::string::npos);
   using Pages = std::map<int64_t, int64_t>;
-  EXPECT_EQ((SparseSettings{.budget = {"500"}}.budget_pages()), (Pages{{0, 32}}));
-  EXPECT_EQ((SparseSettings{.budget = {"16x24"}}.budget_pages()), (Pages{{0, 24}}));
-  EXPECT_TRUE(SparseSettings{}.budget_pages().empty());
+  EXPECT_EQ((SparseSettings{.budget = {"500"}}.budget_blocks()), (Pages{{0, 32}}));
+  EXPECT_EQ((SparseSettings{.budget = {"16x24"}}.budget_blocks()), (Pages{{0, 24}}));
+  EXPECT_TRUE(SparseSettings{}.budget_blocks().empty());
 }
 
 TEST(SparseEngine, ImpossibleReplaySettingsAreRefused) {
@@ -336,7 +336,7 @@ TEST(SparseEngine, ImpossibleReplaySettingsAreRefused) {
   EXPECT_NE(refusal("{replay: true, budget: 512, summary: exact}").find("expected mean or minmax"),
             std::string::npos);
   const ModelConfig config = deep_config();
-  const SparsePolicy policy{.budget_pages = 8, .dense_layers = 1, .keeps_choices = true};
+  const SparsePolicy policy{.budget_blocks = 8, .dense_layers = 1, .keeps_choices = true};
   EXPECT_EQ(KvStorage::choice_bytes_per_token(config, policy), 3 * config.num_kv_heads * (8 - 3) * 2);
   SparsePolicy forgets = policy;
   forgets.keeps_choices = false;
@@ -358,13 +358,14 @@ TEST(SparseEngine, ABudgetGrowsWithTheContext) {
             std::string::npos);
   using Pages = std::map<int64_t, int64_t>;
   SparseSettings growing{.budget = {"16x5", "128:112", "180:16x9"}, .dense_layers = 1};
-  EXPECT_EQ(growing.budget_pages(), (Pages{{0, 5}, {128, 7}, {180, 9}}));
+  EXPECT_EQ(growing.budget_blocks(), (Pages{{0, 5}, {128, 7}, {180, 9}}));
   const auto read =
       parse_settings<SparseSettings>("budget: [16x5, 128:112, {from: 180, budget: 16x9}]", "test");
-  EXPECT_EQ(read.budget_pages(), growing.budget_pages());
-  EXPECT_EQ(parse_settings<SparseSettings>(settings_yaml(read), "test").budget_pages(), read.budget_pages());
+  EXPECT_EQ(read.budget_blocks(), growing.budget_blocks());
+  EXPECT_EQ(parse_settings<SparseSettings>(settings_yaml(read), "test").budget_blocks(),
+            read.budget_blocks());
   const auto given = parse_settings<SparseSettings>("budget: 512", "test", {"budget=[16x4, 900:16x8]"});
-  EXPECT_EQ(given.budget_pages(), (Pages{{0, 4}, {900, 8}}));
+  EXPECT_EQ(given.budget_blocks(), (Pages{{0, 4}, {900, 8}}));
 
   const auto model = small_rollout_model(at::kDouble, 5, deep_config());
   EmbeddedEngineOptions options = sparse_options("16x5");

@@ -12,7 +12,7 @@
 namespace bough {
 namespace {
 
-const SparsePolicy kConversationPolicy{.budget_pages = 5, .summary = PageSummary::kMean, .dense_layers = 1};
+const SparsePolicy kConversationPolicy{.budget_blocks = 5, .summary = BlockSummary::kMean, .dense_layers = 1};
 
 // ChatML over 97 token ids: a line break, the characters from ' ' to '}', <|im_start|> and <|im_end|>.
 class SmallChat final : public testing::TemplateChat {

@@ -28,10 +28,10 @@ class MaskOfPages {
     const int64_t N = q_NTH.size(0), T = q_NTH.size(1), G = k_GTH.size(0), H = k_GTH.size(2), heads = N / G;
     const int64_t complete = T / kPage;
     at::Tensor hidden_NTT = at::zeros({N, T, T}, at::kBool);
-    if (policy_.summary == PageSummary::kExact) {
+    if (policy_.summary == BlockSummary::kExact) {
       const at::Tensor scores_NTT = at::matmul(q_NTH, k_GTH.repeat_interleave(heads, 0).transpose(1, 2));
       for (int64_t n = 0; n < N; ++n)
-        for (int64_t t = policy_.budget_pages * kPage; t < T; ++t)
+        for (int64_t t = policy_.budget_blocks * kPage; t < T; ++t)
           if (is_sampled[static_cast<size_t>(t)] != 0)
             hide_lowest(scores_NTT[n][t].narrow(0, 0, t + 1), hidden_NTT[n][t]);
       return hidden_NTT;
@@ -41,13 +41,13 @@ class MaskOfPages {
       const at::Tensor pages_BPH = k_GTH[g].narrow(0, 0, complete * kPage).view({complete, kPage, H});
       const at::Tensor q_T1H = q_NTH.narrow(0, g * heads, heads).mean(0).unsqueeze(1);
       const at::Tensor scores_TB =
-          policy_.summary == PageSummary::kMean
+          policy_.summary == BlockSummary::kMean
               ? (q_T1H * pages_BPH.mean(1).unsqueeze(0)).sum(-1)
               : at::maximum(q_T1H * pages_BPH.amin(1).unsqueeze(0), q_T1H * pages_BPH.amax(1).unsqueeze(0))
                     .sum(-1);
       for (int64_t t = 0; t < T; ++t) {
         const int64_t pages = t / kPage + 1;
-        int64_t budget = policy_.budget_pages;
+        int64_t budget = policy_.budget_blocks;
         for (const auto& [from, larger] : policy_.larger_budgets)
           if (t + 1 >= from) budget = larger;
         if (is_sampled[static_cast<size_t>(t)] == 0 || pages <= budget) continue;
@@ -70,7 +70,7 @@ class MaskOfPages {
   void hide_lowest(const at::Tensor& scores_K, const at::Tensor& hidden_T) {
     ++num_choices_;
     const at::Tensor order_K = scores_K.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
-    const int64_t kept = policy_.budget_pages * kPage;
+    const int64_t kept = policy_.budget_blocks * kPage;
     hidden_T.index_fill_(0, order_K.narrow(0, kept, order_K.size(0) - kept), true);
   }
 
@@ -81,8 +81,8 @@ class MaskOfPages {
 SparsePolicy policy_of(uint64_t seed) {
   std::map<int64_t, int64_t> larger;
   if (seed % 4 == 3) larger = {{150, 7}};
-  return {.budget_pages = 4 + static_cast<int64_t>(seed % 3),
-          .summary = seed % 2 == 0 ? PageSummary::kMean : PageSummary::kMinMax,
+  return {.budget_blocks = 4 + static_cast<int64_t>(seed % 3),
+          .summary = seed % 2 == 0 ? BlockSummary::kMean : BlockSummary::kMinMax,
           .dense_layers = static_cast<int64_t>(seed % 5 == 1),
           .larger_budgets = std::move(larger)};
 }
@@ -140,7 +140,7 @@ TEST(SparseGradient, ExactTopKeysEqualMaskedSequences) {
     const auto r = long_batch(seed);
     const auto model = random_model(seed, at::kDouble);
     SparsePolicy policy = policy_of(seed);
-    policy.summary = PageSummary::kExact;
+    policy.summary = BlockSummary::kExact;
     policy.larger_budgets.clear();
     expect_gradient_of_masked(*model, policy, *r, str("seed ", seed), num_choices);
   }

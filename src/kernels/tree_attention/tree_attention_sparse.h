@@ -13,26 +13,26 @@
 // thread, so results do not depend on the number of threads.
 #pragma once
 
-#include "kernels/page_choice/page_choice.h"
+#include "kernels/page_choice/block_chooser.h"
 #include "kernels/tree_attention/tree_attention_paged.h"
 
 namespace bough {
 
 struct SparseTreePass {
   const TreePages& pages;
-  PageChooser& chooser;  // made from pages.segments()
+  BlockChooser& chooser;  // made from pages.segments()
 };
 
 // Returns the pages that the queries of the pass choose in this layer. The result is empty if queries choose
-// single keys instead of pages (PageSummary::kExact). layer_pages: the result of fill_pages(in, pass.pages).
-PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
-                                  const SparseTreePass& pass);
+// single keys instead of pages (BlockSummary::kExact). layer_pages: the result of fill_pages(in, pass.pages).
+BlockChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                   const SparseTreePass& pass);
 
 // layer_pages: as for choose_in_tree(). chosen: the result of choose_in_tree(), or the pages that generation
 // chose.
 TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                                   const SparseTreePass& pass,
-                                                  const PageChooser::Lists& chosen);
+                                                  const BlockChooser::Lists& chosen);
 
 // Like tree_attention_backward, adds the gradients of the stack's keys and values to d_k_stack_PGH and
 // d_v_stack_PGH. Throws InternalError if d_o or a stack gradient is not contiguous, or a stack gradient does
@@ -40,6 +40,6 @@ TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, 
 TreeAttentionGradient tree_attention_backward_sparse(
     const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
     const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,
-    const PageChooser::Lists& chosen);
+    const BlockChooser::Lists& chosen);
 
 }  // namespace bough

@@ -16,7 +16,7 @@ constexpr int64_t kBudget = 5;
 
 // Returns [T, P + T] for one key/value head: true if query i sees key j by the definition in page_choice.h.
 at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>& is_sampled, int64_t g,
-                        PageSummary summary) {
+                        BlockSummary summary) {
   const int64_t P = in.k_stack_PGH.size(0), T = in.q_TNH.size(0), heads = in.q_TNH.size(1) / in.k_TGH.size(1);
   const at::Tensor k_JH = at::cat({in.k_stack_PGH, in.k_TGH}).select(1, g).to(at::kDouble);
   const auto* end = in.end_local.const_data_ptr<int32_t>();
@@ -34,7 +34,7 @@ at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>
         const at::Tensor keys =
             k_JH.index_select(0, at::tensor(std::vector<int64_t>(path.begin() + page * kPageTokens,
                                                                  path.begin() + (page + 1) * kPageTokens)));
-        const at::Tensor score = summary == PageSummary::kMean
+        const at::Tensor score = summary == BlockSummary::kMean
                                      ? (q_H * keys.mean(0)).sum()
                                      : at::maximum(q_H * keys.amin(0), q_H * keys.amax(0)).sum();
         ranked.emplace_back(-score.item<double>(), page);
@@ -55,7 +55,7 @@ struct Reference {
 };
 
 Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_sampled,
-                       PageSummary summary) {
+                       BlockSummary summary) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).requires_grad_(true); };
   const at::Tensor q = leaf(r.in.q_TNH), k = leaf(r.in.k_TGH), v = leaf(r.in.v_TGH),
                    k_stack = leaf(r.in.k_stack_PGH), v_stack = leaf(r.in.v_stack_PGH);
@@ -95,12 +95,12 @@ double largest(const at::Tensor& a, const at::Tensor& b) {
 TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
   struct Case {
     AttentionCase shape;
-    PageSummary summary;
+    BlockSummary summary;
   };
-  const Case cases[] = {{{120, 90, 4, 2, 24}, PageSummary::kMean},
-                        {{0, 260, 3, 3, 16}, PageSummary::kMinMax},
-                        {{201, 70, 6, 1, 40}, PageSummary::kMinMax},
-                        {{33, 220, 4, 2, 32}, PageSummary::kMean}};
+  const Case cases[] = {{{120, 90, 4, 2, 24}, BlockSummary::kMean},
+                        {{0, 260, 3, 3, 16}, BlockSummary::kMinMax},
+                        {{201, 70, 6, 1, 40}, BlockSummary::kMinMax},
+                        {{33, 220, 4, 2, 32}, BlockSummary::kMean}};
   unsigned seed = 1;
   for (const auto& [shape, summary] : cases)
     for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -109,10 +109,10 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
       std::vector<uint8_t> is_sampled;
       for (int64_t i = 0; i < shape.num_tokens; ++i) is_sampled.push_back(random() % 4 != 0);
       const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
-      PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = kBudget, .summary = summary},
-                          shape.num_groups);
+      BlockChooser chooser(pages.segments(), is_sampled, {.budget_blocks = kBudget, .summary = summary},
+                           shape.num_groups);
       const SparseTreePass pass{pages, chooser};
-      const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
+      const BlockChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
       const TreeAttentionOutput out =
           tree_attention_forward_sparse(r.in, fill_pages(r.in, pages), pass, chosen);
       const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
@@ -146,9 +146,9 @@ TEST(SparseTreeAttention, Bf16GradientsAreCloseToFp64WithTheSamePages) {
     std::vector<uint8_t> is_sampled;
     for (int64_t i = 0; i < shape.num_tokens; ++i) is_sampled.push_back(random() % 4 != 0);
     const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
-    PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = kBudget}, shape.num_groups);
+    BlockChooser chooser(pages.segments(), is_sampled, {.budget_blocks = kBudget}, shape.num_groups);
     const SparseTreePass pass{pages, chooser};
-    const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
+    const BlockChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
     const auto exactly = [](const at::Tensor& x) { return x.to(at::kDouble); };
     const TreeAttentionInput in{
         exactly(r.in.q_TNH),       exactly(r.in.k_TGH), exactly(r.in.v_TGH), exactly(r.in.k_stack_PGH),
@@ -176,11 +176,11 @@ TEST(SparseTreeAttention, EqualsDenseAttentionWithinTheBudget) {
     RandomAttention r = random_attention_case({120, 90, 4, 2, 24}, type, 3);
     const std::vector<uint8_t> is_sampled(90, 1);
     const TreePages pages(r.in.end_local, 120, 2);
-    PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = 100}, 2);
+    BlockChooser chooser(pages.segments(), is_sampled, {.budget_blocks = 100}, 2);
     EXPECT_FALSE(chooser.chooses());
-    EXPECT_EQ(chooser.pages_read(), chooser.pages_in_context());
+    EXPECT_EQ(chooser.blocks_read(), chooser.blocks_in_context());
     const SparseTreePass pass{pages, chooser};
-    const PageChooser::Lists chosen;
+    const BlockChooser::Lists chosen;
     const TreeAttentionOutput dense = tree_attention_forward_paged(r.in, pages);
     const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
     const TreeAttentionGradient d =
