@@ -10,7 +10,7 @@
 // CPU, pages that were never written take only address space.
 //
 // Under sparse attention, each layer except the dense ones also has page summaries, by which pages are chosen
-// (kernels/page_choice/page_choice.h). The pass that stores a page's last token writes the page's summary. If
+// (kernels/page_choice/block_chooser.h). The pass that stores a page's last token writes the page's summary. If
 // SparsePolicy::keeps_choices, a token's choices are stored beside its keys and values and copied with them.
 #pragma once
 
@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "data/trajectory.h"
-#include "kernels/page_choice/page_choice.h"
+#include "kernels/page_choice/block_chooser.h"
 #include "models/config.h"
 #include "rollout/page_pool.h"
 

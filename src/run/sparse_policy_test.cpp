@@ -70,7 +70,7 @@ void expect_log_probs_of_generation(at::ScalarType dtype, const std::string& sum
   if (dtype == at::kFloat && !model->why_not_batch_invariant()) model->set_batch_invariant(true);
   const std::vector<Trajectory> samples = sparse_samples(*model, summary);
   SparsePolicy policy = kPolicy;
-  policy.summary = page_summary(summary);
+  policy.summary = block_summary(summary);
   TrainBatch batch = make_batch(samples, {}, at::kDouble);
   const TrainBatch dense_batch = make_batch(samples, {}, at::kDouble);
   mark_tokens(batch, pointers(samples), {.sampled = true});
