@@ -80,8 +80,8 @@ class Decoder {
     return seconds_since(start);
   }
 
-  // Bytes of keys, values and summaries of blocks (sparse attention) that a decoding step reads, if nothing is
-  // read twice.
+  // Bytes of keys, values and summaries of blocks (sparse attention) that a decoding step reads, if nothing
+  // is read twice.
   int64_t kv_bytes(bool is_sparse) const {
     const ModelConfig& config = model_.config();
     const auto element = static_cast<int64_t>(c10::elementSize(model_.dtype()));

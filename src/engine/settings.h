@@ -128,8 +128,8 @@ struct SparseSettings {
   // Returns the number of blocks that a sampled token attends to in each layer and key/value head.
   // Keys: the context length in tokens from which the number holds; the first is 0. Empty: dense attention.
   // Throws UserError if `block` is invalid, or an entry is no number or below SparsePolicy::least_budget()
-  // (kernels/page_choice). Throws UserError if the list's context lengths or budgets do not grow, or its first
-  // context length is not 0.
+  // (kernels/page_choice). Throws UserError if the list's context lengths or budgets do not grow, or its
+  // first context length is not 0.
   std::map<int64_t, int64_t> budget_blocks() const;
   int64_t first_blocks() const, last_blocks() const;  // always kept
   std::string budget_text() const;

@@ -199,7 +199,8 @@ class Machine {
   double rounded(double x) const {
     return case_.dtype == at::kBFloat16 ? static_cast<double>(at::BFloat16(static_cast<float>(x))) : x;
   }
-  // Returns the mean of a complete block's keys, or their least and largest elements, from its tokens' hashes.
+  // Returns the mean of a complete block's keys, or their least and largest elements, from its tokens'
+  // hashes.
   std::vector<double> summary(std::span<const uint64_t> hashes, int64_t g) const {
     std::vector<double> mean(kHeadDim, 0), least(kHeadDim, INFINITY), most(kHeadDim, -INFINITY);
     for (int64_t h = 0; h < kHeadDim; ++h) {

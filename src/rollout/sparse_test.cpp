@@ -42,7 +42,8 @@ std::vector<GenerationRequest> long_requests() {
   return requests;
 }
 
-// Attention of one sequence by the definition in sparse_policy.h and page_choice.h, token by token, in tensor ops.
+// Attention of one sequence by the definition in sparse_policy.h and page_choice.h, token by token, in tensor
+// ops.
 class ChosenAttention : public AttentionContext {
  public:
   ChosenAttention(std::vector<uint8_t> is_sampled, const SparseSettings& settings)

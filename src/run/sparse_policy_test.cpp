@@ -316,7 +316,7 @@ TEST(SparseReplay, AgreesInLongContextsSlow) {
   expect_replay_at(8192);
 }
 
-// From the first different page choice on, equal tokens of two rows of the batch are different tree tokens.
+// From the first different block choice on, equal tokens of two rows of the batch are different tree tokens.
 TEST(SparseReplay, EqualTokensWithDifferentChoicesAreDistinct) {
   Trajectory row;
   row.input_ids = {3, 4, 5, 5, 5};

@@ -1,7 +1,7 @@
 // Block top-k attention: a query attends only to the blocks of its context with the highest scores (papers:
-// DistillSparse, section 4; Quest). sparse_policy.h says what a block is and which blocks are always kept. Each
-// block has a summary per key/value head, computed from the block's keys when the last of them is stored. A
-// query scores a block by its summary.
+// DistillSparse, section 4; Quest). sparse_policy.h says what a block is and which blocks are always kept.
+// Each block has a summary per key/value head, computed from the block's keys when the last of them is
+// stored. A query scores a block by its summary.
 //
 //   mean:   s[h] = mean of the keys' k[h],                   score = q̄ · s
 //   minmax: lo[h], hi[h] = smallest, largest of k[h],        score = sum_h max(q̄[h] lo[h], q̄[h] hi[h])
@@ -24,9 +24,9 @@
 
 namespace bough {
 
-// Sizes of a layer's summaries: [B · parts_per_page(), G, 1 (mean) or 2 (minmax), padded H] in the keys' dtype,
-// zeros from H on. B: pages. padded H: padded_head_dim() in kernels/paged_attention/pages.h. The summary of a
-// block is stored at the number of its last part.
+// Sizes of a layer's summaries: [B · parts_per_page(), G, 1 (mean) or 2 (minmax), padded H] in the keys'
+// dtype, zeros from H on. B: pages. padded H: padded_head_dim() in kernels/paged_attention/pages.h. The
+// summary of a block is stored at the number of its last part.
 std::vector<int64_t> summary_sizes(const SparsePolicy& policy, int64_t num_pages, int64_t num_kv_heads,
                                    int64_t head_dim);
 
@@ -44,10 +44,10 @@ struct ChoosingQuery {
   int64_t position = 0;            // position of its own token
 };
 
-// Sets lists[i · G + g] to the ascending numbers of the blocks that query i keeps for key/value head g: as many
-// as its budget, or all if there are no more. q_TNH: last dimension contiguous; N a multiple of G. On CUDA,
-// waits for the device. Throws InternalError if a budget is below policy.least_budget() or an input does not
-// fit.
+// Sets lists[i · G + g] to the ascending numbers of the blocks that query i keeps for key/value head g: as
+// many as its budget, or all if there are no more. q_TNH: last dimension contiguous; N a multiple of G. On
+// CUDA, waits for the device. Throws InternalError if a budget is below policy.least_budget() or an input
+// does not fit.
 void choose_blocks(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePolicy& policy,
                    std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists);
 

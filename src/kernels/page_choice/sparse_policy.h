@@ -2,8 +2,8 @@
 // DistillSparse, section 4; Quest) and the geometry of blocks.
 //
 // A block is `block_tokens` consecutive tokens of a sequence: 4, 8, 16, 32 or 64. Block i has the positions
-// from i · block_tokens on. The cache keeps keys in pages of 16 tokens (kernels/paged_attention), so a block is
-// a part of a page or several whole pages.
+// from i · block_tokens on. The cache keeps keys in pages of 16 tokens (kernels/paged_attention), so a block
+// is a part of a page or several whole pages.
 //
 // The first `first_blocks` and the last `last_blocks` blocks of a context are always kept. They count against
 // the budget. The last block has the query's own token. A query with no more blocks than its budget keeps all
@@ -50,7 +50,8 @@ struct SparsePolicy {
   int64_t chosen_of(int64_t budget) const { return budget - first_blocks - last_blocks; }
   int64_t least_budget() const { return first_blocks + last_blocks + 1; }
 
-  // A part is a block's tokens in one page. Parts are numbered by page: part p lies in page p / parts_per_page.
+  // A part is a block's tokens in one page. Parts are numbered by page: part p lies in page p /
+  // parts_per_page.
   int64_t part_tokens() const { return block_tokens < kPageTokens ? block_tokens : kPageTokens; }
   int64_t parts_per_page() const { return kPageTokens / part_tokens(); }
   int64_t parts_per_block() const { return block_tokens / part_tokens(); }
@@ -68,8 +69,8 @@ struct SparsePolicy {
 // Returns the parts of blocks, block by block (parts_per_block() each), whose last tokens are among the
 // segments' tokens.
 std::vector<int32_t> completed_blocks(std::span<const PagedSegment> segments, const SparsePolicy& policy);
-// The same for all complete blocks of the segments' sequences, each block once. Sequences with a page in common
-// must be equal up to the end of this page.
+// The same for all complete blocks of the segments' sequences, each block once. Sequences with a page in
+// common must be equal up to the end of this page.
 std::vector<int32_t> complete_blocks(std::span<const PagedSegment> segments, const SparsePolicy& policy);
 
 // The pages that have a block of a list, and which of their keys the blocks have.

@@ -1,12 +1,12 @@
-// Tree attention in which some queries attend only to chosen pages of their paths (kernels/page_choice).
+// Tree attention in which some queries attend only to chosen blocks of their paths (kernels/page_choice).
 // Training uses it to compute the same as generation with sparse attention. CPU only.
 //
-//   o[i] = sum_j p_ij v[j], per key/value head, over the keys j of the pages that query i chose.
+//   o[i] = sum_j p_ij v[j], per key/value head, over the keys j of the blocks that query i chose.
 //
-// A query that does not choose attends to all pages. Only the chosen pages get gradients of keys and values.
-// Page summaries and page scores get no gradient. Equations: tree_attention.h.
+// A query that does not choose attends to all keys. Only the chosen blocks get gradients of keys and values.
+// Summaries and scores get no gradient. Equations: tree_attention.h.
 //
-// Forward is paged attention to the paths of the pass (tree_attention_paged.h) with the chosen pages
+// Forward is paged attention to the paths of the pass (tree_attention_paged.h) with the chosen blocks
 // selected. The output is bit-identical to generation. Backward visits, for each query and head, the pages of
 // the query's list in order. The bf16 kernel (tree_attention_sparse_bf16.cpp) instead visits page by page,
 // and for each page 32 of the queries that attend to it at a time. Each key/value head is computed by one

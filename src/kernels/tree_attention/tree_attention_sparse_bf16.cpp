@@ -1,4 +1,4 @@
-// Backward over chosen pages by bf16 tiles, for one key/value head. The queries that attend to a page need
+// Backward over chosen blocks by bf16 tiles, for one key/value head. The queries that attend to a page need
 // not be consecutive, so they are gathered. A query row is one query of one query head of the key/value head;
 // the heads of a query are adjacent. For each page and 32 query rows:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ, added to the rows of d_q

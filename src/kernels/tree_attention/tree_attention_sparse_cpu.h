@@ -22,8 +22,8 @@ struct SparseBackward {
 
 // Calls visit(token, position, pages, masks) for the queries of the pass in order. pages: the pages that the
 // query attends to in key/value head g. The last of these pages has the query's own token. The query sees the
-// keys of the last page only up to this token. masks: which keys of each page the query sees (kAllKeys); empty
-// if it sees all keys.
+// keys of the last page only up to this token. masks: which keys of each page the query sees (kAllKeys);
+// empty if it sees all keys.
 template <class Visit>
 void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   const int64_t G = of.in.k_TGH.size(1);
