@@ -86,8 +86,8 @@ struct GenerationRequest {
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;  // at least one token
   // 1 for each prompt token that the policy sampled, in earlier turns. May be shorter than the prompt or
-  // empty: the missing entries are 0. With sparse attention, these tokens attend to their selected blocks when
-  // the prompt is computed. The other prompt tokens attend to everything.
+  // empty: the missing entries are 0. With sparse attention, these tokens attend to their selected blocks
+  // when the prompt is computed. The other prompt tokens attend to everything.
   std::vector<uint8_t> sampled;
   SamplingParameters sampling;
   uint64_t seed = 0;

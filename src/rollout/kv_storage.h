@@ -9,8 +9,8 @@
 // All memory is allocated at once and never moves, because captured CUDA graphs keep its addresses. On the
 // CPU, pages that were never written take only address space.
 //
-// Under sparse attention, each layer except the dense ones also has summaries of blocks, by which they are chosen
-// (kernels/page_choice/block_chooser.h). The pass that stores a block's last token writes its summary.
+// Under sparse attention, each layer except the dense ones also has summaries of blocks, by which they are
+// chosen (kernels/page_choice/block_chooser.h). The pass that stores a block's last token writes its summary.
 // If SparsePolicy::keeps_choices, a token's choices are stored beside its keys and values and copied with
 // them.
 #pragma once
@@ -43,8 +43,8 @@ class KvStorage {
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
   // Stores the numbers of the blocks that the queries of a pass chose in a layer.
   void keep_choices(int64_t layer, const BlockChooser& chooser, const BlockChooser::Lists& chosen);
-  // Returns the blocks that the first `num_tokens` tokens of the sequence with the page table `pages` chose. A
-  // token has choices only if it was sampled and its context has more pages than its budget.
+  // Returns the blocks that the first `num_tokens` tokens of the sequence with the page table `pages` chose.
+  // A token has choices only if it was sampled and its context has more pages than its budget.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
                            const std::function<bool(int64_t)>& is_sampled) const;
 
