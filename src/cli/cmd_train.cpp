@@ -47,6 +47,8 @@ void print_summary(const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> rows;
   if (summary.before) rows.emplace_back("accuracy before", describe(*summary.before));
   if (summary.after && summary.after->step > 0) rows.emplace_back("accuracy after", describe(*summary.after));
+  if (summary.after_sparse)
+    rows.emplace_back("accuracy with sparse attention", describe(*summary.after_sparse));
   rows.emplace_back("steps", format_thousands(summary.steps));
   if (summary.compression > 0) {
     rows.emplace_back("compression", str(format_significant(summary.compression, 3),

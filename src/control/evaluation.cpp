@@ -21,15 +21,15 @@ Interval wilson_interval(double rate, int64_t n) {
   return {std::max(0.0, center - half), std::min(1.0, center + half)};
 }
 
-MetricValues to_metrics(const EvaluationResult& result) {
-  return {{"eval/avg_at_k", result.avg_at_k},
-          {"eval/avg_at_k_low", result.interval.low},
-          {"eval/avg_at_k_high", result.interval.high},
-          {"eval/pass_at_k", result.pass_at_k},
-          {"eval/reward_mean", result.reward_mean},
-          {"eval/length_mean", result.length_mean},
-          {"eval/truncated_fraction", result.truncated_fraction},
-          {"time/eval", result.seconds}};
+MetricValues to_metrics(const EvaluationResult& result, const std::string& name) {
+  return {{name + "/avg_at_k", result.avg_at_k},
+          {name + "/avg_at_k_low", result.interval.low},
+          {name + "/avg_at_k_high", result.interval.high},
+          {name + "/pass_at_k", result.pass_at_k},
+          {name + "/reward_mean", result.reward_mean},
+          {name + "/length_mean", result.length_mean},
+          {name + "/truncated_fraction", result.truncated_fraction},
+          {"time/" + name, result.seconds}};
 }
 
 Json to_json(const EvaluationResult& result) {

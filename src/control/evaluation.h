@@ -44,7 +44,8 @@ struct EvaluationResult {
   double seconds = 0;
 };
 
-MetricValues to_metrics(const EvaluationResult& result);  // eval/*
+// Metrics NAME/avg_at_k and so on, and time/NAME.
+MetricValues to_metrics(const EvaluationResult& result, const std::string& name = "eval");
 Json to_json(const EvaluationResult& result);
 std::string describe(const EvaluationResult& result);  // "34.2% (95%: 30.1 to 38.5) of 512 problems"
 

@@ -111,6 +111,10 @@ const char* finish_reason_name(FinishReason reason) {
   return "unknown";
 }
 
+void Engine::sample_from(SampledPolicy policy) {
+  BOUGH_CHECK(policy == SampledPolicy::kGenerating, "this engine generates with one policy only");
+}
+
 std::vector<GenerationResult> Engine::drain() {
   std::vector<GenerationResult> results;
   while (!idle()) {

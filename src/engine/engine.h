@@ -125,6 +125,14 @@ struct WeightUpdate {
   const Model* model = nullptr;
 };
 
+// The policy that samples for an engine. A run with rollout.sparse generates with a policy that differs from
+// the policy it trains, and evaluates both.
+enum class SampledPolicy {
+  kGenerating,           // attention as rollout.sparse says, and all adapters of the model
+  kDense,                // attention to the whole context
+  kDenseWithoutAdapter,  // kDense, without the adapter that was added last (phi of sparse_policy_trainer.h)
+};
+
 // Carries weights from a trainer to an engine, which may compute while the next weights are trained.
 class WeightChannel {
  public:
@@ -220,6 +228,10 @@ class Engine {
   virtual void park() = 0;
   virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;
+  // Sets the policy of the requests that are submitted from now on, and forgets all cached keys and values.
+  // The engine must be idle. Other requests may be parked. An engine that generates with one policy only
+  // throws InternalError for policies other than kGenerating.
+  virtual void sample_from(SampledPolicy policy);
   // False while samples and prompts that the last update interrupted are being recomputed. Faster updates
   // would keep a sample from ever getting its next token, or a long prompt from ever being complete.
   virtual bool ready_for_weights() const { return true; }

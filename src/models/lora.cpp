@@ -294,14 +294,19 @@ std::vector<Parameter*> frozen_adapters(Model& model) {
   return parameters;
 }
 
-std::unique_ptr<Model> without_adapter(const Model& model) {
+std::unique_ptr<Model> without_last_adapter(const Model& model) {
   auto shared = model.share();
   for (Parameter* matrix : shared->adaptable_matrices()) {
     matrix->adapter.clear();
     matrix->adapter_slices.clear();
-    matrix->frozen_adapter.clear();
   }
   shared->set_adapter_elements(0, 0);
+  return shared;
+}
+
+std::unique_ptr<Model> without_adapter(const Model& model) {
+  auto shared = without_last_adapter(model);
+  for (Parameter* matrix : shared->adaptable_matrices()) matrix->frozen_adapter.clear();
   return shared;
 }
 

@@ -47,6 +47,8 @@ std::vector<Parameter*> frozen_adapters(Model& model);
 
 // Returns a model over the same weights, without adapters.
 std::unique_ptr<Model> without_adapter(const Model& model);
+// The same, but frozen adapters stay. So add_adapter() after freeze_adapter() is undone.
+std::unique_ptr<Model> without_last_adapter(const Model& model);
 
 // Adds (alpha / rank) · B A of all adapters to each W and removes the adapters. Computed in the accumulator
 // type (fp32, or fp64 for an fp64 model). Each sum is rounded once. No other model may share the weights. A

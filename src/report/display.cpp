@@ -143,6 +143,8 @@ std::string LiveDisplay::line(int64_t step, const MetricValues& values) const {
   std::string out = "step " + texts[0];
   for (size_t i = 1; i < texts.size(); ++i)
     if (texts[i] != "–") out += str("  ", kHeads[i], " ", texts[i]);
+  if (const auto sparse = find(values, "eval_sparse/avg_at_k"))
+    out += str("  accuracy with sparse attention ", fixed(*sparse, 3));
   return out;
 }
 

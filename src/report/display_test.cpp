@@ -22,6 +22,8 @@ TEST(LiveDisplay, ALineShowsTheMetricsOfAStep) {
   EXPECT_EQ(display.line(12, kStep),
             "step 12/100  reward 0.412  accuracy 0.500  length 87.2  compression 3.10x  tokens/s 12.3k  time "
             "3.2 s  left 4:42");
+  EXPECT_EQ(display.line(12, {{"eval/avg_at_k", 0.5}, {"eval_sparse/avg_at_k", 0.25}}),
+            "step 12/100  accuracy 0.500  left 4:42  accuracy with sparse attention 0.250");
   // The accuracy is that of the last evaluation. A metric that is NaN is not shown.
   EXPECT_EQ(display.line(13, {{"reward/mean", NAN}}), "step 13/100  accuracy 0.500  left 4:38");
 }

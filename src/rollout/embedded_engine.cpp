@@ -13,6 +13,7 @@
 #include "kernels/common/device.h"
 #include "kernels/common/host_to_device.h"
 #include "models/checkpoint.h"
+#include "models/lora.h"
 #include "text/stop_tokens.h"
 
 namespace bough {
@@ -220,18 +221,19 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
     for (int64_t i = entry.begin; i < entry.begin + entry.count; ++i) {
       tokens.push_back(all[static_cast<size_t>(i)]);
       positions.push_back(i);
-      is_sampled.push_back(entry.is_sampled(i));
+      is_sampled.push_back(policy_ == SampledPolicy::kGenerating && entry.is_sampled(i));
     }
     segments.push_back({entry.table().pages, entry.begin, entry.count});
     const bool is_decode = entry.sample && entry.count == 1;
     if (!is_decode) statistics_.prefill_tokens += entry.count;
     if (!is_decode && entry.sample) statistics_.recomputed_tokens += entry.count;
   }
-  if (!experts_) return forward_pass_.run(tokens, positions, segments, is_sampled);
+  ForwardPass& forward_pass = without_adapter_ ? without_adapter_->pass : forward_pass_;
+  if (!experts_) return forward_pass.run(tokens, positions, segments, is_sampled);
   at::Tensor recorded_TLK = experts_->recorded(pass);
   if (recorded_TLK.defined()) recorded_TLK = recorded_TLK.to(model_.device());
   ExpertRoutes routes(std::move(recorded_TLK));
-  const at::Tensor hidden_TD = forward_pass_.run(tokens, positions, segments, is_sampled, &routes);
+  const at::Tensor hidden_TD = forward_pass.run(tokens, positions, segments, is_sampled, &routes);
   experts_->add(pass, routes.used_TLK());
   return hidden_TD;
 }
@@ -294,6 +296,7 @@ void EmbeddedEngine::sample_from_pass(const Pass& pass, const at::Tensor& hidden
     if (entry.reaches_end() && is_needed) rows.push_back({token - 1, &entry});
   }
 
+  const Model& model = without_adapter_ ? *without_adapter_->model : model_;
   const int64_t V = model_.config().vocab_size;
   const int64_t bytes = model_.device().is_cuda() ? kLogitsBytesOfGpu : kLogitsBytes;
   const auto chunk = static_cast<size_t>(
@@ -303,7 +306,7 @@ void EmbeddedEngine::sample_from_pass(const Pass& pass, const at::Tensor& hidden
     std::vector<int64_t> hidden_rows;
     for (size_t i = begin; i < end; ++i) hidden_rows.push_back(rows[i].token);
     const at::Tensor logits_RV =
-        model_.logits(hidden_TD.index_select(0, upload(hidden_rows, model_.device())));
+        model.logits(hidden_TD.index_select(0, upload(hidden_rows, model_.device())));
     std::vector<std::pair<ActiveSample*, int64_t>> samples_and_rows;
     for (size_t i = begin; i < end; ++i) {
       const PassEntry& entry = *rows[i].entry;
@@ -386,7 +389,7 @@ void EmbeddedEngine::append(ActiveSample& sample, const SampledToken& sampled) {
     request.on_token(streamed);
   }
   if (!ends) return;
-  if (sparse_.keeps_choices) {
+  if (sparse_.keeps_choices && policy_ == SampledPolicy::kGenerating) {
     const PassEntry entry{.sample = &sample, .request = &active};
     result.page_choices = storage_.kept_choices(sample.table.pages, sample.num_computed,
                                                 [&](int64_t i) { return entry.is_sampled(i); });
@@ -428,6 +431,19 @@ void EmbeddedEngine::update_weights(const WeightUpdate& update) {
   version_ = update.version;
   if (quantized_) quantized_->update();
   if (experts_) experts_->new_weights(version_);
+  scheduler_.preempt_all();
+}
+
+void EmbeddedEngine::sample_from(SampledPolicy policy) {
+  BOUGH_CHECK(idle(), "sample_from() needs an idle engine");
+  policy_ = policy;
+  without_adapter_.reset();
+  if (policy == SampledPolicy::kDenseWithoutAdapter) {
+    BOUGH_CHECK(has_adapter(model_) && !quantized_, "the model has no adapter, or a quantized copy");
+    std::unique_ptr<Model> model = without_last_adapter(model_);
+    ForwardPass pass(*model, storage_, options_.attention, options_.settings.max_concurrent_rollouts);
+    without_adapter_.emplace(std::move(model), std::move(pass));
+  }
   scheduler_.preempt_all();
 }
 

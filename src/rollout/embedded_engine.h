@@ -106,6 +106,7 @@ class EmbeddedEngine : public Engine {
   // Notes that the weights of the model have changed. `update.model` must be the model that the constructor
   // got.
   void update_weights(const WeightUpdate& update) override;
+  void sample_from(SampledPolicy policy) override;
   bool ready_for_weights() const override { return !scheduler_.must_work(); }
   std::vector<RunningRequest> running() const override;
   int32_t version() const override { return version_; }
@@ -138,6 +139,13 @@ class EmbeddedEngine : public Engine {
   KvStorage storage_;
   std::optional<ExpertRecords> experts_;  // with RolloutSettings::return_routed_experts
   ForwardPass forward_pass_;
+  // For SampledPolicy::kDenseWithoutAdapter: the model's weights without the adapter. It uses the same pages.
+  struct WithoutAdapter {
+    std::unique_ptr<Model> model;
+    ForwardPass pass;
+  };
+  SampledPolicy policy_ = SampledPolicy::kGenerating;
+  std::optional<WithoutAdapter> without_adapter_;
   std::vector<GenerationResult> finished_;         // returned by the next step
   std::vector<GenerationResult> parked_finished_;  // finished_ of parked requests
   EngineStatistics statistics_;

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "kernels/common/cuda_library.h"
+#include "models/lora.h"
 #include "rollout/forward_pass.h"
 #include "rollout/rollout_test_util.h"
 
@@ -287,6 +288,58 @@ TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
     EXPECT_EQ(tokens_of(run(sparse, long_requests())), tokens_of(run(dense, long_requests()))) << dtype;
     EXPECT_EQ(sparse.statistics().blocks_read, sparse.statistics().blocks_in_context);
   }
+}
+
+// As an evaluation does beside samples of training, in one engine: first densely, then as it generates.
+void expect_policies(const Model& model, EmbeddedEngineOptions options, SampledPolicy policy,
+                     const Model& dense_model) {
+  EmbeddedEngine dense(dense_model, engine_options()), sparse(model, options), both(model, options);
+  const auto densely = tokens_of(run(dense, long_requests()));
+  const auto sparsely = tokens_of(run(sparse, long_requests()));
+  ASSERT_NE(densely, sparsely);
+  for (GenerationRequest& request : long_requests()) both.submit(std::move(request));
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(both.step().empty());
+  both.park();
+  const auto evaluated = [&](SampledPolicy sampled) {
+    both.sample_from(sampled);
+    auto results = run(both, long_requests());
+    for (const auto& [id, result] : results)
+      for (const GeneratedSample& sample : result.samples)
+        EXPECT_TRUE(sampled == SampledPolicy::kGenerating || sample.page_choices.positions.empty());
+    return tokens_of(results);
+  };
+  const auto read = both.statistics().pages_read;
+  EXPECT_EQ(evaluated(policy), densely);
+  EXPECT_EQ(both.statistics().pages_read, read) << "a token chose pages";
+  EXPECT_EQ(evaluated(SampledPolicy::kGenerating), sparsely);
+  both.unpark();
+  std::map<uint64_t, GenerationResult> parked;
+  for (GenerationResult& result : both.drain()) parked[result.id] = std::move(result);
+  EXPECT_EQ(tokens_of(parked), sparsely);
+}
+
+TEST(SparseEngine, SamplesDenselyOrWithoutTheLastAdapterIfToldTo) {
+  const auto model = small_rollout_model(at::kFloat, 5, deep_config());
+  if (model->why_not_batch_invariant()) return;
+  model->set_batch_invariant(true);
+  EmbeddedEngineOptions options = sparse_options("16x5");
+  options.settings.sparse.replay = true;
+  expect_policies(*model, options, SampledPolicy::kDense, *model);
+
+  // Two adapters, as in the mode distill with lora: the first one belongs to the dense policy.
+  const auto adapted = model->share();
+  const LoraSettings lora{.rank = 4, .targets = {{"all-linear"}, {"lm_head"}}};
+  const auto add = [&](uint64_t seed) {
+    add_adapter(*adapted, lora, seed);
+    at::manual_seed(static_cast<int64_t>(seed));
+    for (Parameter* parameter : adapted->trained_parameters())
+      parameter->value.add_(at::randn_like(parameter->value).mul_(0.2));
+  };
+  add(1);
+  const auto trained = adapted->share();
+  freeze_adapter(*adapted);
+  add(2);
+  expect_policies(*adapted, options, SampledPolicy::kDenseWithoutAdapter, *trained);
 }
 
 TEST(SparseEngine, RecomputationChangesNoSampledToken) {

@@ -103,6 +103,7 @@ Json answer(const Json& message, Engine& engine,
     if (name == "submit") engine.submit(request_from_json(command));
     else if (name == "cancel") engine.cancel(command.at("id").get<uint64_t>());
     else if (name == "weights") engine.update_weights(take(command));
+    else if (name == "policy") engine.sample_from(command.at("policy").get<SampledPolicy>());
     else if (name == "pause") engine.pause();
     else if (name == "resume") engine.resume();
     else if (name == "park") engine.park();

@@ -98,6 +98,7 @@ void EngineProcess::note(const Json& command) {
   if (name == "cancel")
     for (Asked& asked : asked_) asked.is_cancelled |= asked.command.at("id") == command.at("id");
   if (name == "pause" || name == "resume") is_paused_ = name == "pause";
+  if (name == "policy") policy_ = command;
   if (name == "park") parked_ = std::exchange(asked_, {});
   if (name == "unpark") asked_ = std::exchange(parked_, {});
   if (name == "park" || name == "unpark") is_parked_ = name == "park";
@@ -116,6 +117,7 @@ Json EngineProcess::all_commands() const {
     commands.push_back({{"do", "weights"}, {"version", held.version}, {"path", weights_->path(held)}});
   add(parked_);
   if (is_parked_) commands.push_back({{"do", "park"}});
+  if (!policy_.is_null()) commands.push_back(policy_);
   add(asked_);
   if (is_paused_) commands.push_back({{"do", "pause"}});
   return commands;

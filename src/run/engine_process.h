@@ -76,6 +76,7 @@ class EngineProcess {
 
   std::vector<Asked> asked_, parked_;  // in flight, in order of arrival
   bool is_paused_ = false, is_parked_ = false;
+  Json policy_;                   // the last command `policy`
   EngineStatistics last_, lost_;  // of the current process; of all earlier ones
   int64_t num_restarts_ = 0, in_a_row_ = 0;
   std::string why_;

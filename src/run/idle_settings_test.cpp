@@ -116,6 +116,9 @@ TEST(IdleSettings, SettingsThatAnotherOneSwitchesOffAreNamed) {
             (Keys{"actor.correction_lower", "actor.behave_imp_weight_cap"}));
   EXPECT_EQ(keys_in("evaluator: {n_samples: 1}\nvalid_dataset: {shuffle: true}"),
             (Keys{"evaluator.n_samples", "valid_dataset.shuffle"}));
+  const std::string sparse = "valid_dataset: {path: v}\nevaluator: {sparse: false}\n";
+  EXPECT_EQ(keys_in(sparse), Keys{"evaluator.sparse"});
+  EXPECT_EQ(keys_in(sparse + "rollout: {sparse: {budget: 128}}"), Keys{});
   EXPECT_EQ(keys_in("environment: {max_turns: 3}\nserve: {host: localhost}"),
             (Keys{"environment.max_turns", "serve.host"}));
   EXPECT_EQ(keys_in("environment: {type: ''}\nvalid_dataset: {path: ''}"), Keys{});

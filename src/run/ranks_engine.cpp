@@ -35,6 +35,7 @@ class NullEngine final : public Engine {
   void park() override {}
   void unpark() override {}
   void update_weights(const WeightUpdate& update) override { version_ = update.version; }
+  void sample_from(SampledPolicy) override {}
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override { return {}; }
 
@@ -214,6 +215,11 @@ void RanksEngine::update_weights(const WeightUpdate& update) {
   const Round taken = round(0, /*asks_running=*/false);
   BOUGH_CHECK(taken.results.empty(), "a round without a pass has results");
   longest_exchange_.store(std::max(longest_exchange_.load(), seconds_since(start)));
+}
+
+void RanksEngine::sample_from(SampledPolicy policy) {
+  own_.sample_from(policy);
+  tell_all({{"do", "policy"}, {"policy", static_cast<int>(policy)}});
 }
 
 bool RanksEngine::ready_for_weights() const {

@@ -50,6 +50,7 @@ class RanksEngine final : public Engine {
   void park() override;
   void unpark() override;
   void update_weights(const WeightUpdate& update) override;
+  void sample_from(SampledPolicy policy) override;
   bool ready_for_weights() const override;
   int32_t version() const override { return own_.version(); }
   std::vector<RunningRequest> running() const override;

@@ -20,8 +20,15 @@
 namespace bough {
 namespace {
 
+// The contexts of mixed_requests() are within the budget.
+EmbeddedEngineOptions options_with_budget() {
+  EmbeddedEngineOptions options = engine_options(/*max_running=*/4);
+  options.settings.sparse = {.budget = {"16x4"}, .dense_layers = 0};
+  return options;
+}
+
 std::unique_ptr<EmbeddedEngine> engine_over(const Model& model) {
-  return std::make_unique<EmbeddedEngine>(model, engine_options(/*max_running=*/4));
+  return std::make_unique<EmbeddedEngine>(model, options_with_budget());
 }
 
 struct RankOfEngine {
@@ -140,7 +147,7 @@ constexpr const char* kProcess = "BOUGH_TEST_ENGINE_PROCESS";
 class FailingEngine final : public EmbeddedEngine {
  public:
   FailingEngine(const Model& model, const Json& job)
-      : EmbeddedEngine(model, engine_options(/*max_running=*/4)), job_(job) {}
+      : EmbeddedEngine(model, options_with_budget()), job_(job) {}
   std::vector<GenerationResult> step() override {
     const std::filesystem::path failures = job_.at("failures").get<std::string>();
     if (++passes_ % job_.at("every").get<int64_t>() == 0 &&
@@ -322,6 +329,47 @@ TEST(EngineRanks, ParkedRequestsOutliveAnEngine) {
                       expect_same({expected.begin(), expected.end() - 1}, parked);
                     },
                     {.count = 1});
+}
+
+// Requests whose contexts exceed the budget.
+std::vector<GenerationRequest> long_requests() {
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 3; ++i) {
+    requests.push_back(request_of(i, random_tokens(i, 30, 97), 2, 90));
+    requests.back().sampling.ignore_eos = true;
+  }
+  return requests;
+}
+
+TEST(EngineRanks, AllEnginesSampleFromTheGivenPolicyAlsoRestartedOnes) {
+  const RankOfEngine one;
+  const auto sparse = one.engine->generate(long_requests());
+  const auto dense = EmbeddedEngine(*one.model, engine_options()).generate(long_requests());
+  const auto tokens = [](const std::vector<GenerationResult>& results) {
+    std::vector<std::vector<int32_t>> all;
+    for (const GenerationResult& result : results)
+      for (const GeneratedSample& sample : result.samples) all.push_back(sample.token_ids);
+    return all;
+  };
+  ASSERT_NE(tokens(sparse), tokens(dense));
+  const auto drive = [&](RanksEngine& engine) {
+    for (GenerationRequest& request : mixed_requests()) engine.submit(std::move(request));
+    engine.park();
+    engine.sample_from(SampledPolicy::kDense);
+    EXPECT_EQ(tokens(engine.generate(long_requests())), tokens(dense));
+    engine.sample_from(SampledPolicy::kGenerating);
+    EXPECT_EQ(tokens(engine.generate(long_requests())), tokens(sparse));
+    engine.unpark();
+    engine.drain();
+  };
+  on_ranks(2, drive);
+  with_engine_ranks(
+      2,
+      [&](RanksEngine& engine, PublishedWeights&) {
+        drive(engine);
+        EXPECT_EQ(engine.num_restarts(), 1);
+      },
+      {.count = 1, .every = 30});
 }
 
 TEST(EngineRanks, FailIfEveryEngineEndsOrTheInputIsWrong) {

@@ -51,6 +51,7 @@ struct RunSummary {
   std::string model;  // of the last checkpoint: a Hugging Face directory
   int64_t steps = 0;
   std::optional<Accuracy> before, after;  // first and last evaluation of the run
+  std::optional<Accuracy> after_sparse;   // of the sparse policy in the last evaluation of the run
   double compression = 0;                 // mean over steps: flat tokens over tree tokens
   std::optional<Comparison> comparison;
 };

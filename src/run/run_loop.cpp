@@ -147,6 +147,20 @@ void RunLoop::save_last_step() {
 }
 
 std::optional<MetricValues> RunLoop::evaluate(const std::function<bool()>& stop) {
+  if (!settings_.generates_with_sparse_policy()) return evaluate_policy("eval", stop);
+  parts_.engine.sample_from(settings_.sparse_training.distills() ? SampledPolicy::kDenseWithoutAdapter
+                                                                 : SampledPolicy::kDense);
+  std::optional<MetricValues> metrics = evaluate_policy("eval", stop);
+  parts_.engine.sample_from(SampledPolicy::kGenerating);
+  if (!metrics || !settings_.evaluator.sparse) return metrics;
+  std::optional<MetricValues> sparse = evaluate_policy("eval_sparse", stop);
+  if (!sparse) return std::nullopt;
+  metrics->merge(*sparse);
+  return metrics;
+}
+
+std::optional<MetricValues> RunLoop::evaluate_policy(const std::string& name,
+                                                     const std::function<bool()>& stop) {
   EvaluationOptions options;
   options.sampling = settings_.evaluation_sampling();
   options.seed = static_cast<uint64_t>(settings_.seed);
@@ -162,7 +176,7 @@ std::optional<MetricValues> RunLoop::evaluate(const std::function<bool()>& stop)
   const auto result = bough::evaluate(parts_.engine, valid_, parts_.codec, parts_.reward, options);
   reporting_.set_evaluated(0);
   if (!result) return std::nullopt;
-  return to_metrics(*result);
+  return to_metrics(*result, name);
 }
 
 bool RunLoop::evaluation_due(int64_t step, bool is_last) {

@@ -50,6 +50,8 @@ class RunLoop final : private Evaluator, private ControllerPolicy, private Contr
  private:
   // Evaluator. Runs on the engine's thread.
   std::optional<MetricValues> evaluate(const std::function<bool()>& stop) override;
+  // Evaluates the policy from which the engine samples. Returns its metrics with the prefix `name`.
+  std::optional<MetricValues> evaluate_policy(const std::string& name, const std::function<bool()>& stop);
   // ControllerPolicy.
   bool evaluation_due(int64_t step, bool is_last) override;
   bool checkpoint_due(int64_t step) override { return schedule_.is_due(step); }

@@ -103,14 +103,17 @@ RunSummary summarise(const RunSettings& settings, const RunFolder& folder, int64
       ++num_compressions;
     }
     if (!record.values.contains("eval/avg_at_k")) continue;
-    const auto value = [&](const char* name, double missing) {
+    const auto value = [&](const std::string& name, double missing) {
       const auto it = record.values.find(name);
       return it == record.values.end() ? missing : it->second;
     };
-    const Accuracy accuracy{record.step, value("eval/avg_at_k", 0), value("eval/avg_at_k_low", 0),
-                            value("eval/avg_at_k_high", 1)};
-    if (!summary.before) summary.before = accuracy;
-    summary.after = accuracy;
+    const auto accuracy = [&](const std::string& name) {
+      return Accuracy{record.step, value(name + "/avg_at_k", 0), value(name + "/avg_at_k_low", 0),
+                      value(name + "/avg_at_k_high", 1)};
+    };
+    summary.after = accuracy("eval");
+    if (!summary.before) summary.before = summary.after;
+    if (record.values.contains("eval_sparse/avg_at_k")) summary.after_sparse = accuracy("eval_sparse");
   }
   if (num_compressions > 0) summary.compression = compression / static_cast<double>(num_compressions);
   summary.report = RunFolder::write_report(folder.path()).string();
@@ -133,6 +136,7 @@ Json to_json(const RunSummary& summary) {
   };
   out["before"] = accuracy(summary.before);
   out["after"] = accuracy(summary.after);
+  if (summary.after_sparse) out["after_sparse"] = accuracy(summary.after_sparse);
   if (summary.comparison) {
     out["seconds"] = summary.comparison->seconds;
     out["dense_seconds"] = summary.comparison->dense_seconds;

@@ -44,6 +44,7 @@ struct EvaluatorSettings {
   bool at_end = true;
   int64_t n_samples = 1;
   double temperature = 0.0;
+  bool sparse = true;
   double timeout_seconds = 3600;
 
   template <class V>
@@ -54,6 +55,9 @@ struct EvaluatorSettings {
     v("n_samples", n_samples, "samples of each problem (k of avg@k and pass@k)", range(1, 10'000));
     v("temperature", temperature, "temperature of these samples; 0: the most likely token, with n_samples 1",
       range(0.0, 100.0));
+    v("sparse", sparse,
+      "with rollout.sparse: also evaluate the sparse policy, which generates (eval_sparse/*); eval/* is always "
+      "the trained policy with dense attention");
     v("timeout_seconds", timeout_seconds, "seconds after which an evaluation is given up; the run continues",
       range(0.001, 1e9));
   }
@@ -198,6 +202,12 @@ struct RunSettings {
   // Returns the sampling settings of evaluation. n_samples and temperature are the evaluator's.
   // max_new_tokens, stop and stop_token_ids are gconfig's. All others have their defaults.
   SamplingParameters evaluation_sampling() const;
+
+  // Whether the policy that generates differs from the trained policy by sparse attention. Evaluation then
+  // takes both policies. False with a draft policy, which is another model, and with servers.
+  bool generates_with_sparse_policy() const {
+    return rollout.sparse.is_sparse() && !sparse_training.is_draft() && !rollout.has_servers();
+  }
 };
 
 // Compiled once, in run_settings.cpp, because it takes seconds.

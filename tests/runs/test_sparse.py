@@ -72,6 +72,81 @@ def test_each_mode_trains_the_expected_policy(bough):
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
 
+# Evaluations whose rewards depend on every token.
+EVALUATED = {"evaluator.at_start": True, "evaluator.at_end": True, "evaluator.n_samples": 2}
+EVALUATED |= {"evaluator.temperature": 1.0, "reward": "reward.py:score"}
+REWARD = "def score(completion, **fields):\n    return sum(map(ord, completion)) % 1000 / 1000\n"
+POLICY = ("rollout.sparse.budget=16x4", "rollout.sparse.dense_layers=1")
+
+
+def evaluate_alone(bough, model, *options):
+    """The metrics of `bough eval`, as EVALUATED has them in a run."""
+    data = ("--data", "valid.jsonl", "--reward", "reward.py:score", "--json")
+    sampling = ("--k", 2, "--temperature", 1.0, "--max-new-tokens", 120, "--seed", 1)
+    dtype = ("--dtype", "fp64")
+    return bough("eval", "--model", model, *data, *sampling, *dtype, *options, ok=True, env=ENVIRONMENT).json
+
+
+def assert_evaluated(record, name, expected):
+    for metric in ("avg_at_k", "pass_at_k", "reward_mean", "length_mean", "truncated_fraction"):
+        assert record[f"{name}/{metric}"] == expected[metric], (name, metric)
+
+
+@pytest.mark.parametrize("mode", ["sparse", "exact_top_k", "distill", "sparse_to_sparse"])
+def test_evaluations_score_the_trained_policy_densely_and_the_policy_that_generates(bough, mode):
+    """eval/* and eval_sparse/* are the numbers of `bough eval` with the same step's checkpoint. In fp64, so that
+    a merged adapter changes no sampled token by rounding."""
+    (bough.cwd / "reward.py").write_text(REWARD)
+    settings = {**SPARSE, **EVALUATED, "sparse_training.mode": mode, "actor.optimizer.lr": 0.02}
+    policy = [*POLICY]
+    if mode == "exact_top_k":
+        policy.append("rollout.sparse.summary=exact")
+    if mode == "distill":
+        settings |= DISTILL | EVALUATED
+    if mode == "sparse_to_sparse":
+        settings["rollout.sparse.replay"] = True
+    config = write_experiment(bough, **settings, total_train_steps=3, seed=1, dtype="fp64")
+    said = bough("train", config, *policy, ok=True, env=ENVIRONMENT).stderr
+    run = bough.cwd / "runs/tiny/trial0"
+    records = [record for record in read_metrics(run) if "eval/avg_at_k" in record]
+    assert [record["step"] for record in records] == [0, 3]
+    assert "accuracy with sparse attention" in said
+    step = run / "checkpoints/step_3"
+    generates = step / "model"
+    if mode == "distill":
+        bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
+        generates = "both"
+    for record, dense, sparse in ((records[0], "base", "base"), (records[1], step / "model", generates)):
+        assert_evaluated(record, "eval", evaluate_alone(bough, dense))
+        assert_evaluated(record, "eval_sparse", evaluate_alone(bough, sparse, *policy))
+        assert record["eval/reward_mean"] != record["eval_sparse/reward_mean"]
+    if mode == "distill":  # phi alone makes a difference, too
+        assert evaluate_alone(bough, "both")["reward_mean"] != records[1]["eval/reward_mean"]
+
+
+def test_evaluating_the_sparse_policy_leaves_training_unchanged_and_may_be_switched_off(bough):
+    """An asynchronous run evaluates with requests in flight."""
+    (bough.cwd / "reward.py").write_text(REWARD)
+    settings = {**DISTILL, **EVALUATED, "evaluator.freq_steps": 1, "lora.rank": 4}
+    config = write_experiment(bough, **settings, total_train_steps=3)
+    never = [f"evaluator.{key}=false" for key in ("at_start", "at_end")] + ["evaluator.freq_steps=0"]
+    runs = {"both": [], "dense": ["evaluator.sparse=false"], "neither": never}
+    runs["async"] = ["rollout.max_head_offpolicyness=1"]
+    for name, options in runs.items():
+        bough("train", config, *options, f"trial_name={name}", ok=True, env=ENVIRONMENT)
+    records = {name: comparable_metrics(bough.cwd / "runs/tiny" / name) for name in runs}
+    assert all("eval_sparse/avg_at_k" in record for record in records["both"])
+    assert not any("eval_sparse/avg_at_k" in record for record in records["dense"])
+    assert all("eval/avg_at_k" in record for record in records["dense"])
+    assert "eval_sparse/avg_at_k" in records["async"][-1]
+
+    def of_training(name):
+        kept = [record for record in records[name] if record["step"] > 0]
+        return [{key: x for key, x in record.items() if not key.startswith("eval")} for record in kept]
+
+    assert of_training("both") == of_training("dense") == of_training("neither")
+
+
 def test_distillation_beside_a_trained_adapter(bough):
     """With lora the trained policy is an adapter, above which the sparse policy's adapter acts. A run that is
     resumed, and an asynchronous run."""
