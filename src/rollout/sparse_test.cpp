@@ -308,9 +308,9 @@ void expect_policies(const Model& model, EmbeddedEngineOptions options, SampledP
         EXPECT_TRUE(sampled == SampledPolicy::kGenerating || sample.page_choices.positions.empty());
     return tokens_of(results);
   };
-  const auto read = both.statistics().pages_read;
+  const auto read = both.statistics().blocks_read;
   EXPECT_EQ(evaluated(policy), densely);
-  EXPECT_EQ(both.statistics().pages_read, read) << "a token chose pages";
+  EXPECT_EQ(both.statistics().blocks_read, read) << "a token chose blocks";
   EXPECT_EQ(evaluated(SampledPolicy::kGenerating), sparsely);
   both.unpark();
   std::map<uint64_t, GenerationResult> parked;
