@@ -31,9 +31,10 @@ int64_t tokens_of_budget(std::string_view text, int64_t block) {
   const int64_t size = times == std::string_view::npos ? 1 : number_of(text.substr(0, times));
   const int64_t count = number_of(times == std::string_view::npos ? text : text.substr(times + 1));
   if (count < 0 || (size != 1 && size != 16 && size != block) || (size == 1) != (times == text.npos))
-    throw UserError(str("rollout.sparse.budget is ", text, "; expected a number of tokens (512), 16xN or ",
-                        block, "xN (N blocks of ", block, " tokens; 16x32 is 512), none, or a list that ",
-                        "grows with the context ([512, 8192:1024])"));
+    throw UserError(str("rollout.sparse.budget is ", text,
+                        "; expected a number of tokens (512), blocks of 16 ",
+                        block == 16 ? "" : str("or ", block, " "),
+                        "tokens (16x32), none, or a list that grows with the context ([512, 8192:1024])"));
   return count * size;
 }
 

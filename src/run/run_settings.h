@@ -56,7 +56,8 @@ struct EvaluatorSettings {
     v("temperature", temperature, "temperature of these samples; 0: the most likely token, with n_samples 1",
       range(0.0, 100.0));
     v("sparse", sparse,
-      "with rollout.sparse: also evaluate the sparse policy, which generates (eval_sparse/*); eval/* is always "
+      "with rollout.sparse: also evaluate the sparse policy, which generates (eval_sparse/*); eval/* is "
+      "always "
       "the trained policy with dense attention");
     v("timeout_seconds", timeout_seconds, "seconds after which an evaluation is given up; the run continues",
       range(0.001, 1e9));
