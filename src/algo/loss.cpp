@@ -73,6 +73,9 @@ void check_settings(const LossSettings& settings) {
                         ", expected k2, k3 or unbiased (k1 has no expected gradient in the loss)"));
   expect(settings.kl_ctl >= 0.0, "kl_ctl", settings.kl_ctl, "at least 0");
   expect(settings.obrs_lambda > 0.0, "obrs_lambda", settings.obrs_lambda, "above 0");
+  if (settings.obrs_normalizer != "rest" && settings.obrs_normalizer != "scaled")
+    throw UserError(
+        str("setting obrs_normalizer: got ", quoted(settings.obrs_normalizer), ", expected rest or scaled"));
   if (settings.kl_ctrl.type == "adaptive" && settings.kl_ctl == 0.0)
     throw UserError(
         "setting kl_ctrl.type: got adaptive, but kl_ctl is 0; expected kl_ctl above 0 as the first value");

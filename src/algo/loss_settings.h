@@ -123,6 +123,7 @@ struct LossSettings {
   RejectionSampling rejection_sampling;
   std::optional<double> off_policy_mask_threshold, m2_threshold;  // unset: off
   double obrs_lambda = 1.0;
+  std::string obrs_normalizer = "rest";
   double entropy_coef = 0.0;
   std::optional<double> target_entropy;  // unset: entropy_coef is constant
   double entropy_coef_delta = 0.005;
@@ -189,6 +190,12 @@ struct LossSettings {
       above(0.0));
     v("obrs_lambda", obrs_lambda, "obrs: a token is kept with probability min(1, pi_old / (lambda mu))",
       above(0.0));
+    v("obrs_normalizer", obrs_normalizer,
+      "obrs, the fraction Z of a context's samples that is kept: rest (the engine's top-k tokens, and a term "
+      "for all others), or scaled (the top-k tokens times one factor; the bound of the weight is then Z "
+      "times "
+      "correction_upper)",
+      one_of({"rest", "scaled"}));
     v("entropy_coef", entropy_coef, "weight of the entropy bonus: the loss gets -entropy_coef * H",
       at_least(0.0));
     v("target_entropy", target_entropy,

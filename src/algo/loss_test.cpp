@@ -535,5 +535,22 @@ TEST(Loss, RowsThatDoNotFitAreRefused) {
   refused([](LossRows& rows) { rows.versions_R = at::arange(5, at::kLong); });
 }
 
+// Padding of the engine's list has probability 0 under mu, but any token's under pi_old.
+TEST(Loss, ObrsIgnoresThePaddingOfTheEnginesList) {
+  const Case c{"obrs", settings_of([](LossSettings& s) { s.correction = "obrs"; })};
+  const LossRows padded = tensors(random_rows(3, 60, c));
+  LossRows without = padded, other = padded;
+  for (LossRows* rows : {&without, &other}) rows->log_probs_R = padded.log_probs_R.detach();
+  without.behaviour_top_k_RK = padded.behaviour_top_k_RK.narrow(1, 0, 2);
+  without.proximal_top_k_RK = padded.proximal_top_k_RK.narrow(1, 0, 2);
+  without.top_k_log_probs_RK = padded.top_k_log_probs_RK.detach().narrow(1, 0, 2);
+  other.proximal_top_k_RK = padded.proximal_top_k_RK.clone();
+  other.proximal_top_k_RK.select(1, 2).fill_(-1.0);
+  const auto loss = make_loss(c.settings);
+  const LossOutput expected = (*loss)(without), got = (*loss)(other);
+  EXPECT_EQ(got.loss.item<double>(), expected.loss.item<double>());
+  EXPECT_EQ(got.metrics.at("mismatch/obrs_z").value(), expected.metrics.at("mismatch/obrs_z").value());
+}
+
 }  // namespace
 }  // namespace bough

@@ -33,6 +33,7 @@
 #include "rollout/kv_storage.h"
 #include "rollout/sampler.h"
 #include "rollout/scheduler.h"
+#include "rollout/sparse_settings.h"
 #include "text/tokenizer.h"
 
 namespace bough {
@@ -63,10 +64,6 @@ struct EmbeddedEngineOptions {
   AttentionPath attention = AttentionPath::kFastest;
   std::function<void(const PassWork&)> on_pass;  // called after each pass, if set
 };
-
-// Returns the policy by which an engine on the device chooses blocks. Throws UserError if `summary` is exact
-// and the device is not the CPU.
-SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 
 // Loads a model for generation from a Hugging Face directory. RolloutSettings::batch_invariant says whether
 // the model is batch-invariant: a token's output bits do not depend on the other tokens of the pass. If the

@@ -187,7 +187,7 @@ const std::vector<IdleRow>& table() {
       {{"actor.rejection_sampling.agg"},
        "actor.rejection_sampling.level sequence",
        [](Settings s) { return s.actor.loss.rejection_sampling.level != "sequence"; }},
-      {{"actor.obrs_lambda"},
+      {{"actor.obrs_lambda", "actor.obrs_normalizer"},
        "actor.correction obrs",
        [](Settings s) { return !has_correction(s, {"obrs"}); }},
       // The reference and the teacher.

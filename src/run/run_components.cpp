@@ -188,6 +188,7 @@ std::unique_ptr<SparsePolicyTrainer> make_sparse_trainer(const RunSettings& sett
                                     .actor = settings.actor,
                                     .policy = sparse,
                                     .total_steps = total_steps,
+                                    .has_stale_samples = settings.rollout.max_head_offpolicyness > 0,
                                     .ranks = &ranks};
   if (own.distills())
     return std::make_unique<SparsePolicyTrainer>(model, static_cast<uint64_t>(settings.seed), options);

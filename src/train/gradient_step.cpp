@@ -135,7 +135,7 @@ void GradientStep::replay_own_experts(const std::vector<const Trajectory*>& traj
 }
 
 TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
-                                       const std::string& strategy) {
+                                       const std::string& strategy, const at::Tensor& reference_log_probs_R) {
   TrainBatch batch = rows_of(trajectories);
   LossRows& fields = batch.fields;
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
@@ -159,7 +159,8 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   const LossSettings& settings = settings_.loss;
   const bool is_policy_loss = settings.loss != "sft";
   const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0 && !settings_.has_kl_rewards();
-  if (is_policy_loss && (settings.kl_loss_coef != 0.0 || in_reward))
+  fields.reference_log_probs_R = reference_log_probs_R;
+  if (is_policy_loss && (settings.kl_loss_coef != 0.0 || in_reward) && !reference_log_probs_R.defined())
     fields.reference_log_probs_R =
         executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch).log_probs_R;
   const TopKTokens given = loss_->top_k_tokens();

@@ -215,5 +215,97 @@ TEST(SparseGradient, AdaptersEqualMaskedSequencesAndThePolicyHasNoGradient) {
   EXPECT_GT(num_choices, 2000);
 }
 
+// The policy term of ppo times the factor of the settings, and KL k2, from the equations. The ratio is 1.
+class CorrectedLoss : public Loss {
+ public:
+  CorrectedLoss(double kl_loss_coef, double cap, bool masks)
+      : kl_loss_coef_(kl_loss_coef), cap_(cap), masks_(masks) {}
+  CouplingScope coupling() const override { return CouplingScope::kNothing; }
+  bool needs_advantages() const override { return true; }
+  bool needs_behaviour() const override { return true; }
+  bool needs_proximal() const override { return false; }
+  bool needs_reference() const override { return true; }
+  bool needs_entropy() const override { return false; }
+  LossOutput operator()(const LossRows& rows) const override {
+    const at::Tensor w_R = (rows.log_probs_R.detach() - rows.behaviour_log_probs_R).exp();
+    const at::Tensor factor_R = masks_ ? w_R * (w_R <= cap_) : w_R.clamp_max(cap_);
+    num_cut_ += (w_R > cap_).sum().item<int64_t>();
+    const at::Tensor policy_R =
+        -factor_R * (rows.log_probs_R - rows.log_probs_R.detach()).exp() * rows.advantages_R;
+    const at::Tensor kl_R = (rows.reference_log_probs_R - rows.log_probs_R).square() / 2;
+    return {.loss = (rows.weights_R * (policy_R + kl_loss_coef_ * kl_R)).sum()};
+  }
+  int64_t num_cut() const { return num_cut_; }
+
+ private:
+  const double kl_loss_coef_, cap_;
+  const bool masks_;  // cap: a weight above the cap becomes 0; otherwise tis
+  mutable int64_t num_cut_ = 0;
+};
+
+// The gradient of phi's step, from the optimizer's first moments after one step without clipping.
+NamedTensors gradient_of_step(SparsePolicyTrainer& trainer, const std::vector<const Trajectory*>& rows,
+                              const at::Tensor& dense_R) {
+  trainer.update_weights(rows, dense_R, "path");
+  NamedTensors gradients;
+  for (const auto& [name, tensor] : trainer.snapshot(/*copies=*/true).optimizer.tensors)
+    if (name.ends_with(".exp_avg"))
+      gradients.emplace_back(name.substr(0, name.size() - std::string_view(".exp_avg").size()),
+                             tensor / (1 - trainer.actor().optimizer.beta1));
+  return gradients;
+}
+
+// Samples of older weights: the recorded log-probabilities differ from those of the current sparse policy.
+TEST(SparseGradient, AStepOnStaleSamplesHasTheRunsCorrection) {
+  int64_t num_cut = 0;
+  for (const uint64_t seed : {3, 5, 10, 19})
+    for (const bool is_stale : {false, true}) {
+      const auto r = long_batch(seed);
+      const auto trained_model = random_model(seed, at::kDouble);
+      const SparsePolicy policy = policy_of(seed);
+      SparseTrainingSettings settings{.mode = "distill", .kl_loss_coef = 0.2};
+      settings.lora.rank = 3;
+      ActorSettings actor;
+      actor.optimizer.gradient_clipping = 0;
+      const bool masks = seed % 2 == 0;
+      if (masks) actor.loss.behave_imp_weight_cap = 1.2;
+      else actor.loss.correction = "tis", actor.loss.correction_upper = 1.2;
+      SparsePolicyTrainer trainer(*trained_model, seed,
+                                  {.settings = settings,
+                                   .actor = actor,
+                                   .policy = policy,
+                                   .total_steps = 10,
+                                   .has_stale_samples = is_stale});
+      auto generator = at::detail::createCPUGenerator(seed);
+      for (Parameter* parameter : trainer.model().trained_parameters())  // with B = 0, A has no gradient
+        parameter->value.copy_(0.1 *
+                               at::randn(parameter->value.sizes(), generator, parameter->value.options()));
+      MaskOfPages mask(policy);
+      FlatReference reference(trainer.model(), std::ref(mask));
+      const at::Tensor log_probs_R = reference.run(r->batch, *full_loss()).log_probs_R;
+      const auto noise = [&] { return 0.3 * at::randn(log_probs_R.sizes(), generator, at::kDouble); };
+      const at::Tensor dense_R = log_probs_R + noise(), behaviour_R = log_probs_R + noise();
+      for (size_t s = 0, row = 0; s < r->trajectories.size(); ++s) {
+        Trajectory& sample = r->trajectories[s];
+        sample.logprobs.resize(sample.input_ids.size());
+        sample.advantage = {static_cast<float>(s % 3) - 1.1f};
+        for (const int32_t position : r->batch.trained_positions[s])
+          sample.logprobs[static_cast<size_t>(position)] =
+              static_cast<float>(behaviour_R[static_cast<int64_t>(row++)].item<double>());
+      }
+      GradientStep step(trainer.model(), FrozenModels(&trainer.model()), trainer.actor(), nullptr, nullptr,
+                        policy);
+      const TrainBatch batch = step.prepare_batch(pointers(*r), true, "path", dense_R);
+      const CorrectedLoss loss(0.2, is_stale ? 1.2 : 1e30, masks);
+      TrainBatch compared = batch;
+      if (!is_stale) compared.fields.behaviour_log_probs_R = log_probs_R;  // factor 1
+      FlatResult flat = reference.run(compared, loss);
+      num_cut += loss.num_cut();
+      ASSERT_LE(gradient_error(gradient_of_step(trainer, pointers(*r), dense_R), flat), 1e-10)
+          << "seed " << seed << (is_stale ? " stale" : "");
+    }
+  EXPECT_GT(num_cut, 50);
+}
+
 }  // namespace
 }  // namespace bough

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/tensor_parallel.h"
@@ -10,20 +12,29 @@ namespace bough {
 
 namespace {
 
-// The settings of the sparse policy's optimizer step, from the run's settings. There is one update per batch,
-// whose ratio is 1, so settings for several updates or for corrections are reset.
-ActorSettings sparse_policy_settings(bool is_adapter, const SparseTrainingSettings& settings,
-                                     ActorSettings actor) {
-  LossSettings& loss = actor.loss;
-  loss.loss = "ppo";
+// Synchronous runs: the policy that samples a batch is the one that trains on it, so nothing is corrected.
+// Page selection and rounding make its log-probabilities differ a little from generation's. A correction
+// would only add noise.
+void leave_out_corrections(LossSettings& loss) {
   loss.use_decoupled_loss = false;
   loss.recompute_logprob = true;
-  loss.prox_logp_method = "recompute";
   loss.correction = "auto";
+  loss.correction_level = "token";
   loss.correction_lower = loss.correction_upper = {};
   loss.rejection_sampling = {};
   loss.behave_imp_weight_cap = {};
   loss.off_policy_mask_threshold = loss.m2_threshold = {};
+}
+
+// The settings of the sparse policy's optimizer step, from the run's settings. There is one update per batch,
+// so pi_old costs nothing.
+ActorSettings sparse_policy_settings(bool is_adapter, const SparsePolicyOptions& options) {
+  const SparseTrainingSettings& settings = options.settings;
+  ActorSettings actor = options.actor;
+  LossSettings& loss = actor.loss;
+  loss.loss = "ppo";
+  loss.prox_logp_method = "recompute";
+  if (!options.has_stale_samples) leave_out_corrections(loss);
   loss.teacher = {};
   loss.entropy_coef = 0;
   loss.target_entropy = {};
@@ -36,6 +47,13 @@ ActorSettings sparse_policy_settings(bool is_adapter, const SparseTrainingSettin
   actor.ppo_n_minibatches = actor.ppo_epochs = 1;
   return actor;
 }
+
+// Metrics of the plan execution that a step reports, and their names in the step's metrics.
+constexpr std::pair<const char*, const char*> kReported[] = {
+    {"sparse/replayed", "sparse/replayed"},
+    {"sparse/choices_differ", "sparse/choices_differ"},
+    {"mismatch/factor_mean", "sparse/factor_mean"},
+    {"mismatch/masked_fraction", "sparse/masked_fraction"}};
 
 const char* folder_of(bool is_adapter) {
   return is_adapter ? "sparse_adapter" : "weak";
@@ -53,9 +71,7 @@ std::unique_ptr<Model> adapted(const Model& trained_model, const LoraSettings& l
 
 SparsePolicyTrainer::SparsePolicyTrainer(bool is_adapter, std::unique_ptr<Model> model,
                                          const SparsePolicyOptions& options)
-    : actor_(sparse_policy_settings(is_adapter, options.settings, options.actor)),
-      is_adapter_(is_adapter),
-      model_(std::move(model)) {
+    : actor_(sparse_policy_settings(is_adapter, options)), is_adapter_(is_adapter), model_(std::move(model)) {
   const TrainingRanks* ranks = options.ranks;
   BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data,
               "the sparse policy supports data parallelism only");
@@ -80,19 +96,18 @@ SparsePolicyTrainer::SparsePolicyTrainer(std::unique_ptr<Model> draft, const Spa
 MetricValues SparsePolicyTrainer::update_weights(const std::vector<const Trajectory*>& rows,
                                                  const at::Tensor& dense_log_probs_R,
                                                  const std::string& strategy) {
-  TrainBatch batch = gradient_->rows_of(rows);
+  const TrainBatch batch =
+      gradient_->prepare_batch(rows, /*is_one_update=*/true, strategy, dense_log_probs_R);
   BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "got dense log-probabilities of ",
               dense_log_probs_R.numel(), " tokens for a batch of ", batch.num_rows());
   MetricValues metrics;
-  batch.fields.proximal_is_current = true;
-  batch.fields.reference_log_probs_R = dense_log_probs_R;
   const ExecutionResult result = gradient_->add_gradient(gradient_->plan(batch, strategy), batch);
   const Optimizer::Report report = optimizer_->step();
   metrics["sparse/loss"] = result.loss;
   metrics["sparse/grad_norm"] = report.grad_norm;
   metrics["sparse/lr"] = report.lr;
-  for (const char* name : {"sparse/replayed", "sparse/choices_differ"})
-    if (const auto found = result.metrics.find(name); found != result.metrics.end())
+  for (const auto& [from, name] : kReported)
+    if (const auto found = result.metrics.find(from); found != result.metrics.end())
       metrics[name] = found->second.value();
   // The KL on the sampled tokens: the current sparse policy (`model_`) against the dense policy before the
   // dense policy's update.

@@ -6,9 +6,12 @@
 //
 //   L(phi) = L_PPO(sparse) + kl_loss_coef · KL(sparse, dense)
 //
-// on the same trees and trained tokens, with sparse attention. The ratio in L_PPO is to phi's own detached
-// probabilities, because there is one update per batch. The KL is estimated on the sampled tokens. Its target
-// is the dense log-probabilities from before theta's update (default k2, whose gradient is the reverse KL's).
+// on the same trees and trained tokens, with sparse attention. L_PPO is ppo's policy term. pi_old is the
+// current sparse policy, detached, because there is one update per batch. In synchronous runs this policy
+// also sampled the batch. In asynchronous runs older weights sampled some tokens. Then L_PPO has the run's
+// decoupled loss and corrections, with mu the recorded log-probabilities of generation: the factor corrects
+// from mu to the current sparse policy. The KL is estimated on the sampled tokens. Its target is the dense
+// log-probabilities from before theta's update (default k2, whose gradient is the reverse KL's).
 //
 // A draft policy (`draft`, section 4.3) may take phi's place: a smaller model with the same tokenizer. All
 // weights of the draft policy are trained. It samples, densely or sparsely, and takes the same optimizer
@@ -50,6 +53,9 @@ struct SparsePolicyOptions {
   const ActorSettings& actor;  // the run's: clip, aggregation, plans and optimizer
   const SparsePolicy& policy;  // page selection
   int64_t total_steps;         // calls of update_weights() planned for the whole run
+  // Whether older weights may have sampled tokens (rollout.max_head_offpolicyness above 0). If true, the step
+  // has the run's corrections, and rows need the log-probabilities of generation.
+  bool has_stale_samples = false;
   // nullptr if this process trains alone. Not owned. All ranks must be data parallel; otherwise the
   // constructors throw InternalError. update_weights() and snapshot() are then collective calls.
   const TrainingRanks* ranks = nullptr;
@@ -67,6 +73,8 @@ class SparsePolicyTrainer {
   Model& model() { return *model_; }                     // samples: theta with phi, or the draft policy
   const ActorSettings& actor() const { return actor_; }  // settings of phi's step
   void use_costs(const PassCosts* costs) { gradient_->use_costs(costs); }
+  // As Trainer::set_version().
+  void set_version(int64_t version) { gradient_->set_version(version); }
 
   // Takes phi's optimizer step. dense_log_probs_R: theta's log-probabilities before theta's update, one per
   // loss row, in make_batch's order. Returns the metrics sparse/* (docs/formats.md).

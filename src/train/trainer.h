@@ -98,6 +98,7 @@ class Trainer final : public BatchTrainer {
   int64_t peak_bytes() const override { return peak_memory_bytes(model_.device()); }
   void set_version(int64_t version) override {
     gradient_.set_version(version);
+    if (sparse_trainer_) sparse_trainer_->set_version(version);
     num_batches_ = version;
   }
 
