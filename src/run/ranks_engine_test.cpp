@@ -363,13 +363,12 @@ TEST(EngineRanks, AllEnginesSampleFromTheGivenPolicyAlsoRestartedOnes) {
     engine.drain();
   };
   on_ranks(2, drive);
-  with_engine_ranks(
-      2,
-      [&](RanksEngine& engine, PublishedWeights&) {
-        drive(engine);
-        EXPECT_EQ(engine.num_restarts(), 1);
-      },
-      {.count = 1, .every = 30});
+  with_engine_ranks(2,
+                    [&](RanksEngine& engine, PublishedWeights&) {
+                      drive(engine);
+                      EXPECT_EQ(engine.num_restarts(), 1);
+                    },
+                    {.count = 1, .every = 30});
 }
 
 TEST(EngineRanks, FailIfEveryEngineEndsOrTheInputIsWrong) {
