@@ -201,7 +201,7 @@ void run_bench_rollout(BenchRolloutOptions options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_rollout_model(options.model, options.engine, setup.dtype, setup.device);
-  model->set_router_type(setup.router);
+  model->set_precisions(setup.precisions);
   if (!options.contexts.empty()) {
     const DecodeBench bench{.contexts = options.contexts,
                             .samples = options.generation.n_samples,

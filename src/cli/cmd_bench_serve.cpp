@@ -207,8 +207,8 @@ void run_bench_serve(BenchServeOptions& options) {
   settings.http.max_connections = options.requests + 16;
   const TorchSetup setup = set_up_torch(options.torch);
   ServedModel served = load_served_model(options.model, settings);
-  const auto [model, matrices, engine] =
-      load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype, setup.device, setup.router);
+  const auto [model, matrices, engine] = load_engine(options.model, served.tokenizer, settings.rollout,
+                                                     setup.dtype, setup.device, setup.precisions);
   raise_descriptor_limit(2 * settings.http.max_connections);
   std::vector<double> alone, unstreamed, ratios, first_alone, first_streamed, late;
   for (int64_t run = 0; run <= options.repeat; ++run) {

@@ -80,7 +80,7 @@ void run_eval(const EvalOptions& options) {
       settings_of_environment.value_or(EnvironmentSettings{}).is_scored_by_reward(!options.reward.empty());
   if (is_scored) reward->check(dataset);
   const LoadedEngine loaded =
-      load_engine(options.model, encoder.tokenizer(), settings, setup.dtype, setup.device, setup.router);
+      load_engine(options.model, encoder.tokenizer(), settings, setup.dtype, setup.device, setup.precisions);
 
   std::optional<ConversationFormat> conversations;
   if (environment)

@@ -144,7 +144,7 @@ void run_rollout(const RolloutOptions& options) {
     prompts = read_prompts(options.prompts, read);
   }
   const auto [model, matrices, engine] =
-      load_engine(options.model, tokenizer, settings, setup.dtype, setup.device, setup.router);
+      load_engine(options.model, tokenizer, settings, setup.dtype, setup.device, setup.precisions);
 
   const auto start = std::chrono::steady_clock::now();
   const std::vector<Trajectory> rollouts =

@@ -62,7 +62,7 @@ void run_training_service(const ServeOptions& options) {
       .directory = options.model,
       .model = load_model(options.model, setup.dtype, setup.device),
       .engine = load_engine_options(options.model, Tokenizer::load(options.model), settings.rollout)};
-  base.model->set_router_type(setup.router);
+  base.model->set_precisions(setup.precisions);
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;
   TrainingService service(std::move(base), settings, keys);
@@ -89,8 +89,8 @@ void run_serve(const ServeOptions& options) {
         "merge an adapter into the model (bough merge) and serve the result");
   const TorchSetup setup = set_up_torch(options.torch);
   ServedModel served = load_served_model(options.model, settings);
-  LoadedEngine loaded =
-      load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype, setup.device, setup.router);
+  LoadedEngine loaded = load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype,
+                                    setup.device, setup.precisions);
   std::unique_ptr<Engine> engine = std::move(loaded.engine);
   if (!settings.lora_modules.empty()) {
     engine.reset();  // frees the engine's memory

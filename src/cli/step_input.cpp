@@ -91,7 +91,7 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings, c
   std::unique_ptr<Model> model =
       load_model(options.model, setup.dtype, setup.device, ranks ? ranks->model() : ModelRanks());
   model->set_batch_invariant(options.batch_invariant.value_or(false));
-  model->set_router_type(setup.router);
+  model->set_precisions(setup.precisions);
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, /*seed=*/1);
   CostModel costs = ranks && ranks->all() ? shared_costs(*model, *ranks->all())
                                           : model_costs(*model, {}, settings.router_losses.is_used());

@@ -32,6 +32,8 @@ void add_torch_options(Command& command, TorchOptions& options, bool loads_model
   command.add_option("--router-dtype", options.router_dtype,
                      "Precision of routers' products, for a mixture of experts in bf16:\n"
                      "fp32 | model (rounded to bf16, as transformers does)");
+  command.add_option("--head-dtype", options.head_dtype,
+                     "Type of a bf16 model's logits: model (bf16) | fp32 (sums not rounded)");
 }
 
 void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant) {
@@ -74,7 +76,9 @@ TorchSetup set_up_torch(const TorchOptions& options, const TakeWarning& warn) {
   TorchSetup setup{parse_dtype(options.dtype.empty() ? dtype_on(options.device) : options.dtype), at::kCPU};
   if (options.router_dtype != "fp32" && options.router_dtype != "model")
     throw UserError(str("--router-dtype: got ", quoted(options.router_dtype), ", expected fp32 or model"));
-  setup.router = router_type_named(options.router_dtype);
+  if (options.head_dtype != "fp32" && options.head_dtype != "model")
+    throw UserError(str("--head-dtype: got ", quoted(options.head_dtype), ", expected model or fp32"));
+  setup.precisions = {router_type_named(options.router_dtype), head_type_named(options.head_dtype)};
   if (options.threads) {
     check_at_least("--threads", *options.threads, 1, "leave it out for all cores");
     if (*options.threads > kMaxThreads)

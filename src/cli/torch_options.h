@@ -19,16 +19,16 @@ struct TorchOptions {
   std::string dtype;  // empty: fp32, on a GPU bf16
   std::optional<int64_t> threads;
   std::string device = "cpu";
-  std::string router_dtype = "fp32";
+  std::string router_dtype = "fp32", head_dtype = "model";
 };
 
-// --dtype, --threads, --device, and for commands that load a model --router-dtype.
+// --dtype, --threads, --device, and for commands that load a model --router-dtype and --head-dtype.
 void add_torch_options(Command& command, TorchOptions& options, bool loads_model = true);
 
 struct TorchSetup {
   at::ScalarType dtype;
   at::Device device;
-  RouterType router = RouterType::kAccumulator;
+  Precisions precisions;
 };
 
 // How set_up_torch() passes on a warning of the self-test of the GPU's kernels (self_tests.h).

@@ -158,6 +158,7 @@ ModelShape model_shape(const Model& model, bool has_router_losses) {
   shape.adapter_elements = model.adapter_elements();
   shape.head_adapter_elements = model.head_adapter_elements();
   shape.has_router_losses = has_router_losses;
+  shape.has_wide_logits = model.logits_dtype() != model.dtype();
   return shape;
 }
 

@@ -260,7 +260,11 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
   // If the pass reads the prefix KV stack, boundary hidden states of other blocks are appended to its hidden
   // states. The concatenation holds the pass's hidden states a second time.
   const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;
-  const int64_t logits = log_prob_bytes(shape_.element_sizes(), rows, vocab) + rows * width * element;
+  ElementSizes sizes = shape_.element_sizes();
+  // Wide logits are split into two narrow tensors. The second one is made from a wide difference.
+  const int64_t parts = shape_.has_wide_logits ? rows * vocab * (2 * sizes.element + sizes.accumulator) : 0;
+  if (shape_.has_wide_logits) sizes.element = sizes.accumulator;
+  const int64_t logits = log_prob_bytes(sizes, rows, vocab) + parts + rows * width * element;
   // The loss and its autograd graph hold tens of tensors with an element per loss row. The gradients of
   // lm_head's weight and of the hidden states follow.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;

@@ -20,6 +20,7 @@ struct ModelShape : ModelConfig {
   std::string name;
   int64_t element_bytes = 4;      // weights and activations
   int64_t accumulator_bytes = 4;  // gradients, softmax, norms
+  bool has_wide_logits = false;   // logits of the accumulator type, which is wider than element_bytes
   // Elements of all adapters (models/lora.h), and of the lm_head's adapter among them. If adapter_elements is
   // above 0, nothing else is trained.
   int64_t adapter_elements = 0, head_adapter_elements = 0;

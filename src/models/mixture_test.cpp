@@ -278,6 +278,12 @@ TEST(Mixture, TheRoutersProductIsRoundedOnlyIfAsked) {
   expect_names(
       message_of([&] { make_model(config_of("qwen3"), at::kBFloat16)->set_router_type(RouterType::kModel); }),
       {"router_dtype", "Qwen3", "no router"});
+  const auto narrow = make_model(config_of("qwen3"), at::kBFloat16);
+  narrow->set_head_type(HeadType::kAccumulator);
+  EXPECT_EQ(narrow->share()->logits_dtype(), at::kFloat);
+  expect_names(
+      message_of([&] { make_model(config_of("qwen3"), at::kFloat)->set_head_type(HeadType::kAccumulator); }),
+      {"head_dtype", "Float", "no effect"});
 }
 
 }  // namespace

@@ -48,7 +48,11 @@ at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
 }
 
 at::Tensor Model::own_logits(const at::Tensor& hidden_RD) const {
-  return linear_forward(hidden_RD, head(), nullptr, batch_invariant_);
+  return linear_forward(hidden_RD, head(), nullptr, batch_invariant_, std::nullopt, logits_dtype());
+}
+
+at::ScalarType Model::logits_dtype() const {
+  return head_type_ == HeadType::kAccumulator ? accumulator_type(dtype()) : dtype();
 }
 
 std::optional<std::string> Model::why_not_batch_invariant() const {
@@ -64,6 +68,22 @@ void Model::set_batch_invariant(bool on) {
   if (const auto reason = why_not_batch_invariant(); on && reason)
     throw UserError(str("batch_invariant: ", *reason));
   batch_invariant_ = on;
+}
+
+void Model::set_head_type(HeadType type) {
+  if (type == HeadType::kAccumulator && dtype() != at::kBFloat16)
+    throw UserError(str("head_dtype: got fp32 with the dtype ", c10::toString(dtype()),
+                        ", where it has no effect; expected model, or the dtype bf16"));
+  if (type == HeadType::kAccumulator && !device().is_cpu())
+    throw UserError(
+        str("head_dtype: got fp32 on ", device().str(),
+            ", but logits in fp32 are built for the CPU only; expected model, or the device cpu"));
+  head_type_ = type;
+}
+
+void Model::set_precisions(const Precisions& precisions) {
+  set_router_type(precisions.router);
+  set_head_type(precisions.head);
 }
 
 void Model::set_router_type(RouterType type) {

@@ -55,6 +55,19 @@ inline RouterType router_type_named(const std::string& name) {
   return name == "model" ? RouterType::kModel : RouterType::kAccumulator;
 }
 
+// The precision of the logits. kModel rounds them to the model's dtype. kAccumulator keeps the sums of the
+// products in the accumulator type. It differs from kModel in bf16 only.
+enum class HeadType { kModel, kAccumulator };
+inline HeadType head_type_named(const std::string& name) {
+  return name == "fp32" ? HeadType::kAccumulator : HeadType::kModel;
+}
+
+// What settings and options choose beside the dtype.
+struct Precisions {
+  RouterType router = RouterType::kAccumulator;
+  HeadType head = HeadType::kModel;
+};
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -119,8 +132,8 @@ class Model {
   // the adapter there. The model must be unsharded.
   virtual void untie_head() = 0;
 
-  // logits[R, V] = hidden_RD · lm_head^T, model dtype. For generation; training uses the fused lm_head. If
-  // ranks share the vocabulary, this is a collective call that returns all columns on every rank.
+  // logits[R, V] = hidden_RD · lm_head^T, of logits_dtype(). If ranks share the vocabulary, this is a
+  // collective call that returns all columns on every rank.
   at::Tensor logits(const at::Tensor& hidden_RD) const;
   // The logits of the local vocabulary rows, from first_token() on.
   at::Tensor own_logits(const at::Tensor& hidden_RD) const;
@@ -136,6 +149,13 @@ class Model {
   RouterType router_type() const { return router_type_; }
   // Throws UserError if `type` has no effect: kModel for a dense model, or for a dtype other than bf16.
   void set_router_type(RouterType type);
+
+  HeadType head_type() const { return head_type_; }
+  at::ScalarType logits_dtype() const;
+  // Throws UserError if kAccumulator has no effect, because the dtype is not bf16, or on a GPU.
+  void set_head_type(HeadType type);
+  // set_router_type() and set_head_type().
+  void set_precisions(const Precisions& precisions);
 
   // Allocates zeroed main_grads (accumulator type) for trained parameters that have none.
   void allocate_gradients();
@@ -153,6 +173,7 @@ class Model {
   at::Device device_;
   bool batch_invariant_ = false;
   RouterType router_type_ = RouterType::kAccumulator;
+  HeadType head_type_ = HeadType::kModel;
   int64_t adapter_elements_ = 0, head_adapter_elements_ = 0;
 };
 

@@ -273,7 +273,7 @@ void EmbeddedEngine::sample_from_pass(const Pass& pass, const at::Tensor& hidden
   const int64_t V = model_.config().vocab_size;
   const int64_t bytes = model_.device().is_cuda() ? kLogitsBytesOfGpu : kLogitsBytes;
   const auto chunk = static_cast<size_t>(
-      std::max<int64_t>(1, bytes / (V * static_cast<int64_t>(c10::elementSize(model_.dtype())))));
+      std::max<int64_t>(1, bytes / (V * static_cast<int64_t>(c10::elementSize(model_.logits_dtype())))));
   for (size_t begin = 0; begin < rows.size(); begin += chunk) {
     const size_t end = std::min(rows.size(), begin + chunk);
     std::vector<int64_t> hidden_rows;
@@ -464,10 +464,10 @@ std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::files
 
 LoadedEngine load_engine(const std::filesystem::path& directory, const std::optional<Tokenizer>& tokenizer,
                          const RolloutSettings& settings, at::ScalarType dtype, at::Device device,
-                         RouterType router) {
+                         const Precisions& precisions) {
   LoadedEngine loaded;
   loaded.model = load_rollout_model(directory, settings, dtype, device);
-  loaded.model->set_router_type(router);
+  loaded.model->set_precisions(precisions);
   loaded.matrices = apply_quantization(settings, *loaded.model);
   loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings);
   return loaded;

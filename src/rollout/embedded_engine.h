@@ -166,6 +166,6 @@ struct LoadedEngine {
 };
 LoadedEngine load_engine(const std::filesystem::path& directory, const std::optional<Tokenizer>& tokenizer,
                          const RolloutSettings& settings, at::ScalarType dtype, at::Device device,
-                         RouterType router = RouterType::kAccumulator);
+                         const Precisions& precisions = {});
 
 }  // namespace bough

@@ -33,10 +33,11 @@ std::vector<Trajectory> sample(const Model& model, double temperature) {
   return sampled;
 }
 
-void expect_equal_bits(const ModelConfig& config) {
+void expect_equal_bits(const ModelConfig& config, HeadType head = HeadType::kModel) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_rollout_model(dtype, 6, config);
     if (model->why_not_batch_invariant()) continue;
+    if (dtype == at::kBFloat16) model->set_head_type(head);
     model->set_batch_invariant(true);
     for (const double temperature : {1.0, 0.7}) {
       const std::vector<Trajectory> sampled = sample(*model, temperature);
@@ -65,6 +66,31 @@ TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
 
 TEST(BatchInvariant, SoDoesAMixtureOfExperts) {
   expect_equal_bits(small_mixture_config());
+}
+
+TEST(BatchInvariant, SoDoesAHeadInFp32) {
+  expect_equal_bits(small_config(), HeadType::kAccumulator);
+}
+
+// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference.
+TEST(HeadType, LogitsInFp32BringGenerationAndTrainingCloser) {
+  const auto model = small_rollout_model(at::kBFloat16, 6);
+  double differences[2] = {};
+  for (const HeadType head : {HeadType::kModel, HeadType::kAccumulator}) {
+    model->set_head_type(head);
+    EmbeddedEngine engine(*model, engine_options(7, 24));
+    std::vector<Trajectory> sampled;
+    for (const GenerationResult& result : engine.generate(mixed_requests()))
+      for (size_t i = 0; i < result.samples.size(); ++i) sampled.push_back(to_rollout(result, i, "g"));
+    const TrainBatch batch = make_batch(sampled, {}, at::kFloat);
+    const Plan plan = make_plan("blocks", plan_request(batch, 100));
+    const auto got = Executor(*model).execute_forward(plan, batch).log_probs_R;
+    differences[head == HeadType::kAccumulator] =
+        (got - batch.fields.behaviour_log_probs_R).abs().mean().item<double>();
+  }
+  EXPECT_GT(differences[0], 0);
+  EXPECT_LT(differences[1], differences[0]);
+  std::cerr << "mean |difference|: " << differences[0] << " with bf16 logits, " << differences[1] << "\n";
 }
 
 }  // namespace

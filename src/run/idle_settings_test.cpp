@@ -238,6 +238,7 @@ TEST(IdleSettings, EverySettingIsInTheTableOrAlwaysHasAnEffect) {
                                         "gconfig.top_k",
                                         "gconfig.top_p",
                                         "lora.path",
+                                        "model.head_dtype",
                                         "model.path",
                                         "model.router_dtype",
                                         "reward",

@@ -72,6 +72,7 @@ std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path
   // A reference or a teacher may be dense beside a policy with experts.
   if (path == settings.model.path || model->config().is_mixture())
     model->set_router_type(router_type_named(settings.model.router_dtype));
+  model->set_head_type(head_type_named(settings.model.head_dtype));
   return model;
 }
 
@@ -86,7 +87,8 @@ std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRank
 std::unique_ptr<Model> load_unsharded(const RunSettings& settings) {
   auto model =
       load_rollout_model(settings.model.path, settings.rollout, scalar_type_of(settings.dtype), at::kCPU);
-  model->set_router_type(router_type_named(settings.model.router_dtype));
+  model->set_precisions(
+      {router_type_named(settings.model.router_dtype), head_type_named(settings.model.head_dtype)});
   if (settings.actor.lora.enabled())
     add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
   return model;

@@ -23,9 +23,11 @@ inline std::string dtype_on(const std::string& device) {
   return device == "cuda" ? "bf16" : "fp32";
 }
 
+// The weights of a model, and with how much precision the model computes.
 struct ModelSettings {
   std::string path;
   std::string router_dtype = "fp32";
+  std::string head_dtype = "model";
 
   template <class V>
   void visit(V& v) {
@@ -35,6 +37,9 @@ struct ModelSettings {
       "bf16, "
       "as transformers does)",
       one_of({"fp32", "model"}));
+    v("head_dtype", head_dtype,
+      "for bf16, the type of the logits, in generation and training: model (bf16) | fp32 (sums not rounded)",
+      one_of({"model", "fp32"}));
   }
 };
 

@@ -57,7 +57,8 @@ class Sft {
 std::unique_ptr<Model> load_trained(const SftSettings& settings) {
   auto model = load_model(settings.model.path, scalar_type_of(settings.dtype),
                           settings.device == "cuda" ? at::kCUDA : at::kCPU);
-  model->set_router_type(router_type_named(settings.model.router_dtype));
+  model->set_precisions(
+      {router_type_named(settings.model.router_dtype), head_type_named(settings.model.head_dtype)});
   check_router_losses("", settings.router_losses, model->config());
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, static_cast<uint64_t>(settings.seed));
   return model;

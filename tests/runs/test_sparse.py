@@ -95,8 +95,8 @@ def assert_evaluated(record, name, expected):
 
 @pytest.mark.parametrize("mode", ["sparse", "exact_top_k", "distill", "sparse_to_sparse"])
 def test_evaluations_score_the_trained_policy_densely_and_the_policy_that_generates(bough, mode):
-    """eval/* and eval_sparse/* are the numbers of `bough eval` with the same step's checkpoint. In fp64, so that
-    a merged adapter changes no sampled token by rounding."""
+    """eval/* and eval_sparse/* are the numbers of `bough eval` with the same step's checkpoint. In fp64, so
+    that a merged adapter changes no sampled token by rounding."""
     (bough.cwd / "reward.py").write_text(REWARD)
     settings = {**SPARSE, **EVALUATED, "sparse_training.mode": mode, "actor.optimizer.lr": 0.02}
     policy = [*POLICY]

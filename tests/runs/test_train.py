@@ -398,3 +398,17 @@ def test_bad_settings_end_with_a_message_before_anything_is_made(bough, override
         assert word in result.stderr
     assert "terminate called" not in result.stderr
     assert not (bough.cwd / "runs/tiny/trial0/metrics.jsonl").exists()
+
+
+def test_logits_in_fp32_bring_training_closer_to_generation(bough):
+    config = write_experiment(bough, **{"total_train_steps": 2, "evaluator.at_start": False, "dtype": "bf16"})
+    differences = {}
+    for head in ("model", "fp32"):
+        arguments = [f"model.head_dtype={head}", f"trial_name={head}", "evaluator.at_end=false"]
+        bough("train", config, *arguments, ok=True, env=ENVIRONMENT)
+        records = read_metrics(bough.cwd / "runs/tiny" / head)
+        differences[head] = sum(record["mismatch/logprob_abs_diff"] for record in records)
+        assert all(record["optim/grad_norm"] > 0 for record in records)
+    assert differences["fp32"] < differences["model"]
+    refused = bough("train", config, "model.head_dtype=fp32", "dtype=fp32", "trial_name=no")
+    assert refused.returncode == 2 and "head_dtype" in refused.stderr

@@ -126,6 +126,45 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     return {d_x, {}, {}, {}, data["has_residual"].toBool() ? d_y : at::Tensor()};
   }
 };
+
+void add_adapters_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Parameter& weight,
+                   bool batch_invariant) {
+  for (const Parameter& frozen : weight.frozen_adapter) add_adapter_(y_RO, x_RK, frozen, batch_invariant);
+  if (!weight.adapter.empty()) add_adapter_(y_RO, x_RK, weight, batch_invariant);
+}
+
+// linear_forward() and linear_backward() for a y of the accumulator type.
+at::Tensor wide_linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
+                               bool batch_invariant, at::ScalarType y_dtype) {
+  BOUGH_CHECK(!weight.quantized() && !bias, "linear_forward: y of ", y_dtype,
+              " for a weight that is quantized or has a bias");
+  // The right factor is copied into another layout. With few rows of x, this must be x, not the weight.
+  constexpr int64_t kFewRows = 128;  // as in matrix_product()
+  const int64_t rows = x_RK.size(0), columns = weight.value.size(0);
+  const bool turns = rows <= kFewRows;
+  auto y_RO = at::zeros({turns ? columns : rows, turns ? rows : columns}, x_RK.options().dtype(y_dtype));
+  if (turns) {
+    add_matrix_product_(y_RO, weight.value, x_RK.t(), batch_invariant);
+    y_RO = y_RO.t().contiguous();
+  } else {
+    add_matrix_product_(y_RO, x_RK, weight.value.t(), batch_invariant);
+  }
+  add_adapters_(y_RO, x_RK, weight, batch_invariant);
+  return y_RO;
+}
+
+at::Tensor wide_linear_backward(const at::Tensor& d_y_RO, const at::Tensor& x_RK, const Parameter& weight) {
+  const auto d_x_RK = at::zeros(x_RK.sizes(), d_y_RO.options());
+  const auto leading_RO = d_y_RO.to(x_RK.scalar_type());
+  for (const at::Tensor& part_RO : {leading_RO, d_y_RO.sub(leading_RO).to(x_RK.scalar_type())}) {
+    add_linear_gradients(weight.main_grad, {}, part_RO, x_RK);
+    add_matrix_product_(d_x_RK, part_RO, weight.value);
+    const AdapterBackward adapter(weight, part_RO);
+    adapter.add_to_input_(d_x_RK);
+    adapter.add_gradients_(x_RK);
+  }
+  return d_x_RK;
+}
 }  // namespace
 
 void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight) {
@@ -138,18 +177,21 @@ void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weigh
 }
 
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
-                          bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
+                          bool batch_invariant, const std::optional<at::Tensor>& residual_RO,
+                          std::optional<at::ScalarType> y_dtype) {
+  if (y_dtype && *y_dtype != x_RK.scalar_type())
+    return wide_linear_forward(x_RK, weight, bias, batch_invariant, *y_dtype);
   const auto bias_O = bias ? std::optional(bias->value) : std::nullopt;
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
   const auto y_RO = weight.quantized()  // quantized_product is always batch-invariant
                         ? quantized_product(x_RK, weight.value, weight.scale, bias_O, residual_RO)
                         : product(x_RK, weight.value.t(), bias_O, residual_RO);
-  for (const Parameter& frozen : weight.frozen_adapter) add_adapter_(y_RO, x_RK, frozen, batch_invariant);
-  if (!weight.adapter.empty()) add_adapter_(y_RO, x_RK, weight, batch_invariant);
+  add_adapters_(y_RO, x_RK, weight, batch_invariant);
   return y_RO;
 }
 
 at::Tensor linear_backward(const at::Tensor& d_y_RO, const at::Tensor& x_RK, const Parameter& weight) {
+  if (d_y_RO.scalar_type() != x_RK.scalar_type()) return wide_linear_backward(d_y_RO, x_RK, weight);
   add_linear_gradients(weight.main_grad, {}, d_y_RO, x_RK);
   const auto d_x_RK = matrix_product(d_y_RO, weight.value);
   const AdapterBackward adapter(weight, d_y_RO);

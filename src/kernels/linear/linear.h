@@ -37,10 +37,18 @@ void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weigh
 
 // Parts of linear() for autograd functions of several steps and for callers without autograd.
 // linear_forward() computes y and records no graph. linear_backward() adds the gradients of the weight and of
-// its adapters, and returns d_x. add_linear_gradients() does weight_grad += d_yᵀ · x and bias_grad += sum_r
+// its adapters, and returns d_x.
+//
+// y may have the accumulator type of a bf16 x (y_dtype): the sums are then not rounded. d_y has the type of
+// y. An fp32 d_y with a bf16 x is split into the sum of two bf16 tensors, so that all products have bf16
+// factors: its error is at most 2^-17 of each element, that of one bf16 tensor 2^-9. d_x is then fp32, too.
+// If y_dtype is given, the weight must not be quantized, and residual_RO must be nullopt.
+//
+// add_linear_gradients() does weight_grad += d_yᵀ · x and bias_grad += sum_r
 // d_y, each if defined.
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
-                          bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
+                          bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt,
+                          std::optional<at::ScalarType> y_dtype = std::nullopt);
 at::Tensor linear_backward(const at::Tensor& d_y_RO, const at::Tensor& x_RK, const Parameter& weight);
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,
                           const at::Tensor& d_y_RO, const at::Tensor& x_RK);

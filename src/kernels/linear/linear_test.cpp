@@ -112,6 +112,63 @@ struct Parts {
   NormLinearOutput operator()(const at::Tensor& x) const { return norm_linear(x, norm, kEps, weight, &bias); }
 };
 
+// Values of bf16, so that fp64 has the same factors. The parts of a split gradient leave 2^-17 of an element.
+TEST(Linear, AnFp32ResultOfBf16FactorsIsNotRoundedToBf16) {
+  Parameter weight = adapted_weight(70, 40, at::kBFloat16, 1);
+  weight.main_grad = at::zeros({70, 40}, at::kFloat);
+  for (Parameter& parameter : weight.adapter)
+    parameter.main_grad = at::zeros(parameter.value.sizes(), at::kFloat);
+  const auto x = random_tensor({33, 40}, at::kBFloat16, 3);
+  const auto d_y = random_tensor({33, 70}, at::kFloat, 4);
+  const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kDouble); };
+  const auto y = linear_forward(x, weight, nullptr, false, std::nullopt, at::kFloat);
+  const auto d_x = linear_backward(d_y, x, weight);
+  ASSERT_TRUE(y.scalar_type() == at::kFloat && d_x.scalar_type() == at::kFloat);
+  const auto error = [](const at::Tensor& got, const at::Tensor& expected) {
+    return ((got.to(at::kDouble) - expected).abs().max() / expected.abs().max()).item<double>();
+  };
+  // Rows 2 is without an adapter, whose inner product is rounded to bf16.
+  const auto expected_y = at::mm(wide(x), wide(weight.value).t());
+  EXPECT_LT(error(y.select(1, 2), expected_y.select(1, 2)), 1e-6);
+  EXPECT_GT(error(linear_forward(x, weight, nullptr, false).select(1, 2), expected_y.select(1, 2)), 1e-4);
+  EXPECT_LT(error(weight.main_grad, at::mm(wide(d_y).t(), wide(x))), 2e-5);
+
+  weight.adapter.clear();
+  weight.adapter_slices.clear();
+  const auto plain_d_x = linear_backward(d_y, x, weight);
+  EXPECT_LT(error(plain_d_x, at::mm(wide(d_y), wide(weight.value))), 2e-5);
+  EXPECT_GT(error(linear_backward(d_y.to(at::kBFloat16), x, weight), at::mm(wide(d_y), wide(weight.value))),
+            1e-4);
+}
+
+// The adapter's terms, against fp64, within the rounding of the inner products to bf16.
+TEST(Linear, AnFp32ResultHasTheTermsOfAdapters) {
+  Parameter weight = adapted_weight(70, 40, at::kBFloat16, 1);
+  Parameter exact{weight.value.to(at::kDouble)};
+  exact.adapter = weight.adapter;
+  exact.adapter_slices = weight.adapter_slices;
+  exact.adapter_scale = weight.adapter_scale;
+  for (Parameter& parameter : exact.adapter) {
+    parameter.value = parameter.value.to(at::kDouble);
+    parameter.main_grad = at::zeros(parameter.value.sizes(), at::kDouble);
+  }
+  for (Parameter& parameter : weight.adapter)
+    parameter.main_grad = at::zeros(parameter.value.sizes(), at::kFloat);
+  const auto x = random_tensor({33, 40}, at::kBFloat16, 3);
+  const auto d_y = random_tensor({33, 70}, at::kFloat, 4);
+  const auto error = [](const at::Tensor& got, const at::Tensor& expected) {
+    return ((got.to(at::kDouble) - expected).abs().max() / expected.abs().max()).item<double>();
+  };
+  EXPECT_LT(error(linear_forward(x, weight, nullptr, false, std::nullopt, at::kFloat),
+                  linear_forward(x.to(at::kDouble), exact, nullptr, false)),
+            1e-2);
+  EXPECT_LT(
+      error(linear_backward(d_y, x, weight), linear_backward(d_y.to(at::kDouble), x.to(at::kDouble), exact)),
+      1e-2);
+  for (size_t i = 0; i < 2; ++i)
+    EXPECT_LT(error(weight.adapter[i].main_grad, exact.adapter[i].main_grad), 1e-2) << i;
+}
+
 TEST(NormLinear, IsTheTwoOpsWithOneBackward) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, width, outputs] : {std::tuple{1, 5, 3}, {70, 64, 96}, {130, 96, 33}}) {
