@@ -6,8 +6,8 @@
 
 namespace bough {
 
-// Returns the policy by which an engine on the device chooses blocks. Throws UserError if `summary` is exact
-// and the device is not the CPU.
+// Returns the policy by which an engine on the device chooses blocks. Throws UserError if the settings are
+// invalid, or the device is a GPU and they need a CPU (`summary: exact`, blocks that are not pages).
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 
 }  // namespace bough

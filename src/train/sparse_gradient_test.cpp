@@ -280,7 +280,7 @@ TEST(SparseGradient, AStepOnStaleSamplesHasTheRunsCorrection) {
       for (Parameter* parameter : trainer.model().trained_parameters())  // with B = 0, A has no gradient
         parameter->value.copy_(0.1 *
                                at::randn(parameter->value.sizes(), generator, parameter->value.options()));
-      MaskOfPages mask(policy);
+      MaskOfBlocks mask(policy);
       FlatReference reference(trainer.model(), std::ref(mask));
       const at::Tensor log_probs_R = reference.run(r->batch, *full_loss()).log_probs_R;
       const auto noise = [&] { return 0.3 * at::randn(log_probs_R.sizes(), generator, at::kDouble); };
