@@ -401,7 +401,11 @@ def test_bad_settings_end_with_a_message_before_anything_is_made(bough, override
 
 
 def test_logits_in_fp32_bring_training_closer_to_generation(bough):
-    config = write_experiment(bough, **{"total_train_steps": 2, "evaluator.at_start": False, "dtype": "bf16"})
+    # The rewards of a group's samples must differ.
+    reward = "def score(completion, **fields):\n    return sum(map(ord, completion)) % 3 == 0\n"
+    (bough.cwd / "reward.py").write_text(reward)
+    settings = {"total_train_steps": 2, "evaluator.at_start": False, "dtype": "bf16"}
+    config = write_experiment(bough, **settings, reward="reward.py:score")
     differences = {}
     for head in ("model", "fp32"):
         arguments = [f"model.head_dtype={head}", f"trial_name={head}", "evaluator.at_end=false"]
