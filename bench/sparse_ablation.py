@@ -116,17 +116,10 @@ ARMS = {
     "distill_long": Arm("distill", 1, task="long", block=8, budget=288),
     "draft": Arm("draft"),
 }
-# The search for a cause if distill falls behind: one setting at a time, and as many for dense. Its seeds and
-# programs are not those of the experiment.
+# The search for a cause if distill falls behind (--explore): one setting at a time, and as many for dense.
+# Its seeds and programs are not those of the experiment. A stronger warm model is a search of its own, with
+# --warm-slips 0.009, --out and --results.
 LEVERS = {
-    "distill": {
-        "signal": "actor.dynamic_sampling=true",
-        "lambda": "sparse_training.kl_loss_coef=0.1",
-        "fast": "sparse_training.lr_ratio=20",
-        "rank": "sparse_training.lora.rank=8",
-        "tis": "actor.correction=tis",
-        "replay": "rollout.sparse.replay=true",
-    },
     "dense": {
         "signal": "actor.dynamic_sampling=true",
         "half": "actor.optimizer.lr=2.5e-5",
@@ -135,12 +128,21 @@ LEVERS = {
         "beta": "actor.optimizer.beta2=0.95",
         "clip": "actor.optimizer.gradient_clipping=0.5",
     },
+    "distill": {
+        "signal": "actor.dynamic_sampling=true",
+        "lambda": "sparse_training.kl_loss_coef=0.1",
+        "fast": "sparse_training.lr_ratio=20",
+        "rank": "sparse_training.lora.rank=8",
+        "tis": "actor.correction=tis",
+        "replay": "rollout.sparse.replay=true",
+    },
 }
-EXPLORED = {name: dataclasses.replace(ARMS[name], seeds=3) for name in ("dense", "distill")} | {
-    f"{arm}_{name}": dataclasses.replace(ARMS[arm], seeds=3, extra=(setting,))
-    for arm, levers in LEVERS.items()
-    for name, setting in levers.items()
-}
+EXPLORED = {name: dataclasses.replace(ARMS[name], seeds=3) for name in LEVERS}
+for pair in zip(
+    *[[(arm, *lever) for lever in levers.items()] for arm, levers in LEVERS.items()], strict=True
+):
+    for arm, name, setting in pair:
+        EXPLORED[f"{arm}_{name}"] = dataclasses.replace(EXPLORED[arm], extra=(setting,))
 
 
 def parse_arguments(arguments=None):
@@ -156,7 +158,7 @@ def parse_arguments(arguments=None):
     add("--explore", action="store_true", help="single settings of distill and dense, seeds 11 to 13")
     add("--arms", nargs="+", choices=[*ARMS, *EXPLORED], metavar="ARM", help="default: all")
     add("--seeds", type=int, nargs="+", help="default: 1 to 5, with --explore 11 to 13")
-    add("--hours", type=float, default=6, help="machine time of all results together; 0: no limit")
+    add("--hours", type=float, help="machine time of all results; 0: no limit (default: 6, with --explore 2)")
     add("--threads", type=int, default=os.cpu_count(), help="threads of all programs")
     add("--steps", type=int, default=60)
     add("--prompts", type=int, default=4, help="prompts per step")
@@ -188,6 +190,7 @@ def parse_arguments(arguments=None):
     kind = "explore" if args.explore else "sparse_ablation"
     args.out = (args.out or ROOT / "runs" / kind).resolve()
     args.results = args.results or ROOT / "bench" / ("sparse_explore" if args.explore else "sparse_results")
+    args.hours = args.hours if args.hours is not None else 2 if args.explore else 6
     args.seeds = args.seeds or ([11, 12, 13] if args.explore else list(range(1, MAIN_SEEDS + 1)))
     return args
 
