@@ -159,7 +159,7 @@ def parse_arguments(arguments=None):
     add("--arms", nargs="+", choices=[*ARMS, *EXPLORED], metavar="ARM", help="default: all")
     add("--seeds", type=int, nargs="+", help="default: 1 to 5, with --explore 11 to 13")
     add("--hours", type=float, help="machine time of all results; 0: no limit (default: 6, with --explore 2)")
-    add("--threads", type=int, default=os.cpu_count(), help="threads of all programs")
+    add("--threads", type=int, default=2, help="threads of all programs; the warm model depends on them")
     add("--steps", type=int, default=60)
     add("--prompts", type=int, default=4, help="prompts per step")
     add("--lr", type=float, default=5e-5)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from run_util import ENVIRONMENT, read_metrics
+from run_util import ENVIRONMENT, read_metrics, read_rollouts
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -138,6 +138,11 @@ def test_scores_count_numbers_and_lines(ablation):
     assert scores["lines"] == pytest.approx((1 + 3 / 4 + 1 / 4) / 3, abs=1e-4)
 
 
+def prompts_of_first_step(run):
+    records = read_rollouts(run / "rollouts/step_1.jsonl.zst")
+    return {bytes(record["input_ids"][: record["loss_mask"].index(1)]) for record in records}
+
+
 def test_a_small_experiment_runs_to_the_tables_and_skips_finished_runs(bough):
     out, results = bough.cwd / "out", bough.cwd / "results"
     command = [sys.executable, str(BENCH / "sparse_ablation.py"), "--bough", str(bough.program)]
@@ -177,6 +182,8 @@ def test_a_small_experiment_runs_to_the_tables_and_skips_finished_runs(bough):
     assert set(record["seconds"]) == {"phi", "train", "evaluation"}
     assert 0 < record["acceptance"] < 1.0001
     assert len(record["sparse"]["right"]) == 3
+    prompts = [prompts_of_first_step(run) for run in sorted((out / "runs").glob("*-seed1"))]
+    assert len(prompts) == 2 and prompts[0] == prompts[1]
     # Equal rewards leave theta as it was, and phi learns.
     (phase,) = read_metrics(out / "runs" / f"{folder.name}-distill_warmed-seed1-phi")
     assert phase["optim/grad_norm"] == 0 < phase["sparse/grad_norm"]
