@@ -44,8 +44,11 @@ class Decoder {
       }
       for (int64_t i = 0; i < num_own_; ++i) table.push_back(next++);
     }
-    std::vector<int32_t> all(static_cast<size_t>(next));
-    std::iota(all.begin(), all.end(), 0);
+    std::vector<PagedSegment> contexts;
+    for (const auto& table : tables_)
+      contexts.push_back({.pages = table, .begin = 0, .count = std::ssize(table) * kPageTokens});
+    const std::vector<int32_t> complete =
+        sparse.has_summaries() ? complete_blocks(contexts, sparse) : std::vector<int32_t>();
     for (int64_t layer = 0; layer < storage_.num_layers(); ++layer) {
       const at::Tensor& pages = storage_.pages(layer);
       const at::Tensor random =
@@ -55,7 +58,7 @@ class Decoder {
         pages.narrow(0, begin, count).flatten(1).copy_(random.narrow(0, 0, count));
       }
       if (storage_.summaries(layer).defined())
-        summarise_pages(pages, all, sparse.summary, storage_.head_dim(), storage_.summaries(layer));
+        summarise_blocks(pages, complete, sparse, storage_.head_dim(), storage_.summaries(layer));
     }
   }
 
@@ -77,27 +80,29 @@ class Decoder {
     return seconds_since(start);
   }
 
-  // Bytes of keys, values and page summaries (sparse attention) that a decoding step reads, if nothing is
-  // read twice.
+  // Bytes of keys, values and summaries of blocks (sparse attention) that a decoding step reads, if nothing
+  // is read twice.
   int64_t kv_bytes(bool is_sparse) const {
     const ModelConfig& config = model_.config();
     const auto element = static_cast<int64_t>(c10::elementSize(model_.dtype()));
     const auto samples = static_cast<int64_t>(tables_.size());
-    const int64_t page = 2 * config.num_kv_heads * config.head_dim * kPageTokens * element;
-    const int64_t in_context = pages_for(context_ + 1), budget = storage_.sparse().budget_of(context_ + 1);
+    const SparsePolicy& sparse = storage_.sparse();
+    const int64_t block = 2 * config.num_kv_heads * config.head_dim * sparse.block_tokens * element;
+    const int64_t page = block * kPageTokens / sparse.block_tokens;
+    const int64_t in_context = pages_for(context_ + 1), budget = sparse.budget_of(context_ + 1);
     const int64_t all_pages = in_context - num_own_ >= 0 && num_own_ < in_context
                                   ? (in_context - num_own_) + samples * num_own_
                                   : samples * in_context;
-    if (!is_sparse || in_context <= budget) return config.num_layers * all_pages * page;
-    const int64_t dense = std::min(config.num_layers, storage_.sparse().dense_layers);
-    const int64_t of_summaries = (storage_.sparse().summary == PageSummary::kMean ? 1 : 2) *
-                                 config.num_kv_heads * config.head_dim * element;
+    if (!is_sparse || sparse.blocks_for(context_ + 1) <= budget) return config.num_layers * all_pages * page;
+    const int64_t dense = std::min(config.num_layers, sparse.dense_layers);
+    const int64_t of_summaries =
+        (sparse.summary == BlockSummary::kMean ? 1 : 2) * config.num_kv_heads * config.head_dim * element;
     return dense * all_pages * page +
-           (config.num_layers - dense) *
-               (std::min(all_pages, samples * budget) * page + all_pages * of_summaries);
+           (config.num_layers - dense) * (std::min(all_pages * page, samples * budget * block) +
+                                          all_pages * kPageTokens / sparse.block_tokens * of_summaries);
   }
 
-  const PagesRead& pages_read() const { return pass_.pages_read(); }
+  const BlocksRead& blocks_read() const { return pass_.blocks_read(); }
 
  private:
   const Model& model_;
@@ -147,8 +152,8 @@ std::vector<DecodeTimes> run_decode_bench(const Model& model, const DecodeBench&
                      .sparse_seconds = median(chosen),
                      .dense_bound = bound(false),
                      .sparse_bound = bound(true),
-                     .active_fraction = static_cast<double>(decoder.pages_read().pages) /
-                                        static_cast<double>(decoder.pages_read().of)});
+                     .active_fraction = static_cast<double>(decoder.blocks_read().blocks) /
+                                        static_cast<double>(decoder.blocks_read().of)});
     }
   return all;
 }
@@ -175,7 +180,7 @@ void print_decode_bench(const std::vector<DecodeTimes>& times, bool json) {
         str("dense ", format_duration(row.dense_seconds), ", sparse ", format_duration(row.sparse_seconds),
             ": ", format_significant(gain, 3), " times as fast, ", format_significant(possible, 3),
             " by the bytes read (", format_duration(row.dense_bound), ", ", format_duration(row.sparse_bound),
-            "); ", format_significant(100 * row.active_fraction, 3), "% of the pages"));
+            "); ", format_significant(100 * row.active_fraction, 3), "% of the blocks"));
   }
   print_table(lines);
 }

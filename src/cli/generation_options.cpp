@@ -7,7 +7,6 @@
 #include "base/given_settings.h"
 #include "base/log.h"
 #include "cli/torch_options.h"
-#include "kernels/paged_attention/paged_attention_task.h"
 #include "run/idle_settings.h"
 
 namespace bough {
@@ -73,9 +72,10 @@ void add_sparse_options(Command& command, SparseSettings& sparse) {
   command
       .add_option_function(
           "--sparse-budget", take_budget,
-          "Also estimate generation with this rollout.sparse.budget: tokens (512), pages (16x32), or a "
+          "Also estimate generation with this rollout.sparse.budget: tokens (512), blocks (16x32), or a "
           "list that grows with the context (512 8192:1024)")
       .type_name("TOKENS ...");
+  command.add_option("--sparse-block", sparse.block, "rollout.sparse.block: 4 | 8 | 16 | 32 | 64");
   command.add_option("--sparse-summary", sparse.summary, "rollout.sparse.summary: mean | minmax");
   command.add_option("--sparse-dense-layers", sparse.dense_layers, "rollout.sparse.dense_layers");
 }
@@ -85,11 +85,12 @@ SparseAttention priced_attention(const SparseSettings& sparse) {
   if (sparse.summary != "mean" && sparse.summary != "minmax")
     throw UserError(str("--sparse-summary: got ", quoted(sparse.summary), ", expected mean or minmax"));
   try {
-    std::map<int64_t, int64_t> budgets = sparse.budget_pages();
-    for (auto& [from, budget] : budgets) budget *= kPageTokens;
+    std::map<int64_t, int64_t> budgets = sparse.budget_blocks();
+    for (auto& [from, budget] : budgets) budget *= sparse.block;
     return {.budgets = std::move(budgets),
             .dense_layers = sparse.dense_layers,
-            .vectors_per_summary = sparse.summary == "mean" ? 1 : 2};
+            .vectors_per_summary = sparse.summary == "mean" ? 1 : 2,
+            .block_tokens = sparse.block};
   } catch (const UserError& error) {
     throw UserError(str("--sparse-budget: ", error.what()));
   }

@@ -599,8 +599,8 @@ void Controller::add_own_metrics(StepRecord& record) {
        {std::pair{"rollout/replayed_experts", &EngineStatistics::replayed_experts},
         {"rollout/rerouted_experts", &EngineStatistics::rerouted_experts}})
     if (gained(count) > 0) metrics[name] = gained(count);
-  const double in_context = gained(&EngineStatistics::pages_in_context);
-  if (in_context > 0) metrics["rollout/active_pages"] = gained(&EngineStatistics::pages_read) / in_context;
+  const double in_context = gained(&EngineStatistics::blocks_in_context);
+  if (in_context > 0) metrics["rollout/active_pages"] = gained(&EngineStatistics::blocks_read) / in_context;
   double dropped = 0;
   for (const auto& [reason, count] : dropped_) {
     const auto since = static_cast<double>(count - sums_at_step_.dropped[reason]);

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "base/error.h"
-#include "kernels/paged_attention/paged_attention_task.h"
 
 namespace bough {
 
@@ -17,7 +16,7 @@ struct Sample {
 };
 
 // The reads and the computation of one layer in a decoding pass. A "key" is a key and its value. A summary is
-// the summary of one page.
+// the summary of one block.
 struct LayerReads {
   double keys_read = 0, keys_attended = 0, summaries_read = 0, summaries_scored = 0;
 };
@@ -25,7 +24,8 @@ struct LayerReads {
 // Sums over the running samples of one group. Each sample attends to the fraction `share` of its context.
 class GroupReads {
  public:
-  explicit GroupReads(int64_t prompt_tokens) : prompt_(static_cast<double>(prompt_tokens)) {}
+  GroupReads(int64_t prompt_tokens, int64_t block_tokens)
+      : prompt_(static_cast<double>(prompt_tokens)), block_(static_cast<double>(block_tokens)) {}
 
   void add(int64_t sampled, const SparseAttention& sparse) {
     const double own = static_cast<double>(sampled), context = prompt_ + own;
@@ -38,18 +38,18 @@ class GroupReads {
     attended_ += share * context;
     if (!is_chosen) return;
     chooses_ = true;
-    own_summaries_ += own / kPageTokens;
-    scored_ += context / kPageTokens;
+    own_summaries_ += own / block_;
+    scored_ += context / block_;
   }
   void add_to(LayerReads& reads) const {
     reads.keys_read += prompt_ * (1 - unread_) + own_keys_;
     reads.keys_attended += attended_;
-    reads.summaries_read += (chooses_ ? prompt_ / kPageTokens : 0) + own_summaries_;
+    reads.summaries_read += (chooses_ ? prompt_ / block_ : 0) + own_summaries_;
     reads.summaries_scored += scored_;
   }
 
  private:
-  double prompt_, unread_ = 1, own_keys_ = 0, attended_ = 0, own_summaries_ = 0, scored_ = 0;
+  double prompt_, block_, unread_ = 1, own_keys_ = 0, attended_ = 0, own_summaries_ = 0, scored_ = 0;
   bool chooses_ = false;
 };
 
@@ -58,7 +58,7 @@ LayerReads reads_of(const std::vector<Sample>& running, const std::vector<Sample
   LayerReads reads;
   for (size_t i = 0; i < running.size();) {  // samples of a group are adjacent
     const size_t group = running[i].group;
-    GroupReads own(groups[group].prompt_tokens);
+    GroupReads own(groups[group].prompt_tokens, sparse.block_tokens);
     for (; i < running.size() && running[i].group == group; ++i) own.add(running[i].sampled, sparse);
     own.add_to(reads);
   }

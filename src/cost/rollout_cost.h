@@ -13,7 +13,7 @@
 //
 // Additions to the appendix:
 //   dense layers   the first layers attend to the whole context, whatever the budget
-//   summaries      a layer with page selection reads and scores one summary per page of 16 tokens
+//   summaries      a layer with block selection reads and scores one summary per block
 //   common pages   a page of a group's prompt that several samples read is read once. Samples that select a
 //                  fraction f of their contexts are assumed to select independently: n such samples read the
 //                  fraction 1 - (1 - f)^n of the prompt. Dense samples read the whole prompt
@@ -33,8 +33,9 @@ struct SparseAttention {
   // Key: the context length from which on an entry applies. Value: the number of keys that a sampled token
   // attends to at such lengths. The first key is 0. An empty map means dense attention.
   std::map<int64_t, int64_t> budgets;
-  int64_t dense_layers = 2;         // number of first layers without page selection
-  int64_t vectors_per_summary = 1;  // per page: 1 for mean, 2 for minmax
+  int64_t dense_layers = 2;         // number of first layers without block selection
+  int64_t vectors_per_summary = 1;  // per block: 1 for mean, 2 for minmax
+  int64_t block_tokens = 16;
 
   bool is_sparse() const { return !budgets.empty(); }
   int64_t budget_at(int64_t context) const { return std::prev(budgets.upper_bound(context))->second; }

@@ -15,15 +15,14 @@
 
 namespace bough {
 
-// The pages of the KV cache (16 tokens each) that sparse attention selected during generation
-// (kernels/page_choice).
-// - The first page and the last two are always attended to. They are not listed.
-// - A token has one list of pages per sparse layer and key/value head. All lists of a token have the same
+// The blocks of tokens that sparse attention selected during generation (kernels/page_choice).
+// - The first and the last blocks of a context, which are always attended to, are not listed.
+// - A token has one list of blocks per sparse layer and key/value head. All lists of a token have the same
 //   length.
 struct PageChoices {
   std::vector<int32_t> positions;  // of the tokens, ascending
   std::vector<size_t> begin;       // per entry of `positions`: start of the token's lists in `pages`
-  std::vector<uint16_t> pages;     // indices into the context's pages
+  std::vector<uint16_t> pages;     // numbers of blocks
 
   std::span<const uint16_t> of(size_t i) const {
     const size_t end = i + 1 < begin.size() ? begin[i + 1] : pages.size();

@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string_view>
@@ -20,20 +21,20 @@ int64_t number_of(std::string_view digits) {
   return is_number && value <= int64_t{1} << 40 ? value : -1;
 }
 
-int64_t pages_of_budget(std::string_view text) {
-  constexpr int64_t kPage = 16, kLeast = 4;  // tokens of a page; kLeastPages of page_choice.h
-  const bool in_pages = text.starts_with("16x");
-  const int64_t count = number_of(in_pages ? text.substr(3) : text);
-  if (count < 0)
-    throw UserError(str("rollout.sparse.budget is ", text,
-                        "; expected a number of tokens (512), a number of pages of 16 tokens (16x32), none, "
-                        "or a list that grows with the context ([512, 8192:1024])"));
-  const int64_t pages = in_pages ? count : (count + kPage - 1) / kPage;
-  if (pages < kLeast)
-    throw UserError(str("rollout.sparse.budget is ", text, ", ", pages, " pages of ", kPage,
-                        " tokens; expected at least ", kLeast,
-                        ": the first page and the last two are always kept"));
-  return pages;
+int64_t blocks_of(int64_t tokens, int64_t block) {
+  return (tokens + block - 1) / block;
+}
+
+// Returns the budget in tokens.
+int64_t tokens_of_budget(std::string_view text, int64_t block) {
+  const size_t times = text.find('x');
+  const int64_t size = times == std::string_view::npos ? 1 : number_of(text.substr(0, times));
+  const int64_t count = number_of(times == std::string_view::npos ? text : text.substr(times + 1));
+  if (count < 0 || (size != 1 && size != 16 && size != block) || (size == 1) != (times == text.npos))
+    throw UserError(str("rollout.sparse.budget is ", text, "; expected a number of tokens (512), 16xN or ",
+                        block, "xN (N blocks of ", block, " tokens; 16x32 is 512), none, or a list that ",
+                        "grows with the context ([512, 8192:1024])"));
+  return count * size;
 }
 
 }  // namespace
@@ -58,19 +59,37 @@ std::string SparseSettings::budget_text() const {
   return budget.size() == 1 ? text : "[" + text + "]";
 }
 
-std::map<int64_t, int64_t> SparseSettings::budget_pages() const {
+int64_t SparseSettings::first_blocks() const {
+  return blocks_of(sink_tokens.value_or(16), block);
+}
+
+int64_t SparseSettings::last_blocks() const {
+  return recent_tokens ? std::max<int64_t>(1, blocks_of(*recent_tokens, block))
+                       : std::max<int64_t>(2, 32 / block);
+}
+
+std::map<int64_t, int64_t> SparseSettings::budget_blocks() const {
   if (budget.empty() || (budget.size() == 1 && budget[0].from == 0 && budget[0].budget == "none")) return {};
-  std::map<int64_t, int64_t> pages;
+  if (block < 4 || block > 64 || (block & (block - 1)) != 0)
+    throw UserError(str("rollout.sparse.block is ", block, "; expected 4, 8, 16, 32 or 64 tokens"));
+  std::map<int64_t, int64_t> blocks;
   for (const SparseBudget& each : budget) {
-    const int64_t own = pages_of_budget(each.budget);
-    if (pages.empty() ? each.from != 0 : each.from <= pages.rbegin()->first || own <= pages.rbegin()->second)
+    const int64_t own = blocks_of(tokens_of_budget(each.budget, block), block);
+    const int64_t least = first_blocks() + last_blocks() + 1;
+    if (own < least)
+      throw UserError(str("rollout.sparse.budget is ", each.budget, ", ", own, " blocks of ", block,
+                          " tokens; expected at least ", least, " blocks (", least * block,
+                          " tokens): the first ", first_blocks(), " and the last ", last_blocks(),
+                          " are always kept (rollout.sparse.sink_tokens, recent_tokens)"));
+    if (blocks.empty() ? each.from != 0
+                       : each.from <= blocks.rbegin()->first || own <= blocks.rbegin()->second)
       throw UserError(str(
           "rollout.sparse.budget is ", budget_text(),
           "; expected a budget for short contexts first, then larger budgets with growing context lengths: "
           "[512, 8192:1024, 32768:2048]"));
-    pages.emplace(each.from, own);
+    blocks.emplace(each.from, own);
   }
-  return pages;
+  return blocks;
 }
 
 void SparseSettings::check() const {

@@ -86,8 +86,8 @@ struct GenerationRequest {
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;  // at least one token
   // 1 for each prompt token that the policy sampled, in earlier turns. May be shorter than the prompt or
-  // empty: the missing entries are 0. With sparse attention, these tokens attend to their selected pages when
-  // the prompt is computed. The other prompt tokens attend to everything.
+  // empty: the missing entries are 0. With sparse attention, these tokens attend to their selected blocks
+  // when the prompt is computed. The other prompt tokens attend to everything.
   std::vector<uint8_t> sampled;
   SamplingParameters sampling;
   uint64_t seed = 0;
@@ -164,9 +164,9 @@ struct EngineStatistics {
   int64_t preemptions = 0;        // samples preempted because memory ran out
   int64_t steps = 0;
   double seconds = 0;  // inside step()
-  // Under sparse attention, in one sparse layer: pages that sampled tokens attended to, and all pages of
+  // Under sparse attention, in one sparse layer: blocks that sampled tokens attended to, and all blocks of
   // their contexts.
-  int64_t pages_read = 0, pages_in_context = 0;
+  int64_t blocks_read = 0, blocks_in_context = 0;
   // If experts are recorded: tokens computed again with their recorded experts, and tokens whose record new
   // weights have made stale.
   int64_t replayed_experts = 0, rerouted_experts = 0;
@@ -180,8 +180,8 @@ inline EngineStatistics operator+(const EngineStatistics& a, const EngineStatist
           a.preemptions + b.preemptions,
           a.steps + b.steps,
           a.seconds + b.seconds,
-          a.pages_read + b.pages_read,
-          a.pages_in_context + b.pages_in_context,
+          a.blocks_read + b.blocks_read,
+          a.blocks_in_context + b.blocks_in_context,
           a.replayed_experts + b.replayed_experts,
           a.rerouted_experts + b.rerouted_experts};
 }
@@ -194,8 +194,8 @@ inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatist
           a.preemptions - b.preemptions,
           a.steps - b.steps,
           a.seconds - b.seconds,
-          a.pages_read - b.pages_read,
-          a.pages_in_context - b.pages_in_context,
+          a.blocks_read - b.blocks_read,
+          a.blocks_in_context - b.blocks_in_context,
           a.replayed_experts - b.replayed_experts,
           a.rerouted_experts - b.rerouted_experts};
 }

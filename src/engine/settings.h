@@ -94,30 +94,46 @@ struct SparseBudget {
 struct SparseSettings {
   std::vector<SparseBudget> budget = {"none"};
   std::string summary = "mean";
+  int64_t block = 16;
+  std::optional<int64_t> sink_tokens, recent_tokens;
   int64_t dense_layers = 2;
   bool replay = false;
 
   template <class V>
   void visit(V& v) {
     v("budget", budget,
-      "amount of context that a sampled token attends to: tokens (512) or pages of 16 tokens (16x32); none: "
-      "all; a list grows with the context: [512, 8192:1024] means 1024 in contexts of 8192 tokens or more");
+      "amount of context that a sampled token attends to: tokens (512) or blocks (16x32: 32 blocks of 16 "
+      "tokens); none: all; a list grows with the context: [512, 8192:1024] means 1024 in contexts of 8192 "
+      "tokens or more");
+    v("block", block,
+      "tokens of a block, which is kept or left out as a whole: 4, 8, 16, 32 or 64; a GPU takes 16 only",
+      range(4, 64));
     v("summary", summary,
-      "how pages are scored: mean (of a page's keys); minmax (their smallest and largest elements, as in "
-      "Quest); exact: selects single keys instead of pages, a slow baseline",
+      "how blocks are scored: mean (of a block's keys); minmax (their smallest and largest elements, as in "
+      "Quest); exact: selects single keys instead of blocks, a slow baseline",
       one_of({"mean", "minmax", "exact"}));
+    v("sink_tokens", sink_tokens,
+      "first tokens of the context, always kept, in whole blocks [default: 16, at least one block]",
+      range(0, int64_t{1} << 20));
+    v("recent_tokens", recent_tokens,
+      "last tokens of the context, always kept, in whole blocks; the query's own block counts as whole and "
+      "is "
+      "always kept [default: 32, at least two blocks]",
+      range(0, int64_t{1} << 20));
     v("dense_layers", dense_layers, "number of first layers with dense attention", range(0, 1000000));
     v("replay", replay,
-      "store the page selection with each sample, so that training attends to the same pages; takes 2 bytes "
-      "per page, layer, key/value head and sampled token, in kv_memory and in the sample");
+      "store the chosen blocks with each sample, so that training attends to the same blocks; takes 2 bytes "
+      "per block, layer, key/value head and sampled token, in kv_memory and in the sample");
   }
-  // Returns the number of 16-token pages that a sampled token attends to in each layer and key/value head.
+  // Returns the number of blocks that a sampled token attends to in each layer and key/value head.
   // Keys: the context length in tokens from which the number holds; the first is 0. Empty: dense attention.
-  // Throws UserError if an entry is no number or is below 4 pages (kLeastPages of page_choice.h). Throws
-  // UserError if the list's context lengths or budgets do not grow, or its first context length is not 0.
-  std::map<int64_t, int64_t> budget_pages() const;
+  // Throws UserError if `block` is invalid, or an entry is no number or below SparsePolicy::least_budget()
+  // (kernels/page_choice). Throws UserError if the list's context lengths or budgets do not grow, or its
+  // first context length is not 0.
+  std::map<int64_t, int64_t> budget_blocks() const;
+  int64_t first_blocks() const, last_blocks() const;  // always kept
   std::string budget_text() const;
-  bool is_sparse() const { return !budget_pages().empty(); }
+  bool is_sparse() const { return !budget_blocks().empty(); }
   void check() const;
 };
 

@@ -46,17 +46,30 @@ int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, co
 }  // namespace
 
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device) {
-  std::map<int64_t, int64_t> budgets = settings.budget_pages();
+  std::map<int64_t, int64_t> budgets = settings.budget_blocks();
   if (budgets.empty()) return {};
   if (!device.is_cpu() && settings.summary == "exact")
     throw UserError(str("rollout.sparse.summary is exact, but the device is ", device.str(),
                         ": single keys are chosen on the CPU only; expected device cpu, or mean or minmax"));
   const int64_t of_short_contexts = budgets.extract(0).mapped();
-  return {.budget_pages = of_short_contexts,
-          .summary = page_summary(settings.summary),
-          .dense_layers = settings.dense_layers,
-          .larger_budgets = std::move(budgets),
-          .keeps_choices = settings.replay};
+  SparsePolicy policy{.budget_blocks = of_short_contexts,
+                      .summary = block_summary(settings.summary),
+                      .dense_layers = settings.dense_layers,
+                      .larger_budgets = std::move(budgets),
+                      .keeps_choices = settings.replay,
+                      .block_tokens = settings.block,
+                      .first_blocks = settings.first_blocks(),
+                      .last_blocks = settings.last_blocks()};
+  if (!device.is_cpu() && policy.block_tokens != kPageTokens)
+    throw UserError(str("rollout.sparse.block is ", settings.block, ", but the device is ", device.str(),
+                        ": a GPU chooses blocks of ", kPageTokens, " tokens only; expected ", kPageTokens,
+                        ", or device cpu"));
+  if (!device.is_cpu() && !policy.is_by_pages())
+    throw UserError(str("rollout.sparse.sink_tokens and recent_tokens keep ", policy.first_blocks, " and ",
+                        policy.last_blocks, " blocks, but the device is ", device.str(),
+                        ": a GPU keeps the first block and the last two; expected sink_tokens 16 and "
+                        "recent_tokens 32, or device cpu"));
+  return policy;
 }
 
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
@@ -112,13 +125,14 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
         "rollout.sparse.budget is ", options_.settings.sparse.budget_text(), ", but on ",
         model.device().str(), " pages are chosen only in fp32 or bf16 and with head_dim up to 256; got ",
         c10::toString(model.dtype()), " and ", model.config().head_dim, "; expected none, or device cpu"));
-  constexpr int64_t kMostPages = int64_t{1} << 16;  // page numbers that fit two bytes
-  if (sparse_.keeps_choices && pages_for(model.config().max_length()) > kMostPages)
+  constexpr int64_t kMostBlocks = int64_t{1} << 16;  // block numbers that fit two bytes
+  if (sparse_.keeps_choices && sparse_.blocks_for(model.config().max_length()) > kMostBlocks)
     throw UserError(str("rollout.sparse.replay: the model takes ", model.config().max_length(),
-                        " positions, but chosen pages are kept for at most ", kMostPages * kPageTokens,
-                        "; expected false, or a model with fewer positions"));
+                        " positions, but chosen blocks of ", sparse_.block_tokens,
+                        " tokens are kept for at most ", kMostBlocks * sparse_.block_tokens,
+                        "; expected false, larger blocks, or a model with fewer positions"));
   if (sparse_.keeps_choices)
-    log_info(str("rollout.sparse.replay keeps the pages that each sampled token chose: ",
+    log_info(str("rollout.sparse.replay keeps the blocks that each sampled token chose: ",
                  KvStorage::choice_bytes_per_token(model.config(), sparse_), " bytes per token"));
   for (const int32_t token : options_.stop_tokens) {
     if (token < 0 || token >= model.config().vocab_size) {
@@ -432,8 +446,8 @@ EngineStatistics EmbeddedEngine::statistics() const {
   EngineStatistics statistics = statistics_;
   statistics.cached_tokens = scheduler_.cached_tokens();
   statistics.preemptions = scheduler_.preemptions();
-  statistics.pages_read = forward_pass_.pages_read().pages;
-  statistics.pages_in_context = forward_pass_.pages_read().of;
+  statistics.blocks_read = forward_pass_.blocks_read().blocks;
+  statistics.blocks_in_context = forward_pass_.blocks_read().of;
   if (experts_) statistics.replayed_experts = experts_->replayed_tokens();
   if (experts_) statistics.rerouted_experts = experts_->rerouted_tokens();
   return statistics;

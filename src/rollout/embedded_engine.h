@@ -64,7 +64,7 @@ struct EmbeddedEngineOptions {
   std::function<void(const PassWork&)> on_pass;  // called after each pass, if set
 };
 
-// Returns the policy by which an engine on the device chooses pages. Throws UserError if `summary` is exact
+// Returns the policy by which an engine on the device chooses blocks. Throws UserError if `summary` is exact
 // and the device is not the CPU.
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 

@@ -65,21 +65,12 @@ at::Tensor PagedContext::attend(int64_t layer, const at::Tensor& q_TNH, const at
                           .scale = scale_});
 }
 
-// Returns the pages whose last token is among the segments' tokens.
-static std::vector<int32_t> completed_pages(std::span<const PagedSegment> segments) {
-  std::vector<int32_t> complete;
-  for (const PagedSegment& segment : segments)
-    for (int64_t i = segment.begin / kPageTokens; i < (segment.begin + segment.count) / kPageTokens; ++i)
-      complete.push_back(segment.pages[static_cast<size_t>(i)]);
-  return complete;
-}
-
-// Returns, for each query and key/value head, the index in its sequence of the page that has the query.
-static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_heads) {
-  PageChooser::Lists lists;
+// Returns, for each query and key/value head, the block that has the query.
+static BlockChooser::Lists own_blocks(const BlockChooser& chooser, int64_t num_kv_heads) {
+  BlockChooser::Lists lists;
   for (const ChoosingQuery& query : chooser.queries())
     lists.resize(lists.size() + static_cast<size_t>(num_kv_heads),
-                 {static_cast<int32_t>(query.position / kPageTokens)});
+                 {static_cast<int32_t>(query.position / chooser.policy().block_tokens)});
   return lists;
 }
 
@@ -93,7 +84,7 @@ SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, Attent
       scale_(scale),
       all_(segments, shape, nullptr, path),
       chooser_(segments, is_sampled, storage.sparse(), shape.num_kv_heads),
-      complete_(completed_pages(segments)) {
+      complete_(completed_blocks(segments, storage.sparse())) {
   // Within a page the tokens must be in slot order (TokenSlot). This loop lists them so, because a page's
   // tokens belong to one sequence.
   int64_t token = 0;
@@ -166,7 +157,7 @@ void SparseContext::keep_choices() {
   for (const auto& [layer, chosen_QGK] : on_device_->chosen) of_layers.push_back(chosen_QGK);
   const at::Tensor chosen_LQGK = at::stack(of_layers).cpu();
   for (size_t i = 0; i < of_layers.size(); ++i) {
-    PageChooser::Lists lists(chooser_.queries().size() * static_cast<size_t>(shape_.num_kv_heads));
+    BlockChooser::Lists lists(chooser_.queries().size() * static_cast<size_t>(shape_.num_kv_heads));
     complete_lists(chosen_LQGK[static_cast<int64_t>(i)], chooser_.queries(), lists);
     storage_.keep_choices(on_device_->chosen[i].first, chooser_, lists);
   }
@@ -179,31 +170,32 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   const SparsePolicy& sparse = storage_.sparse();
   if (layer < sparse.dense_layers) return attend_by(all_, layer, q_TNH, k_TGH, v_TGH);
   if (on_device_) return attend_on_device(layer, q_TNH, k_TGH, v_TGH);
-  const bool by_keys = sparse.summary == PageSummary::kExact;
+  const bool by_keys = sparse.summary == BlockSummary::kExact;
   const auto summarise = [&] {
     if (by_keys) return;
-    summarise_pages(pages, complete_, sparse.summary, shape_.head_dim, storage_.summaries(layer));
+    summarise_blocks(pages, complete_, sparse, shape_.head_dim, storage_.summaries(layer));
   };
   if (!chooser_.chooses()) {
     at::Tensor o_TNH = attend_by(all_, layer, q_TNH, k_TGH, v_TGH);
     summarise();
     return o_TNH;
   }
-  // Keys and summaries are stored before pages are chosen, because a later token of this pass may choose a
-  // page that this pass completes.
+  // Keys and summaries are stored before blocks are chosen, because a later token of this pass may choose a
+  // block that this pass completes.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
-  // If single keys are selected (`by_keys`), this attention is only to the query's own page, the smallest
+  // If single keys are selected (`by_keys`), this attention is only to the query's own block, the smallest
   // valid selection. attend_to_top_keys then overwrites its output.
-  const PageChooser::Lists chosen =
-      by_keys ? own_pages(chooser_, shape_.num_kv_heads) : chooser_.choose(q_TNH, storage_.summaries(layer));
+  const BlockChooser::Lists chosen =
+      by_keys ? own_blocks(chooser_, shape_.num_kv_heads) : chooser_.choose(q_TNH, storage_.summaries(layer));
   if (!by_keys) storage_.keep_choices(layer, chooser_, chosen);
   const PageSelection selection = chooser_.selection(chosen);
   // The CUDA kernel always stores k and v, even if they are already stored.
   const bool stores = q_TNH.is_cuda();
   at::Tensor o_TNH = attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), layer, q_TNH,
                                stores ? k_TGH : at::Tensor(), stores ? v_TGH : at::Tensor());
-  if (by_keys) attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
+  if (by_keys)
+    attend_to_top_keys({q_TNH, pages, chooser_.queries(), sparse.block_tokens, scale_}, o_TNH, nullptr);
   return o_TNH;
 }
 
@@ -269,8 +261,8 @@ at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor&
                                    std::span<const uint8_t> is_sampled, ExpertRoutes* routes) {
   SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_sampled,
                           routes);
-  pages_read_.pages += attention.chooser().pages_read();
-  pages_read_.of += attention.chooser().pages_in_context();
+  blocks_read_.blocks += attention.chooser().blocks_read();
+  blocks_read_.of += attention.chooser().blocks_in_context();
   at::Tensor hidden_TD = model_.forward(tokens_T, positions_T, attention);
   attention.keep_choices();
   return hidden_TD;

@@ -82,7 +82,7 @@ class SparseContext : public RoutedContext {
                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
                 ExpertRoutes* routes = nullptr);
 
-  const PageChooser& chooser() const { return chooser_; }
+  const BlockChooser& chooser() const { return chooser_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
   // Stores the choices of all layers if the storage keeps them. Call it after the pass. With the CUDA kernels
@@ -109,15 +109,15 @@ class SparseContext : public RoutedContext {
   AttentionPath path_;
   double scale_;
   PagedPlan all_;  // attention to all pages, for dense layers; also stores keys and values
-  PageChooser chooser_;
-  std::vector<int32_t> complete_;  // pages whose last token is in this pass
+  BlockChooser chooser_;
+  std::vector<int32_t> complete_;  // completed_blocks() of this pass
   std::vector<TokenSlot> slots_;
   std::optional<OnDevice> on_device_;
 };
 
-// Pages of one sparse layer and key/value head, summed over sampled tokens.
-struct PagesRead {
-  int64_t pages = 0, of = 0;  // pages: attended to; of: in the tokens' contexts
+// Blocks of one sparse layer and key/value head, summed over sampled tokens.
+struct BlocksRead {
+  int64_t blocks = 0, of = 0;  // blocks: attended to; of: in the tokens' contexts
 };
 
 class ForwardPass {
@@ -126,12 +126,12 @@ class ForwardPass {
   ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode);
 
   // Returns the final hidden states [T, D] of the segments' tokens, in order; valid until the next pass.
-  // is_sampled: one flag per token, read only if the storage's policy is sparse: tokens with 1 choose pages.
+  // is_sampled: one flag per token, read only if the storage's policy is sparse: tokens with 1 choose blocks.
   // routes: chooses the experts of a mixture; nullptr: the router does.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
                  std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled = {},
                  ExpertRoutes* routes = nullptr);
-  const PagesRead& pages_read() const { return pages_read_; }  // sum over all passes
+  const BlocksRead& blocks_read() const { return blocks_read_; }  // sum over all passes
 
  private:
   struct Captured {
@@ -157,7 +157,7 @@ class ForwardPass {
   at::Tensor inputs_2T_, parts_;  // of graphs: tokens and positions; partial results
   OptionalGraphs device_graphs_;  // before graphs_: destroyed after them
   std::map<Key, Captured> graphs_;
-  PagesRead pages_read_;
+  BlocksRead blocks_read_;
 };
 
 }  // namespace bough

@@ -49,20 +49,20 @@ KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device
   for (at::Tensor& layer : layers_) layer = allocate(sizes);
   for (int64_t layer = sparse.dense_layers; sparse.has_summaries() && layer < num_layers(); ++layer)
     summaries_[static_cast<size_t>(layer)] =
-        allocate(summary_sizes(sparse.summary, max_pages, num_kv_heads_, head_dim_));
+        allocate(summary_sizes(sparse, max_pages, num_kv_heads_, head_dim_));
   if (const int64_t bytes = choice_bytes_per_token(config, sparse); bytes > 0)
     choices_ = map_tensor({max_pages, kPageTokens, std::max<int64_t>(0, num_layers() - sparse.dense_layers),
-                           num_kv_heads_, SparsePolicy::chosen_of(sparse.largest_budget())},
+                           num_kv_heads_, sparse.chosen_of(sparse.largest_budget())},
                           at::TensorOptions().dtype(at::kShort));
 }
 
 int64_t KvStorage::choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse) {
   if (!sparse.keeps_choices) return 0;
   return std::max<int64_t>(0, config.num_layers - sparse.dense_layers) * config.num_kv_heads *
-         SparsePolicy::chosen_of(sparse.largest_budget()) * static_cast<int64_t>(sizeof(uint16_t));
+         sparse.chosen_of(sparse.largest_budget()) * static_cast<int64_t>(sizeof(uint16_t));
 }
 
-void KvStorage::keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen) {
+void KvStorage::keep_choices(int64_t layer, const BlockChooser& chooser, const BlockChooser::Lists& chosen) {
   if (!choices_.defined()) return;
   auto* const all = static_cast<uint16_t*>(choices_.mutable_data_ptr());
   for (size_t i = 0; i < chooser.queries().size(); ++i) {
@@ -70,7 +70,7 @@ void KvStorage::keep_choices(int64_t layer, const PageChooser& chooser, const Pa
     const int64_t page = query.pages[static_cast<size_t>(query.position / kPageTokens)];
     for (int64_t g = 0; g < num_kv_heads_; ++g) {
       const auto& list = chosen[i * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(g)];
-      std::copy(list.begin() + 1, list.end() - 2,
+      std::copy(list.begin() + sparse_.first_blocks, list.end() - sparse_.last_blocks,
                 all + page * choices_.stride(0) + query.position % kPageTokens * choices_.stride(1) +
                     (layer - sparse_.dense_layers) * choices_.stride(2) + g * choices_.stride(3));
     }
@@ -84,13 +84,13 @@ PageChoices KvStorage::kept_choices(std::span<const int32_t> pages, int64_t num_
   const auto* const all = static_cast<const uint16_t*>(choices_.const_data_ptr());
   for (int64_t i = 0; i < num_tokens; ++i) {
     const int64_t budget = sparse_.budget_of(i + 1);
-    if (!is_sampled(i) || pages_for(i + 1) <= budget) continue;
+    if (!is_sampled(i) || sparse_.blocks_for(i + 1) <= budget) continue;
     kept.positions.push_back(static_cast<int32_t>(i));
     kept.begin.push_back(kept.pages.size());
     const uint16_t* list = all + pages[static_cast<size_t>(i / kPageTokens)] * choices_.stride(0) +
                            i % kPageTokens * choices_.stride(1);
     for (int64_t each = choices_.size(2) * choices_.size(3); each > 0; --each, list += choices_.stride(3))
-      kept.pages.insert(kept.pages.end(), list, list + SparsePolicy::chosen_of(budget));
+      kept.pages.insert(kept.pages.end(), list, list + sparse_.chosen_of(budget));
   }
   return kept;
 }
@@ -104,7 +104,7 @@ int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtyp
   if (!sparse.has_summaries()) return keys_and_values;
   const int64_t choices = kPageTokens * choice_bytes_per_token(config, sparse);
   const int64_t of_layer =
-      c10::multiply_integers(summary_sizes(sparse.summary, 1, config.num_kv_heads, config.head_dim));
+      c10::multiply_integers(summary_sizes(sparse, 1, config.num_kv_heads, config.head_dim));
   return keys_and_values + choices +
          std::max<int64_t>(0, config.num_layers - sparse.dense_layers) * of_layer * element;
 }
@@ -119,6 +119,12 @@ void KvStorage::copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs) {
   const at::Tensor from_S = upload(from, device_), to_S = upload(to, device_);
   for (at::Tensor& layer : layers_)
     layer.index_copy_(page_dim(), to_S, layer.index_select(page_dim(), from_S));
+  if (sparse_.parts_per_page() > 1)  // a page that is not full has complete blocks
+    for (at::Tensor& summaries : summaries_) {
+      if (!summaries.defined()) continue;
+      const at::Tensor by_page = summaries.unflatten(0, {-1, sparse_.parts_per_page()});
+      by_page.index_copy_(0, to_S, by_page.index_select(0, from_S));
+    }
   if (choices_.defined()) choices_.index_copy_(0, to_S.cpu(), choices_.index_select(0, from_S.cpu()));
 }
 

@@ -9,9 +9,10 @@
 // All memory is allocated at once and never moves, because captured CUDA graphs keep its addresses. On the
 // CPU, pages that were never written take only address space.
 //
-// Under sparse attention, each layer except the dense ones also has page summaries, by which pages are chosen
-// (kernels/page_choice/page_choice.h). The pass that stores a page's last token writes the page's summary. If
-// SparsePolicy::keeps_choices, a token's choices are stored beside its keys and values and copied with them.
+// Under sparse attention, each layer except the dense ones also has summaries of blocks, by which they are
+// chosen (kernels/page_choice/block_chooser.h). The pass that stores a block's last token writes its summary.
+// If SparsePolicy::keeps_choices, a token's choices are stored beside its keys and values and copied with
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,7 @@
 #include <vector>
 
 #include "data/trajectory.h"
-#include "kernels/page_choice/page_choice.h"
+#include "kernels/page_choice/block_chooser.h"
 #include "models/config.h"
 #include "rollout/page_pool.h"
 
@@ -40,10 +41,10 @@ class KvStorage {
 
   // Bytes of the page numbers that one token chose in all layers and heads; 0 if choices are not kept.
   static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
-  // Stores the numbers of the pages that the queries of a pass chose in a layer.
-  void keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen);
-  // Returns the pages that the first `num_tokens` tokens of the sequence with the page table `pages` chose. A
-  // token has choices only if it was sampled and its context has more pages than its budget.
+  // Stores the numbers of the blocks that the queries of a pass chose in a layer.
+  void keep_choices(int64_t layer, const BlockChooser& chooser, const BlockChooser::Lists& chosen);
+  // Returns the blocks that the first `num_tokens` tokens of the sequence with the page table `pages` chose.
+  // A token has choices only if it was sampled and its context has more pages than its budget.
   PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
                            const std::function<bool(int64_t)>& is_sampled) const;
 

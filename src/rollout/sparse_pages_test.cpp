@@ -1,4 +1,4 @@
-// Page summaries and page choices after forks, copies, evictions, releases and new weights. Random requests
+// Summaries and choices of blocks after forks, copies, evictions, releases and new weights. Random requests
 // of several turns go through the engine's scheduler, pool and storage. Made-up queries and keys replace the
 // model. Each choice is compared with a plain reference, which works on token sequences without pages in
 // memory.
@@ -16,12 +16,13 @@
 namespace bough {
 namespace {
 
-constexpr int64_t kHeads = 4, kGroups = 2, kHeadDim = 8, kBudgetPages = 5, kMaxPages = 40;
+constexpr int64_t kHeads = 4, kGroups = 2, kHeadDim = 8, kMaxPages = 40;
 
 struct Case {
   at::ScalarType dtype;
-  PageSummary summary;
+  BlockSummary summary;
   int32_t range;  // elements of keys are the multiples of 1/4 from -range/4 to range/4
+  int64_t block = kPageTokens, budget = 5, first = 1, last = 2;  // SparsePolicy
 };
 
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -40,7 +41,13 @@ class Machine {
   Machine(const Case& c, uint64_t seed)
       : case_(c),
         random_(seed, Purpose::test),
-        policy_{.budget_pages = kBudgetPages, .summary = c.summary, .dense_layers = 0, .keeps_choices = true},
+        policy_{.budget_blocks = c.budget,
+                .summary = c.summary,
+                .dense_layers = 0,
+                .keeps_choices = true,
+                .block_tokens = c.block,
+                .first_blocks = c.first,
+                .last_blocks = c.last},
         scheduler_(/*max_running=*/9, /*prefill_chunk_tokens=*/64, kMaxPages, /*is_sparse=*/true),
         storage_(config(), c.dtype, at::kCPU, kMaxPages, policy_) {}
 
@@ -143,15 +150,16 @@ class Machine {
     const std::vector<uint64_t> hashes = path_hashes(entry, computed);
     size_t next = 0;
     for (int64_t i = 0; i < computed; ++i) {
-      if (!entry.is_sampled(i) || pages_for(i + 1) <= kBudgetPages) continue;
+      if (!entry.is_sampled(i) || policy_.blocks_for(i + 1) <= policy_.budget_blocks) continue;
       ASSERT_EQ(kept.positions.at(next), i);
-      const std::span<const uint16_t> pages = kept.of(next++);
-      ASSERT_EQ(pages.size(), static_cast<size_t>(kGroups * (kBudgetPages - 3)));
+      const std::span<const uint16_t> blocks = kept.of(next++);
+      const int64_t chosen = policy_.chosen_of(policy_.budget_blocks);
+      ASSERT_EQ(std::ssize(blocks), kGroups * chosen);
       const std::vector<float> q = query_of(hashes[static_cast<size_t>(i)]);
       for (int64_t g = 0; g < kGroups; ++g) {
         const std::vector<int32_t> expected = expected_choice(hashes, i, g, q.data());
-        ASSERT_TRUE(
-            std::equal(expected.begin() + 1, expected.end() - 2, pages.begin() + g * (kBudgetPages - 3)))
+        ASSERT_TRUE(std::equal(expected.begin() + policy_.first_blocks, expected.end() - policy_.last_blocks,
+                               blocks.begin() + g * chosen))
             << "position " << i << ", head " << g << ", after " << counts_.operations << " operations";
         ++counts_.kept;
       }
@@ -191,7 +199,8 @@ class Machine {
   double rounded(double x) const {
     return case_.dtype == at::kBFloat16 ? static_cast<double>(at::BFloat16(static_cast<float>(x))) : x;
   }
-  // Returns the mean of a complete page's keys, or their least and largest elements, from its tokens' hashes.
+  // Returns the mean of a complete block's keys, or their least and largest elements, from its tokens'
+  // hashes.
   std::vector<double> summary(std::span<const uint64_t> hashes, int64_t g) const {
     std::vector<double> mean(kHeadDim, 0), least(kHeadDim, INFINITY), most(kHeadDim, -INFINITY);
     for (int64_t h = 0; h < kHeadDim; ++h) {
@@ -203,7 +212,7 @@ class Machine {
       }
       mean[i] = rounded(mean[i]);
     }
-    if (case_.summary == PageSummary::kMean) return mean;
+    if (case_.summary == BlockSummary::kMean) return mean;
     least.insert(least.end(), most.begin(), most.end());
     return least;
   }
@@ -239,13 +248,14 @@ class Machine {
     const at::Tensor summaries = storage_.summaries(0).to(at::kFloat);
     for (size_t e = 0; e < pass.entries.size(); ++e) check_summaries(pass.entries[e], hashes[e], summaries);
     if (!attention.chooser().chooses()) return;
-    const PageChooser::Lists chosen = attention.chooser().choose(q_TNH, storage_.summaries(0));
+    const BlockChooser::Lists chosen = attention.chooser().choose(q_TNH, storage_.summaries(0));
     size_t next = 0;
     int64_t token = 0;
     for (size_t e = 0; e < pass.entries.size(); ++e)
       for (int64_t i = pass.entries[e].begin; i < pass.entries[e].begin + pass.entries[e].count;
            ++i, ++token) {
-        if (is_sampled[static_cast<size_t>(token)] == 0 || pages_for(i + 1) <= kBudgetPages) continue;
+        if (is_sampled[static_cast<size_t>(token)] == 0 || policy_.blocks_for(i + 1) <= policy_.budget_blocks)
+          continue;
         for (int64_t g = 0; g < kGroups; ++g)
           ASSERT_EQ(chosen.at(next++), expected_choice(hashes[e], i, g, q.data() + token * kHeads * kHeadDim))
               << "position " << i << ", head " << g << ", after " << counts_.operations << " operations";
@@ -256,27 +266,32 @@ class Machine {
   void check_summaries(const PassEntry& entry, const std::vector<uint64_t>& hashes,
                        const at::Tensor& summaries) {
     const float* all = summaries.const_data_ptr<float>();
-    for (size_t page = 0; page < hashes.size() / kPageTokens; ++page)
+    const auto tokens = static_cast<size_t>(policy_.block_tokens);
+    for (size_t block = 0; block < hashes.size() / tokens; ++block)
       for (int64_t g = 0; g < kGroups; ++g) {
-        const std::vector<double> expected =
-            summary(std::span(hashes).subspan(page * kPageTokens, kPageTokens), g);
-        const float* own = all + entry.table().pages[page] * summaries.stride(0) + g * summaries.stride(1);
+        const std::vector<double> expected = summary(std::span(hashes).subspan(block * tokens, tokens), g);
+        // The summary is stored under the part of a page that has the block's last token.
+        const auto last = static_cast<int64_t>((block + 1) * tokens - 1);
+        const int64_t parts = kPageTokens / std::min(policy_.block_tokens, kPageTokens);
+        const int64_t part = entry.table().pages[static_cast<size_t>(last / kPageTokens)] * parts +
+                             last % kPageTokens / (kPageTokens / parts);
+        const float* own = all + part * summaries.stride(0) + g * summaries.stride(1);
         for (size_t i = 0; i < expected.size(); ++i)
           ASSERT_EQ(own[static_cast<int64_t>(i / kHeadDim) * summaries.stride(2) +
                         static_cast<int64_t>(i % kHeadDim)],
                     expected[i])
-              << "page " << page << " of " << hashes.size() << " tokens, after " << counts_.operations
+              << "block " << block << " of " << hashes.size() << " tokens, after " << counts_.operations
               << " operations";
       }
   }
 
   std::vector<int32_t> expected_choice(const std::vector<uint64_t>& hashes, int64_t position, int64_t g,
                                        const float* q) {
-    const int64_t pages = position / kPageTokens + 1, heads = kHeads / kGroups;
-    std::vector<std::pair<double, int32_t>> ranked;  // (negative score, page)
-    for (int64_t page = 1; page < pages - 2; ++page) {
-      const std::vector<double> s =
-          summary(std::span(hashes).subspan(static_cast<size_t>(page * kPageTokens), kPageTokens), g);
+    const int64_t tokens = case_.block, blocks = position / tokens + 1, heads = kHeads / kGroups;
+    std::vector<std::pair<double, int32_t>> ranked;  // (negative score, block)
+    for (int64_t block = case_.first; block < blocks - case_.last; ++block) {
+      const std::vector<double> s = summary(
+          std::span(hashes).subspan(static_cast<size_t>(block * tokens), static_cast<size_t>(tokens)), g);
       double score = 0;
       for (int64_t h = 0; h < kHeadDim; ++h) {
         double mean = 0;
@@ -284,13 +299,17 @@ class Machine {
         const double first = mean * s[static_cast<size_t>(h)];
         score += s.size() == kHeadDim ? first : std::max(first, mean * s[static_cast<size_t>(kHeadDim + h)]);
       }
-      ranked.emplace_back(-score, static_cast<int32_t>(page));
+      ranked.emplace_back(-score, static_cast<int32_t>(block));
     }
     std::sort(ranked.begin(), ranked.end());
     ++counts_.choices;
-    counts_.ties += ranked[kBudgetPages - 4].first == ranked[kBudgetPages - 3].first;
-    std::vector<int32_t> kept = {0, static_cast<int32_t>(pages - 2), static_cast<int32_t>(pages - 1)};
-    for (size_t i = 0; i < kBudgetPages - 3; ++i) kept.push_back(ranked[i].second);
+    const auto chosen = static_cast<size_t>(case_.budget - case_.first - case_.last);
+    counts_.ties += ranked[chosen - 1].first == ranked[chosen].first;
+    std::vector<int32_t> kept;
+    for (int64_t block = 0; block < case_.first; ++block) kept.push_back(static_cast<int32_t>(block));
+    for (int64_t block = blocks - case_.last; block < blocks; ++block)
+      kept.push_back(static_cast<int32_t>(block));
+    for (size_t i = 0; i < chosen; ++i) kept.push_back(ranked[i].second);
     std::sort(kept.begin(), kept.end());
     return kept;
   }
@@ -307,11 +326,14 @@ class Machine {
   Counts counts_;
 };
 
-// About 100,000 operations in total: sequence segments in passes, forks, copies, releases, new weights.
+// About 170,000 operations in total: sequence segments in passes, forks, copies, releases, new weights.
 TEST(SparsePages, SummariesAndChoicesEqualAPlainReference) {
-  const Case cases[] = {{at::kFloat, PageSummary::kMean, 1},
-                        {at::kFloat, PageSummary::kMinMax, 1},
-                        {at::kBFloat16, PageSummary::kMean, 100}};
+  const Case cases[] = {{at::kFloat, BlockSummary::kMean, 1},
+                        {at::kFloat, BlockSummary::kMinMax, 1},
+                        {at::kBFloat16, BlockSummary::kMean, 100},
+                        {at::kFloat, BlockSummary::kMean, 1, 4, 20, 4, 8},
+                        {at::kBFloat16, BlockSummary::kMinMax, 1, 8, 8, 0, 1},
+                        {at::kFloat, BlockSummary::kMean, 1, 32, 3, 1, 1}};
   for (const Case& c : cases) {
     Machine machine(c, static_cast<uint64_t>(c.range) + static_cast<uint64_t>(c.summary));
     machine.run(34000);

@@ -9,8 +9,6 @@
 namespace bough {
 namespace {
 
-constexpr int64_t kBudget = 5;  // pages, in most tests
-
 ModelConfig deep_config() {
   ModelConfig config = small_config();
   config.num_layers = 4;
@@ -44,7 +42,8 @@ std::vector<GenerationRequest> long_requests() {
   return requests;
 }
 
-// Attention of one sequence by the definition in page_choice.h, token by token, in tensor ops.
+// Attention of one sequence by the definition in sparse_policy.h and page_choice.h, token by token, in tensor
+// ops.
 class ChosenAttention : public AttentionContext {
  public:
   ChosenAttention(std::vector<uint8_t> is_sampled, const SparseSettings& settings)
@@ -61,8 +60,8 @@ class ChosenAttention : public AttentionContext {
         const at::Tensor v_JH = v_TGH.narrow(0, 0, t + 1).select(1, g);
         at::Tensor scores_PJ = at::matmul(q_PH, k_JH.t()) / std::sqrt(static_cast<double>(q_TNH.size(2)));
         if (layer >= settings_.dense_layers && is_sampled_[static_cast<size_t>(t)] != 0 &&
-            settings_.summary == "exact" && t >= 16 * kBudget) {
-          const at::Tensor least_P1 = std::get<0>(scores_PJ.topk(16 * kBudget, -1)).amin(-1, true);
+            settings_.summary == "exact" && t >= budget_tokens(t + 1)) {
+          const at::Tensor least_P1 = std::get<0>(scores_PJ.topk(budget_tokens(t + 1), -1)).amin(-1, true);
           scores_PJ = scores_PJ.masked_fill(scores_PJ < least_P1, -INFINITY);
         } else if (layer >= settings_.dense_layers && is_sampled_[static_cast<size_t>(t)] != 0 &&
                    settings_.summary != "exact")
@@ -73,25 +72,31 @@ class ChosenAttention : public AttentionContext {
   }
 
  private:
-  // [J]: true for the keys of pages that are not chosen.
-  at::Tensor hidden_keys(const at::Tensor& q_H, const at::Tensor& k_JH) const {
-    const int64_t keys = k_JH.size(0), pages = pages_for(keys);
-    at::Tensor hidden_J = at::zeros({keys}, at::kBool);
+  int64_t budget_tokens(int64_t context) const {
     int64_t budget = 0;
-    for (const auto& [from, pages_from] : settings_.budget_pages())
-      if (keys >= from) budget = pages_from;
-    if (pages <= budget) return hidden_J;
+    for (const auto& [from, blocks] : settings_.budget_blocks())
+      if (context >= from) budget = blocks * settings_.block;
+    return budget;
+  }
+
+  // [J]: true for the keys of blocks that are not chosen.
+  at::Tensor hidden_keys(const at::Tensor& q_H, const at::Tensor& k_JH) const {
+    const int64_t tokens = settings_.block, keys = k_JH.size(0), blocks = (keys + tokens - 1) / tokens;
+    at::Tensor hidden_J = at::zeros({keys}, at::kBool);
+    const int64_t budget = budget_tokens(keys) / tokens;
+    if (blocks <= budget) return hidden_J;
+    const int64_t first = settings_.first_blocks(), last = settings_.last_blocks();
     std::vector<std::pair<double, int64_t>> ranked;
-    for (int64_t page = 1; page < pages - 2; ++page) {
-      const at::Tensor k_PH = k_JH.narrow(0, page * kPageTokens, kPageTokens);
+    for (int64_t block = first; block < blocks - last; ++block) {
+      const at::Tensor k_PH = k_JH.narrow(0, block * tokens, tokens);
       const double score = settings_.summary == "mean"
                                ? (q_H * k_PH.mean(0)).sum().item<double>()
                                : at::maximum(q_H * k_PH.amin(0), q_H * k_PH.amax(0)).sum().item<double>();
-      ranked.emplace_back(-score, page);
+      ranked.emplace_back(-score, block);
     }
     std::sort(ranked.begin(), ranked.end());
-    for (size_t i = static_cast<size_t>(budget - 3); i < ranked.size(); ++i)
-      hidden_J.narrow(0, ranked[i].second * kPageTokens, kPageTokens).fill_(true);
+    for (auto i = static_cast<size_t>(budget - first - last); i < ranked.size(); ++i)
+      hidden_J.narrow(0, ranked[i].second * tokens, tokens).fill_(true);
     return hidden_J;
   }
 
@@ -151,20 +156,44 @@ std::vector<std::pair<int32_t, double>> tokens_of(const std::map<uint64_t, Gener
   return tokens;
 }
 
-TEST(SparseEngine, SampledTokensAttendToTheirChosenPages) {
+SparseSettings blocks_of(int64_t block, int64_t sink, int64_t recent, const std::string& budget) {
+  return {.budget = {budget.c_str()},
+          .block = block,
+          .sink_tokens = sink,
+          .recent_tokens = recent,
+          .dense_layers = 1};
+}
+
+// By pages, and blocks of all other sizes. At most 40 tokens are chosen by score.
+std::vector<SparseSettings> settings_to_test() {
+  std::vector<SparseSettings> all;
+  for (const std::string summary : {"mean", "minmax", "exact"})
+    all.push_back(sparse_options("16x5", 64, 512, summary).settings.sparse);
+  all.push_back(blocks_of(4, 16, 32, "80"));
+  all.push_back(blocks_of(8, 0, 0, "8x5"));
+  all.push_back(blocks_of(16, 0, 20, "64"));
+  all.push_back(blocks_of(32, 16, 0, "96"));
+  all.push_back(blocks_of(64, 0, 0, "128"));
+  all.back().summary = "minmax";
+  return all;
+}
+
+TEST(SparseEngine, SampledTokensAttendToTheirChosenBlocks) {
   const auto model = small_rollout_model(at::kDouble, 5, deep_config());
-  for (const std::string summary : {"mean", "minmax", "exact"}) {
-    const EmbeddedEngineOptions options = sparse_options("16x5", 64, 512, summary);
+  for (const SparseSettings& settings : settings_to_test()) {
+    EmbeddedEngineOptions options = sparse_options("none");
+    options.settings.sparse = settings;
     EmbeddedEngine engine(*model, options);
     double dense_error = 0;
     for (const auto& [id, result] : run(engine, long_requests())) {
-      EXPECT_LT(largest_error(*model, result, {}, options.settings.sparse), 1e-9) << id << " " << summary;
+      EXPECT_LT(largest_error(*model, result, {}, settings), 1e-9)
+          << id << " " << settings.summary << " " << settings.block;
       dense_error = std::max(dense_error, largest_log_prob_error(*model, result, 1.0));
     }
     EXPECT_GT(dense_error, 1e-3) << "nothing was left out";
     const EngineStatistics statistics = engine.statistics();
-    EXPECT_LT(statistics.pages_read, statistics.pages_in_context);
-    EXPECT_GT(statistics.pages_read, 0);
+    EXPECT_LT(statistics.blocks_read, statistics.blocks_in_context);
+    EXPECT_GT(statistics.blocks_read, 0);
   }
 }
 
@@ -211,9 +240,9 @@ TEST(SparseEngine, OnCudaNoLayerWaitsForTheDevice) {
     segments.push_back({pages[s], lengths[s], 1});
   }
   const std::vector<uint8_t> is_sampled(3, 1), is_given(445, 0);
-  for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+  for (const auto summary : {BlockSummary::kMean, BlockSummary::kMinMax}) {
     const SparsePolicy policy{
-        .budget_pages = 5, .summary = summary, .dense_layers = 1, .keeps_choices = true};
+        .budget_blocks = 5, .summary = summary, .dense_layers = 1, .keeps_choices = true};
     KvStorage storage(config, at::kFloat, at::kCUDA, 64, policy);
     const auto forward = [&](AttentionContext& attention, std::span<const PagedSegment> of, int64_t step) {
       std::vector<int64_t> tokens, positions;
@@ -256,28 +285,39 @@ TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
     const auto model = small_rollout_model(dtype, 5, deep_config());
     EmbeddedEngine dense(*model, engine_options()), sparse(*model, sparse_options("256"));
     EXPECT_EQ(tokens_of(run(sparse, long_requests())), tokens_of(run(dense, long_requests()))) << dtype;
-    EXPECT_EQ(sparse.statistics().pages_read, sparse.statistics().pages_in_context);
+    EXPECT_EQ(sparse.statistics().blocks_read, sparse.statistics().blocks_in_context);
   }
 }
 
 TEST(SparseEngine, RecomputationChangesNoSampledToken) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  const SparseSettings of_dtype[] = {sparse_options("16x5").settings.sparse,
+                                     sparse_options("16x5").settings.sparse, blocks_of(4, 16, 32, "64"),
+                                     blocks_of(8, 0, 0, "40"), blocks_of(32, 0, 32, "96")};
+  for (size_t i = 0; i < std::size(of_dtype); ++i) {
+    const auto dtype = i % 2 == 0 ? at::kFloat : at::kBFloat16;
+    const auto options = [&](int64_t max_running = 64, int64_t chunk = 512) {
+      EmbeddedEngineOptions own = sparse_options("none", max_running, chunk);
+      own.settings.sparse = of_dtype[i];
+      return own;
+    };
     const auto model = small_rollout_model(dtype, 5, deep_config());
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
-    EmbeddedEngine roomy(*model, sparse_options("16x5"));
+    EmbeddedEngine roomy(*model, options());
     const auto together = tokens_of(run(roomy, long_requests()));
     ASSERT_GT(together.size(), 400u);
 
-    EmbeddedEngineOptions few_pages = sparse_options("16x5", 16, 40);
-    const SparsePolicy policy{.budget_pages = 5, .dense_layers = 1};
+    EmbeddedEngineOptions few_pages = options(16, 40);
+    const SparsePolicy policy = sparse_policy(of_dtype[i], at::kCPU);
     few_pages.settings.kv_memory.count = 30 * KvStorage::bytes_per_page(model->config(), dtype, policy);
     EmbeddedEngine small_engine(*model, few_pages);
-    EXPECT_EQ(tokens_of(run(small_engine, long_requests())), together) << "little memory, " << dtype;
+    EXPECT_EQ(tokens_of(run(small_engine, long_requests())), together)
+        << "little memory, " << dtype << " " << of_dtype[i].block;
     EXPECT_GT(small_engine.statistics().preemptions, 0);
 
-    EmbeddedEngine interrupted(*model, sparse_options("16x5", 16, 24));
-    EXPECT_EQ(tokens_of(run(interrupted, long_requests(), 9, model.get())), together) << "interrupted";
+    EmbeddedEngine interrupted(*model, options(16, 24));
+    EXPECT_EQ(tokens_of(run(interrupted, long_requests(), 9, model.get())), together)
+        << "interrupted, " << of_dtype[i].block;
     EXPECT_GT(interrupted.statistics().recomputed_tokens, 100);
   }
 }
@@ -321,11 +361,32 @@ TEST(SparseEngine, AnInvalidBudgetIsRefused) {
   EXPECT_NE(refusal("16x").find("expected"), std::string::npos);
   EXPECT_NE(refusal("-5").find("expected"), std::string::npos);
   EXPECT_NE(refusal("16x3").find("at least 4"), std::string::npos);
+  EXPECT_NE(refusal("8x30").find("16xN or 16xN"), std::string::npos) << "blocks have 16 tokens";
   EXPECT_NE(refusal("48").find("at least 4"), std::string::npos);
   using Pages = std::map<int64_t, int64_t>;
-  EXPECT_EQ((SparseSettings{.budget = {"500"}}.budget_pages()), (Pages{{0, 32}}));
-  EXPECT_EQ((SparseSettings{.budget = {"16x24"}}.budget_pages()), (Pages{{0, 24}}));
-  EXPECT_TRUE(SparseSettings{}.budget_pages().empty());
+  EXPECT_EQ((SparseSettings{.budget = {"500"}}.budget_blocks()), (Pages{{0, 32}}));
+  EXPECT_EQ((SparseSettings{.budget = {"16x24"}}.budget_blocks()), (Pages{{0, 24}}));
+  EXPECT_TRUE(SparseSettings{}.budget_blocks().empty());
+  EXPECT_EQ(blocks_of(4, 16, 32, "4x36").budget_blocks(), (Pages{{0, 36}}));
+  EXPECT_EQ(blocks_of(4, 16, 32, "16x9").budget_blocks(), (Pages{{0, 36}}));
+  const auto message = [](const SparseSettings& settings) {
+    return message_of<UserError>([&] { settings.check(); });
+  };
+  EXPECT_NE(message(blocks_of(12, 16, 32, "512")).find("block is 12; expected 4, 8, 16"), std::string::npos);
+  EXPECT_NE(
+      message(blocks_of(4, 16, 32, "48")).find("at least 13 blocks (52 tokens): the first 4 and the last 8"),
+      std::string::npos);
+  EXPECT_NE(message_of<UserError>([] {
+              sparse_policy(blocks_of(8, 16, 32, "512"), at::kCUDA);
+            }).find("block is 8, but the device is cuda"),
+            std::string::npos);
+  EXPECT_NE(message_of<UserError>([] {
+              sparse_policy(blocks_of(16, 0, 32, "512"), at::kCUDA);
+            }).find("sink_tokens and recent_tokens keep 0 and 2 blocks"),
+            std::string::npos);
+  const SparseSettings small{.budget = {"512"}, .block = 4}, large{.budget = {"512"}, .block = 64};
+  EXPECT_EQ(std::pair(small.first_blocks(), small.last_blocks()), std::pair(int64_t{4}, int64_t{8}));
+  EXPECT_EQ(std::pair(large.first_blocks(), large.last_blocks()), std::pair(int64_t{1}, int64_t{2}));
 }
 
 TEST(SparseEngine, ImpossibleReplaySettingsAreRefused) {
@@ -336,7 +397,7 @@ TEST(SparseEngine, ImpossibleReplaySettingsAreRefused) {
   EXPECT_NE(refusal("{replay: true, budget: 512, summary: exact}").find("expected mean or minmax"),
             std::string::npos);
   const ModelConfig config = deep_config();
-  const SparsePolicy policy{.budget_pages = 8, .dense_layers = 1, .keeps_choices = true};
+  const SparsePolicy policy{.budget_blocks = 8, .dense_layers = 1, .keeps_choices = true};
   EXPECT_EQ(KvStorage::choice_bytes_per_token(config, policy), 3 * config.num_kv_heads * (8 - 3) * 2);
   SparsePolicy forgets = policy;
   forgets.keeps_choices = false;
@@ -358,13 +419,14 @@ TEST(SparseEngine, ABudgetGrowsWithTheContext) {
             std::string::npos);
   using Pages = std::map<int64_t, int64_t>;
   SparseSettings growing{.budget = {"16x5", "128:112", "180:16x9"}, .dense_layers = 1};
-  EXPECT_EQ(growing.budget_pages(), (Pages{{0, 5}, {128, 7}, {180, 9}}));
+  EXPECT_EQ(growing.budget_blocks(), (Pages{{0, 5}, {128, 7}, {180, 9}}));
   const auto read =
       parse_settings<SparseSettings>("budget: [16x5, 128:112, {from: 180, budget: 16x9}]", "test");
-  EXPECT_EQ(read.budget_pages(), growing.budget_pages());
-  EXPECT_EQ(parse_settings<SparseSettings>(settings_yaml(read), "test").budget_pages(), read.budget_pages());
+  EXPECT_EQ(read.budget_blocks(), growing.budget_blocks());
+  EXPECT_EQ(parse_settings<SparseSettings>(settings_yaml(read), "test").budget_blocks(),
+            read.budget_blocks());
   const auto given = parse_settings<SparseSettings>("budget: 512", "test", {"budget=[16x4, 900:16x8]"});
-  EXPECT_EQ(given.budget_pages(), (Pages{{0, 4}, {900, 8}}));
+  EXPECT_EQ(given.budget_blocks(), (Pages{{0, 4}, {900, 8}}));
 
   const auto model = small_rollout_model(at::kDouble, 5, deep_config());
   EmbeddedEngineOptions options = sparse_options("16x5");

@@ -71,7 +71,7 @@ GenerationResult result_from_json(const Json& json) {
 
 Json to_json(const EngineStatistics& s) {
   return {s.new_tokens, s.prefill_tokens, s.recomputed_tokens, s.cached_tokens,    s.preemptions,
-          s.steps,      s.pages_read,     s.pages_in_context,  s.replayed_experts, s.rerouted_experts};
+          s.steps,      s.blocks_read,    s.blocks_in_context, s.replayed_experts, s.rerouted_experts};
 }
 
 EngineStatistics statistics_from_json(const Json& json) {
@@ -83,8 +83,8 @@ EngineStatistics statistics_from_json(const Json& json) {
           .preemptions = at(4),
           .steps = at(5),
           .seconds = 0,
-          .pages_read = at(6),
-          .pages_in_context = at(7),
+          .blocks_read = at(6),
+          .blocks_in_context = at(7),
           .replayed_experts = at(8),
           .rerouted_experts = at(9)};
 }

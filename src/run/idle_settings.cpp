@@ -88,7 +88,8 @@ const std::vector<IdleRow>& table() {
       {{"actor.backend"}, "no allocation_mode", [](Settings s) { return !s.allocation_mode.empty(); }},
       {{"gconfig.top_logprobs"}, "no serve.port", [](Settings s) { return s.serve.port.has_value(); }},
       // Sparse attention.
-      {{"rollout.sparse.summary", "rollout.sparse.dense_layers", "rollout.sparse.replay"},
+      {{"rollout.sparse.summary", "rollout.sparse.block", "rollout.sparse.sink_tokens",
+        "rollout.sparse.recent_tokens", "rollout.sparse.dense_layers", "rollout.sparse.replay"},
        "rollout.sparse.budget",
        [](Settings s) { return !s.rollout.sparse.is_sparse(); }},
       {{"sparse_training.mode"},

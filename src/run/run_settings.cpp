@@ -87,7 +87,7 @@ void RunSettings::check() const {
             rollout.sparse.summary, "; expected exact"));
   if (rollout.sparse.replay && !sparse_training.has_sparse_policy() && !sparse_training.trains_sparse())
     throw UserError(str("rollout.sparse.replay: sparse_training.mode ", sparse_training.mode,
-                        " trains nothing with the pages that generation chose; expected false, or the mode "
+                        " trains nothing with the blocks that generation chose; expected false, or the mode "
                         "distill, draft or sparse_to_sparse"));
   if (sparse_training.is_draft() == sparse_training.draft_path.empty())
     throw UserError(str("sparse_training.draft_path: got ", quoted(sparse_training.draft_path), " with mode ",
@@ -114,7 +114,7 @@ void RunSettings::check() const {
         "sparse_training.mode sparse_to_sparse trains the policy that generates; expected reward");
   if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
     throw UserError(
-        "sparse_training.mode: sparse_to_sparse runs all models with chosen pages, but a teacher is dense; "
+        "sparse_training.mode: sparse_to_sparse runs all models with chosen blocks, but a teacher is dense; "
         "expected no teacher.path");
   if (sparse_training.trains_sparse() && actor.advantages.needs_values())
     throw UserError(
@@ -128,7 +128,7 @@ void RunSettings::check() const {
       (sparse_training.has_sparse_policy() || sparse_training.trains_sparse()))
     throw UserError(str("actor.backend: got ", actor.backend, ", but sparse_training.mode ",
                         sparse_training.mode,
-                        " trains with chosen pages, for which a rank needs all heads of a group and all "
+                        " trains with chosen blocks, for which a rank needs all heads of a group and all "
                         "tokens of a pass; expected data parallelism only (fsdp:dN)"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||

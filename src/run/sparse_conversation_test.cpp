@@ -12,7 +12,10 @@
 namespace bough {
 namespace {
 
-const SparsePolicy kConversationPolicy{.budget_pages = 5, .summary = PageSummary::kMean, .dense_layers = 1};
+// By pages, and by blocks of 8 tokens.
+const SparseSettings kConversationPolicies[] = {
+    {.budget = {"16x5"}, .dense_layers = 1},
+    {.budget = {"64"}, .block = 8, .sink_tokens = 8, .recent_tokens = 16, .dense_layers = 1}};
 
 // ChatML over 97 token ids: a line break, the characters from ' ' to '}', <|im_start|> and <|im_end|>.
 class SmallChat final : public testing::TemplateChat {
@@ -63,9 +66,10 @@ std::unique_ptr<Model> conversation_model() {
   return small_rollout_model(at::kDouble, 5, config);
 }
 
-SampledConversations sample_conversations(const Model& model, const ChatCodec& chat) {
+SampledConversations sample_conversations(const Model& model, const ChatCodec& chat,
+                                          const SparseSettings& sparse) {
   EmbeddedEngineOptions options = engine_options();
-  options.settings.sparse = {.budget = {"16x5"}, .summary = "mean", .dense_layers = 1};
+  options.settings.sparse = sparse;
   options.stop_tokens = {96};
   EmbeddedEngine engine(model, options);
   const Dataset problems = testing::numbered_problems(6);
@@ -93,12 +97,12 @@ SampledConversations sample_conversations(const Model& model, const ChatCodec& c
 }
 
 // The largest difference between the log-probabilities of training and those that the engine reported.
-double training_error(Model& model, const std::vector<Trajectory>& rows) {
+double training_error(Model& model, const std::vector<Trajectory>& rows, const SparseSettings& sparse) {
   std::vector<const Trajectory*> pointers;
   for (const Trajectory& row : rows) pointers.push_back(&row);
   TrainBatch batch = make_batch(rows, {}, at::kDouble);
   mark_tokens(batch, pointers, {.sampled = true});
-  Executor executor(model, {.sparse = kConversationPolicy});
+  Executor executor(model, {.sparse = sparse_policy(sparse, at::kCPU)});
   const at::Tensor log_probs_R =
       executor.execute_forward(make_plan("blocks", plan_request(batch, 128)), batch).log_probs_R;
   return (log_probs_R - batch.fields.behaviour_log_probs_R).abs().max().item<double>();
@@ -108,10 +112,11 @@ TEST(SparseConversation, TrainingHasTheLogProbabilitiesOfLaterTurns) {
   const auto model = conversation_model();
   for (const bool rewrites_history : {false, true}) {
     const SmallChat chat(chat_template(rewrites_history));
-    const SampledConversations conversations = sample_conversations(*model, chat);
+    const SparseSettings& sparse = kConversationPolicies[rewrites_history ? 1 : 0];
+    const SampledConversations conversations = sample_conversations(*model, chat, sparse);
     EXPECT_GT(conversations.later_turns, 4);
     EXPECT_EQ(conversations.rewritten > 4, rewrites_history);
-    EXPECT_LT(training_error(*model, conversations.rows), 1e-6) << "the engine's values are floats";
+    EXPECT_LT(training_error(*model, conversations.rows, sparse), 1e-6) << "the engine's values are floats";
   }
 }
 

@@ -23,7 +23,7 @@
 #include <optional>
 
 #include "comm/communicator.h"
-#include "kernels/page_choice/page_choice.h"
+#include "kernels/page_choice/block_chooser.h"
 #include "models/model.h"
 #include "plan/plan.h"
 #include "train/make_batch.h"

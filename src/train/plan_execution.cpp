@@ -115,7 +115,7 @@ class PlanExecution {
     at::Tensor entered_TD;  // received from the previous stage
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // RecomputePolicy::kAttention: one per layer
-    std::vector<PageChooser::Lists> choices;             // of a forward without a graph, by layer
+    std::vector<BlockChooser::Lists> choices;            // of a forward without a graph, by layer
     std::vector<at::Tensor> experts;                     // the same: the experts that the tokens used
     at::Tensor boundary_rows_E;                          // int64: tokens of boundary_ED, by index in the pass
     at::Tensor boundary_ED;                              // boundary hidden states: other heads read them
@@ -378,10 +378,11 @@ class PlanExecution {
     if (!by_pages) return pass;
     TreePages pages(input_.ends.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
-      PageChooser chooser(pages.segments(), input_.is_sampled, options_.sparse, model_.config().num_kv_heads);
+      BlockChooser chooser(pages.segments(), input_.is_sampled, options_.sparse,
+                           model_.config().num_kv_heads);
       if (chooser.chooses())
         pass.choice = {std::move(chooser),
-                       std::vector<PageChooser::Lists>(static_cast<size_t>(model_.config().num_layers)),
+                       std::vector<BlockChooser::Lists>(static_cast<size_t>(model_.config().num_layers)),
                        {},
                        &counts_.replays};
       if (pass.choice && !input_.replays.empty())

@@ -171,7 +171,7 @@ SparsePolicyStep step_of_sparse_policy(bool is_draft, Model& trained_model, uint
   SparseTrainingSettings settings{
       .mode = is_draft ? "draft" : "distill", .kl_loss_coef = 0.2, .lora = {.rank = 3}};
   const SparsePolicy policy =
-      is_draft ? SparsePolicy() : SparsePolicy{.budget_pages = 4, .summary = PageSummary::kMean};
+      is_draft ? SparsePolicy() : SparsePolicy{.budget_blocks = 4, .summary = BlockSummary::kMean};
   const ActorSettings actor = settings_of(seed);
   const SparsePolicyOptions options{
       .settings = settings, .actor = actor, .policy = policy, .total_steps = 10, .ranks = groups};

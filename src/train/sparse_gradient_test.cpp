@@ -1,4 +1,4 @@
-// Gradients under page selection on trees: of the policy (mode sparse_to_sparse) and of the sparse policy's
+// Gradients under block selection on trees: of the policy (mode sparse_to_sparse) and of the sparse policy's
 // adapters (phi, mode distill). The reference is the flat batch with an explicit attention mask. The mask is
 // computed here, query by query with tensor ops, from the definition in kernels/page_choice/page_choice.h.
 #include <gtest/gtest.h>
@@ -15,50 +15,51 @@
 namespace bough {
 namespace {
 
-constexpr int64_t kPage = 16;
-
 // The keys that the queries of a layer do not attend to. Counts the (query, head) pairs with such keys.
-class MaskOfPages {
+class MaskOfBlocks {
  public:
-  explicit MaskOfPages(const SparsePolicy& policy) : policy_(policy) {}
+  explicit MaskOfBlocks(const SparsePolicy& policy) : policy_(policy) {}
 
   at::Tensor operator()(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
                         const std::vector<uint8_t>& is_sampled) {
     if (layer < policy_.dense_layers) return {};
     const int64_t N = q_NTH.size(0), T = q_NTH.size(1), G = k_GTH.size(0), H = k_GTH.size(2), heads = N / G;
-    const int64_t complete = T / kPage;
+    const int64_t tokens = policy_.block_tokens, complete = T / tokens, first = policy_.first_blocks;
     at::Tensor hidden_NTT = at::zeros({N, T, T}, at::kBool);
-    if (policy_.summary == PageSummary::kExact) {
+    if (policy_.summary == BlockSummary::kExact) {
       const at::Tensor scores_NTT = at::matmul(q_NTH, k_GTH.repeat_interleave(heads, 0).transpose(1, 2));
       for (int64_t n = 0; n < N; ++n)
-        for (int64_t t = policy_.budget_pages * kPage; t < T; ++t)
+        for (int64_t t = policy_.budget_blocks * tokens; t < T; ++t)
           if (is_sampled[static_cast<size_t>(t)] != 0)
             hide_lowest(scores_NTT[n][t].narrow(0, 0, t + 1), hidden_NTT[n][t]);
       return hidden_NTT;
     }
     if (complete == 0) return hidden_NTT;
     for (int64_t g = 0; g < G; ++g) {
-      const at::Tensor pages_BPH = k_GTH[g].narrow(0, 0, complete * kPage).view({complete, kPage, H});
+      const at::Tensor blocks_BPH = k_GTH[g].narrow(0, 0, complete * tokens).view({complete, tokens, H});
       const at::Tensor q_T1H = q_NTH.narrow(0, g * heads, heads).mean(0).unsqueeze(1);
       const at::Tensor scores_TB =
-          policy_.summary == PageSummary::kMean
-              ? (q_T1H * pages_BPH.mean(1).unsqueeze(0)).sum(-1)
-              : at::maximum(q_T1H * pages_BPH.amin(1).unsqueeze(0), q_T1H * pages_BPH.amax(1).unsqueeze(0))
+          policy_.summary == BlockSummary::kMean
+              ? (q_T1H * blocks_BPH.mean(1).unsqueeze(0)).sum(-1)
+              : at::maximum(q_T1H * blocks_BPH.amin(1).unsqueeze(0), q_T1H * blocks_BPH.amax(1).unsqueeze(0))
                     .sum(-1);
       for (int64_t t = 0; t < T; ++t) {
-        const int64_t pages = t / kPage + 1;
-        int64_t budget = policy_.budget_pages;
+        const int64_t blocks = t / tokens + 1;
+        int64_t budget = policy_.budget_blocks;
         for (const auto& [from, larger] : policy_.larger_budgets)
           if (t + 1 >= from) budget = larger;
-        if (is_sampled[static_cast<size_t>(t)] == 0 || pages <= budget) continue;
+        if (is_sampled[static_cast<size_t>(t)] == 0 || blocks <= budget) continue;
         ++num_choices_;
         const double* scores = scores_TB.const_data_ptr<double>() + t * complete;
-        std::vector<int64_t> ranked(static_cast<size_t>(pages - 3));
-        std::iota(ranked.begin(), ranked.end(), 1);
+        std::vector<int64_t> ranked(static_cast<size_t>(blocks - first - policy_.last_blocks));
+        std::iota(ranked.begin(), ranked.end(), first);
         std::stable_sort(ranked.begin(), ranked.end(),
                          [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
-        for (size_t i = static_cast<size_t>(budget - 3); i < ranked.size(); ++i)
-          hidden_NTT.narrow(0, g * heads, heads).select(1, t).narrow(1, ranked[i] * kPage, kPage).fill_(true);
+        for (auto i = static_cast<size_t>(budget - first - policy_.last_blocks); i < ranked.size(); ++i)
+          hidden_NTT.narrow(0, g * heads, heads)
+              .select(1, t)
+              .narrow(1, ranked[i] * tokens, tokens)
+              .fill_(true);
       }
     }
     return hidden_NTT;
@@ -70,7 +71,7 @@ class MaskOfPages {
   void hide_lowest(const at::Tensor& scores_K, const at::Tensor& hidden_T) {
     ++num_choices_;
     const at::Tensor order_K = scores_K.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
-    const int64_t kept = policy_.budget_pages * kPage;
+    const int64_t kept = policy_.budget_blocks * policy_.block_tokens;
     hidden_T.index_fill_(0, order_K.narrow(0, kept, order_K.size(0) - kept), true);
   }
 
@@ -78,13 +79,20 @@ class MaskOfPages {
   int64_t num_choices_ = 0;
 };
 
+// Blocks of all sizes.
 SparsePolicy policy_of(uint64_t seed) {
+  const int64_t sizes[] = {4, 8, 16, 32, 64}, tokens = sizes[seed % 5];
+  const int64_t first = static_cast<int64_t>(seed % 3), last = tokens < 16 ? 16 / tokens : 1;
+  const int64_t budget = first + last + std::max<int64_t>(1, 32 / tokens);
   std::map<int64_t, int64_t> larger;
-  if (seed % 4 == 3) larger = {{150, 7}};
-  return {.budget_pages = 4 + static_cast<int64_t>(seed % 3),
-          .summary = seed % 2 == 0 ? PageSummary::kMean : PageSummary::kMinMax,
+  if (seed % 4 == 3) larger = {{150, budget + 2}};
+  return {.budget_blocks = budget,
+          .summary = seed % 2 == 0 ? BlockSummary::kMean : BlockSummary::kMinMax,
           .dense_layers = static_cast<int64_t>(seed % 5 == 1),
-          .larger_budgets = std::move(larger)};
+          .larger_budgets = std::move(larger),
+          .block_tokens = tokens,
+          .first_blocks = first,
+          .last_blocks = last};
 }
 
 std::vector<const Trajectory*> pointers(const RandomBatch& r) {
@@ -104,7 +112,7 @@ std::unique_ptr<RandomBatch> long_batch(uint64_t seed) {
 void expect_gradient_of_masked(Model& model, const SparsePolicy& policy, const RandomBatch& r,
                                const std::string& what, int64_t& num_choices) {
   const auto loss = full_loss();
-  MaskOfPages mask(policy);
+  MaskOfBlocks mask(policy);
   FlatResult flat = FlatReference(model, std::ref(mask)).run(r.batch, *loss);
   num_choices += mask.num_choices();
   for (const std::string strategy : {"path", "blocks", "packed"}) {
@@ -140,15 +148,15 @@ TEST(SparseGradient, ExactTopKeysEqualMaskedSequences) {
     const auto r = long_batch(seed);
     const auto model = random_model(seed, at::kDouble);
     SparsePolicy policy = policy_of(seed);
-    policy.summary = PageSummary::kExact;
+    policy.summary = BlockSummary::kExact;
     policy.larger_budgets.clear();
     expect_gradient_of_masked(*model, policy, *r, str("seed ", seed), num_choices);
   }
   EXPECT_GT(num_choices, 500);
 }
 
-// If all keys are 0, every page has the same score, while the attention values of the pages differ.
-TEST(SparseGradient, WithEqualScoresTheLowerPagesAreSeen) {
+// If all keys are 0, every block has the same score, while the attention values of the blocks differ.
+TEST(SparseGradient, WithEqualScoresTheLowerBlocksAreSeen) {
   int64_t num_choices = 0;
   for (const uint64_t seed : {5, 17}) {  // models without biases and norms of keys
     const auto r = long_batch(seed == 5 ? 5 : 16);
@@ -186,7 +194,7 @@ TEST(SparseGradient, AdaptersEqualMaskedSequencesAndThePolicyHasNoGradient) {
     batch.fields.advantages_R = r->batch.fields.advantages_R;
     batch.fields.proximal_is_current = true;
     const auto loss = make_loss(sparse_trainer.actor().loss);
-    MaskOfPages mask(policy);
+    MaskOfBlocks mask(policy);
     FlatReference reference(sparse_model, std::ref(mask));
     // The dense log-probabilities are near the sparse ones, as in a run, because k3 grows exponentially with
     // their difference.

@@ -38,7 +38,7 @@ struct RouteDifferences {
 };
 
 struct MarkSettings {
-  bool sampled = false;  // mark sampled tokens and their page choices
+  bool sampled = false;  // mark sampled tokens and their block choices
   bool experts = false;  // mark recorded experts
   // Equal prefixes get the most frequent record of each token, and stay one node. false: each sequence keeps
   // its own records, and sequences part where the records differ.

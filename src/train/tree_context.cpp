@@ -47,16 +47,17 @@ void PrefixKvStack::pop(int64_t count) {
   tokens_.resize(tokens_.size() - count);
 }
 
-void TreeContext::Pass::Choice::replay(int64_t layer, PageChooser::Lists& lists) {
+void TreeContext::Pass::Choice::replay(int64_t layer, BlockChooser::Lists& lists) {
   if (counts) counts->lists += std::ssize(lists);
   if (replays.empty() || lists.empty()) return;
   const size_t heads = lists.size() / replays.size();
+  const int64_t first = chooser.policy().first_blocks;
   const auto layers = chosen.size() - static_cast<size_t>(chooser.policy().dense_layers);
   for (size_t i = 0; i < replays.size(); ++i) {
     if (replays[i].empty()) continue;
-    const auto length = static_cast<size_t>(SparsePolicy::chosen_of(chooser.queries()[i].budget));
+    const auto length = static_cast<size_t>(chooser.policy().chosen_of(chooser.queries()[i].budget));
     BOUGH_CHECK(replays[i].size() == layers * heads * length, "the rollout has ", replays[i].size(),
-                " page choices of a token, expected ", length, " in ", heads, " heads and ", layers,
+                " block choices of a token, expected ", length, " in ", heads, " heads and ", layers,
                 " layers");
     for (size_t g = 0; g < heads; ++g) {
       const auto kept = replays[i].subspan(
@@ -66,12 +67,13 @@ void TreeContext::Pass::Choice::replay(int64_t layer, PageChooser::Lists& lists)
       std::vector<int32_t>& list = lists[i * heads + g];
       if (counts) {
         ++counts->replayed;
-        counts->different += !std::equal(kept.begin(), kept.end(), list.begin() + 1);
+        counts->different += !std::equal(kept.begin(), kept.end(), list.begin() + first);
       }
-      BOUGH_CHECK(list.size() == length + 3 && kept.front() > 0 && kept.back() < list[length + 1] &&
+      BOUGH_CHECK(std::ssize(list) == chooser.queries()[i].budget && kept.front() >= first &&
+                      kept.back() < list[static_cast<size_t>(first) + length] &&
                       std::is_sorted(kept.begin(), kept.end()),
-                  "the rollout has page choices outside the token's context");
-      std::copy(kept.begin(), kept.end(), list.begin() + 1);
+                  "the rollout has block choices outside the token's context");
+      std::copy(kept.begin(), kept.end(), list.begin() + first);
     }
   }
 }
@@ -124,13 +126,13 @@ TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor
     return layer_pages;
   };
   if (is_chosen(pass, layer)) {
-    PageChooser::Lists& chosen = pass.choice->chosen[layer];
+    BlockChooser::Lists& chosen = pass.choice->chosen[layer];
     if (chosen.empty() || pass.verify_recompute) {
-      PageChooser::Lists lists =
+      BlockChooser::Lists lists =
           choose_in_tree(make_input(pass, layer, q, k, v), pages(), {*pass.pages, pass.choice->chooser});
       pass.choice->replay(layer, lists);
       BOUGH_CHECK(chosen.empty() || chosen == lists,
-                  "a recompute selects other pages than its first forward, layer ", layer);
+                  "a recompute selects other blocks than its first forward, layer ", layer);
       chosen = std::move(lists);
     }
   }
@@ -271,8 +273,8 @@ at::Tensor TreeContext::layer(int64_t index, const at::Tensor& x_TD, const Layer
   return outputs[0];
 }
 
-std::vector<PageChooser::Lists> TreeContext::take_choices() {
-  return pass_.choice ? std::move(pass_.choice->chosen) : std::vector<PageChooser::Lists>();
+std::vector<BlockChooser::Lists> TreeContext::take_choices() {
+  return pass_.choice ? std::move(pass_.choice->chosen) : std::vector<BlockChooser::Lists>();
 }
 
 at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,

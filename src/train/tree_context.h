@@ -92,15 +92,15 @@ class TreeContext : public AttentionContext {
     // Page selection of the pass's queries: which queries select, and the lists by layer. The first forward
     // writes the lists and a recompute reads them.
     struct Choice {
-      PageChooser chooser;
-      std::vector<PageChooser::Lists> chosen;
+      BlockChooser chooser;
+      std::vector<BlockChooser::Lists> chosen;
       // By query: pages that generation recorded (PageChoices), used in place of the selected ones. Empty:
       // the query selects its pages.
       std::vector<std::span<const uint16_t>> replays = {};
       ReplayCounts* counts = nullptr;  // nullptr: not counted
 
       // Replaces `lists` by the pages that generation recorded for this layer.
-      void replay(int64_t layer, PageChooser::Lists& lists);
+      void replay(int64_t layer, BlockChooser::Lists& lists);
     };
     std::optional<Choice> choice;
     // A mixture's experts. The first forward sets them and a recompute reads them.
@@ -134,7 +134,7 @@ class TreeContext : public AttentionContext {
   at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override;
 
   // Moves out the page lists that the pass's queries selected, by layer. Empty if no query selects pages.
-  std::vector<PageChooser::Lists> take_choices();
+  std::vector<BlockChooser::Lists> take_choices();
   const ExpertRoutes& experts() const { return pass_.experts; }
 
   // Empty tensors. Pass them to backward as roots in addition to the hidden states.

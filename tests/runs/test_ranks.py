@@ -730,8 +730,8 @@ def test_allocations_in_areals_syntax_set_the_ranks(bough, experiment):
 def test_unsupported_settings_of_ranks_are_refused(bough, experiment):
     sparse = ("rollout.sparse.budget=64", "gconfig.top_logprobs=20", "actor.backend=fsdp:c2")
     for words, said in (
-        ((*sparse, "sparse_training.mode=distill"), "trains with chosen pages"),
-        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains with chosen pages"),  # old key
+        ((*sparse, "sparse_training.mode=distill"), "trains with chosen blocks"),
+        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains with chosen blocks"),  # old key
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "rollout.batch_invariant=true"), "another order"),
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
         (("actor.backend=fsdp:p2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),

@@ -29,27 +29,32 @@ namespace bough {
 namespace {
 using simd::kLanes;
 
-int64_t vectors_of(PageSummary summary) {
-  BOUGH_CHECK(summary != PageSummary::kExact, "PageSummary::kExact has no page summaries");
-  return summary == PageSummary::kMean ? 1 : 2;
+int64_t vectors_of(BlockSummary summary) {
+  BOUGH_CHECK(summary != BlockSummary::kExact, "BlockSummary::kExact has no summaries");
+  return summary == BlockSummary::kMean ? 1 : 2;
 }
 
-// keys: those of one head in one page, [padded H / P][16][P] (pages.h).
+// Summarises one block for one head. keys: those of the head in page 0, [padded H / P][16][P] (pages.h).
 template <class T>
-void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padded_H, T* to) {
+void summarise_head(const T* keys, int64_t page_stride, std::span<const int32_t> parts,
+                    const SparsePolicy& policy, int64_t H, int64_t padded_H, T* to) {
   constexpr int64_t kPair = sizeof(T) == 2 ? 2 : 1;
+  const int64_t per_page = policy.parts_per_page(), count = policy.part_tokens();
   for (int64_t h = 0; h < padded_H; ++h) {
     AccOf<T> total = 0, least = std::numeric_limits<AccOf<T>>::infinity(), most = -least;
     if (h >= H) least = most = 0;
-    const T* key = keys + (h / kPair) * kPageTokens * kPair + h % kPair;
-    for (int64_t j = 0; h < H && j < kPageTokens; ++j) {
-      const AccOf<T> x = simd::widen(key[j * kPair]);
-      total += x;
-      least = x < least ? x : least;
-      most = x > most ? x : most;
+    for (size_t part = 0; h < H && part < parts.size(); ++part) {
+      const T* key = keys + parts[part] / per_page * page_stride + (h / kPair) * kPageTokens * kPair +
+                     parts[part] % per_page * count * kPair + h % kPair;
+      for (int64_t j = 0; j < count; ++j) {
+        const AccOf<T> x = simd::widen(key[j * kPair]);
+        total += x;
+        least = x < least ? x : least;
+        most = x > most ? x : most;
+      }
     }
-    if (summary == PageSummary::kMean) {
-      simd::narrow(to[h], total / kPageTokens);
+    if (policy.summary == BlockSummary::kMean) {
+      simd::narrow(to[h], total / static_cast<AccOf<T>>(policy.block_tokens));
     } else {
       simd::narrow(to[h], least);
       simd::narrow(to[padded_H + h], most);
@@ -57,26 +62,26 @@ void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padde
   }
 }
 
-// One query, averaged over the query heads of one key/value head, and the summaries of the pages to score.
+// One query, averaged over the query heads of one key/value head, and the summaries of the blocks to score.
 template <class T>
 struct Scoring {
   const AccOf<T>* q;   // [padded H], zeros from H on
-  const T* summaries;  // of page 0 of the head
-  int64_t page_stride;
-  const int32_t* pages;
+  const T* summaries;  // of part 0 of the head
+  int64_t part_stride;
+  const int32_t* parts;  // the last part of each block
   int64_t count, padded_H;
   bool has_extremes;
   AccOf<T>* scores;  // [count]
 };
 
-// Scores `kCount` pages from page i on: for each page, the product of the query with the page's summary.
+// Scores `kCount` blocks from block i on: for each, the product of the query with the block's summary.
 template <int kCount, class T>
 BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   using Vector = typename simd::Types<T>::Vector;
   const T* summaries[kCount];
   Vector even[kCount] = {}, odd[kCount] = {};  // two chains hide the latency of the additions
 #pragma GCC unroll 4
-  for (int p = 0; p < kCount; ++p) summaries[p] = s.summaries + s.pages[i + p] * s.page_stride;
+  for (int p = 0; p < kCount; ++p) summaries[p] = s.summaries + s.parts[i + p] * s.part_stride;
   for (int64_t h = 0; h < s.padded_H; h += 2 * kLanes) {
     Vector q0, q1;
     simd::load(q0, s.q + h);
@@ -108,23 +113,23 @@ BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
 }
 
 template <class T>
-BOUGH_INLINE void score_pages(const Scoring<T>* scoring) {
+BOUGH_INLINE void score_blocks(const Scoring<T>* scoring) {
   const Scoring<T>& s = *scoring;
   int64_t i = 0;
   for (; i + 4 <= s.count; i += 4) score_some<4>(s, i);
   for (; i < s.count; ++i) score_some<1>(s, i);
 }
 
-#define BOUGH_SCORE_PAGES(T) BOUGH_ON_BEST_ISA(score, (const Scoring<T>* s), (s), score_pages<T>)
-BOUGH_SCORE_PAGES(float)
-BOUGH_SCORE_PAGES(double)
-BOUGH_SCORE_PAGES(BFloat16Bits)
+#define BOUGH_SCORE_BLOCKS(T) BOUGH_ON_BEST_ISA(score, (const Scoring<T>* s), (s), score_blocks<T>)
+BOUGH_SCORE_BLOCKS(float)
+BOUGH_SCORE_BLOCKS(double)
+BOUGH_SCORE_BLOCKS(BFloat16Bits)
 
 // The scratch of one thread.
 template <class T>
 struct Room {
   std::vector<AccOf<T>> q, scores, highest;
-  std::vector<int32_t> order;
+  std::vector<int32_t> order, parts;
 };
 
 // Writes the indices of the `count` highest scores, ascending, to the beginning of room.order. Finds a lower
@@ -160,15 +165,24 @@ void find_highest(Room<T>& room, size_t count) {
   std::sort(room.order.begin(), kept);
 }
 
+// Returns the last parts of a query's blocks from block first_blocks on.
 template <class T>
-void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extremes,
+const int32_t* parts_of(const ChoosingQuery& query, const SparsePolicy& policy, int64_t count,
+                        Room<T>& room) {
+  if (policy.block_tokens == kPageTokens) return query.pages.data() + policy.first_blocks;
+  room.parts.resize(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i)
+    room.parts[static_cast<size_t>(i)] = policy.last_part(query.pages, policy.first_blocks + i);
+  return room.parts.data();
+}
+
+template <class T>
+void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePolicy& policy,
             const ChoosingQuery& query, int64_t g, Room<T>& room, std::vector<int32_t>& list) {
-  const auto visible = static_cast<int64_t>(query.pages.size()), budget = query.budget;
+  const int64_t visible = policy.blocks_for(query.position + 1), budget = query.budget;
   list.resize(static_cast<size_t>(std::min(visible, budget)));
-  if (visible <= budget) {
-    std::iota(list.begin(), list.end(), 0);
-    return;
-  }
+  std::iota(list.begin(), list.end(), 0);
+  if (visible <= budget) return;
   const int64_t G = summaries.size(1), padded_H = summaries.size(3), H = q_TNH.size(2);
   const int64_t heads = q_TNH.size(1) / G;
   room.q.assign(static_cast<size_t>(padded_H), 0);
@@ -177,29 +191,29 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extre
     for (int64_t h = 0; h < H; ++h) room.q[static_cast<size_t>(h)] += simd::widen(q[h]);
   }
   for (AccOf<T>& x : room.q) x /= static_cast<AccOf<T>>(heads);
-  const int64_t candidates = visible - 3;
+  const int64_t first = policy.first_blocks, candidates = visible - first - policy.last_blocks;
   room.scores.resize(static_cast<size_t>(candidates));
   const Scoring<T> scoring{.q = room.q.data(),
                            .summaries = data<T>(summaries) + g * summaries.stride(1),
-                           .page_stride = summaries.stride(0),
-                           .pages = query.pages.data() + 1,
+                           .part_stride = summaries.stride(0),
+                           .parts = parts_of(query, policy, candidates, room),
                            .count = candidates,
                            .padded_H = padded_H,
-                           .has_extremes = has_extremes,
+                           .has_extremes = policy.summary == BlockSummary::kMinMax,
                            .scores = room.scores.data()};
   score(&scoring);
-  const auto kept = static_cast<size_t>(SparsePolicy::chosen_of(budget));
-  find_highest(room, kept);
-  list.front() = 0;
-  std::transform(room.order.begin(), room.order.begin() + static_cast<int64_t>(kept), list.begin() + 1,
-                 [](int32_t i) { return i + 1; });
-  list[list.size() - 2] = static_cast<int32_t>(visible - 2);
-  list.back() = static_cast<int32_t>(visible - 1);
+  const int64_t kept = policy.chosen_of(budget);
+  find_highest(room, static_cast<size_t>(kept));
+  std::transform(room.order.begin(), room.order.begin() + kept, list.begin() + first,
+                 [first](int32_t i) { return static_cast<int32_t>(i + first); });
+  std::iota(list.end() - policy.last_blocks, list.end(), static_cast<int32_t>(visible - policy.last_blocks));
 }
 
 // Queries that see no more pages than their budget keep all pages, so they are not sent to the device.
-void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
+void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePolicy& policy,
                     std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
+  BOUGH_CHECK(policy.is_by_pages(), "blocks of ", policy.block_tokens, " tokens, ", policy.first_blocks,
+              " and ", policy.last_blocks, " always kept; CUDA chooses whole pages");
   const auto G = static_cast<size_t>(summaries.size(1));
   std::vector<ChoosingQuery> asked;
   std::vector<std::vector<int32_t>> of_asked;
@@ -209,8 +223,9 @@ void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSu
   std::ranges::copy_if(queries, std::back_inserter(asked), is_asked);
   if (!asked.empty()) {
     of_asked.resize(asked.size() * G);
-    complete_lists(DevicePageChooser(asked, {}, q_TNH.device()).choose(q_TNH, summaries, summary).cpu(),
-                   asked, of_asked);
+    complete_lists(
+        DevicePageChooser(asked, {}, q_TNH.device()).choose(q_TNH, summaries, policy.summary).cpu(), asked,
+        of_asked);
   }
   auto next = of_asked.begin();
   for (size_t i = 0; i < lists.size(); ++i) {
@@ -224,60 +239,54 @@ void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSu
   }
 }
 
-void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t head_dim) {
-  BOUGH_CHECK((summaries.is_cpu() || summaries.is_cuda()) && summaries.is_contiguous() &&
-                  summaries.dim() == 4 &&
-                  summaries.sizes() ==
-                      at::IntArrayRef(summary_sizes(summary, summaries.size(0), summaries.size(1), head_dim)),
-              "page summaries: got ", summaries.sizes(), " on ", summaries.device().str());
+void check_summaries(const at::Tensor& summaries, const SparsePolicy& policy, int64_t head_dim) {
+  const int64_t num_pages = summaries.size(0) / policy.parts_per_page();
+  BOUGH_CHECK(
+      (summaries.is_cpu() || summaries.is_cuda()) && summaries.is_contiguous() && summaries.dim() == 4 &&
+          summaries.sizes() == at::IntArrayRef(summary_sizes(policy, num_pages, summaries.size(1), head_dim)),
+      "summaries of blocks: got ", summaries.sizes(), " on ", summaries.device().str());
 }
 
 }  // namespace
 
-PageSummary page_summary(const std::string& name) {
-  if (name == "mean") return PageSummary::kMean;
-  if (name == "minmax") return PageSummary::kMinMax;
-  BOUGH_CHECK(name == "exact", "page summary: got ", name, ", expected mean, minmax or exact");
-  return PageSummary::kExact;
-}
-
-int64_t SparsePolicy::budget_of(int64_t context_tokens) const {
-  const auto next = larger_budgets.upper_bound(context_tokens);
-  return next == larger_budgets.begin() ? budget_pages : std::prev(next)->second;
-}
-
-std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
+std::vector<int64_t> summary_sizes(const SparsePolicy& policy, int64_t num_pages, int64_t num_kv_heads,
                                    int64_t head_dim) {
-  return {num_pages, num_kv_heads, vectors_of(summary), padded_head_dim(head_dim)};
+  return {num_pages * policy.parts_per_page(), num_kv_heads, vectors_of(policy.summary),
+          padded_head_dim(head_dim)};
 }
 
-void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
-                     int64_t head_dim, const at::Tensor& summaries) {
-  check_summaries(summaries, summary, head_dim);
+void summarise_blocks(const at::Tensor& pages, std::span<const int32_t> complete, const SparsePolicy& policy,
+                      int64_t head_dim, const at::Tensor& summaries) {
+  check_summaries(summaries, policy, head_dim);
   const int64_t G = summaries.size(1), padded_H = summaries.size(3);
-  if (pages.is_cuda())
-    return summarise_pages(pages, upload(complete, pages.device()), summary, head_dim, summaries);
-  BOUGH_CHECK(pages.is_cpu() && pages.dim() == 4 && pages.size(0) == summaries.size(0) &&
-                  pages.size(1) == G && pages.size(3) == kPageTokens * padded_H &&
-                  pages.scalar_type() == summaries.scalar_type(),
-              "pages ", pages.sizes(), " ", pages.scalar_type(), ", their summaries ", summaries.sizes(), " ",
-              summaries.scalar_type());
-  dispatch_float_types(pages.scalar_type(), "page choice", [&]<class T>() {
-    const auto items = static_cast<int64_t>(complete.size()) * G;
-    at::parallel_for(0, items, grain(kPageTokens * padded_H), [&](int64_t begin, int64_t end) {
+  if (pages.is_cuda()) {
+    BOUGH_CHECK(policy.block_tokens == kPageTokens, "blocks of ", policy.block_tokens, " tokens on CUDA");
+    return summarise_pages(pages, upload(complete, pages.device()), policy.summary, head_dim, summaries);
+  }
+  const auto parts_per_block = static_cast<size_t>(policy.parts_per_block());
+  BOUGH_CHECK(pages.is_cpu() && pages.dim() == 4 &&
+                  pages.size(0) * policy.parts_per_page() == summaries.size(0) && pages.size(1) == G &&
+                  pages.size(3) == kPageTokens * padded_H && pages.scalar_type() == summaries.scalar_type() &&
+                  complete.size() % parts_per_block == 0,
+              "pages ", pages.sizes(), " ", pages.scalar_type(), ", summaries of their blocks ",
+              summaries.sizes(), " ", summaries.scalar_type(), ", ", complete.size(), " parts");
+  dispatch_float_types(pages.scalar_type(), "block choice", [&]<class T>() {
+    const auto items = static_cast<int64_t>(complete.size() / parts_per_block) * G;
+    at::parallel_for(0, items, grain(policy.block_tokens * padded_H), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t page = complete[static_cast<size_t>(i / G)], g = i % G;
-        summarise_head(data<T>(pages) + page * pages.stride(0) + g * pages.stride(1), summary, head_dim,
-                       padded_H,
-                       mutable_data<T>(summaries) + page * summaries.stride(0) + g * summaries.stride(1));
+        const auto parts = complete.subspan(static_cast<size_t>(i / G) * parts_per_block, parts_per_block);
+        const int64_t g = i % G;
+        summarise_head(
+            data<T>(pages) + g * pages.stride(1), pages.stride(0), parts, policy, head_dim, padded_H,
+            mutable_data<T>(summaries) + parts.back() * summaries.stride(0) + g * summaries.stride(1));
       }
     });
   });
 }
 
-void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
-                  std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
-  check_summaries(summaries, summary, q_TNH.size(2));
+void choose_blocks(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePolicy& policy,
+                   std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
+  check_summaries(summaries, policy, q_TNH.size(2));
   const int64_t G = summaries.size(1);
   BOUGH_CHECK(lists.size() == queries.size() * static_cast<size_t>(G) && q_TNH.stride(2) == 1 &&
                   q_TNH.size(1) % G == 0 && q_TNH.scalar_type() == summaries.scalar_type(),
@@ -285,37 +294,40 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
               q_TNH.scalar_type(), ", summaries ", summaries.sizes());
   int64_t most = 1;
   for (const ChoosingQuery& query : queries) {
-    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty() &&
-                    query.budget >= kLeastPages,
-                "choose_pages: query ", query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(),
-                " pages and a budget of ", query.budget, ", expected a budget of at least ", kLeastPages);
-    most = std::max(most, static_cast<int64_t>(query.pages.size()));
+    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && query.position >= 0 &&
+                    pages_for(query.position + 1) == std::ssize(query.pages) &&
+                    query.budget >= policy.least_budget(),
+                "choose_blocks: query ", query.token, " of ", q_TNH.size(0), " at position ", query.position,
+                ", with ", query.pages.size(), " pages and a budget of ", query.budget,
+                " blocks, expected at least ", policy.least_budget());
+    most = std::max(most, policy.blocks_for(query.position + 1));
   }
-  if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, summary, queries, lists);
-  dispatch_float_types(q_TNH.scalar_type(), "page choice", [&]<class T>() {
+  if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, policy, queries, lists);
+  dispatch_float_types(q_TNH.scalar_type(), "block choice", [&]<class T>() {
     const auto items = static_cast<int64_t>(lists.size());
     at::parallel_for(0, items, grain(most * summaries.size(3) / 4), [&](int64_t begin, int64_t end) {
       Room<T> room;
       for (int64_t i = begin; i < end; ++i)
-        choose<T>(q_TNH, summaries, summary == PageSummary::kMinMax, queries[static_cast<size_t>(i / G)],
-                  i % G, room, lists[static_cast<size_t>(i)]);
+        choose<T>(q_TNH, summaries, policy, queries[static_cast<size_t>(i / G)], i % G, room,
+                  lists[static_cast<size_t>(i)]);
     });
   });
 }
 
-void summarise_pages(const at::Tensor& pages, const at::Tensor& complete_C, PageSummary summary,
+void summarise_pages(const at::Tensor& pages, const at::Tensor& complete_C, BlockSummary summary,
                      int64_t head_dim, const at::Tensor& summaries) {
   using Op = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
   static const auto op = find_op<Op>("bough::summarise_pages_");
-  op.call(pages, complete_C, summary == PageSummary::kMinMax, head_dim, summaries);
+  op.call(pages, complete_C, summary == BlockSummary::kMinMax, head_dim, summaries);
 }
 
 DevicePageChooser::DevicePageChooser(std::span<const ChoosingQuery> queries, std::span<const int32_t> tables,
                                      at::Device device) {
   std::vector<int32_t> records, pages;  // records: PageChoiceQuery
   for (const ChoosingQuery& query : queries) {
-    const auto count = static_cast<int64_t>(query.pages.size()), kept = SparsePolicy::chosen_of(query.budget);
-    BOUGH_CHECK(query.budget >= kLeastPages && count > query.budget, "a query of ", count,
+    const auto count = static_cast<int64_t>(query.pages.size()),
+               kept = SparsePolicy().chosen_of(query.budget);
+    BOUGH_CHECK(query.budget >= SparsePolicy().least_budget() && count > query.budget, "a query of ", count,
                 " pages with a budget of ", query.budget, "; expected more pages than the budget");
     for (const int64_t number : {query.token, static_cast<int64_t>(pages.size()), count, kept})
       records.push_back(static_cast<int32_t>(number));
@@ -332,7 +344,7 @@ DevicePageChooser::DevicePageChooser(std::span<const ChoosingQuery> queries, std
 }
 
 at::Tensor DevicePageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries,
-                                     PageSummary summary, const at::Tensor* ids) const {
+                                     BlockSummary summary, const at::Tensor* ids) const {
   using Tensor = const at::Tensor&;
   using Optional = const std::optional<at::Tensor>&;
   using Op = at::Tensor(Tensor, Tensor, bool, Tensor, Tensor, int64_t, int64_t, Optional, Optional);
@@ -341,7 +353,7 @@ at::Tensor DevicePageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& 
                        ids->scalar_type() == at::kInt),
               "page choice: got ", tables_.numel(), " tables for ", queries_Q4_.size(0), " queries of ",
               summaries.size(1), " heads");
-  return op.call(q_TNH, summaries, summary == PageSummary::kMinMax, queries_Q4_, pages_, most_pages_,
+  return op.call(q_TNH, summaries, summary == BlockSummary::kMinMax, queries_Q4_, pages_, most_pages_,
                  most_kept_, ids ? std::optional(tables_) : std::nullopt,
                  ids ? std::optional(*ids) : std::nullopt);
 }
@@ -356,67 +368,9 @@ void complete_lists(const at::Tensor& chosen_QGK, std::span<const ChoosingQuery>
     const ChoosingQuery& query = queries[i / G];
     const auto visible = static_cast<int32_t>(query.pages.size());
     lists[i].assign(1, 0);
-    lists[i].insert(lists[i].end(), from, from + SparsePolicy::chosen_of(query.budget));
+    lists[i].insert(lists[i].end(), from, from + SparsePolicy().chosen_of(query.budget));
     lists[i].insert(lists[i].end(), {visible - 2, visible - 1});
   }
-}
-
-PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_sampled,
-                         const SparsePolicy& policy, int64_t num_kv_heads)
-    : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
-  size_t token = 0;
-  for (const PagedSegment& segment : segments) {
-    PagedSegment open = segment;  // the tokens of the segment that are not in segments_ yet
-    open.count = 0;
-    const auto close = [&] {
-      if (open.count > 0) segments_.push_back(open);
-    };
-    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
-      BOUGH_CHECK(token < is_sampled.size(), "got ", is_sampled.size(),
-                  " marks of sampled tokens, expected one per token");
-      const int64_t pages = pages_for(i + 1), budget = policy.budget_of(i + 1);
-      if (is_sampled[token] != 0) {
-        pages_read_ += std::min(pages, budget);
-        pages_in_context_ += pages;
-      }
-      if (is_sampled[token] == 0 || pages <= budget) {
-        ++open.count;
-        continue;
-      }
-      close();
-      choosing_.push_back(segments_.size());
-      segments_.push_back({segment.pages, i, 1});
-      queries_.push_back({.token = static_cast<int64_t>(token),
-                          .pages = segment.pages.first(static_cast<size_t>(pages)),
-                          .budget = budget,
-                          .position = i});
-      open.begin = i + 1;
-      open.count = 0;
-    }
-    close();
-  }
-  if (queries_.empty()) return;
-  lists_.resize(segments_.size() * num_kv_heads_);
-  for (size_t i = 0; i < lists_.size(); ++i) {
-    const PagedSegment& segment = segments_[i / num_kv_heads_];
-    lists_[i].resize(static_cast<size_t>(pages_for(segment.begin + segment.count)));
-    std::iota(lists_[i].begin(), lists_[i].end(), 0);
-  }
-}
-
-PageChooser::Lists PageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const {
-  Lists chosen(queries_.size() * num_kv_heads_);
-  choose_pages(q_TNH, summaries, policy_.summary, queries_, chosen);
-  return chosen;
-}
-
-PageSelection PageChooser::selection(const Lists& chosen) {
-  BOUGH_CHECK(chosen.size() == queries_.size() * num_kv_heads_, chosen.size(), " lists for ", queries_.size(),
-              " queries");
-  for (size_t i = 0; i < choosing_.size(); ++i)
-    for (size_t g = 0; g < num_kv_heads_; ++g)
-      lists_[choosing_[i] * num_kv_heads_ + g] = chosen[i * num_kv_heads_ + g];
-  return {.lists = lists_, .per_head = true};
 }
 
 }  // namespace bough

@@ -31,7 +31,7 @@ constexpr int64_t kMostGathered = int64_t{1} << 26;
 // last place, so that all tables have the same length.
 void fill_tables(const at::Tensor& lists_QGK, const at::Tensor& queries, const at::Tensor& pages,
                  const at::Tensor& tables, const at::Tensor& ids) {
-  const int64_t Q = lists_QGK.size(0), G = lists_QGK.size(1), P = lists_QGK.size(2) + kLeastPages - 1;
+  const int64_t Q = lists_QGK.size(0), G = lists_QGK.size(1), P = lists_QGK.size(2) + 3;
   const auto field = [&](int64_t which) { return queries.select(1, which).view({Q, 1, 1}); };
   const at::Tensor last = field(3) + 2;
   const at::Tensor place_QGP = at::minimum(at::arange(P, queries.options()), last).expand({Q, G, P});

@@ -13,19 +13,24 @@
 namespace bough {
 namespace {
 
+// The query of the last token of full pages.
+ChoosingQuery choosing_query(int64_t token, std::span<const int32_t> pages, int64_t budget) {
+  return {.token = token, .pages = pages, .budget = budget, .position = std::ssize(pages) * kPageTokens - 1};
+}
+
 struct Case {
   int64_t N, G, H;
   at::ScalarType dtype;
-  PageSummary summary;
+  BlockSummary summary;
 };
 
-// Pages filled with random keys. Summaries are NaN until summarise_pages() writes them.
+// Pages filled with random keys. Summaries are NaN until summarise_blocks() writes them.
 struct Layer {
   Layer(const Case& c, int64_t num_pages) {
     const auto options = at::TensorOptions().dtype(c.dtype);
     pages = at::full(page_sizes({c.N, c.G, c.H, c.dtype, at::kCPU}, num_pages), NAN, options);
     keys_BTGH = at::randn({num_pages, kPageTokens, c.G, c.H}, options);
-    summaries = at::full(summary_sizes(c.summary, num_pages, c.G, c.H), NAN, options);
+    summaries = at::full(summary_sizes({.summary = c.summary}, num_pages, c.G, c.H), NAN, options);
     std::vector<TokenSlot> slots;
     for (int64_t i = 0; i < num_pages * kPageTokens; ++i) slots.push_back({i, i});
     const at::Tensor k_TGH = keys_BTGH.flatten(0, 1);
@@ -39,7 +44,7 @@ at::Tensor reference_scores(const Case& c, const Layer& layer, const at::Tensor&
   const int64_t heads = c.N / c.G;
   const at::Tensor q_H = q_NH.narrow(0, g * heads, heads).to(at::kDouble).mean(0);
   const at::Tensor k_BTH = layer.keys_BTGH.select(2, g).to(at::kDouble);
-  if (c.summary == PageSummary::kMean) return k_BTH.mean(1).to(c.dtype).to(at::kDouble).matmul(q_H);
+  if (c.summary == BlockSummary::kMean) return k_BTH.mean(1).to(c.dtype).to(at::kDouble).matmul(q_H);
   return at::maximum(q_H * k_BTH.amin(1), q_H * k_BTH.amax(1)).sum(-1);
 }
 
@@ -52,15 +57,15 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
   Layer layer(c, num_pages);
   std::vector<int32_t> all;
   for (int32_t i = 0; i < num_pages; ++i) all.push_back(i);
-  summarise_pages(layer.pages, all, c.summary, c.H, layer.summaries);
+  summarise_blocks(layer.pages, all, {.summary = c.summary}, c.H, layer.summaries);
   const at::Tensor q_TNH = at::randn({3, c.N, c.H}, layer.keys_BTGH.options());
   // The pages of a context may have any ids. In the second query, the ids descend.
   const std::vector<int32_t> backwards(all.rbegin(), all.rend());
-  const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = budget},
-                                           {.token = 0, .pages = backwards, .budget = budget},
-                                           {.token = 1, .pages = std::span(all).first(9), .budget = budget}};
+  const std::vector<ChoosingQuery> queries{choosing_query(2, all, budget),
+                                           choosing_query(0, backwards, budget),
+                                           choosing_query(1, std::span(all).first(9), budget)};
   std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(c.G));
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
+  choose_blocks(q_TNH, layer.summaries, {.summary = c.summary}, queries, lists);
   for (size_t i = 0; i < lists.size(); ++i) {
     const ChoosingQuery& query = queries[i / static_cast<size_t>(c.G)];
     const auto count = static_cast<int32_t>(query.pages.size());
@@ -86,15 +91,15 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, PageChoice,
-                         testing::Values(Case{4, 2, 64, at::kFloat, PageSummary::kMean},
-                                         Case{4, 2, 24, at::kFloat, PageSummary::kMinMax},
-                                         Case{6, 2, 64, at::kBFloat16, PageSummary::kMean},
-                                         Case{3, 1, 128, at::kBFloat16, PageSummary::kMinMax},
-                                         Case{8, 8, 40, at::kDouble, PageSummary::kMean},
-                                         Case{4, 1, 32, at::kDouble, PageSummary::kMinMax}));
+                         testing::Values(Case{4, 2, 64, at::kFloat, BlockSummary::kMean},
+                                         Case{4, 2, 24, at::kFloat, BlockSummary::kMinMax},
+                                         Case{6, 2, 64, at::kBFloat16, BlockSummary::kMean},
+                                         Case{3, 1, 128, at::kBFloat16, BlockSummary::kMinMax},
+                                         Case{8, 8, 40, at::kDouble, BlockSummary::kMean},
+                                         Case{4, 1, 32, at::kDouble, BlockSummary::kMinMax}));
 
 TEST(PageChoice, KeepsTheLowerPageIfScoresAreEqual) {
-  const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
+  const Case c{1, 1, 32, at::kFloat, BlockSummary::kMean};
   Layer layer(c, 20);
   layer.summaries.zero_();
   layer.summaries[12][0][0][0] = 1;
@@ -102,18 +107,18 @@ TEST(PageChoice, KeepsTheLowerPageIfScoresAreEqual) {
   q_TNH[0][0][0] = 1;
   std::vector<int32_t> all;
   for (int32_t i = 0; i < 20; ++i) all.push_back(i);
-  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all, .budget = 6}};
+  const std::vector<ChoosingQuery> queries{choosing_query(0, all, 6)};
   std::vector<std::vector<int32_t>> lists(1);
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
+  choose_blocks(q_TNH, layer.summaries, {.summary = c.summary}, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 12, 18, 19}));
   q_TNH[0][0][0] = NAN;  // as from a diverged model: NaN has no order and must do no harm
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
+  choose_blocks(q_TNH, layer.summaries, {.summary = c.summary}, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
 }
 
 // There are few distinct scores, so many are equal. Numbers of pages and budgets are combined in all ways.
 TEST(PageChoice, EqualsAStableSortByScore) {
-  const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
+  const Case c{1, 1, 32, at::kFloat, BlockSummary::kMean};
   for (const int32_t num_pages : {10, 37, 200, 701, 1500})
     for (const int64_t budget : {4, 5, 9, 32, 100})
       for (const int64_t levels : {2, 7, 300}) {
@@ -134,8 +139,8 @@ TEST(PageChoice, EqualsAStableSortByScore) {
         best.insert(best.end(), {0, num_pages - 2, num_pages - 1});
         std::sort(best.begin(), best.end());
         std::vector<std::vector<int32_t>> lists(1);
-        choose_pages(q_TNH, layer.summaries, c.summary,
-                     std::vector<ChoosingQuery>{{.token = 0, .pages = all, .budget = budget}}, lists);
+        choose_blocks(q_TNH, layer.summaries, {.summary = c.summary},
+                      std::vector<ChoosingQuery>{choosing_query(0, all, budget)}, lists);
         EXPECT_EQ(lists[0], best) << num_pages << " pages, budget " << budget << ", levels " << levels;
       }
 }
@@ -149,7 +154,7 @@ TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
   std::vector<int32_t> all;
   for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
   for (const auto dtype : {at::kFloat, at::kBFloat16})
-    for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+    for (const auto summary : {BlockSummary::kMean, BlockSummary::kMinMax}) {
       const int64_t N = 8, G = 2, H = 40;
       const auto options = at::TensorOptions().dtype(dtype);
       const at::Tensor k_TGH = at::randint(-2, 3, {num_pages * kPageTokens, G, H}).to(dtype);
@@ -157,10 +162,8 @@ TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
       std::vector<TokenSlot> slots;
       for (int64_t i = 0; i < num_pages * kPageTokens; ++i) slots.push_back({i, i});
       const std::vector<ChoosingQuery> queries{
-          {.token = 1, .pages = all, .budget = 40},
-          {.token = 3, .pages = std::span(all).first(5), .budget = 4},
-          {.token = 0, .pages = std::span(all).first(300), .budget = 299},
-          {.token = 2, .pages = std::span(all).first(20), .budget = 20}};
+          choosing_query(1, all, 40), choosing_query(3, std::span(all).first(5), 4),
+          choosing_query(0, std::span(all).first(300), 299), choosing_query(2, std::span(all).first(20), 20)};
       std::vector<std::vector<int32_t>> lists[2];
       at::Tensor summaries[2];
       for (const int device : {0, 1}) {
@@ -168,10 +171,11 @@ TEST_F(CudaPageChoice, ChoosesTheSamePagesAsTheCpu) {
         const at::Tensor pages =
             at::full(page_sizes({N, G, H, dtype, on}, num_pages), NAN, options.device(on));
         store_in_pages(pages, k_TGH.to(on), k_TGH.to(on), slots);
-        const at::Tensor own = at::full(summary_sizes(summary, num_pages, G, H), NAN, options.device(on));
-        summarise_pages(pages, all, summary, H, own);
+        const at::Tensor own =
+            at::full(summary_sizes({.summary = summary}, num_pages, G, H), NAN, options.device(on));
+        summarise_blocks(pages, all, {.summary = summary}, H, own);
         lists[device].resize(queries.size() * static_cast<size_t>(G));
-        choose_pages(q_TNH.to(on), own, summary, queries, lists[device]);
+        choose_blocks(q_TNH.to(on), own, {.summary = summary}, queries, lists[device]);
         summaries[device] = own.cpu();
       }
       EXPECT_TRUE(at::equal(summaries[0], summaries[1])) << dtype;
@@ -196,14 +200,14 @@ TEST_F(CudaPageChoice, WritesTheIdsOfTheKeptPagesToTheirTables) {
   for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
   const at::Tensor q_TNH = at::randint(-1, 2, {2, N, H}).to(at::kFloat);
   const at::Tensor summaries = at::randint(-2, 3, {num_pages, G, 1, H}).to(at::kFloat);
-  const std::vector<ChoosingQuery> queries{{.token = 1, .pages = all, .budget = 40},
-                                           {.token = 0, .pages = std::span(all).first(5), .budget = 4}};
+  const std::vector<ChoosingQuery> queries{choosing_query(1, all, 40),
+                                           choosing_query(0, std::span(all).first(5), 4)};
   std::vector<std::vector<int32_t>> expected(queries.size() * G), got(queries.size() * G);
-  choose_pages(q_TNH, summaries, PageSummary::kMean, queries, expected);
+  choose_blocks(q_TNH, summaries, {}, queries, expected);
   const std::vector<int32_t> tables{300, 0, 50, 500};
   const at::Tensor ids = at::full({600}, -1, at::TensorOptions().dtype(at::kInt).device(at::kCUDA));
   const at::Tensor chosen = DevicePageChooser(queries, tables, at::kCUDA)
-                                .choose(q_TNH.cuda(), summaries.cuda(), PageSummary::kMean, &ids);
+                                .choose(q_TNH.cuda(), summaries.cuda(), BlockSummary::kMean, &ids);
   complete_lists(chosen.cpu(), queries, got);
   EXPECT_EQ(got, expected);
   EXPECT_TRUE(at::equal(ids.cpu(), expected_ids(queries, expected, at::tensor(tables, at::kInt))));
@@ -219,7 +223,7 @@ TEST(PageChoice, TheReferencesChooseTheSamePages) {
   std::vector<int32_t> all;
   for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
   for (const auto dtype : {at::kFloat, at::kBFloat16})
-    for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+    for (const auto summary : {BlockSummary::kMean, BlockSummary::kMinMax}) {
       const Case c{N, G, H, dtype, summary};
       Layer layer(c, num_pages);
       const at::Tensor k_TGH = at::randint(-2, 3, {num_pages * kPageTokens, G, H}).to(dtype);
@@ -228,18 +232,18 @@ TEST(PageChoice, TheReferencesChooseTheSamePages) {
       std::vector<TokenSlot> slots;
       for (int64_t i = 0; i < num_pages * kPageTokens; ++i) slots.push_back({i, i});
       store_in_pages(layer.pages, k_TGH, k_TGH, slots);
-      summarise_pages(layer.pages, all, summary, H, layer.summaries);
+      summarise_blocks(layer.pages, all, {.summary = summary}, H, layer.summaries);
       const at::Tensor k_BGTH = k_TGH.unflatten(0, {num_pages, kPageTokens}).transpose(1, 2);
       const at::Tensor got = at::full_like(layer.summaries, NAN);
-      const bool has_extremes = summary == PageSummary::kMinMax;
+      const bool has_extremes = summary == BlockSummary::kMinMax;
       find_op<Summarise>("bough::summarise_pages_")
           .call(at::stack({k_BGTH, k_BGTH}), at::tensor(all, at::kInt), has_extremes, H, got);
       EXPECT_TRUE(at::equal(got, layer.summaries)) << dtype;
-      const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = 40},
-                                               {.token = 0, .pages = std::span(all).first(9), .budget = 8},
-                                               {.token = 1, .pages = all, .budget = 199}};
+      const std::vector<ChoosingQuery> queries{choosing_query(2, all, 40),
+                                               choosing_query(0, std::span(all).first(9), 8),
+                                               choosing_query(1, all, 199)};
       std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(G));
-      choose_pages(q_TNH, layer.summaries, summary, queries, lists);
+      choose_blocks(q_TNH, layer.summaries, {.summary = summary}, queries, lists);
       const at::Tensor records =
           at::tensor({2, 0, 200, 37, 0, 0, 9, 5, 1, 0, 200, 196}, at::kInt).view({-1, 4});
       // The tables of query i and head g: tables[i][g], in `ids` of which the rest is -1.
@@ -261,12 +265,12 @@ TEST(PageChoice, TheReferencesChooseTheSamePages) {
 }
 
 TEST(PageChoice, ABudgetBelowTheMinimumIsRefused) {
-  const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
+  const Case c{1, 1, 32, at::kFloat, BlockSummary::kMean};
   Layer layer(c, 8);
   std::vector<int32_t> all{0, 1, 2, 3, 4, 5, 6, 7};
-  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all, .budget = 3}};
+  const std::vector<ChoosingQuery> queries{choosing_query(0, all, 3)};
   std::vector<std::vector<int32_t>> lists(1);
-  EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, lists),
+  EXPECT_THROW(choose_blocks(at::zeros({1, 1, 32}), layer.summaries, {.summary = c.summary}, queries, lists),
                InternalError);
 }
 

@@ -56,18 +56,18 @@ struct TopKeys {
   std::vector<AccOf<T>> ordered;
   std::vector<int32_t> kept;
 
-  void find(const HeadOfPages<T>& head, const T* q, const ChoosingQuery& query, int64_t H, double scale) {
+  void find(const HeadOfPages<T>& head, const T* q, const ChoosingQuery& query, const TopKeysInput& in) {
     using Acc = AccOf<T>;
-    const int64_t count = query.position + 1;
+    const int64_t count = query.position + 1, H = in.q_TNH.size(2);
     scores.resize(query.pages.size() * kPageTokens);
     for (size_t i = 0; i < query.pages.size(); ++i)
       head.scores_of(query.pages[i], q, H, scores.data() + i * kPageTokens);
     scores.resize(static_cast<size_t>(count));  // drops the unused slots of the last page
     for (Acc& score : scores) {
-      score *= static_cast<Acc>(scale);
+      score *= static_cast<Acc>(in.scale);
       if (score != score) score = -std::numeric_limits<Acc>::infinity();
     }
-    const auto most = static_cast<size_t>(std::min(count, query.budget * kPageTokens));
+    const auto most = static_cast<size_t>(std::min(count, query.budget * in.block_tokens));
     ordered.assign(scores.begin(), scores.end());
     const auto least = ordered.begin() + static_cast<int64_t>(most) - 1;  // the lowest score that is kept
     std::nth_element(ordered.begin(), least, ordered.end(), std::greater());
@@ -111,7 +111,7 @@ void attend_to_top_keys(const TopKeysInput& in, const at::Tensor& o_TNH, at::Ten
         const ChoosingQuery& query = in.queries[static_cast<size_t>(item / N)];
         const int64_t n = item % N, row = query.token * N + n;
         const HeadOfPages<T> head = head_of<T>(in.pages, n / (N / G), H);
-        top.find(head, row_of<T>(in.q_TNH, query.token, n), query, H, in.scale);
+        top.find(head, row_of<T>(in.q_TNH, query.token, n), query, in);
         Acc most = -std::numeric_limits<Acc>::infinity(), total = 0;
         for (const int32_t j : top.kept) most = std::max(most, top.scores[static_cast<size_t>(j)]);
         std::fill(sums.begin(), sums.end(), Acc{0});
@@ -148,7 +148,7 @@ void top_keys_backward(const TopKeysInput& in, const at::Tensor& o_TNH, const at
         for (int64_t n = g * (N / G); n < (g + 1) * (N / G); ++n) {
           const int64_t row = query.token * N + n;
           const T *q = row_of<T>(in.q_TNH, query.token, n), *d_o = data<T>(d_o_TNH) + row * H;
-          top.find(head, q, query, H, in.scale);
+          top.find(head, q, query, in);
           Acc product = 0;
           for (int64_t h = 0; h < H; ++h)
             product += simd::widen(d_o[h]) * simd::widen(data<T>(o_TNH)[row * H + h]);

@@ -2,7 +2,7 @@
 // Block top-k attention (page_choice.h) approximates it. This is a slow baseline in plain loops on the CPU,
 // which computes the scores of all keys.
 //
-//   K     = the (budget · 16) keys j with the highest s_j = scale · q · k_j; if equal, the earlier key
+//   K     = the budget · block_tokens keys j with the highest s_j = scale · q · k_j; on a tie the earlier
 //   o     = sum_{j in K} p_j v_j,  p = softmax_K(s);   lse = log sum_{j in K} exp(s_j)
 //   d_s_j = p_j (d_o · v_j - d_o · o) · scale;   d_q = sum_K d_s_j k_j,  d_k_j += d_s_j q,  d_v_j += p_j d_o
 //
@@ -18,6 +18,7 @@ struct TopKeysInput {
   const at::Tensor& q_TNH;  // last dimension contiguous
   const at::Tensor& pages;  // pages of a layer on the CPU
   std::span<const ChoosingQuery> queries;
+  int64_t block_tokens;  // SparsePolicy::block_tokens
   double scale;
 };
 

@@ -107,13 +107,14 @@ void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 v
 
 void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights, float scale) {
   const __m512 factor = _mm512_set1_ps(scale), slack = _mm512_set1_ps(kSlack);
-  // The lanes (keys) of the run's last page that each entry sees. An entry sees all lanes of earlier pages.
+  const auto seen_by = [&](int64_t entry, int64_t page) -> __mmask16 {
+    return block.task.visible(block.task.rows[(block.first + entry) / block.layer.heads()], page);
+  };
+  // The lanes (keys) of the run's last page that each entry sees. An entry without masks sees all lanes of
+  // earlier pages.
   __mmask16 seen_of_last[kRows];
-  for (int64_t entry = 0; entry < block.count; ++entry) {
-    const int64_t left =
-        block.task.rows[(block.first + entry) / block.layer.heads()].limit - (block.run.page_end - 1) * kPage;
-    seen_of_last[entry] = left >= kPage ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
-  }
+  for (int64_t entry = 0; entry < block.count; ++entry)
+    seen_of_last[entry] = seen_by(entry, block.run.page_end - 1);
   Batch batch;
   for (int64_t page = block.run.page_begin; page < block.run.page_end; page += batch.count) {
     const int64_t left = block.run.page_end - page;
@@ -125,7 +126,9 @@ void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights
       const bool is_last = page + i + 1 == block.run.page_end;
       for (int64_t entry = 0; entry < block.count; ++entry) {
         const int64_t at = (i * kRows + entry) * kPage;
-        const __mmask16 visible = is_last ? seen_of_last[entry] : ~__mmask16{0};
+        const __mmask16 visible = is_last            ? seen_of_last[entry]
+                                  : block.task.masks ? seen_by(entry, page + i)
+                                                     : ~__mmask16{0};
         const float* maximum = block.task.maximum + block.first + entry;
         const __m512 score = _mm512_mul_ps(_mm512_load_ps(scores + at), factor);
         __m512 above = _mm512_sub_ps(score, _mm512_set1_ps(*maximum));

@@ -50,7 +50,7 @@ BOUGH_INLINE void load_two(Vector& even, Vector& odd, const A* rows, int64_t str
 // Computes one page for B entries: scores, running maximum and sum, weighted sum of values.
 template <int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
-                             const int64_t* counts, const T* keys, const T* values) {
+                             const uint16_t* visible, const T* keys, const T* values) {
   using Acc = typename simd::Types<T>::Acc;
   using Vector = typename simd::Types<T>::Vector;
   using Integers = typename simd::Types<T>::Integers;
@@ -73,16 +73,17 @@ BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& ta
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) even[b] += q[b * padded_H + h] * k0;
   }
-  const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Integers lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                         1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
   alignas(64) Acc weights[B][kLanes];
-  int64_t num_keys = 0;
+  unsigned seen = 0;  // keys that an entry sees
 #pragma GCC unroll 4
   for (int b = 0; b < B; ++b) {
     const Vector nothing = Vector{} - std::numeric_limits<Acc>::infinity();
     Vector scores = even[b] + odd[b];
     using Index = std::remove_cvref_t<decltype(lane[0])>;
-    if (counts[b] < kLanes) scores = lane < static_cast<Index>(counts[b]) ? scores : nothing;
-    if (counts[b] > num_keys) num_keys = counts[b];
+    if (visible[b] != kAllKeys) scores = (lane & static_cast<Index>(visible[b])) != 0 ? scores : nothing;
+    seen |= visible[b];
     Acc& maximum = task.maximum[entry + b];
     Acc* output = task.output + (entry + b) * padded_H;
     Vector sum;
@@ -110,12 +111,13 @@ BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& ta
     Vector o[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) simd::load(o[b], task.output + (entry + b) * padded_H + c);
-    for (int64_t j = 0; j < num_keys; j += 2) {
+    for (int64_t j = 0; seen >> j != 0; j += 2) {
+      if ((seen >> j & 3) == 0) continue;
       Vector v0, v1;
       load_two(v0, v1, values + j * padded_H + c * kPairSize<T>, padded_H);
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) o[b] += weights[b][j] * v0;
-      if (j + 1 == num_keys) break;
+      if ((seen >> j & 2) == 0) continue;
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) o[b] += weights[b][j + 1] * v1;
     }
@@ -148,16 +150,13 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
       const T* values = layer.values + layer.offset(task.page(run, p), task.g);
       for (int64_t e = run.row_begin * heads; e < entry_end;) {
         const int64_t block = entry_end - e < 4 ? entry_end - e : 4;
-        int64_t counts[4];
-        for (int64_t b = 0; b < block; ++b) {
-          const int64_t count = task.rows[(e + b) / heads].limit - p * kLanes;
-          counts[b] = count < kLanes ? count : kLanes;
-        }
+        uint16_t visible[4];
+        for (int64_t b = 0; b < block; ++b) visible[b] = task.visible(task.rows[(e + b) / heads], p);
         switch (block) {
-          case 4: visit_page<4>(layer, task, e, counts, keys, values); break;
-          case 3: visit_page<3>(layer, task, e, counts, keys, values); break;
-          case 2: visit_page<2>(layer, task, e, counts, keys, values); break;
-          default: visit_page<1>(layer, task, e, counts, keys, values);
+          case 4: visit_page<4>(layer, task, e, visible, keys, values); break;
+          case 3: visit_page<3>(layer, task, e, visible, keys, values); break;
+          case 2: visit_page<2>(layer, task, e, visible, keys, values); break;
+          default: visit_page<1>(layer, task, e, visible, keys, values);
         }
         e += block;
       }
@@ -310,6 +309,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
       view.num_runs = task.run_end - task.run_begin;
       view.g = per_head ? task.head : unit % layer.G;
       view.pages = schedule.pages;
+      view.masks = schedule.masks;
       view.output = scratch.get();
       view.q = view.output + max_entries * layer.padded_H;
       view.sum = view.q + max_entries * layer.padded_H;

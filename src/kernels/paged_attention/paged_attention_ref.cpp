@@ -37,7 +37,7 @@ void store(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& k
 
 struct Entry {  // a query token and a key/value head
   int64_t token, g, limit;
-  std::span<const int32_t> pages;
+  std::span<const int32_t> pages, masks;  // masks: empty if all keys are visible
 };
 
 std::vector<Entry> entries_of(const ScheduleView& schedule, int64_t num_kv_heads) {
@@ -46,8 +46,10 @@ std::vector<Entry> entries_of(const ScheduleView& schedule, int64_t num_kv_heads
     for (int32_t r = task.row_begin; r < task.row_end; ++r) {
       const AttentionRow& row = schedule.rows[static_cast<size_t>(r)];
       const std::span pages(schedule.pages + row.pages_at, static_cast<size_t>(row.num_pages));
+      const std::span masks(schedule.masks ? schedule.masks + row.pages_at : nullptr,
+                            schedule.masks ? pages.size() : 0);
       for (int64_t g = 0; g < num_kv_heads; ++g)
-        if (task.head < 0 || task.head == g) entries.push_back({row.token, g, row.limit, pages});
+        if (task.head < 0 || task.head == g) entries.push_back({row.token, g, row.limit, pages, masks});
     }
   return entries;
 }
@@ -93,17 +95,23 @@ at::Tensor paged_attention_reference(const at::Tensor& q_TNH, Optional k_TGH, Op
       num_pages = longest;
     }
     const auto E = static_cast<int64_t>(last - first), K = num_pages * kPageTokens;
-    std::vector<int64_t> tokens, heads, limits, lists;
+    std::vector<int64_t> tokens, heads, limits, lists, masks;
     for (size_t e = first; e < last; ++e) {
       tokens.push_back(entries[e].token);
       heads.push_back(entries[e].g);
       limits.push_back(entries[e].limit);
       lists.insert(lists.end(), entries[e].pages.begin(), entries[e].pages.end());
       lists.resize(tokens.size() * static_cast<size_t>(num_pages));
+      masks.insert(masks.end(), entries[e].masks.begin(), entries[e].masks.end());
+      masks.resize(lists.size(), kAllKeys);
     }
     const at::Tensor token_E = on_device(tokens), head_E = on_device(heads), limit_E = on_device(limits);
     const at::Tensor page_EB = on_device(lists).view({E, num_pages}), head_E1 = head_E.unsqueeze(1);
-    const at::Tensor hidden_EK = at::arange(K, limit_E.options()).unsqueeze(0) >= limit_E.unsqueeze(1);
+    const at::Tensor bit_16 = at::arange(kPageTokens, limit_E.options());
+    const at::Tensor unmasked_EK =
+        on_device(masks).unsqueeze(1).bitwise_right_shift(bit_16).bitwise_and(1).view({E, K});
+    const at::Tensor hidden_EK =
+        (at::arange(K, limit_E.options()).unsqueeze(0) >= limit_E.unsqueeze(1)).logical_or(unmasked_EK == 0);
     const at::Tensor k_EHK = keys.index({page_EB, head_E1})  // [E, B, H' / P, 16, P]
                                  .permute({0, 2, 4, 1, 3})
                                  .reshape({E, -1, K})

@@ -9,11 +9,12 @@
 
 namespace bough {
 
-inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
+inline constexpr int64_t kPageTokens = 16;    // one AVX-512 register of fp32 scores
+inline constexpr uint16_t kAllKeys = 0xFFFF;  // mask of a page's keys: bit j is set if key j is visible
 
 // Records of int32 in the `work` tensor of the op (paged_plan.h). A row's page list begins at index pages_at
 // of PagedSchedule::pages. The row's keys are numbered by their place in this list: page i has keys 16 i to
-// 16 i + 15.
+// 16 i + 15. If the schedule has masks, the row sees only the keys of its own mask of each page.
 struct AttentionRow {
   int32_t token = 0;                    // number in the pass
   int32_t limit = 0;                    // the row sees keys below it, at least one of each page
@@ -55,6 +56,7 @@ struct TaskView {
   const AttentionRow* rows;
   const AttentionRun* runs;  // rows are counted from rows[0]; the runs of a row are in the order of its pages
   const int32_t* pages;      // page lists of all rows
+  const int32_t* masks;      // masks of the pages in these lists; nullptr: all keys are visible
   int64_t num_rows, num_runs, g;
   Acc* q;        // [entries, padded H]
   Acc* output;   // [entries, padded H], unnormalised
@@ -62,6 +64,12 @@ struct TaskView {
   Acc* maximum;  // [entries]
 
   int32_t page(const AttentionRun& run, int64_t i) const { return pages[run.pages_at + i]; }
+  // The keys of the row's page i that the row sees; at least one.
+  uint16_t visible(const AttentionRow& row, int64_t i) const {
+    const int64_t count = row.limit - i * kPageTokens;
+    const int32_t begun = count < kPageTokens ? (1 << count) - 1 : int32_t{kAllKeys};
+    return static_cast<uint16_t>(masks ? begun & masks[row.pages_at + i] : begun);
+  }
 };
 
 namespace bf16 {

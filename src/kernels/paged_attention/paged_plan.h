@@ -36,6 +36,8 @@ struct PageSelection {
   // lists[s] are the pages of segment s. If per_head, lists[s · G + g] are those of key/value head g.
   std::span<const std::vector<int32_t>> lists;
   bool per_head = false;
+  // By list and page: the keys of the page that are attended to (kAllKeys). Empty: all keys. CPU only.
+  std::span<const std::vector<uint16_t>> masks = {};
 };
 
 // The page list of a segment, or only the selected pages of it.
@@ -75,6 +77,7 @@ struct PagedSchedule {
   std::vector<AttentionTask> tasks;  // each for one key/value head, or each for all
   std::vector<int32_t> slots;        // slot of each token
   std::vector<int32_t> pages;        // page lists of the rows
+  std::vector<int32_t> masks;        // of these pages (PageSelection::masks); empty: all keys
 
   // Returns the schedule as one int32 tensor on the CPU, the op's argument `work`. ScheduleView reads it.
   at::Tensor as_tensor() const;
@@ -94,6 +97,7 @@ struct ScheduleView {
   std::span<const AttentionTask> tasks;
   std::span<const int32_t> slots;
   const int32_t* pages;
+  const int32_t* masks;  // nullptr: all keys
 
   explicit ScheduleView(const at::Tensor& work);  // must outlive the view
 };

@@ -72,6 +72,11 @@ class Scheduler {
       const auto pages_at = static_cast<int32_t>(made_.pages.size());
       const int64_t visited = pages_for(pages.keys_below(end));
       for (int64_t i = 0; i < visited; ++i) made_.pages.push_back(pages.page(i));
+      if (selection && !selection->masks.empty()) {
+        const std::vector<uint16_t>& masks = selection->masks[list];
+        BOUGH_CHECK(std::ssize(masks) >= visited, masks.size(), " masks of ", visited, " selected pages");
+        made_.masks.insert(made_.masks.end(), masks.begin(), masks.begin() + visited);
+      }
       if (head <= 0)
         for (int64_t position = segment.begin; position < end; ++position)
           made_.slots.push_back(pages.slot(position));
@@ -156,7 +161,7 @@ class Scheduler {
 };
 
 struct ScheduleHeader {
-  int32_t num_rows, num_runs, num_tasks, num_tokens;
+  int32_t num_rows, num_runs, num_tasks, num_tokens, num_pages, num_masks;
 };
 
 }  // namespace
@@ -165,6 +170,9 @@ PagedSchedule schedule_paged(std::span<const PagedSegment> segments, int64_t num
                              const PageSelection* selection, int64_t max_rows) {
   const bool per_head = selection && selection->per_head;
   const size_t lists = per_head ? static_cast<size_t>(num_kv_heads) : 1;
+  BOUGH_CHECK(!selection || selection->masks.empty() || selection->masks.size() == selection->lists.size(),
+              "a selection of ", selection ? selection->lists.size() : 0,
+              " lists has another number of masks");
   BOUGH_CHECK(!selection || selection->lists.size() == segments.size() * lists, "a selection of ",
               selection ? selection->lists.size() : 0, " lists for ", segments.size(), " segments, ",
               num_kv_heads, " heads");
@@ -186,11 +194,12 @@ PagedSchedule schedule_paged_for_threads(std::span<const PagedSegment> segments,
 }
 
 at::Tensor PagedSchedule::as_tensor() const {
-  const ScheduleHeader header{static_cast<int32_t>(rows.size()), static_cast<int32_t>(runs.size()),
-                              static_cast<int32_t>(tasks.size()), static_cast<int32_t>(slots.size())};
+  const ScheduleHeader header{static_cast<int32_t>(rows.size()),  static_cast<int32_t>(runs.size()),
+                              static_cast<int32_t>(tasks.size()), static_cast<int32_t>(slots.size()),
+                              static_cast<int32_t>(pages.size()), static_cast<int32_t>(masks.size())};
   const size_t bytes = sizeof header + rows.size() * sizeof(AttentionRow) +
                        runs.size() * sizeof(AttentionRun) + tasks.size() * sizeof(AttentionTask) +
-                       (slots.size() + pages.size()) * sizeof(int32_t);
+                       (slots.size() + pages.size() + masks.size()) * sizeof(int32_t);
   at::Tensor work =
       at::empty({static_cast<int64_t>(bytes / sizeof(int32_t))}, at::TensorOptions().dtype(at::kInt));
   auto* to = static_cast<char*>(work.mutable_data_ptr());
@@ -204,6 +213,7 @@ at::Tensor PagedSchedule::as_tensor() const {
   put(tasks.data(), tasks.size() * sizeof(AttentionTask));
   put(slots.data(), slots.size() * sizeof(int32_t));
   put(pages.data(), pages.size() * sizeof(int32_t));
+  put(masks.data(), masks.size() * sizeof(int32_t));
   return work;
 }
 
@@ -224,7 +234,9 @@ ScheduleView::ScheduleView(const at::Tensor& work) {
   take(tasks, header[0].num_tasks);
   take(slots, header[0].num_tokens);
   pages = reinterpret_cast<const int32_t*>(from);
-  BOUGH_CHECK(static_cast<const int32_t*>(work.const_data_ptr()) + work.numel() >= pages,
+  const int32_t* const end = pages + header[0].num_pages + header[0].num_masks;
+  masks = header[0].num_masks > 0 ? pages + header[0].num_pages : nullptr;
+  BOUGH_CHECK(static_cast<const int32_t*>(work.const_data_ptr()) + work.numel() >= end,
               "paged_attention: work of ", work.numel(), " numbers is shorter than its header says");
 }
 

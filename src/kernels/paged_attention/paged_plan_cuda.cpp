@@ -247,6 +247,7 @@ void PagedWork::write(int32_t* to, const PagedLayout& layout) const {
 
 PagedWork plan_paged_work(std::span<const PagedSegment> segments, int64_t num_heads, int64_t num_kv_heads,
                           const PageSelection* selection) {
+  BOUGH_CHECK(!selection || selection->masks.empty(), "CUDA attends to whole pages");
   const bool per_head = selection && selection->per_head;
   const size_t lists = per_head ? static_cast<size_t>(num_kv_heads) : 1;
   BOUGH_CHECK(!selection || selection->lists.size() == segments.size() * lists, "a selection of ",

@@ -183,11 +183,11 @@ SelfTest paged_attention_test() {
 struct PageChoiceCase {
   static constexpr int64_t kPages = 300, N = 8, G = 2, H = 40;
 
-  PageChoiceCase(at::ScalarType type, PageSummary how, at::Device device)
+  PageChoiceCase(at::ScalarType type, BlockSummary how, at::Device device)
       : how(how),
         pages(at::zeros(page_sizes({N, G, H, type, device}, kPages),
                         at::TensorOptions().dtype(type).device(device))),
-        summaries(at::zeros(summary_sizes(how, kPages, G, H), pages.options())) {
+        summaries(at::zeros(summary_sizes({.summary = how}, kPages, G, H), pages.options())) {
     std::vector<TokenSlot> slots;
     for (int64_t i = 0; i < kPages * kPageTokens; ++i) slots.push_back({i, i});
     const at::Tensor k = integers(-2, 3, {kPages * kPageTokens, G, H}, 1);
@@ -199,17 +199,19 @@ struct PageChoiceCase {
     return at::randint(low, high, sizes, at::detail::createCPUGenerator(seed), at::kLong)
         .to(pages.device(), pages.scalar_type());
   }
-  void summarise() const { summarise_pages(pages, all, how, H, summaries); }
+  void summarise() const { summarise_blocks(pages, all, {.summary = how}, H, summaries); }
+  static ChoosingQuery query(int64_t token, std::span<const int32_t> pages, int64_t budget) {
+    return {
+        .token = token, .pages = pages, .budget = budget, .position = std::ssize(pages) * kPageTokens - 1};
+  }
   // All but the last have more pages than their budget.
   std::vector<ChoosingQuery> queries() const {
-    return {{.token = 1, .pages = all, .budget = 40},
-            {.token = 3, .pages = std::span(all).first(5), .budget = 4},
-            {.token = 0, .pages = std::span(all).first(200), .budget = 199},
-            {.token = 2, .pages = std::span(all).first(20), .budget = 20}};
+    return {query(1, all, 40), query(3, std::span(all).first(5), 4), query(0, std::span(all).first(200), 199),
+            query(2, std::span(all).first(20), 20)};
   }
   std::vector<std::vector<int32_t>> choose() const {
     std::vector<std::vector<int32_t>> lists(queries().size() * static_cast<size_t>(G));
-    choose_pages(integers(-1, 2, {4, N, H}, 2), summaries, how, queries(), lists);
+    choose_blocks(integers(-1, 2, {4, N, H}, 2), summaries, {.summary = how}, queries(), lists);
     return lists;
   }
   // The ids of the kept pages, in one table of 200 for each query and head; -1 beyond them.
@@ -226,7 +228,7 @@ struct PageChoiceCase {
     return ids;
   }
 
-  PageSummary how;
+  BlockSummary how;
   at::Tensor pages, summaries;
   std::vector<int32_t> all;
 };
@@ -234,7 +236,7 @@ struct PageChoiceCase {
 template <class Check>
 void for_each_page_choice(at::Device device, Check&& check) {
   for (const auto type : kKernelTypes)
-    for (const auto how : {PageSummary::kMean, PageSummary::kMinMax}) {
+    for (const auto how : {BlockSummary::kMean, BlockSummary::kMinMax}) {
       const PageChoiceCase expected(type, how, at::kCPU), got(type, how, device);
       expected.summarise();
       check(expected, got);

@@ -66,14 +66,6 @@ void TreePages::close_segment(int64_t end) {
   segments_.push_back({tables_.back(), segment_begin_, end - segment_begin_});
 }
 
-std::vector<int32_t> TreePages::complete_pages() const {
-  std::vector<int32_t> complete;
-  for (int64_t page = 0; page < num_pages(); ++page)
-    if (key_of_slot_[static_cast<size_t>((page + 1) * kPageTokens - 1)] >= 0)
-      complete.push_back(static_cast<int32_t>(page));
-  return complete;
-}
-
 at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages) {
   at::Tensor layer_pages = at::empty(
       page_sizes({.num_kv_heads = in.k_TGH.size(1), .head_dim = in.k_TGH.size(2)}, pages.num_pages()),

@@ -27,7 +27,6 @@ class TreePages {
   const PagedPlan& plan() const { return plan_; }
   // The queries of the pass in order, with the pages of their paths. This object owns the spans' memory.
   std::span<const PagedSegment> segments() const { return segments_; }
-  std::vector<int32_t> complete_pages() const;  // full pages: every slot holds a key
 
  private:
   void append(int32_t key);

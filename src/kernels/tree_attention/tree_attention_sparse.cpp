@@ -41,8 +41,9 @@ struct Query {
   Acc lse, d, scale;
   const int32_t* pages;  // the page list of the query
   int64_t num_pages;
-  int64_t last_keys;  // visible keys of the last page
-  Acc* d_q;           // [padded H]
+  unsigned last_keys;     // mask of the last page's visible keys
+  const uint16_t* masks;  // masks of the pages; nullptr: all keys
+  Acc* d_q;               // [padded H]
 };
 
 template <class Acc>
@@ -63,15 +64,17 @@ BOUGH_INLINE void visit_pages(Head<Acc>* head, const Query<Acc>* query) {
     scores = scores * query->scale - query->lse;
     alignas(64) Acc weights[kLanes], d_scores[kLanes];
     simd::store(weights, scores);
-    const int64_t num_keys = i + 1 < query->num_pages ? kLanes : query->last_keys;
+    unsigned visible = i + 1 < query->num_pages ? unsigned{kAllKeys} : query->last_keys;
+    if (query->masks) visible &= query->masks[i];
     for (int64_t j = 0; j < kLanes; ++j)  // invisible scores may have any value
-      weights[j] = j < num_keys && weights[j] < 0 ? weights[j] : 0;
+      weights[j] = (visible >> j & 1) != 0 && weights[j] < 0 ? weights[j] : 0;
     simd::load(scores, weights);
     simd::exp_nonpositive(scores);
     const Vector d_score = scores * (d_weights - query->d) * query->scale;
     simd::store(weights, scores);
     simd::store(d_scores, d_score);
-    for (int64_t j = 0; j < num_keys; ++j) {
+    for (int64_t j = 0; visible >> j != 0; ++j) {
+      if ((visible >> j & 1) == 0) continue;
       const int64_t row = at + j * H;
       for (int64_t h = 0; h < H; h += kLanes) {
         Vector k, q, d_o, d_k, d_v, d_q;
@@ -127,30 +130,33 @@ void backward_head(const SparseBackward& of, int64_t g) {
   load_rows<T>(in.k_TGH, in.v_TGH, of.pass.pages.own_slots(), g, head);
   const auto width = static_cast<size_t>(head.padded_H);
   std::vector<Acc> q(width), d_o(width), d_q(width);
-  for_each_query(of, g, [&](int64_t token, int64_t position, std::span<const int32_t> pages) {
-    for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
-      const int64_t row = token * N + n;
-      Acc product = 0;
-      for (int64_t h = 0; h < H; ++h) {
-        q[static_cast<size_t>(h)] = simd::widen(data<T>(in.q_TNH)[row * H + h]);
-        d_o[static_cast<size_t>(h)] = simd::widen(data<T>(of.d_o_TNH)[row * H + h]);
-        product += d_o[static_cast<size_t>(h)] * simd::widen(data<T>(of.out.o_TNH)[row * H + h]);
-      }
-      std::fill(d_q.begin(), d_q.end(), Acc{0});
-      const Query<Acc> query{.q = q.data(),
-                             .d_o = d_o.data(),
-                             .lse = data<Acc>(of.out.lse_TN)[row],
-                             .d = product,
-                             .scale = static_cast<Acc>(in.scale),
-                             .pages = pages.data(),
-                             .num_pages = std::ssize(pages),
-                             .last_keys = position % kPageTokens + 1,
-                             .d_q = d_q.data()};
-      visit(&head, &query);
-      for (int64_t h = 0; h < H; ++h)
-        simd::narrow(mutable_data<T>(of.d.d_q_TNH)[row * H + h], d_q[static_cast<size_t>(h)]);
-    }
-  });
+  for_each_query(
+      of, g,
+      [&](int64_t token, int64_t position, std::span<const int32_t> pages, std::span<const uint16_t> masks) {
+        for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
+          const int64_t row = token * N + n;
+          Acc product = 0;
+          for (int64_t h = 0; h < H; ++h) {
+            q[static_cast<size_t>(h)] = simd::widen(data<T>(in.q_TNH)[row * H + h]);
+            d_o[static_cast<size_t>(h)] = simd::widen(data<T>(of.d_o_TNH)[row * H + h]);
+            product += d_o[static_cast<size_t>(h)] * simd::widen(data<T>(of.out.o_TNH)[row * H + h]);
+          }
+          std::fill(d_q.begin(), d_q.end(), Acc{0});
+          const Query<Acc> query{.q = q.data(),
+                                 .d_o = d_o.data(),
+                                 .lse = data<Acc>(of.out.lse_TN)[row],
+                                 .d = product,
+                                 .scale = static_cast<Acc>(in.scale),
+                                 .pages = pages.data(),
+                                 .num_pages = std::ssize(pages),
+                                 .last_keys = (2u << position % kPageTokens) - 1,
+                                 .masks = masks.empty() ? nullptr : masks.data(),
+                                 .d_q = d_q.data()};
+          visit(&head, &query);
+          for (int64_t h = 0; h < H; ++h)
+            simd::narrow(mutable_data<T>(of.d.d_q_TNH)[row * H + h], d_q[static_cast<size_t>(h)]);
+        }
+      });
   for (const auto& [sums, stack, own] : {std::tuple{&head.d_k, &of.d_k_stack_PGH, &of.d.d_k_TGH},
                                          std::tuple{&head.d_v, &of.d_v_stack_PGH, &of.d.d_v_TGH}}) {
     add_page_rows(sums->data(), head.padded_H, Acc{1}, of.pass.pages.stack_slots(), g, *stack);
@@ -172,8 +178,9 @@ TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const T
   const at::Tensor d_k_SGH = at::zeros(
       {pass.pages.num_pages() * kPageTokens, in.k_TGH.size(1), in.k_TGH.size(2)}, d.d_k_TGH.options());
   const at::Tensor d_v_SGH = at::zeros_like(d_k_SGH);
-  top_keys_backward({in.q_TNH, layer_pages, pass.chooser.queries(), in.scale}, out.o_TNH, out.lse_TN, d_o_TNH,
-                    d.d_q_TNH, d_k_SGH, d_v_SGH);
+  top_keys_backward(
+      {in.q_TNH, layer_pages, pass.chooser.queries(), pass.chooser.policy().block_tokens, in.scale},
+      out.o_TNH, out.lse_TN, d_o_TNH, d.d_q_TNH, d_k_SGH, d_v_SGH);
   const auto add = [&](std::span<const TokenSlot> slots, const at::Tensor& d_k_TGH,
                        const at::Tensor& d_v_TGH) {
     std::vector<int64_t> tokens, from;
@@ -192,23 +199,25 @@ TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const T
 
 }  // namespace
 
-PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
-                                  const SparseTreePass& pass) {
-  const PageSummary summary = pass.chooser.policy().summary;
-  if (summary == PageSummary::kExact) return {};
+BlockChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                   const SparseTreePass& pass) {
+  const SparsePolicy& policy = pass.chooser.policy();
+  if (policy.summary == BlockSummary::kExact) return {};
   const int64_t H = in.k_TGH.size(2);
   const at::Tensor summaries =
-      at::empty(summary_sizes(summary, pass.pages.num_pages(), in.k_TGH.size(1), H), in.k_TGH.options());
-  summarise_pages(layer_pages, pass.pages.complete_pages(), summary, H, summaries);
+      at::empty(summary_sizes(policy, pass.pages.num_pages(), in.k_TGH.size(1), H), in.k_TGH.options());
+  summarise_blocks(layer_pages, complete_blocks(pass.pages.segments(), policy), policy, H, summaries);
   return pass.chooser.choose(in.q_TNH, summaries);
 }
 
 TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                                   const SparseTreePass& pass,
-                                                  const PageChooser::Lists& chosen) {
-  if (pass.chooser.policy().summary == PageSummary::kExact) {
+                                                  const BlockChooser::Lists& chosen) {
+  if (pass.chooser.policy().summary == BlockSummary::kExact) {
     TreeAttentionOutput out = attend_to_pages(in, layer_pages, pass.pages.plan());
-    attend_to_top_keys({in.q_TNH, layer_pages, pass.chooser.queries(), in.scale}, out.o_TNH, &out.lse_TN);
+    attend_to_top_keys(
+        {in.q_TNH, layer_pages, pass.chooser.queries(), pass.chooser.policy().block_tokens, in.scale},
+        out.o_TNH, &out.lse_TN);
     return out;
   }
   const PagedShape shape{in.q_TNH.size(1), in.k_TGH.size(1), in.q_TNH.size(2), in.q_TNH.scalar_type(),
@@ -220,8 +229,8 @@ TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, 
 TreeAttentionGradient tree_attention_backward_sparse(
     const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
     const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,
-    const PageChooser::Lists& chosen) {
-  if (pass.chooser.policy().summary == PageSummary::kExact)
+    const BlockChooser::Lists& chosen) {
+  if (pass.chooser.policy().summary == BlockSummary::kExact)
     return backward_of_top_keys(in, out, d_o_TNH, d_k_stack_PGH, d_v_stack_PGH, pass);
   const auto acc = in.k_TGH.options().dtype(accumulator_type(in.k_TGH.scalar_type()));
   TreeAttentionGradient d{at::empty_like(in.q_TNH), at::zeros(in.k_TGH.sizes(), acc),

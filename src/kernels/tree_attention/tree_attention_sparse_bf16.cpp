@@ -1,4 +1,4 @@
-// Backward over chosen pages by bf16 tiles, for one key/value head. The queries that attend to a page need
+// Backward over chosen blocks by bf16 tiles, for one key/value head. The queries that attend to a page need
 // not be consecutive, so they are gathered. A query row is one query of one query head of the key/value head;
 // the heads of a query are adjacent. For each page and 32 query rows:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ, added to the rows of d_q
@@ -22,44 +22,53 @@ static_assert(kUnit == 2 * kPageTokens);
 constexpr int64_t kBlocks = 8;  // blocks of 32 query rows between two updates of a page's sums
 constexpr int32_t kEver = std::numeric_limits<int32_t>::max();
 
-// The ends (UnitMask) of a tile's 32 keys: the 16 keys of the page are visible, the other 16 are not.
-constexpr std::array<int32_t, kUnit> ends_of_page() {
+// The ends (UnitMask) of a tile's 32 keys: `count` keys of the page from `first` on are visible.
+constexpr std::array<int32_t, kUnit> ends_of(int64_t first, int64_t count) {
   std::array<int32_t, kUnit> ends{};
-  for (int64_t j = 0; j < kPageTokens; ++j) ends[static_cast<size_t>(j)] = kEver;
+  for (int64_t j = first; j < first + count; ++j) ends[static_cast<size_t>(j)] = kEver;
   return ends;
 }
-alignas(64) constexpr std::array<int32_t, kUnit> kEnds = ends_of_page();
 
 // Up to 32 query rows. The number of a query row is token · heads + head; -1 marks an unused element.
 using QueryRows = std::array<int64_t, kUnit>;
 
-// `rows` and `begin` list for each page the query rows that see all 16 keys. `own` lists for each page the
-// queries whose own key is in the page.
+// `rows` and `begin` list for each part of a page (SparsePolicy) the query rows that see all its keys. `own`
+// lists for each page the queries whose own key is in the page.
 struct Visits {
-  std::vector<int64_t> begin;  // [pages + 1], into rows
-  std::vector<int64_t> rows;   // by page, ascending
+  std::vector<int64_t> begin;  // [parts + 1], into rows
+  std::vector<int64_t> rows;   // by part, ascending
   std::vector<int64_t> own;    // [pages][16]: the query token of the pass at this place, or -1
 };
 
 Visits visits_of(const SparseBackward& of, int64_t g, int64_t heads) {
   const auto num_pages = static_cast<size_t>(of.pass.pages.num_pages());
+  const SparsePolicy& policy = of.pass.chooser.policy();
+  const int64_t parts_per_page = policy.parts_per_page(), part_tokens = policy.part_tokens();
   Visits visits;
-  visits.begin.assign(num_pages + 1, 0);
+  visits.begin.assign(num_pages * static_cast<size_t>(parts_per_page) + 1, 0);
   visits.own.assign(num_pages * kPageTokens, -1);
   const auto for_each_visit = [&](auto&& visit) {
-    for_each_query(of, g, [&](int64_t token, int64_t position, std::span<const int32_t> pages) {
-      for (const int32_t page : pages.first(pages.size() - 1)) visit(token, static_cast<size_t>(page));
-      const int64_t place = pages.back() * kPageTokens + position % kPageTokens;
-      visits.own[static_cast<size_t>(place)] = token;
-    });
+    for_each_query(of, g,
+                   [&](int64_t token, int64_t position, std::span<const int32_t> pages,
+                       std::span<const uint16_t> masks) {
+                     const int64_t place = position % kPageTokens;
+                     for (size_t i = 0; i < pages.size(); ++i) {
+                       // The query sees the part that has its own key only up to this key.
+                       const int64_t end = i + 1 < pages.size() ? parts_per_page : place / part_tokens;
+                       for (int64_t part = 0; part < end; ++part)
+                         if (masks.empty() || (masks[i] >> part * part_tokens & 1) != 0)
+                           visit(token, static_cast<size_t>(pages[i] * parts_per_page + part));
+                     }
+                     visits.own[static_cast<size_t>(pages.back() * kPageTokens + place)] = token;
+                   });
   };
-  for_each_visit([&](int64_t, size_t page) { visits.begin[page + 1] += heads; });
+  for_each_visit([&](int64_t, size_t part) { visits.begin[part + 1] += heads; });
   std::partial_sum(visits.begin.begin(), visits.begin.end(), visits.begin.begin());
   visits.rows.resize(static_cast<size_t>(visits.begin.back()));
   std::vector<int64_t> next(visits.begin.begin(), visits.begin.end() - 1);
-  for_each_visit([&](int64_t token, size_t page) {
+  for_each_visit([&](int64_t token, size_t part) {
     for (int64_t head = 0; head < heads; ++head)
-      visits.rows[static_cast<size_t>(next[page]++)] = token * heads + head;
+      visits.rows[static_cast<size_t>(next[part]++)] = token * heads + head;
   });
   return visits;
 }
@@ -73,6 +82,8 @@ class HeadBackward {
         head_dim_(of.in.q_TNH.size(2)),
         width_(rounded_up(head_dim_, kUnit)),
         elements_(kUnit * width_),
+        parts_per_page_(of.pass.chooser.policy().parts_per_page()),
+        part_tokens_(of.pass.chooser.policy().part_tokens()),
         num_rows_(of.in.q_TNH.size(0) * heads_),
         num_keys_(of.pass.pages.num_pages() * kPageTokens),
         scale_(static_cast<float>(of.in.scale)),
@@ -151,21 +162,10 @@ class HeadBackward {
   }
 
   void visit(const Visits& visits, int64_t page) const {
-    const auto at = static_cast<size_t>(page);
-    const int64_t begin = visits.begin[at], end = visits.begin[at + 1];
-    std::vector<QueryRows> own;
-    for (int64_t head = 0; head < heads_; ++head) {
-      QueryRows rows;
-      rows.fill(-1);
-      bool any = false;
-      for (size_t place = 0; place < kPageTokens; ++place)
-        if (const int64_t token = visits.own[at * kPageTokens + place]; token >= 0) {
-          rows[place] = token * heads_ + head;
-          any = true;
-        }
-      if (any) own.push_back(rows);
-    }
-    if (begin == end && own.empty()) {
+    const int64_t *begin = visits.begin.data() + page * parts_per_page_,
+                  *own = visits.own.data() + page * kPageTokens;
+    const bool is_own = std::any_of(own, own + kPageTokens, [](int64_t token) { return token >= 0; });
+    if (begin[0] == begin[parts_per_page_] && !is_own) {
       for (float* sums : {d_k_, d_v_})
         std::fill_n(sums + page * kPageTokens * width_, kPageTokens * width_, 0.0f);
       return;
@@ -183,14 +183,24 @@ class HeadBackward {
       add_to_keys(num_blocks);
       num_blocks = 0;
     };
-    for (int64_t row = begin; row < end; row += kUnit) {
-      QueryRows rows;
-      rows.fill(-1);
-      const int64_t count = std::min(kUnit, end - row);
-      std::copy_n(visits.rows.begin() + row, count, rows.begin());
-      add(rows, {kEnds.data(), kUnit, 0});
+    for (int64_t part = 0; part < parts_per_page_; ++part) {
+      const int64_t first = part * part_tokens_;
+      alignas(64) const std::array<int32_t, kUnit> ends = ends_of(first, part_tokens_);
+      for (int64_t row = begin[part]; row < begin[part + 1]; row += kUnit) {
+        QueryRows rows;
+        rows.fill(-1);
+        std::copy_n(visits.rows.begin() + row, std::min(kUnit, begin[part + 1] - row), rows.begin());
+        add(rows, {ends.data(), kUnit, 0});
+      }
+      for (int64_t head = 0; is_own && head < heads_; ++head) {
+        QueryRows rows;
+        rows.fill(-1);
+        for (int64_t place = first; place < first + part_tokens_; ++place)
+          if (own[place] >= 0) rows[static_cast<size_t>(place)] = own[place] * heads_ + head;
+        if (std::any_of(rows.begin(), rows.end(), [](int64_t row) { return row >= 0; }))
+          add(rows, {ends.data(), 0, 0});
+      }
     }
-    for (const QueryRows& rows : own) add(rows, {kEnds.data(), 0, 0});
     if (num_blocks > 0) add_to_keys(num_blocks);
     std::copy_n(d_k_unit(), kPageTokens * width_, d_k_ + page * kPageTokens * width_);
     std::copy_n(d_v_unit(), kPageTokens * width_, d_v_ + page * kPageTokens * width_);
@@ -266,6 +276,7 @@ class HeadBackward {
   const SparseBackward& of_;
   const int64_t g_, heads_, head_dim_, width_;  // width_: head_dim_, padded
   const int64_t elements_;                      // elements of a factor of 32 rows
+  const int64_t parts_per_page_, part_tokens_;  // SparsePolicy
   const int64_t num_rows_, num_keys_;
   const float scale_;
   const AlignedBuffer<Element> keys_;

@@ -16,18 +16,20 @@ struct SparseBackward {
   const TreeAttentionOutput& out;
   const at::Tensor &d_o_TNH, &d_k_stack_PGH, &d_v_stack_PGH;
   const SparseTreePass& pass;
-  const PageChooser::Lists& chosen;
+  const BlockChooser::Lists& chosen;
   TreeAttentionGradient& d;
 };
 
-// Calls visit(token, position, pages) for the queries of the pass in order. pages: the pages that the query
-// attends to in key/value head g. The last of these pages has the query's own token. The query sees the keys
-// of the last page only up to this token.
+// Calls visit(token, position, pages, masks) for the queries of the pass in order. pages: the pages that the
+// query attends to in key/value head g. The last of these pages has the query's own token. The query sees the
+// keys of the last page only up to this token. masks: which keys of each page the query sees (kAllKeys);
+// empty if it sees all keys.
 template <class Visit>
 void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   const int64_t G = of.in.k_TGH.size(1);
   const std::vector<size_t>& choosing = of.pass.chooser.choosing();
   std::vector<int32_t> listed;
+  PagesOfBlocks own;
   int64_t token = 0;
   size_t next_choosing = 0;
   const std::vector<PagedSegment>& segments = of.pass.chooser.segments();
@@ -38,11 +40,12 @@ void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
       std::span<const int32_t> pages(segment.pages.begin(), static_cast<size_t>(pages_for(i + 1)));
       if (chooses) {
         listed.clear();
-        for (const int32_t page : of.chosen[next_choosing * static_cast<size_t>(G) + static_cast<size_t>(g)])
-          listed.push_back(segment.pages[static_cast<size_t>(page)]);
+        own.set(of.chosen[next_choosing * static_cast<size_t>(G) + static_cast<size_t>(g)], std::ssize(pages),
+                of.pass.chooser.policy());
+        for (const int32_t page : own.pages) listed.push_back(segment.pages[static_cast<size_t>(page)]);
         pages = listed;
       }
-      visit(token, i, pages);
+      visit(token, i, pages, chooses ? std::span<const uint16_t>(own.masks) : std::span<const uint16_t>());
     }
     next_choosing += chooses;
   }

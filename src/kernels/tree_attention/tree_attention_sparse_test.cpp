@@ -12,11 +12,11 @@
 namespace bough {
 namespace {
 
-constexpr int64_t kBudget = 5;
-
-// Returns [T, P + T] for one key/value head: true if query i sees key j by the definition in page_choice.h.
+// Returns [T, P + T] for one key/value head: true if query i sees key j by the definition in
+// sparse_policy.h and page_choice.h.
 at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>& is_sampled, int64_t g,
-                        PageSummary summary) {
+                        const SparsePolicy& policy) {
+  const int64_t block_tokens = policy.block_tokens;
   const int64_t P = in.k_stack_PGH.size(0), T = in.q_TNH.size(0), heads = in.q_TNH.size(1) / in.k_TGH.size(1);
   const at::Tensor k_JH = at::cat({in.k_stack_PGH, in.k_TGH}).select(1, g).to(at::kDouble);
   const auto* end = in.end_local.const_data_ptr<int32_t>();
@@ -25,26 +25,28 @@ at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>
     std::vector<int64_t> path;
     for (int64_t j = 0; j <= P + i; ++j)
       if (end[j] > i) path.push_back(j);
-    const auto pages = static_cast<int64_t>((path.size() + kPageTokens - 1) / kPageTokens);
-    std::vector<bool> kept(static_cast<size_t>(pages), true);
-    if (is_sampled[static_cast<size_t>(i)] != 0 && pages > kBudget) {
+    const int64_t blocks = (std::ssize(path) + block_tokens - 1) / block_tokens;
+    std::vector<bool> kept(static_cast<size_t>(blocks), true);
+    if (is_sampled[static_cast<size_t>(i)] != 0 && blocks > policy.budget_blocks) {
       const at::Tensor q_H = in.q_TNH[i].narrow(0, g * heads, heads).to(at::kDouble).mean(0);
       std::vector<std::pair<double, int64_t>> ranked;
-      for (int64_t page = 1; page < pages - 2; ++page) {
+      for (int64_t block = policy.first_blocks; block < blocks - policy.last_blocks; ++block) {
+        const auto begin = path.begin() + block * block_tokens;
         const at::Tensor keys =
-            k_JH.index_select(0, at::tensor(std::vector<int64_t>(path.begin() + page * kPageTokens,
-                                                                 path.begin() + (page + 1) * kPageTokens)));
-        const at::Tensor score = summary == PageSummary::kMean
+            k_JH.index_select(0, at::tensor(std::vector<int64_t>(begin, begin + block_tokens)));
+        const at::Tensor score = policy.summary == BlockSummary::kMean
                                      ? (q_H * keys.mean(0)).sum()
                                      : at::maximum(q_H * keys.amin(0), q_H * keys.amax(0)).sum();
-        ranked.emplace_back(-score.item<double>(), page);
+        ranked.emplace_back(-score.item<double>(), block);
       }
       std::sort(ranked.begin(), ranked.end());
-      for (size_t r = kBudget - 3; r < ranked.size(); ++r)
+      const int64_t chosen = policy.budget_blocks - policy.first_blocks - policy.last_blocks;
+      for (auto r = static_cast<size_t>(chosen); r < ranked.size(); ++r)
         kept[static_cast<size_t>(ranked[r].second)] = false;
     }
     for (size_t at = 0; at < path.size(); ++at)
-      if (kept[at / kPageTokens]) visible.mutable_data_ptr<bool>()[i * (P + T) + path[at]] = true;
+      if (kept[at / static_cast<size_t>(block_tokens)])
+        visible.mutable_data_ptr<bool>()[i * (P + T) + path[at]] = true;
   }
   return visible;
 }
@@ -55,7 +57,7 @@ struct Reference {
 };
 
 Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_sampled,
-                       PageSummary summary) {
+                       const SparsePolicy& policy) {
   const auto leaf = [](const at::Tensor& x) { return x.detach().to(at::kDouble).requires_grad_(true); };
   const at::Tensor q = leaf(r.in.q_TNH), k = leaf(r.in.k_TGH), v = leaf(r.in.v_TGH),
                    k_stack = leaf(r.in.k_stack_PGH), v_stack = leaf(r.in.v_stack_PGH);
@@ -63,9 +65,9 @@ Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_
   const int64_t G = k.size(1), heads = q.size(1) / G;
   Reference out;
   std::vector<at::Tensor> heads_o, visible_of_head;
-  const at::Tensor all = visible_keys(r.in, std::vector<uint8_t>(is_sampled.size(), 0), 0, summary);
+  const at::Tensor all = visible_keys(r.in, std::vector<uint8_t>(is_sampled.size(), 0), 0, policy);
   for (int64_t g = 0; g < G; ++g) {
-    visible_of_head.push_back(visible_keys(r.in, is_sampled, g, summary));
+    visible_of_head.push_back(visible_keys(r.in, is_sampled, g, policy));
     out.hidden += all.sum().item<int64_t>() - visible_of_head.back().sum().item<int64_t>();
   }
   for (int64_t n = 0; n < q.size(1); ++n) {
@@ -92,27 +94,41 @@ double largest(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
+TEST(SparseTreeAttention, IsSoftmaxOverTheChosenBlocksAndItsDerivative) {
   struct Case {
     AttentionCase shape;
-    PageSummary summary;
+    SparsePolicy policy;
   };
-  const Case cases[] = {{{120, 90, 4, 2, 24}, PageSummary::kMean},
-                        {{0, 260, 3, 3, 16}, PageSummary::kMinMax},
-                        {{201, 70, 6, 1, 40}, PageSummary::kMinMax},
-                        {{33, 220, 4, 2, 32}, PageSummary::kMean}};
+  const auto by_pages = [](BlockSummary summary) {
+    return SparsePolicy{.budget_blocks = 5, .summary = summary};
+  };
+  const auto by_blocks = [](int64_t tokens, int64_t first, int64_t last, int64_t chosen) {
+    return SparsePolicy{.budget_blocks = first + last + chosen,
+                        .summary = tokens % 3 == 1 ? BlockSummary::kMean : BlockSummary::kMinMax,
+                        .block_tokens = tokens,
+                        .first_blocks = first,
+                        .last_blocks = last};
+  };
+  const Case cases[] = {{{120, 90, 4, 2, 24}, by_pages(BlockSummary::kMean)},
+                        {{0, 260, 3, 3, 16}, by_pages(BlockSummary::kMinMax)},
+                        {{201, 70, 6, 1, 40}, by_pages(BlockSummary::kMinMax)},
+                        {{33, 220, 4, 2, 32}, by_pages(BlockSummary::kMean)},
+                        {{120, 90, 4, 2, 24}, by_blocks(4, 4, 8, 6)},
+                        {{37, 220, 3, 3, 16}, by_blocks(8, 1, 1, 5)},
+                        {{201, 70, 6, 2, 40}, by_blocks(16, 0, 1, 3)},
+                        {{201, 170, 2, 1, 40}, by_blocks(32, 0, 2, 1)},
+                        {{133, 280, 4, 2, 32}, by_blocks(64, 1, 1, 1)}};
   unsigned seed = 1;
-  for (const auto& [shape, summary] : cases)
+  for (const auto& [shape, policy] : cases)
     for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
       const RandomAttention r = random_attention_case(shape, type, ++seed);
       std::mt19937 random(seed);
       std::vector<uint8_t> is_sampled;
       for (int64_t i = 0; i < shape.num_tokens; ++i) is_sampled.push_back(random() % 4 != 0);
       const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
-      PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = kBudget, .summary = summary},
-                          shape.num_groups);
+      BlockChooser chooser(pages.segments(), is_sampled, policy, shape.num_groups);
       const SparseTreePass pass{pages, chooser};
-      const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
+      const BlockChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
       const TreeAttentionOutput out =
           tree_attention_forward_sparse(r.in, fill_pages(r.in, pages), pass, chosen);
       const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
@@ -122,7 +138,7 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
         EXPECT_TRUE(d.d_q_TNH.isfinite().all().item<bool>() && d_k_stack.isfinite().all().item<bool>());
         continue;
       }
-      const Reference expected = reference_of(r, is_sampled, summary);
+      const Reference expected = reference_of(r, is_sampled, policy);
       EXPECT_GT(expected.hidden, 1000);
       const double tolerance = type == at::kDouble ? 1e-12 : 2e-4;
       EXPECT_LT(largest(out.o_TNH, expected.o_TNH), tolerance) << seed;
@@ -136,19 +152,25 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
 }
 
 // Compares bf16 with fp64 for the same inputs and the same selection.
-TEST(SparseTreeAttention, Bf16GradientsAreCloseToFp64WithTheSamePages) {
+TEST(SparseTreeAttention, Bf16GradientsAreCloseToFp64WithTheSameBlocks) {
   const AttentionCase cases[] = {
       {120, 90, 4, 2, 24}, {0, 300, 3, 3, 64}, {201, 170, 6, 2, 40}, {37, 400, 8, 1, 96}};
+  const SparsePolicy policies[] = {
+      {.budget_blocks = 5},
+      {.budget_blocks = 16, .block_tokens = 4, .first_blocks = 4, .last_blocks = 8},
+      {.budget_blocks = 9, .block_tokens = 8, .first_blocks = 0, .last_blocks = 1},
+      {.budget_blocks = 4, .block_tokens = 32, .first_blocks = 1, .last_blocks = 1}};
   unsigned seed = 40;
   for (const AttentionCase& shape : cases) {
+    const SparsePolicy& policy = policies[seed % 4];
     const RandomAttention r = random_attention_case(shape, at::kBFloat16, ++seed);
     std::mt19937 random(seed);
     std::vector<uint8_t> is_sampled;
     for (int64_t i = 0; i < shape.num_tokens; ++i) is_sampled.push_back(random() % 4 != 0);
     const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
-    PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = kBudget}, shape.num_groups);
+    BlockChooser chooser(pages.segments(), is_sampled, policy, shape.num_groups);
     const SparseTreePass pass{pages, chooser};
-    const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
+    const BlockChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
     const auto exactly = [](const at::Tensor& x) { return x.to(at::kDouble); };
     const TreeAttentionInput in{
         exactly(r.in.q_TNH),       exactly(r.in.k_TGH), exactly(r.in.v_TGH), exactly(r.in.k_stack_PGH),
@@ -176,11 +198,11 @@ TEST(SparseTreeAttention, EqualsDenseAttentionWithinTheBudget) {
     RandomAttention r = random_attention_case({120, 90, 4, 2, 24}, type, 3);
     const std::vector<uint8_t> is_sampled(90, 1);
     const TreePages pages(r.in.end_local, 120, 2);
-    PageChooser chooser(pages.segments(), is_sampled, {.budget_pages = 100}, 2);
+    BlockChooser chooser(pages.segments(), is_sampled, {.budget_blocks = 100}, 2);
     EXPECT_FALSE(chooser.chooses());
-    EXPECT_EQ(chooser.pages_read(), chooser.pages_in_context());
+    EXPECT_EQ(chooser.blocks_read(), chooser.blocks_in_context());
     const SparseTreePass pass{pages, chooser};
-    const PageChooser::Lists chosen;
+    const BlockChooser::Lists chosen;
     const TreeAttentionOutput dense = tree_attention_forward_paged(r.in, pages);
     const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
     const TreeAttentionGradient d =
