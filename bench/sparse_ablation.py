@@ -1,27 +1,59 @@
 #!/usr/bin/env python3
-"""Compares sparse with dense rollouts on the task `trace`: modes of sparse_training.mode, budgets, seeds.
+"""DistillSparse on the task `trace`: do rollouts of a distilled sparse policy train as well as dense ones?
 
-The script first makes the data and the dense warm start of a model of at most 5 M parameters. The warm start
-trains on short programs, whose steps have any label, then on longer and on whole programs. Then each mode
-trains from the same warm model, and its last checkpoint is evaluated with dense and with sparse attention.
-All results are in folders under --out. Finished runs are skipped, interrupted runs resume, and --hours stops
-between two runs. Budgets are fractions of the mean response length. All modes use the first budget; only
-`sparse` and `distill` use the others.
+The script makes the data and a dense warm start of 1.8 M parameters. Then each arm trains from this model,
+and its last weights are scored on 256 held-out programs x 4 samples, densely and sparsely. Finished runs
+are skipped and interrupted runs resume. Each run leaves one small file under --results, which can be
+committed, so several sessions can add to one experiment. `--hours` limits the machine time of all files
+together. After the first step of a run the script prints how long this run and all missing runs will take.
+bench/sparse_report.py makes the tables.
 
-The verdicts were fixed before any run (score: final, dense attention, temperature 1, mean over the seeds):
-  equal to dense   the mode's score differs from dense's by at most the margin: the larger of 0.03 and half of
-                   the spread (largest minus smallest) of dense's seeds
-  worse, better    the score is below or above dense's by more than the margin
-  collapsed        the score is below the warm model's by more than 0.03, or the mean response of the last
-                   tenth of the steps is shorter than half of dense's
-A mode with fewer than three seeds also gets a verdict, and the table gives the number of seeds.
+Pairs. A warm model depends on the machine's rounding. So each run is stored under the hash of its warm
+model, with the score of this model. An arm is compared only with dense runs of the same warm model and the
+same seed, hence the same prompts in the same order. If a new machine makes another warm model, the script
+begins with dense again for each seed that it continues. All 5 seeds of `dense`, `sparse` and `distill` have
+priority. A run of another arm starts only if the time that is left suffices for it and for them.
 
-Writes table.md (verdicts and their figures) and curves.svg into --out. The curves show reward, length and
-acceptance by step: the mean over the seeds, and the band from the smallest to the largest value.
+Criteria, fixed before any run. The score of a run is the share of right final numbers at temperature 1,
+with dense attention. Its gain is its score minus the score of its warm model.
+  equal       the lower end of the 95% interval of (gain - 0.7 gain of dense) over the paired seeds is at
+              least 0
+  worse       the upper end is below 0
+  undecided   otherwise
+  higher, lower, undecided   two arms or policies: the interval of the paired difference is above 0, below
+                             0, or has 0 inside
+  collapsed   seeds whose score is below half of the warm model's, as a number
+Intervals are Student's t over the pairs. The programs are the same in a pair, so their difficulty cancels,
+and the unit that varies is the seed. A bootstrap over 3 to 5 seeds would give intervals that are too
+narrow. Oversampling is judged by the acceptance and by the groups with a signal, both means over all steps,
+at equal numbers of trained samples; seconds of a step stand beside them. Share of right steps: `until
+error` counts a response's lines before the first line that differs from the worked answer, `lines` counts
+all equal lines at their place, each divided by the number of lines of the worked answer.
+
+What differs from the paper, before any run:
+  model and task   1.8 M parameters, 4 layers, 6 query and 3 key/value heads, programs of 46 to 60 steps
+                   with responses of 1.2K tokens; the paper: 4B and 8B, mathematics, responses of 5K to
+                   above 8K
+  blocks           4 tokens; the paper: 16. The budget of 144 tokens is 12% of the mean response, or 100
+                   tokens; the paper: 7% and 10%
+  always kept      16 first and 32 last tokens, first 2 layers dense. The paper names none of these. The arm
+                   distill_own_block keeps only the query's own block and has no dense layer
+  group            4 prompts x 8 samples; the paper: 8 samples, number of prompts not given
+  optimizer        AdamW, lr 5e-5, 60 steps, fp32; phi: 5 times this rate, rank 32, lambda 0.001, KL by k2.
+                   The paper gives no values
+  correction       obrs for all arms whose behavior policy is not the trained policy, as in the paper
+                   (Jackpot); aggregation by sequence mean as in its equation 4
+  score            of the last step; the paper's Table 1 has the best score of the whole run
+  distill_warmed   the paper has no such phase: phi takes 20 steps on KL(sparse, dense) alone before step 1.
+                   A constant reward makes all advantages 0, so theta does not change
+  dense_long       one pair of arms with 16 registers and responses of 2.4K tokens, block 8, 288 tokens
+                   (12%)
+  draft            a model of 2 layers and width 128 generates (the paper: 1.7B for 4B); without its page
+                   selection
 """
 
 import argparse
-import json
+import dataclasses
 import os
 import shutil
 import statistics
@@ -32,23 +64,85 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "bench"))
+import sparse_report  # noqa: E402
 from host_env import host_environment  # noqa: E402
-from run_results import mean_and_range as cell  # noqa: E402
 from run_results import read_metrics, write_aside  # noqa: E402
+from trace_task import WarmModel, source, write_record  # noqa: E402
 
-PAGE = 16
-LEAST_PAGES = 4  # the first page, the last two, and one selected page
-MARGIN = 0.03
-MOST_PARAMETERS = 5_000_000
-ARMS = ["dense", "sparse", "sparse_to_sparse", "distill"]
-MORE_ARMS = ["exact_top_k"]  # modes of sparse_training.mode that run only on request
-MORE_BUDGETS = ("sparse", "distill")  # modes that run with all budgets, not only with the first
-COLOURS = ["#3b6fb6", "#c8553d", "#7a9a3a", "#8a5fb0", "#c79a2b", "#3c9a94", "#333333", "#d07fb4"]
-CURVES = [
-    ("reward/mean", "Reward of the samples"),
-    ("rollout/length_mean", "Response length, tokens"),
-    ("sparse/overlap", "Acceptance: sum of min(p, q)"),
-]
+NUM_TRAINED = 8  # samples of a prompt
+MAIN_SEEDS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    mode: str  # of sparse_training.mode, or dense
+    seeds: int = 3
+    task: str = "trace"
+    budget: int = 144
+    block: int = 4
+    sink: int = 16
+    recent: int = 32
+    dense_layers: int = 2
+    samples: int = NUM_TRAINED  # generated per prompt; the best NUM_TRAINED are trained
+    warms_phi: bool = False
+    extra: tuple = ()  # further settings of the run
+
+    def engine_settings(self):
+        """Settings of sparse generation and evaluation; none if the behavior policy is dense."""
+        if self.mode in ("dense", "draft"):
+            return []
+        settings = {"budget": self.budget, "dense_layers": self.dense_layers}
+        if self.mode == "exact_top_k":
+            settings["summary"] = "exact"
+        else:
+            settings |= {"block": self.block, "sink_tokens": self.sink, "recent_tokens": self.recent}
+        return [f"rollout.sparse.{key}={value}" for key, value in settings.items()]
+
+
+ARMS = {
+    "dense": Arm("dense", MAIN_SEEDS),
+    "sparse": Arm("sparse", MAIN_SEEDS),
+    "distill": Arm("distill", MAIN_SEEDS),
+    "sparse_to_sparse": Arm("sparse_to_sparse"),
+    "distill_16": Arm("distill", samples=16),
+    "distill_12": Arm("distill", samples=12),
+    "exact_top_k": Arm("exact_top_k"),
+    "sparse_100": Arm("sparse", budget=100),
+    "distill_100": Arm("distill", budget=100),
+    "distill_warmed": Arm("distill", warms_phi=True),
+    "distill_own_block": Arm("distill", sink=0, recent=1, dense_layers=0),
+    "dense_long": Arm("dense", 1, task="long", block=8, budget=288),
+    "distill_long": Arm("distill", 1, task="long", block=8, budget=288),
+    "draft": Arm("draft"),
+}
+# The search for a cause if distill falls behind (--explore): one setting at a time, and as many for dense.
+# Its seeds and programs are not those of the experiment. A stronger warm model is a search of its own, with
+# --warm-slips 0.009, --out and --results.
+LEVERS = {
+    "dense": {
+        "signal": "actor.dynamic_sampling=true",
+        "half": "actor.optimizer.lr=2.5e-5",
+        "double": "actor.optimizer.lr=1e-4",
+        "token": "actor.loss_aggregation=token_mean",
+        "beta": "actor.optimizer.beta2=0.95",
+        "clip": "actor.optimizer.gradient_clipping=0.5",
+    },
+    "distill": {
+        "signal": "actor.dynamic_sampling=true",
+        "lambda": "sparse_training.kl_loss_coef=0.1",
+        "fast": "sparse_training.lr_ratio=20",
+        "rank": "sparse_training.lora.rank=8",
+        "tis": "actor.correction=tis",
+        "replay": "rollout.sparse.replay=true",
+    },
+}
+EXPLORED = {name: dataclasses.replace(ARMS[name], seeds=3) for name in LEVERS}
+for pair in zip(
+    *[[(arm, *lever) for lever in levers.items()] for arm, levers in LEVERS.items()], strict=True
+):
+    for arm, name, setting in pair:
+        EXPLORED[f"{arm}_{name}"] = dataclasses.replace(EXPLORED[arm], extra=(setting,))
 
 
 def parse_arguments(arguments=None):
@@ -59,29 +153,22 @@ def parse_arguments(arguments=None):
     )
     add = parser.add_argument
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
-    add("--out", type=Path, default=ROOT / "runs/sparse_ablation")
-    add("--arms", nargs="+", choices=ARMS + MORE_ARMS, default=ARMS)
-    add("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    add("--budgets", type=float, nargs="+", default=[0.07, 0.10], help="shares of the mean response")
+    add("--out", type=Path, help="folder of models and runs (default: runs/sparse_ablation)")
+    add("--results", type=Path, help="folder of the results (default: bench/sparse_results)")
+    add("--explore", action="store_true", help="single settings of distill and dense, seeds 11 to 13")
+    add("--arms", nargs="+", choices=[*ARMS, *EXPLORED], metavar="ARM", help="default: all")
+    add("--seeds", type=int, nargs="+", help="default: 1 to 5, with --explore 11 to 13")
+    add("--hours", type=float, help="machine time of all results; 0: no limit (default: 6, with --explore 2)")
+    add("--threads", type=int, default=2, help="threads of all programs; the warm model depends on them")
     add("--steps", type=int, default=60)
     add("--prompts", type=int, default=4, help="prompts per step")
-    add("--samples", type=int, default=8, help="samples per prompt")
     add("--lr", type=float, default=5e-5)
-    add(
-        "--correction",
-        default="obrs",
-        help="actor.correction of the modes whose behavior policy is not the policy; the paper uses obrs",
-    )
-    add("--kl", type=float, default=0.001, help="sparse_training.kl_loss_coef of distill")
-    add("--dense-layers", type=int, default=2, help="rollout.sparse.dense_layers")
-    add("--hours", type=float, default=8, help="no run starts after so many hours; 0: no limit")
-    add("--registers", type=int, default=5, help="registers per program of the task")
-    add("--program-steps", type=int, nargs=2, default=[46, 60], metavar=("LEAST", "MOST"))
-    add("--hidden-size", type=int, default=192)
-    add("--layers", type=int, default=4)
+    add("--correction", default="obrs")
+    add("--kl", type=float, default=0.001, help="lambda: sparse_training.kl_loss_coef")
+    add("--phi-steps", type=int, default=20, help="steps of distill_warmed before step 1")
     add("--train-programs", type=int, default=4000)
-    add("--test-programs", type=int, default=64)
-    add("--test-samples", type=int, default=2)
+    add("--test-programs", type=int, default=256)
+    add("--test-samples", type=int, default=4)
     add(
         "--lessons",
         nargs="*",
@@ -92,22 +179,20 @@ def parse_arguments(arguments=None):
     add("--lesson-programs", type=int, default=20000)
     add("--warm-programs", type=int, default=4000)
     add("--warm-steps", type=int, default=150)
-    add("--warm-batch", type=int, default=8)
     add("--warm-lr", type=float, default=1e-3)
-    add("--warm-dtype", default="bf16", help="dtype of the warm start")
-    add(
-        "--warm-slips",
-        type=float,
-        default=0.013,
-        help="share of wrong steps in whole demonstrations, so that there is something left to learn",
-    )
-    add("--settings", nargs="*", default=[], help="further key=value settings of every run")
-    add("--warm-only", action="store_true")
-    add("--table-only", action="store_true", help="only write the table of existing runs")
-    return parser.parse_args(arguments)
-
-
-# ---- Runs.
+    add("--warm-dtype", default="bf16")
+    add("--warm-slips", type=float, default=0.013, help="share of wrong steps in whole demonstrations")
+    add("--task", nargs="*", default=[], metavar="FIELD=VALUE", help="other programs or another model")
+    add("--settings", nargs="*", default=[], help="further settings of every run")
+    add("--sparse-settings", nargs="*", default=[], help="further settings of sparse generation")
+    add("--table-only", action="store_true", help="only write the tables of existing results")
+    args = parser.parse_args(arguments)
+    kind = "explore" if args.explore else "sparse_ablation"
+    args.out = (args.out or ROOT / "runs" / kind).resolve()
+    args.results = args.results or ROOT / "bench" / ("sparse_explore" if args.explore else "sparse_results")
+    args.hours = args.hours if args.hours is not None else 2 if args.explore else 6
+    args.seeds = args.seeds or ([11, 12, 13] if args.explore else list(range(1, MAIN_SEEDS + 1)))
+    return args
 
 
 class Experiment:
@@ -115,365 +200,224 @@ class Experiment:
         self.args = args
         self.out = args.out
         self.out.mkdir(parents=True, exist_ok=True)
-        self.deadline = time.monotonic() + 3600 * args.hours if args.hours > 0 else float("inf")
+        self.all_arms = EXPLORED if args.explore else ARMS
+        self.arms = {name: self.all_arms[name] for name in args.arms or self.all_arms}
+        self.warms = {}
 
-    def bough(self, *command, log=None):
-        """The stdout of a command that must succeed. Its stderr goes to the file `log`."""
+    def bough(self, *command, log="data.log", watch=None):
+        """Runs a command that must succeed. Its messages go to `log`. `watch`: called every second."""
         environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
+        environment["OMP_NUM_THREADS"] = str(self.args.threads)
         words = [str(self.args.bough), *map(str, command)]
-        path = self.out / (log or "data.log")
-        with path.open("a") as errors:
-            done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-        if done.returncode != 0:
+        path = self.out / log
+        with path.open("a") as file:
+            process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
+            while process.poll() is None:
+                try:
+                    process.wait(1 if watch else None)
+                except subprocess.TimeoutExpired:
+                    watch()
+        if process.returncode != 0:
             raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command continues")
-        return done.stdout
 
-    def prepare(self):
-        """Makes the data and the warm model. Their settings are stored beside them and must not change."""
-        args = self.args
-        kept = {name: getattr(args, name) for name in WARM_SETTINGS}
-        path = self.out / "warm_settings.json"
-        if path.exists() and json.loads(path.read_text()) != kept:
-            raise SystemExit(
-                f"{path} has other settings of data or warm start; use the same, or another --out"
-            )
-        if not path.exists():
-            write_aside(path, json.dumps(kept, indent=1))
-        least, most = args.program_steps
-        self.make_data("train", args.train_programs, [least, most], split="train")
-        self.make_data("test", args.test_programs, [least, most], split="test")
-        if not (self.out / "base/model.safetensors").exists():
-            shape = ["--layers", args.layers, "--hidden-size", args.hidden_size, "--head-dim", 32]
-            shape += ["--heads", 6, "--kv-heads", 3, "--tie"]
-            self.bough("init", self.out / "base", "--force", *shape)
-        parameters = count_parameters(self.out / "base/model.safetensors")
-        if parameters > MOST_PARAMETERS:
-            raise SystemExit(f"the model has {parameters:,} parameters, more than {MOST_PARAMETERS:,}")
-        model = "base"
-        for number, lesson in enumerate(args.lessons, start=1):
-            fewest, longest, batch, steps = map(int, lesson.split(":"))
-            name = f"lesson{number}"
-            labels = ["--max-first", max(1, most - longest + 1)]
-            self.make_data(name, args.lesson_programs, [fewest, longest], *labels, seed=10 + number)
-            self.fine_tune(model, name, batch, steps)
-            model = name
-        slips = ["--slips", args.warm_slips]
-        self.make_data("warm", args.warm_programs, [least, most], *slips, seed=7)
-        self.fine_tune(model, "warm", args.warm_batch, args.warm_steps)
+    def warm(self, task):
+        """The warm model of a task, made if it does not exist."""
+        if task not in self.warms:
+            self.warms[task] = WarmModel(self, task)
+            settings = [] if task == "draft" else self.sparse_settings(self.sparse_arm(task))
+            self.warms[task].record(settings)
+        return self.warms[task]
 
-    def make_data(self, name, count, program_steps, *options, split="train", seed=1):
-        if not self.data(name).exists():
-            task = ["--registers", self.args.registers, "--seed", seed, "--split", split, "-n", count]
-            task += ["--min-steps", program_steps[0], "--max-steps", program_steps[1]]
-            self.bough("data", "trace", "--out", self.data(name), *task, *options)
+    def sparse_arm(self, task):
+        """The arm whose page selection scores weights that were not trained for any."""
+        return self.all_arms["distill_long" if task == "long" else "distill"]
 
-    def fine_tune(self, model, name, batch, steps):
-        """Trains the model `name` from `model` on the data called `name`."""
-        if not (self.out / name / "model.safetensors").exists():
-            where = ["--model", self.out / model, "--data", self.data(name), "--out", self.out / name]
-            effort = ["--batch-size", batch, "--lr", self.args.warm_lr, "--max-steps", steps]
-            effort += ["--epochs", 1000, "--dtype", self.args.warm_dtype]
-            self.bough("sft", *where, *effort, log=f"{name}.log")
-
-    def data(self, name):
-        return self.out / f"{name}.jsonl"
-
-    def lengths(self):
-        """Mean and largest number of bytes of the worked answers. One byte is one token."""
-        lines = self.data("train").read_text().splitlines()
-        sizes = [len(json.loads(line)["answer"]) + 1 for line in lines]
-        return statistics.mean(sizes), max(sizes)
-
-    def pages(self, budget):
-        return max(LEAST_PAGES, round(budget * self.lengths()[0] / PAGE))
+    # ---- Which runs are missing, and whether their time suffices.
 
     def cases(self):
-        """Tuples (mode, budget, seed), by seed, so that a partial run is balanced. dense has budget None."""
-        cases = []
-        for seed in self.args.seeds:
-            for mode in self.args.arms:
-                budgets = self.args.budgets if mode in MORE_BUDGETS else self.args.budgets[:1]
-                cases += [(mode, None if mode == "dense" else budget, seed) for budget in budgets]
-        return cases
+        """Pairs (arm, seed), by seed: the arms with priority first, and dense first of all."""
+        order = [name for name in self.arms if self.arms[name].seeds == MAIN_SEEDS]
+        order += [name for name in self.arms if name not in order]
+        return [(arm, seed) for seed in self.args.seeds for arm in order if self.has_seed(arm, seed)]
 
-    def folder(self, case):
-        mode, budget, seed = case
-        name = mode if budget is None else f"{mode}-{budget:g}"
-        return self.out / "trace" / f"{name}-seed{seed}"
+    def has_seed(self, arm, seed):
+        return seed - (11 if self.args.explore else 1) < self.arms[arm].seeds
 
-    def sparse_settings(self, budget):
+    def baseline(self, arm):
+        return sparse_report.baseline_of(arm, self.all_arms)
+
+    def is_needed(self, case, results):
+        """Whether a run is missing. A baseline run also has to be of the warm model if a pair needs it."""
+        arm, seed = case
+        if arm != self.baseline(arm):
+            return all(run["seed"] != seed for run, _ in results.pairs(arm, self.baseline(arm)))
+        warm = self.warms.get(self.arms[arm].task)
+        if warm and any(run["seed"] == seed and run["warm"] == warm.results.name for run in results.of(arm)):
+            return False
+        others = [name for name, at in self.cases() if at == seed and self.baseline(name) == arm != name]
+        return not results.of_seed(arm, seed) or any(self.is_needed((name, seed), results) for name in others)
+
+    def forecast(self, cases, results, step_seconds=None, arm=None):
+        """Seconds of runs: means of finished runs of their arm, or of all. step_seconds: a step of `arm`."""
+        known = {}
+        for run in results.runs:
+            known.setdefault(run["arm"], []).append(sum(run["seconds"].values()))
+        if step_seconds is not None:
+            known.setdefault(arm, [step_seconds * self.args.steps])
+        mean = statistics.mean(value for values in known.values() for value in values) if known else 0
+        return sum(statistics.mean(known.get(name, [mean])) for name, _ in cases)
+
+    def run(self):
+        for case in self.cases():
+            results = sparse_report.Results(self.args.results, self.all_arms)
+            if not self.is_needed(case, results):
+                continue
+            arm, seed = case
+            self.warm(self.arms[arm].task)
+            if not self.is_needed(case, results):  # this warm model has the baseline already
+                continue
+            left = 3600 * self.args.hours - results.seconds() if self.args.hours > 0 else float("inf")
+            reserved = [] if self.arms[arm].seeds == MAIN_SEEDS else self.missing_main(results)
+            needed = self.forecast([case, *reserved], results)
+            if needed > left:
+                print(f"not enough time for {arm}, seed {seed}: {needed / 60:.0f} of {left / 60:.0f} minutes")
+                continue
+            self.train_and_score(arm, seed, results)
+
+    def missing_main(self, results):
         return [
-            f"rollout.sparse.budget={PAGE}x{self.pages(budget)}",
-            f"rollout.sparse.dense_layers={self.args.dense_layers}",
+            case
+            for case in self.cases()
+            if self.arms[case[0]].seeds == MAIN_SEEDS and self.is_needed(case, results)
         ]
 
-    def settings(self, case):
-        mode, budget, seed = case
+    # ---- A run.
+
+    def settings(self, arm, seed, warm):
         args = self.args
         settings = {
             "fileroot": self.out,
-            "experiment_name": "trace",
-            "trial_name": self.folder(case).name,
+            "experiment_name": "runs",
             "seed": seed,
-            "model.path": self.out / "warm",
-            "train_dataset.path": self.data("train"),
+            "model.path": warm.folder / "warm",
+            "train_dataset.path": warm.data("train"),
             "train_dataset.batch_size": args.prompts,
-            "gconfig.n_samples": args.samples,
-            "gconfig.max_new_tokens": self.lengths()[1] + 16,
-            "total_train_steps": args.steps,
+            "gconfig.n_samples": arm.samples,
+            "gconfig.max_new_tokens": warm.max_new_tokens(),
+            "actor.loss_aggregation": "sequence_mean",
             "actor.optimizer.lr": args.lr,
             "actor.optimizer.weight_decay": 0,
             "saver.freq_steps": 10,
             "saver.keep": 1,
         }
-        if mode not in ("dense", "sparse_to_sparse"):  # the behavior policy is not the trained policy
+        if arm.samples > NUM_TRAINED:
+            settings["actor.keep_samples"] = NUM_TRAINED
+        if arm.mode not in ("dense", "sparse_to_sparse"):  # the behavior policy is not the trained policy
             settings["actor.correction"] = args.correction
             settings["gconfig.top_logprobs"] = 20
-        if mode != "dense":
-            settings["sparse_training.mode"] = mode
-        if mode == "exact_top_k":
-            settings["rollout.sparse.summary"] = "exact"
-        if mode == "distill":
+        if arm.mode != "dense":
+            settings["sparse_training.mode"] = arm.mode
+        if arm.mode in ("distill", "draft"):
             settings["sparse_training.kl_loss_coef"] = args.kl
-        lines = [f"{key}={value}" for key, value in settings.items()]
-        return lines + ([] if budget is None else self.sparse_settings(budget)) + list(args.settings)
+        if arm.mode == "draft":
+            settings["sparse_training.draft_path"] = self.warm("draft").folder / "warm"
+        lines = [f"{key}={value}" for key, value in settings.items()] + self.sparse_settings(arm)
+        return lines + list(arm.extra) + list(args.settings)
 
-    def train(self, case):
-        metrics = read_metrics(self.folder(case))
-        if not metrics or metrics[-1]["step"] < self.args.steps:
-            self.bough("train", ROOT / "configs/trace.yaml", *self.settings(case), log="train.log")
+    def sparse_settings(self, arm):
+        settings = arm.engine_settings()
+        return settings + list(self.args.sparse_settings) if settings else []
 
-    def evaluate(self, name, model, budget):
-        """The score with dense attention (budget None) or with the budget. scores.json caches it."""
-        path = self.out / "scores.json"
-        scores = read_scores(self.out)
-        key = f"{name}/{'dense' if budget is None else f'{budget:g}'}"
-        if key not in scores:
-            words = ["--model", model, "--data", self.data("test"), "--k", self.args.test_samples, "--json"]
-            words += ["--temperature", 1, "--max-new-tokens", self.lengths()[1] + 16]
-            words += [] if budget is None else self.sparse_settings(budget)
-            line = self.bough("eval", *words, log="eval.log")
-            result = json.loads(line.splitlines()[-1])
-            scores = read_scores(self.out)  # another process may evaluate other modes at the same time
-            scores[key] = {"score": result["avg_at_k"], "length": result["length_mean"]}
-            write_aside(path, json.dumps(scores, indent=1))
-        return scores[key]
-
-    def evaluate_case(self, case):
-        mode, budget, _ = case
-        folder = self.folder(case)
-        step = folder / "checkpoints" / (folder / "latest").read_text().strip()
-        model = step / "model"
-        self.evaluate(folder.name, model, None)
-        for share in self.args.budgets if mode == "dense" else [budget]:
-            self.evaluate(folder.name, model, share)
-        if mode == "distill":  # this mode's sparse policy has adapters
-            merged = folder / "sparse_policy"
-            key = f"{folder.name} phi"
-            if f"{key}/{budget:g}" not in read_scores(self.out):
-                shutil.rmtree(merged, ignore_errors=True)
-                self.bough("merge", model, step / "sparse_adapter", merged, log="eval.log")
-                self.evaluate(key, merged, budget)
-                shutil.rmtree(merged)
-
-    def run(self):
-        self.prepare()
-        for budget in [None, *self.args.budgets]:
-            self.evaluate("warm", self.out / "warm", budget)
-        if self.args.warm_only:
-            return
-        for case in self.cases():
-            if time.monotonic() > self.deadline:
-                print(f"{self.args.hours:g} hours ended before {self.folder(case).name}")
-                return
-            self.train(case)
-            self.evaluate_case(case)
-
-
-WARM_SETTINGS = [
-    "registers", "program_steps", "hidden_size", "layers", "train_programs", "test_programs", "test_samples",
-    "lessons", "lesson_programs", "warm_programs", "warm_steps", "warm_batch", "warm_lr", "warm_slips",
-    "warm_dtype",
-]  # fmt: skip
-
-
-def count_parameters(path):
-    """The number of parameters, from the header of a safetensors file."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            size = 1
-            for extent in tensor["shape"]:
-                size *= extent
-            total += size
-    return total
-
-
-def read_scores(out):
-    path = out / "scores.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-# ---- Results.
-
-
-def judge(score, length, dense_scores, dense_length, warm_score):
-    """The verdict (see the head of this file) on a mode's mean score and final length."""
-    dense = statistics.mean(dense_scores)
-    margin = max(MARGIN, (max(dense_scores) - min(dense_scores)) / 2)
-    if score < warm_score - MARGIN or length < dense_length / 2:
-        return "collapsed"
-    if score < dense - margin:
-        return "worse"
-    return "better" if score > dense + margin else "equal"
-
-
-def of_last_tenth(records, name):
-    records = [record for record in records if record["step"] > 0]
-    values = [record[name] for record in records[-max(1, len(records) // 10) :] if name in record]
-    return statistics.mean(values) if values else None
-
-
-def summaries(experiment):
-    """Per (mode, budget): the table's figures, means over the seeds with finished runs."""
-    scores = read_scores(experiment.out)
-    rows = {}
-    for case in experiment.cases():
-        folder = experiment.folder(case)
+    def train(self, name, settings, steps, watch):
+        folder = self.out / "runs" / name
         records = read_metrics(folder)
-        if f"{folder.name}/dense" not in scores or records[-1]["step"] < experiment.args.steps:
-            continue
-        mode, budget, _ = case
-        row = rows.setdefault((mode, budget), {name: [] for name in ROW_NAMES})
-        row["dense"].append(scores[f"{folder.name}/dense"]["score"])
-        for share in experiment.args.budgets if mode == "dense" else [budget]:
-            row["sparse"].append(scores[f"{folder.name}/{share:g}"]["score"])
-        if mode == "distill":
-            row["phi"].append(scores[f"{folder.name} phi/{budget:g}"]["score"])
-        row["length"].append(of_last_tenth(records, "rollout/length_mean"))
-        row["reward"].append(of_last_tenth(records, "reward/mean"))
-        row["seconds"].append(statistics.median(r["time/step"] for r in records if r["step"] > 0))
-        row["rollout"].append(statistics.median(r["time/rollout"] for r in records if r["step"] > 0))
-        for name in ("overlap", "overlap_p5", "acceptance"):
-            value = of_last_tenth(records, f"sparse/{name}")
-            if value is not None:
-                row[name].append(value)
-    return rows
+        if not records or records[-1]["step"] < steps:
+            words = [*settings, f"trial_name={name}", f"total_train_steps={steps}"]
+            self.bough("train", ROOT / "configs/trace.yaml", *words, log="train.log", watch=watch)
+        return folder, folder / "checkpoints" / (folder / "latest").read_text().strip()
+
+    def warm_phi(self, name, settings):
+        """The folder of phi after steps on the KL alone, with theta frozen by rewards that are all equal."""
+        reward = self.out / "constant_reward.py"
+        write_aside(reward, "def constant(completion, **fields):\n    return 0.0\n")
+        # With lambda 0.001 and no other term, gradients would be as small as Adam's epsilon.
+        settings = [*settings, f"reward={reward}:constant", "sparse_training.kl_loss_coef=1"]
+        folder, checkpoint = self.train(f"{name}-phi", settings, self.args.phi_steps, None)
+        return checkpoint / "sparse_adapter", sum(record["time/step"] for record in read_metrics(folder))
+
+    def train_and_score(self, name, seed, results):
+        arm = self.arms[name]
+        warm = self.warm(arm.task)
+        settings = self.settings(arm, seed, warm)
+        run = f"{warm.results.name}-{name}-seed{seed}"
+        print(f"{name}, seed {seed}", flush=True)
+        seconds = {}
+        if arm.warms_phi:
+            phi, seconds["phi"] = self.warm_phi(run, settings)
+            settings.append(f"sparse_training.lora.path={phi}")
+        watch = Watch(self, (name, seed), results, self.out / "runs" / run)
+        folder, checkpoint = self.train(run, settings, self.args.steps, watch)
+        records = [record for record in read_metrics(folder) if record["step"] > 0]
+        seconds["train"] = sum(record["time/step"] for record in records)
+        begin = time.monotonic()
+        scores = self.score(name, warm, checkpoint)
+        seconds["evaluation"] = time.monotonic() - begin
+        given = {key: getattr(self.args, key) for key in ("steps", "prompts", "lr", "correction", "kl")}
+        given |= {"settings": self.args.settings, "sparse_settings": self.args.sparse_settings}
+        record = {
+            "arm": name,
+            "seed": seed,
+            "definition": dataclasses.asdict(arm),
+            "given": given,
+            **source(),
+        }
+        record |= {"seconds": {key: round(value, 1) for key, value in seconds.items()}}
+        record |= sparse_report.summary(records, self.args.prompts) | scores
+        write_record(warm.results / f"{name}-seed{seed}.json", record)
+
+    def score(self, name, warm, checkpoint):
+        """Scores of the trained weights, and of the policy that samples sparsely or is a draft policy."""
+        arm = self.arms[name]
+        model = checkpoint / "model"
+        scores = {"dense": warm.evaluate(model, [])}
+        if arm.mode == "dense":  # without any training for sparse attention
+            scores["sparse"] = warm.evaluate(model, self.sparse_settings(self.sparse_arm(arm.task)))
+        elif arm.mode == "distill":
+            merged = self.out / "sparse_policy"
+            shutil.rmtree(merged, ignore_errors=True)
+            self.bough("merge", model, checkpoint / "sparse_adapter", merged, log="eval.log")
+            scores["sparse"] = warm.evaluate(merged, self.sparse_settings(arm))
+            shutil.rmtree(merged)
+        elif arm.mode == "draft":
+            scores["draft"] = warm.evaluate(checkpoint / "weak/model", [])
+        elif arm.mode != "exact_top_k":  # in plain loops its evaluation takes longer than its training
+            scores["sparse"] = warm.evaluate(model, self.sparse_settings(arm))
+        return scores
 
 
-ROW_NAMES = [
-    "dense",
-    "sparse",
-    "phi",
-    "length",
-    "reward",
-    "seconds",
-    "rollout",
-    "overlap",
-    "overlap_p5",
-    "acceptance",
-]
+class Watch:
+    """Prints the forecast once, after the first step of a run."""
 
+    def __init__(self, experiment, case, results, folder):
+        self.experiment, self.case, self.results, self.folder = experiment, case, results, folder
+        self.is_done = False
 
-def table(experiment, rows):
-    scores = read_scores(experiment.out)
-    warm = scores["warm/dense"]["score"]
-    dense = rows.get(("dense", None))
-
-    lines = [
-        "| mode | budget | seeds | score, dense attention | with the budget | its own sparse policy | "
-        "length | acceptance | 5th percentile | s a step (rollout) | against dense |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-        f"| warm model | | | {warm:.3f} | "
-        + ", ".join(f"{scores[f'warm/{b:g}']['score']:.3f} at {b:.0%}" for b in experiment.args.budgets)
-        + f" | | {scores['warm/dense']['length']:.0f} | | | | |",
-    ]
-    for (mode, budget), row in rows.items():
-        verdict = ""
-        if dense and mode != "dense":
-            verdict = judge(
-                statistics.mean(row["dense"]),
-                statistics.mean(row["length"]),
-                dense["dense"],
-                statistics.mean(dense["length"]),
-                warm,
-            )
-        share = "" if budget is None else f"{budget:.0%} ({experiment.pages(budget)} pages)"
-        lines.append(
-            f"| {mode} | {share} | {len(row['dense'])} | {cell(row['dense'])} | {cell(row['sparse'])} | "
-            f"{cell(row['phi'])} | {cell(row['length'], 0)} | {cell(row['overlap'] or row['acceptance'])} | "
-            f"{cell(row['overlap_p5'])} | {cell(row['seconds'], 1)} ({cell(row['rollout'], 1)}) | {verdict} |"
+    def __call__(self):
+        records = [] if self.is_done else read_metrics(self.folder)
+        if not records:
+            return
+        self.is_done = True
+        seconds = records[-1]["time/step"]
+        arm, _ = self.case
+        missing = [case for case in self.experiment.cases() if self.experiment.is_needed(case, self.results)]
+        hours = self.experiment.forecast(missing, self.results, seconds, arm) / 3600
+        minutes = seconds * self.experiment.args.steps / 60
+        print(
+            f"forecast after step {records[-1]['step']}: {minutes:.0f} minutes of training; {len(missing)} "
+            f"missing runs take {hours:.1f} hours, {self.results.seconds() / 3600:.1f} of "
+            f"{self.experiment.args.hours:g} are used",
+            flush=True,
         )
-    return "\n".join(lines) + "\n"
-
-
-def curves_of(experiment, metric):
-    """Per (mode, budget): [(step, mean, smallest, largest)] over the seeds that have the step."""
-    by_mode = {}
-    for case in experiment.cases():
-        for record in read_metrics(experiment.folder(case)):
-            if record["step"] > 0 and metric in record:
-                by_step = by_mode.setdefault(case[:2], {})
-                by_step.setdefault(record["step"], []).append(record[metric])
-    return {
-        mode: [(step, statistics.mean(v), min(v), max(v)) for step, v in sorted(steps.items())]
-        for mode, steps in by_mode.items()
-    }
-
-
-def svg(experiment):
-    width, height, left, top, bottom = 900, 260, 70, 34, 30
-    parts = []
-    names = {}
-    panels = [(title, curves_of(experiment, metric)) for metric, title in CURVES]
-    panels = [(title, curves) for title, curves in panels if curves]
-    for _, curves in panels:
-        for mode in curves:
-            names.setdefault(mode, COLOURS[len(names) % len(COLOURS)])
-    for number, (title, curves) in enumerate(panels):
-        points = [point for curve in curves.values() for point in curve]
-        low, high = min(p[2] for p in points), max(p[3] for p in points)
-        high = high if high > low else low + 1
-        last = max(p[0] for p in points)
-        y0 = number * height
-
-        def x(step, last=last):
-            return left + (width - left - 20) * (step - 1) / max(1, last - 1)
-
-        def y(value, low=low, high=high, y0=y0):
-            return y0 + height - bottom - (height - top - bottom) * (value - low) / (high - low)
-
-        parts.append(f'<text x="{left}" y="{y0 + 20}" font-weight="bold">{title}</text>')
-        for value in (low, (low + high) / 2, high):
-            parts.append(f'<path d="M{left} {y(value):.1f}H{width - 20}" stroke="#ccc"/>')
-            parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-        for step in sorted({1, last // 2 or 1, last}):
-            anchor = "end" if step == last else "middle"
-            parts.append(
-                f'<text x="{x(step):.1f}" y="{y0 + height - 10}" text-anchor="{anchor}">step {step}</text>'
-            )
-        for mode, curve in curves.items():
-            band = [(x(p[0]), y(p[3])) for p in curve] + [(x(p[0]), y(p[2])) for p in reversed(curve)]
-            shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in band)
-            line = " ".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in curve)
-            parts.append(f'<polygon points="{shape}" fill="{names[mode]}" opacity="0.12"/>')
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{names[mode]}" stroke-width="1.6"/>')
-    end, at = len(panels) * height, left
-    for (mode, budget), colour in names.items():
-        label = mode if budget is None else f"{mode}, {budget:.0%}"
-        if at + 20 + 7 * len(label) > width:
-            end, at = end + 20, left
-        parts.append(f'<rect x="{at}" y="{end}" width="14" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{at + 20}" y="{end + 10}">{label}</text>')
-        at += 45 + 7 * len(label)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {end + 24}" font-family="sans-serif" '
-        f'font-size="12"><rect width="{width}" height="{end + 24}" fill="white"/>'
-        + "".join(parts)
-        + "</svg>\n"
-    )
 
 
 def main():
@@ -481,13 +425,11 @@ def main():
     experiment = Experiment(args)
     if not args.table_only:
         experiment.run()
-    if args.warm_only:
-        print(json.dumps(read_scores(args.out), indent=1))
-        return
-    text = table(experiment, summaries(experiment))
+    results = sparse_report.Results(args.results, experiment.all_arms)
+    text = sparse_report.tables(results)
     write_aside(args.out / "table.md", text)
-    write_aside(args.out / "curves.svg", svg(experiment))
-    print(text)
+    write_aside(args.out / "curves.svg", sparse_report.figure(results))
+    print(text, end="")
 
 
 if __name__ == "__main__":

@@ -1,86 +1,194 @@
-"""bench/sparse_ablation.py: its verdicts, and one complete ablation on a tiny model."""
+"""bench/sparse_ablation.py: verdicts, which runs it still needs, and one whole experiment of a tiny model."""
 
-import importlib.util
+import dataclasses
+import importlib
 import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from run_util import ENVIRONMENT, read_metrics
+from run_util import ENVIRONMENT, read_metrics, read_rollouts
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench/sparse_ablation.py"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 @pytest.fixture(scope="module")
 def ablation():
-    spec = importlib.util.spec_from_file_location("sparse_ablation", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(BENCH))
+    yield importlib.import_module("sparse_ablation")
+    sys.path.remove(str(BENCH))
 
 
-def test_verdicts_compare_with_the_dense_seeds(ablation):
-    dense = [0.60, 0.62, 0.64]
-    cases = [
-        (0.61, 100, "equal"),
-        (0.5901, 100, "equal"),
-        (0.5899, 100, "worse"),
-        (0.66, 100, "better"),
-        (0.61, 49, "collapsed"),
-        (0.45, 100, "collapsed"),
-    ]
-    for score, length, verdict in cases:
-        assert ablation.judge(score, length, dense, 100, 0.5) == verdict, (score, length)
-    # If the seeds of dense lie further apart, a mode may differ as much.
-    assert ablation.judge(0.55, 100, [0.5, 0.6, 0.7], 100, 0.3) == "equal"
+@pytest.fixture(scope="module")
+def report(ablation):
+    return ablation.sparse_report
 
 
-def test_a_small_ablation_runs_to_the_table_and_skips_finished_runs(bough):
-    command = [sys.executable, str(SCRIPT), "--bough", str(bough.program), "--out", str(bough.cwd / "out")]
-    command += shlex.split("--arms dense distill --seeds 1 --budgets 0.5 --steps 2 --prompts 2 --samples 4")
-    command += shlex.split("--registers 2 --program-steps 3 12 --hidden-size 32 --layers 2 --dense-layers 0")
-    command += shlex.split("--train-programs 20 --test-programs 3 --warm-programs 30 --warm-steps 4")
-    command += shlex.split("--lessons 1:2:4:3 2:4:4:3 --lesson-programs 30")
-    command += shlex.split(
-        "--settings gconfig.ignore_eos=true gconfig.max_new_tokens=110 reward=reward.py:score"
+def write_results(ablation, folder, scores, warm_score=0.3):
+    """scores: by (warm model, arm, seed)."""
+    given = {"steps": 60}
+    for (warm, arm, seed), score in scores.items():
+        (folder / warm).mkdir(parents=True, exist_ok=True)
+        record = {"seconds": {"evaluation": 100}, "dense": {"score": warm_score}}
+        (folder / warm / "warm.json").write_text(json.dumps(record))
+        run = {"arm": arm, "seed": seed, "definition": dataclasses.asdict(ablation.ARMS[arm]), "given": given}
+        run |= {"seconds": {"train": 3000, "evaluation": 500}, "dense": {"score": score}}
+        (folder / warm / f"{arm}-seed{seed}.json").write_text(json.dumps(run))
+    return ablation.sparse_report.Results(folder, ablation.ARMS)
+
+
+def test_intervals_are_those_of_students_t(report):
+    low, high = report.interval([0.1, 0.2, 0.3])
+    assert low == pytest.approx(0.2 - 4.303 * 0.1 / 3**0.5)
+    assert high == pytest.approx(0.2 + 4.303 * 0.1 / 3**0.5)
+    assert report.interval([0.5]) == (float("-inf"), float("inf"))
+
+
+def test_verdicts_follow_the_interval(report):
+    names = ("equal", "worse")
+    assert report.judge([0.09, 0.10, 0.11], names) == "equal"
+    assert report.judge([-0.09, -0.10, -0.11], names) == "worse"
+    assert report.judge([-0.1, 0.1, 0.3], names) == "undecided"
+    assert report.judge([0.3], names) == "undecided"
+
+
+def test_only_runs_of_one_warm_model_and_one_seed_are_pairs(ablation, tmp_path):
+    scores = {("trace-a", "dense", 1): 0.5, ("trace-a", "distill", 1): 0.4, ("trace-a", "distill", 2): 0.4}
+    scores |= {("trace-b", "dense", 2): 0.6, ("trace-b", "distill", 3): 0.4}
+    results = write_results(ablation, tmp_path, scores)
+    pairs = results.pairs("distill", "dense")
+    assert [(a["warm"], a["seed"], b["arm"]) for a, b in pairs] == [("trace-a", 1, "dense")]
+    assert results.gain(pairs[0][0]) == pytest.approx(0.1)
+    assert results.seconds() == 5 * 3500 + 2 * 100
+
+
+def test_results_of_other_settings_are_refused(ablation, tmp_path):
+    write_results(ablation, tmp_path, {("trace-a", "sparse", 1): 0.5})
+    path = tmp_path / "trace-a/sparse-seed1.json"
+    path.write_text(path.read_text().replace('"block": 4', '"block": 8'))
+    with pytest.raises(SystemExit, match="other settings than the arm sparse"):
+        ablation.sparse_report.Results(tmp_path, ablation.ARMS)
+
+
+def experiment_of(ablation, folder, words, warm=None):
+    experiment = ablation.Experiment(ablation.parse_arguments([*words.split(), "--out", str(folder / "out")]))
+    if warm:
+        experiment.warms["trace"] = SimpleNamespace(results=SimpleNamespace(name=warm))
+    return experiment
+
+
+def test_another_warm_model_begins_a_seed_with_dense(ablation, tmp_path):
+    finished = {("trace-a", arm, 1): 0.5 for arm in ("dense", "sparse", "distill")}
+    results = write_results(ablation, tmp_path / "results", finished | {("trace-a", "dense", 2): 0.5})
+    words = "--arms dense sparse distill --seeds 1 2"
+
+    def needed(warm):
+        experiment = experiment_of(ablation, tmp_path, words, warm)
+        return [case for case in experiment.cases() if experiment.is_needed(case, results)]
+
+    assert needed("trace-a") == [("sparse", 2), ("distill", 2)]
+    assert needed("trace-b") == [("dense", 2), ("sparse", 2), ("distill", 2)]
+
+
+def test_an_arm_without_priority_runs_only_if_the_others_keep_their_time(
+    ablation, tmp_path, monkeypatch, capsys
+):
+    started = []
+    monkeypatch.setattr(ablation.Experiment, "warm", lambda self, task: None)
+    monkeypatch.setattr(
+        ablation.Experiment, "train_and_score", lambda self, arm, seed, results: started.append((arm, seed))
     )
+    results = tmp_path / "results"
+    write_results(ablation, results, {("trace-a", "dense", 1): 0.5, ("trace-a", "sparse", 1): 0.5})
+    words = f"--arms dense sparse exact_top_k --seeds 1 2 --results {results} --hours"
+    # 7,100 s are used, a run takes 3,500 s, and two runs of seed 2 are reserved.
+    experiment_of(ablation, tmp_path, f"{words} 4.8", "trace-a").run()
+    assert started == [("dense", 2), ("sparse", 2)]
+    assert "not enough time for exact_top_k, seed 1: 175 of 170 minutes" in capsys.readouterr().out
+    started.clear()
+    experiment_of(ablation, tmp_path, f"{words} 4.95", "trace-a").run()
+    assert started[:1] == [("exact_top_k", 1)]
+
+
+def test_scores_count_numbers_and_lines(ablation):
+    problems = [{"answer": "Aa+1 1\nBa+1 2\nCa+1 3\nDa+1 4\n#### 04"}]
+
+    def record(text):
+        return {
+            "group": "1",
+            "loss_mask": [0] + [1] * (len(text) + 1),
+            "input_ids": [81, *text.encode(), 258],
+        }
+
+    from trace_task import score_samples
+
+    texts = [
+        " Aa+1 1\nBa+1 2\nCa+1 3\nDa+1 4\n#### 04",
+        " Aa+1 1\nBa+1 9\nCa+1 3\nDa+1 4\n#### 4",
+        " Aa+1 1\n#### 14",
+    ]
+    scores = score_samples(problems, map(record, texts))
+    assert scores["right"] == "2"
+    assert scores["score"] == pytest.approx(2 / 3, abs=1e-4)
+    assert scores["until_error"] == pytest.approx((1 + 1 / 4 + 1 / 4) / 3)
+    assert scores["lines"] == pytest.approx((1 + 3 / 4 + 1 / 4) / 3, abs=1e-4)
+
+
+def prompts_of_first_step(run):
+    records = read_rollouts(run / "rollouts/step_1.jsonl.zst")
+    return {bytes(record["input_ids"][: record["loss_mask"].index(1)]) for record in records}
+
+
+def test_a_small_experiment_runs_to_the_tables_and_skips_finished_runs(bough):
+    out, results = bough.cwd / "out", bough.cwd / "results"
+    command = [sys.executable, str(BENCH / "sparse_ablation.py"), "--bough", str(bough.program)]
+    command += ["--out", str(out), "--results", str(results)]
+    command += shlex.split(
+        "--arms dense distill_warmed --seeds 1 --steps 2 --phi-steps 1 --prompts 2 --threads 1"
+    )
+    command += shlex.split("--task registers=2 steps=[3,12] hidden_size=32 layers=2")
+    command += shlex.split("--train-programs 20 --test-programs 3 --test-samples 2 --warm-programs 30")
+    command += shlex.split("--lessons 1:2:4:3 2:4:4:3 --lesson-programs 30 --warm-steps 4")
+    command += shlex.split("--sparse-settings rollout.sparse.budget=64 rollout.sparse.dense_layers=0")
+    command += shlex.split("--settings gconfig.ignore_eos=true gconfig.max_new_tokens=110")
+    command += ["reward=reward.py:score"]
     (bough.cwd / "reward.py").write_text(
         "def score(completion, **fields):\n    return float(sum(map(ord, completion)) % 3 == 0)\n"
     )
-    environment = {**os.environ, **ENVIRONMENT}
 
     def run():
-        done = subprocess.run(command, cwd=bough.cwd, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr + "".join(
-            path.read_text() for path in (bough.cwd / "out").glob("*.log")
+        done = subprocess.run(
+            command, cwd=bough.cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True
         )
+        assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in out.glob("*.log"))
         return done.stdout
 
-    table = run()
-    out = bough.cwd / "out"
-    rows = [line for line in table.splitlines() if line.startswith(("| dense", "| distill", "| warm"))]
+    text = run()
+    assert "dense, seed 1\nforecast after step" in text
+    table = (out / "table.md").read_text()
+    assert text.endswith(table)
+    rows = [line for line in table.splitlines() if line.startswith(("| dense", "| distill_warmed", "| warm"))]
     assert len(rows) == 3
-    assert (out / "table.md").read_text() == table[:-1]
-    # Reward and length of two modes, and acceptance of one.
-    assert (out / "curves.svg").read_text().count("<polyline") == 5
-    records = read_metrics(out / "trace/distill-0.5-seed1")
-    assert [record["step"] for record in records] == [1, 2]
-    for record in records:
-        assert record["rollout/active_pages"] < 1
-        assert 0 < record["sparse/overlap_p5"] <= record["sparse/overlap"] < 1.0001
-        assert record["sparse/ratio_p5_to_255"] <= 1 <= record["sparse/ratio_p95_to_255"]
-        assert abs(record["sparse/overlap"] - record["sparse/acceptance"]) < 0.05
-        assert record["time/recompute"] + record["time/update"] <= record["time/train"] + 1e-6
-    scores = json.loads((out / "scores.json").read_text())
-    assert set(scores) == {
-        "warm/dense", "warm/0.5", "dense-seed1/dense", "dense-seed1/0.5",
-        "distill-0.5-seed1/dense", "distill-0.5-seed1/0.5", "distill-0.5-seed1 phi/0.5",
+    assert (out / "curves.svg").read_text().count("<polyline") == 2
+    (folder,) = results.iterdir()
+    assert {path.name for path in folder.iterdir()} == {
+        "warm.json", "dense-seed1.json", "distill_warmed-seed1.json",
     }  # fmt: skip
+    record = json.loads((folder / "distill_warmed-seed1.json").read_text())
+    assert set(record["seconds"]) == {"phi", "train", "evaluation"}
+    assert 0 < record["acceptance"] < 1.0001
+    assert len(record["sparse"]["right"]) == 3
+    prompts = [prompts_of_first_step(run) for run in sorted((out / "runs").glob("*-seed1"))]
+    assert len(prompts) == 2 and prompts[0] == prompts[1]
+    # Equal rewards leave theta as it was, and phi learns.
+    (phase,) = read_metrics(out / "runs" / f"{folder.name}-distill_warmed-seed1-phi")
+    assert phase["optim/grad_norm"] == 0 < phase["sparse/grad_norm"]
     before = {
-        path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".jsonl", ".safetensors")
+        path: path.stat().st_mtime_ns for path in (*out.rglob("*.safetensors"), *results.rglob("*.json"))
     }
     assert run() == table
     assert before == {path: path.stat().st_mtime_ns for path in before}
