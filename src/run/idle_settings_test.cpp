@@ -237,6 +237,7 @@ TEST(IdleSettings, EverySettingIsInTheTableOrAlwaysHasAnEffect) {
                                         "lora.path",
                                         "model.path",
                                         "model.router_dtype",
+                                        "report.port",
                                         "reward",
                                         "reward_service.failure_reward",
                                         "reward_service.max_consecutive_failures",

@@ -191,7 +191,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 43> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 44> kHarmless = {"experiment_name",
                                                                  "actor.backend",
                                                                  "allocation_mode",
                                                                  "trial_name",
@@ -203,6 +203,7 @@ bool is_harmless_change(const std::string& key) {
                                                                  "saver.freq_minutes",
                                                                  "saver.keep",
                                                                  "saver.rollouts",
+                                                                 "report.port",
                                                                  "evaluator.freq_steps",
                                                                  "evaluator.at_start",
                                                                  "evaluator.at_end",
