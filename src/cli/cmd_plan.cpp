@@ -20,8 +20,8 @@
 #include "plan/packing.h"
 #include "plan/pipeline_schedule.h"
 #include "plan/plan.h"
-#include "run/batch_picture.h"
 #include "run/memory_plan.h"
+#include "run/run_view.h"
 #include "train/make_batch.h"
 
 namespace bough {

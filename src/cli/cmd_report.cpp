@@ -1,10 +1,17 @@
-// Commands on a run's folder. `bough report` writes its report.html again. `bough threads` changes how the
-// run divides its cores.
+// Commands on a run's folder. `bough view` serves its page, `bough watch` shows it in a terminal. `bough
+// report` writes its report.html again. `bough threads` changes how the run divides its cores.
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/signals.h"
 #include "cli/command.h"
+#include "report/run_watch.h"
+#include "report/view_server.h"
 #include "run/run_folder.h"
+#include "run/run_view.h"
 
 namespace bough {
 
@@ -26,6 +33,50 @@ void add_report_command(CommandLine& line) {
   });
   command.add_option("run", options->run, "The run's folder").required().type_name("RUN");
   add_json_flag(command, options->json);
+}
+
+void add_view_command(CommandLine& line) {
+  struct ViewOptions {
+    std::vector<std::string> runs;
+    int64_t port = 0;
+    bool json = false;
+  };
+  auto options = std::make_shared<ViewOptions>();
+  Command command =
+      line.add("view", "Serves a page that shows runs, while they work and afterwards", [options] {
+        std::vector<ViewedRun> runs;
+        for (const std::string& folder : options->runs) runs.push_back(view_of_run(folder));
+        const StopFlag stop;
+        const ViewServer server(std::move(runs), options->port);
+        if (options->json) print_json({{"url", server.url()}});
+        else print_text(server.url() + "\n");
+        constexpr std::chrono::milliseconds kPause{100};
+        while (!stop.requested()) std::this_thread::sleep_for(kPause);
+      });
+  command.add_option("runs", options->runs, "Folders of runs, FILEROOT/EXPERIMENT/TRIAL")
+      .required()
+      .type_name("RUN");
+  command.add_option("--port", options->port, "Port on 127.0.0.1; 0: any free one").range(0, 65535);
+  add_json_flag(command, options->json);
+}
+
+void add_watch_command(CommandLine& line) {
+  auto run = std::make_shared<std::string>();
+  Command command =
+      line.add("watch", "Shows a run in the terminal until it ends, or once if stderr is no terminal", [run] {
+        const std::filesystem::path folder = view_of_run(*run).folder;  // checks that it is a run
+        RunFollower follower(folder);
+        const StopFlag stop;
+        constexpr std::chrono::milliseconds kPause{500};
+        while (stderr_is_terminal() && !stop.requested() && !has_ended(follower)) {
+          show_status(watch_text(follower, terminal_columns() - 1));
+          std::this_thread::sleep_for(kPause);
+          follower.poll();
+        }
+        show_status("");
+        print_text(watch_text(follower, terminal_columns() - 1) + "\n");
+      });
+  command.add_option("run", *run, "The run's folder").required().type_name("RUN");
 }
 
 void add_threads_command(CommandLine& line) {

@@ -129,6 +129,8 @@ void add_bench_command(CommandLine& line);
 void add_bench_rollout_command(CommandLine& line, Command& bench);
 void add_bench_serve_command(CommandLine& line, Command& bench);
 void add_report_command(CommandLine& line);
+void add_view_command(CommandLine& line);
+void add_watch_command(CommandLine& line);
 void add_simulate_command(CommandLine& line);
 void add_threads_command(CommandLine& line);
 void add_self_test_command(CommandLine& line);

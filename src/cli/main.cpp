@@ -25,6 +25,8 @@ int main(int argc, char** argv) {
   bough::add_data_command(line);
   bough::add_bench_command(line);
   bough::add_report_command(line);
+  bough::add_view_command(line);
+  bough::add_watch_command(line);
   bough::add_simulate_command(line);
   bough::add_threads_command(line);
   bough::add_self_test_command(line);

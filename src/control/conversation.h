@@ -32,9 +32,9 @@
 #include <vector>
 
 #include "control/conversation_row.h"
+#include "control/conversation_view.h"
 #include "data/trajectory.h"
 #include "env/environment.h"
-#include "report/conversation_page.h"
 #include "report/metrics.h"
 
 namespace bough {
@@ -166,8 +166,8 @@ MetricValues conversation_metrics(std::span<const Trajectory* const> rows);
 // conversation.
 std::string describe_conversation(const Trajectory& row);
 
-// Returns, for report.html, the conversations of the first `most` groups, and where the conversations of a
-// group fork. `rollouts`: those of training step `step`.
+// Returns, for the page of a run, the conversations of the first `most` groups, and where the conversations
+// of a group fork. `rollouts`: those of training step `step`.
 std::vector<ConversationGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step,
                                                    size_t most);
 

@@ -34,6 +34,19 @@ asio::ip::address parse_address(const std::string& host) {
   return address;
 }
 
+// Whether a Host or Origin header names this machine.
+bool names_this_machine(std::string name) {
+  if (const size_t scheme = name.find("://"); scheme != std::string::npos) name.erase(0, scheme + 3);
+  if (name.starts_with('[')) name = name.substr(1, name.find(']') - 1);
+  else name.resize(std::min(name.size(), name.rfind(':')));
+  if (name == "localhost") return true;
+  try {
+    return is_loopback(name);
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 bool is_loopback(const std::string& host) {
@@ -44,6 +57,11 @@ std::string HttpRequest::header(std::string_view name) const {
   for (const auto& [key, value] : headers)
     if (key == name) return value;
   return "";
+}
+
+bool is_for_this_machine(const HttpRequest& request) {
+  const std::string host = request.header("host"), origin = request.header("origin");
+  return (host.empty() || names_this_machine(host)) && (origin.empty() || names_this_machine(origin));
 }
 
 HttpHeaders parse_query(std::string_view query) {

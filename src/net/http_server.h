@@ -129,6 +129,11 @@ struct HttpStatistics {
 
 bool is_loopback(const std::string& host);  // throws UserError unless `host` is an IP address or localhost
 
+// Whether the Host and Origin headers, if they are present, name this machine. A server that answers only
+// such requests cannot be reached by pages of other sites: neither directly nor by a name that resolves to
+// 127.0.0.1.
+bool is_for_this_machine(const HttpRequest& request);
+
 class HttpServer {
  public:
   // Called on the I/O thread; must not throw.

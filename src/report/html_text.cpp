@@ -39,10 +39,4 @@ std::string cut_text(std::string_view text, size_t max_bytes) {
   return std::string(text.substr(0, end)) + "…";
 }
 
-std::string svg_number(double value, int decimals) {
-  std::array<char, 32> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", decimals, value);
-  return buffer.data();
-}
-
 }  // namespace bough

@@ -15,7 +15,4 @@ std::string html_escape(std::string_view text);
 // the text was cut.
 std::string cut_text(std::string_view text, size_t max_bytes);
 
-// A coordinate in an SVG picture.
-std::string svg_number(double value, int decimals = 1);
-
 }  // namespace bough

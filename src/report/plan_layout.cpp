@@ -423,4 +423,19 @@ PlanLayout lay_out(const PlanPicture& plan, double width, double height) {
   return Layout(plan, width, height).run();
 }
 
+std::vector<double> axis_ticks(double low, double high, int most) {
+  BOUGH_CHECK(low < high && most >= 1, "low=", low, " high=", high, " most=", most);
+  double unit = std::pow(10, std::floor(std::log10((high - low) / most)));
+  for (const double factor : {1.0, 2.0, 5.0, 10.0}) {
+    if ((high - low) / (unit * factor) > most) continue;
+    unit *= factor;
+    break;
+  }
+  std::vector<double> ticks;
+  // Multiples of an integer count, because repeated addition would accumulate rounding errors.
+  for (double k = std::ceil(low / unit - 1e-9); k * unit <= high + unit * 1e-9; ++k)
+    ticks.push_back(k == 0 ? 0.0 : k * unit);  // never -0
+  return ticks;
+}
+
 }  // namespace bough

@@ -54,4 +54,8 @@ struct PlanLayout {
 // of PlanPictureNode.
 PlanLayout lay_out(const PlanPicture& plan, double width, double height);
 
+// Returns round numbers (1, 2 or 5 times a power of ten) inside [low, high]. They divide the range into at
+// most `most` parts.
+std::vector<double> axis_ticks(double low, double high, int most);
+
 }  // namespace bough

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/format.h"
-#include "report/chart.h"
 #include "report/html_text.h"
 #include "report/plan_layout.h"
 

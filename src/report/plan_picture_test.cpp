@@ -7,6 +7,7 @@
 #include <regex>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "report/plan_layout.h"
 
 namespace bough {
@@ -257,6 +258,29 @@ TEST(PlanPicture, RefusesInvalidTrees) {
   broken([](auto& plan) { plan.trees[0].nodes[1].parent = 1; });
   broken([](auto& plan) { plan.trees[0].nodes[1].block = 3; });
   broken([](auto& plan) { plan.trees[0].nodes[0].begin = 1; });
+}
+
+TEST(PlanPicture, TicksAreRoundAndInside) {
+  EXPECT_EQ(axis_ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+  const CounterRandom random(1, Purpose::test);
+  for (uint64_t i = 0; i < 2000; ++i) {
+    const double low = random.normal(0, i) * std::pow(10, random.normal(1, i) * 3);
+    const double high = low + std::pow(10, random.normal(2, i) * 3) + std::abs(low) * 1e-6;
+    const auto ticks = axis_ticks(low, high, 5);
+    ASSERT_GE(ticks.size(), 1u);
+    ASSERT_LE(ticks.size(), 6u);
+    const double slack = (high - low) * 1e-6;
+    for (const double tick : ticks) {
+      ASSERT_GE(tick, low - slack);
+      ASSERT_LE(tick, high + slack);
+    }
+    if (ticks.size() > 1) {
+      const double unit = ticks[1] - ticks[0],
+                   digits = unit / std::pow(10, std::floor(std::log10(unit * 1.0001)));
+      ASSERT_TRUE(std::abs(digits - 1) < 1e-3 || std::abs(digits - 2) < 1e-3 || std::abs(digits - 5) < 1e-3)
+          << unit;
+    }
+  }
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
-// The activity of each thread of a run over time, for the report. A lane is one thread, a span is a named
+// The activity of each thread of a run over time. A lane is one thread, a span is a named
 // interval in it. Timeline is thread-safe.
 #pragma once
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -21,13 +23,10 @@ struct TimelineSpan {
 
 // Returns a line of timeline.jsonl, without its line break: ["engine","generate",0.5,1.25].
 std::string to_line(const TimelineSpan& span);
+// Returns nullopt if the line is incomplete or damaged.
+std::optional<TimelineSpan> parse_timeline_line(std::string_view line);
 // Reads timeline.jsonl. Returns no spans if the file is missing. Incomplete and damaged lines are skipped.
 std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path);
-
-// Returns a <figure> with the lanes over time. It shows the last spans of the run, as many as are visible,
-// and the fraction of the whole run's time that each lane spent on each activity. Returns "" if there are no
-// spans.
-std::string timeline_figure(const std::vector<TimelineSpan>& spans);
 
 // Collects spans. If a span follows one of the same name in its lane within kMergeSeconds, the two become one
 // span. An engine has many short passes, and readers look for the times when it did not compute.

@@ -241,6 +241,7 @@ TEST(IdleSettings, EverySettingIsInTheTableOrAlwaysHasAnEffect) {
                                         "model.head_dtype",
                                         "model.path",
                                         "model.router_dtype",
+                                        "report.port",
                                         "reward",
                                         "reward_service.failure_reward",
                                         "reward_service.max_consecutive_failures",

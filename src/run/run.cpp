@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include <exception>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "run/run_checkpoints.h"
@@ -11,6 +13,7 @@
 #include "run/run_loop.h"
 #include "run/run_ranks.h"
 #include "run/run_reporting.h"
+#include "run/run_view.h"
 #include "run/train_batch.h"
 
 namespace bough {
@@ -39,8 +42,9 @@ class Run {
 
   RunSummary work();
   // Call it after work() threw. After that no call waits for other ranks. saves: writes a checkpoint of the
-  // last step if that is possible.
-  void give_up(bool saves) {
+  // last step if that is possible. `error`: its message; empty: the user stopped the run.
+  void give_up(bool saves, const std::string& error) {
+    reporting_.end(error.empty() ? "stopped" : "failed", error);
     ranks_.give_up();
     if (saves) loop_.save_last_step();
   }
@@ -60,6 +64,7 @@ class Run {
   RunCheckpoints checkpoints_;
   const std::unique_ptr<ExternalRollouts> external_;  // nullptr: the run itself holds the conversations
   RunLoop loop_;                                      // its threads use the members above
+  std::optional<ViewServer> view_;                    // only with report.port; reads the run's files
 };
 
 Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups)
@@ -83,6 +88,9 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
     if (!warning.empty()) log_warning(warning);
   if (groups_->trainers) send_checkpoint(parts_.folder->checkpoint(), *groups_->trainers);
   if (auto state = checkpoints_.resume()) loop_.restore(std::move(*state));
+  if (!parts_.settings.report.port) return;
+  view_.emplace(std::vector{view_of_run(parts_.folder->path())}, *parts_.settings.report.port);
+  log_info(str("the page of the run: ", view_->url()));
 }
 
 WorkerParts Run::worker_parts() {
@@ -115,6 +123,7 @@ RunSummary Run::work() {
                           ". The same command continues from there"));
   }
   const auto comparison = compare_with_dense(parts_, reporting_.display(), options_.stop);
+  reporting_.end("finished");
   RunSummary summary = summarise(parts_.settings, folder, loop_.num_steps());
   summary.comparison = comparison;
   end_ranks();
@@ -138,7 +147,8 @@ RunSummary run_training(const RunSettings& settings, const RunOptions& options) 
     log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller shows it to the user
     // A thread that hangs for ever cannot be joined, and everything that it uses must stay alive.
     const bool hangs = dynamic_cast<const StallError*>(&error);
-    run->give_up(/*saves=*/!hangs && !dynamic_cast<const Interrupted*>(&error));
+    const bool is_stopped = dynamic_cast<const Interrupted*>(&error) != nullptr;
+    run->give_up(/*saves=*/!hangs && !is_stopped, is_stopped ? "" : error.what());
     if (hangs) (void)run.release();
     throw;
   }

@@ -1,15 +1,13 @@
 #include "run/run_folder.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "control/conversation.h"
-#include "report/html_report.h"
+#include "report/run_follower.h"
 #include "report/tensorboard.h"
-#include "run/batch_picture.h"
 #include "run/idle_settings.h"
+#include "run/run_view.h"
 #include "text/chat_template.h"
 #include "text/output_parser.h"
 
@@ -21,22 +19,6 @@ constexpr const char* kThreadsFile = "threads.json";
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRolloutsPrefix = "step_";
-constexpr const char* kRolloutsSuffix = ".jsonl.zst";
-constexpr size_t kStepsOfConversations = 4, kGroupsOfAStep = 2;  // in the report
-constexpr size_t kSamplesOfAStep = 12;  // in the report: enough to see what the model writes
-
-// Returns 7 for "step_7.jsonl.zst".
-std::optional<int64_t> step_of(const std::string& name) {
-  const std::string_view prefix = kRolloutsPrefix, suffix = kRolloutsSuffix;
-  if (!name.starts_with(prefix) || !name.ends_with(suffix)) return {};
-  const std::string digits = name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || end != digits.data() + digits.size()) return {};
-  return step;
-}
-
 // Removes ".NAME.….tmp": files that a killed process was writing before their rename (base/file.h). This
 // process holds the run's lock, so no other process writes them.
 void remove_leftovers(const fs::path& folder) {
@@ -47,19 +29,6 @@ void remove_leftovers(const fs::path& folder) {
     if (name.starts_with(".") && name.ends_with(".tmp")) leftovers.push_back(entry.path());
   }
   for (const fs::path& file : leftovers) remove_tree(file);
-}
-
-std::vector<int64_t> list_rollouts(const fs::path& run) {
-  std::vector<int64_t> steps;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run / "rollouts", error))
-    if (const auto step = step_of(entry.path().filename().string())) steps.push_back(*step);
-  std::sort(steps.begin(), steps.end());
-  return steps;
-}
-
-fs::path rollouts_path(const fs::path& run, int64_t step) {
-  return run / "rollouts" / str(kRolloutsPrefix, step, kRolloutsSuffix);
 }
 
 }  // namespace
@@ -187,11 +156,11 @@ void RunFolder::cut_after(int64_t step) {
 }
 
 fs::path RunFolder::rollout_file(int64_t step) const {
-  return rollouts_path(path_, step);
+  return rollouts_of_step(path_, step);
 }
 
 std::vector<int64_t> RunFolder::steps_with_rollouts() const {
-  return list_rollouts(path_);
+  return list_rollout_steps(path_);
 }
 
 std::unique_ptr<Metrics> RunFolder::open_metrics() const {
@@ -204,37 +173,9 @@ std::unique_ptr<Metrics> RunFolder::open_metrics() const {
 }
 
 fs::path RunFolder::write_report(const fs::path& folder) {
-  std::vector<TreePicture> trees;
-  std::vector<ReportSample> samples;
-  const std::vector<int64_t> steps = list_rollouts(folder);
-  std::vector<int64_t> shown;
-  if (!steps.empty()) shown.push_back(steps.front());
-  if (steps.size() > 1) shown.push_back(steps.back());
-  for (const int64_t step : shown) {
-    RolloutReadOptions any;
-    any.require_reward_or_advantage = false;
-    const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
-    std::vector<TokenSpan> sequences;
-    for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
-    trees.push_back(tree_picture(build_prefix_tree(sequences), rollouts, str("step ", step)));
-    // Spread over the batch, so that several groups are shown.
-    const size_t stride = std::max<size_t>(1, rollouts.size() / kSamplesOfAStep);
-    for (size_t i = 0; i < rollouts.size(); i += stride)
-      samples.push_back(sample_of_rollout(rollout_to_json(rollouts[i]), step));
-  }
-  // The first step, the last, and two between.
-  std::vector<ConversationGroup> conversations;
-  for (size_t i = 0; i < kStepsOfConversations && !steps.empty(); ++i) {
-    const int64_t step = steps[(steps.size() - 1) * i / (kStepsOfConversations - 1)];
-    if (!conversations.empty() && conversations.back().step == step) continue;
-    RolloutReadOptions any;
-    any.require_reward_or_advantage = false;
-    const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
-    std::vector<ConversationGroup> groups = conversation_groups(rollouts, step, kGroupsOfAStep);
-    if (groups.empty()) break;  // a run without conversations
-    for (ConversationGroup& group : groups) conversations.push_back(std::move(group));
-  }
-  return write_html_report(folder, std::move(trees), std::move(samples), std::move(conversations));
+  const fs::path path = folder / "report.html";
+  write_file_atomically(path, run_report(folder));
+  return path;
 }
 
 }  // namespace bough

@@ -54,7 +54,7 @@ class RunFolder {
   // Opens metrics.jsonl and the TensorBoard events.
   std::unique_ptr<Metrics> open_metrics() const;
 
-  // Writes report.html: curves, and the trees and samples of the first and the last batch in rollouts/.
+  // Writes report.html (run_view.h) and returns its path.
   static std::filesystem::path write_report(const std::filesystem::path& folder);
 
  private:

@@ -4,7 +4,6 @@
 
 #include <fstream>
 
-#include "run/batch_picture.h"
 #include "train/small_model.h"
 
 namespace bough {
@@ -121,14 +120,6 @@ TEST_F(RunFolderTest, IsLockedWhileItIsUsed) {
   EXPECT_THROW(RunFolder{settings_}, UserError);
 }
 
-TEST_F(RunFolderTest, TheReportShowsTreesAndSamples) {
-  write_step(1);
-  const fs::path report = RunFolder::write_report(run());
-  const std::string html = read_file(report);
-  EXPECT_NE(html.find("what?"), std::string::npos);
-  EXPECT_NE(html.find("step 1"), std::string::npos);
-}
-
 TEST(RunSettingsTest, AcceptsTheNamesOfAReaL) {
   const auto settings = parse_settings<RunSettings>(
       "actor: {path: m, tree_training_mode: dta, use_decoupled_loss: false}\ncluster: {fileroot: here}\n"
@@ -192,30 +183,7 @@ TEST(RunSettingsTest, EveryHarmlessKeyExists) {
   RunSettings settings;
   size_t harmless = 0;
   for (const SettingRow& row : settings_rows(settings)) harmless += is_harmless_change(row.key);
-  EXPECT_EQ(harmless, 44u);
-}
-
-TEST(TreePictureOfABatch, NodesAreRunsOfTheSameSequences) {
-  std::vector<Trajectory> rollouts(3);
-  rollouts[0].input_ids = {1, 2, 3, 4};
-  rollouts[1].input_ids = {1, 2, 5};
-  rollouts[2].input_ids = {1, 2};
-  rollouts[0].loss_mask = {0, 0, 1, 1};
-  rollouts[1].loss_mask = {0, 0, 1};
-  rollouts[2].loss_mask = {0, 1};
-  std::vector<TokenSpan> sequences;
-  for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
-  const TreePicture picture = tree_picture(build_prefix_tree(sequences), rollouts, "t");
-  ASSERT_EQ(picture.nodes.size(), 3u);
-  EXPECT_EQ(picture.num_tokens, 9);
-  EXPECT_EQ(picture.nodes[0].end, 2);
-  EXPECT_EQ(picture.nodes[0].num_sequences, 3);
-  EXPECT_EQ(picture.nodes[0].trained, (std::vector<std::pair<int64_t, int64_t>>{{1, 2}}));
-  EXPECT_EQ(picture.nodes[1].parent, 0);
-  EXPECT_EQ(picture.nodes[1].begin, 2);
-  EXPECT_EQ(picture.nodes[1].end, 4);  // the heavier child first
-  EXPECT_EQ(picture.nodes[2].end, 3);
-  EXPECT_FALSE(tree_figure(picture).empty());
+  EXPECT_EQ(harmless, 45u);
 }
 
 }  // namespace

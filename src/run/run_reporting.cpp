@@ -13,10 +13,13 @@ namespace bough {
 RunReporting::RunReporting(const RunSettings& settings, const RunFolder& folder, const Clock& clock,
                            int64_t total_steps, DisplayStyle style)
     : folder_(folder),
+      clock_(clock),
+      total_steps_(total_steps),
       keeps_rollouts_(settings.saver.rollouts || settings.compare_dense > 0),
       display_(total_steps, clock, style) {}
 
 void RunReporting::open() {
+  progress_ = std::make_unique<ProgressFile>(folder_.path() / "progress.json", total_steps_, clock_);
   metrics_ = folder_.open_metrics();
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
   is_evaluated_at_start_ = !records.empty() && records.front().step == 0;
@@ -36,6 +39,7 @@ void RunReporting::write_batch(const StepRecord& record) {
 void RunReporting::write_record(int64_t step, const MetricValues& values) {
   metrics_->write(step, values);
   display_.write(step, values);
+  progress_->set_step(step);
   log_debug(display_.line(step, values));  // for log.txt; users see the display
 }
 
@@ -51,8 +55,14 @@ void RunReporting::write_timeline(Timeline& timeline, bool all) {
 
 void RunReporting::show(const std::string& activity, int64_t num_valid) {
   const int64_t evaluated = evaluated_.load();
-  display_.set_activity(evaluated == 0 ? activity
-                                       : str(activity, " (", evaluated, "/", num_valid, " problems)"));
+  const std::string text =
+      evaluated == 0 ? activity : str(activity, " (", evaluated, "/", num_valid, " problems)");
+  display_.set_activity(text);
+  progress_->set_activity(text);
+}
+
+void RunReporting::end(const std::string& state, const std::string& error) {
+  if (progress_) progress_->end(state, error);
 }
 
 // The first time of each is not counted, because it includes the warming up of caches.

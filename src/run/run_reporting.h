@@ -13,6 +13,7 @@
 #include "control/controller.h"
 #include "report/display.h"
 #include "report/metrics.h"
+#include "report/progress_file.h"
 #include "report/timeline.h"
 #include "run/run.h"
 #include "run/run_components.h"
@@ -38,12 +39,17 @@ class RunReporting {
   void set_evaluated(int64_t num_done) { evaluated_.store(num_done); }
   // Shows the activity, and the progress of an evaluation. num_valid: problems of an evaluation.
   void show(const std::string& activity, int64_t num_valid);
+  // Says in progress.json how the run ended: finished, stopped or failed.
+  void end(const std::string& state, const std::string& error = "");
   LiveDisplay& display() { return display_; }
 
  private:
   const RunFolder& folder_;
+  const Clock& clock_;
+  const int64_t total_steps_;
   const bool keeps_rollouts_;
   LiveDisplay display_;
+  std::unique_ptr<ProgressFile> progress_;  // nullptr before open()
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<AppendFile> timeline_file_;
   double timeline_begin_ = 0;  // seconds of earlier processes of this run

@@ -203,6 +203,7 @@ bool is_harmless_change(const std::string& key) {
                                                                  "saver.freq_minutes",
                                                                  "saver.keep",
                                                                  "saver.rollouts",
+                                                                 "report.port",
                                                                  "evaluator.freq_steps",
                                                                  "evaluator.at_start",
                                                                  "evaluator.at_end",

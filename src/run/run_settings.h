@@ -117,6 +117,18 @@ struct ExternalRolloutSettings {
   }
 };
 
+struct ReportSettings {
+  std::optional<int64_t> port;
+
+  template <class V>
+  void visit(V& v) {
+    v("port", port,
+      "port on 127.0.0.1 at which the run serves its page while it works; 0: a free port; null: none "
+      "(`bough view` shows the run, too)",
+      range(0, 65535));
+  }
+};
+
 struct RunSettings {
   std::string experiment_name = "experiment";
   std::string trial_name = "trial0";
@@ -141,6 +153,7 @@ struct RunSettings {
   CriticSettings critic;
   EvaluatorSettings evaluator;
   SaverSettings saver;
+  ReportSettings report;
   int64_t total_train_steps = 0;
   int64_t total_train_epochs = 1;
   int64_t compare_dense = 0;
@@ -183,6 +196,7 @@ struct RunSettings {
     v("critic", critic, "the model that predicts values, for actor.adv_estimator gae");
     v("evaluator", evaluator, "when and how the model is evaluated");
     v("saver", saver, "checkpoints");
+    v("report", report, "the page of the run");
     v("total_train_steps", total_train_steps, "number of training steps; 0: by total_train_epochs",
       at_least(0));
     v("total_train_epochs", total_train_epochs,

@@ -2,28 +2,9 @@
 
 #include <sys/random.h>
 
-#include <algorithm>
-
 #include "serve/api.h"
 
 namespace bough {
-
-namespace {
-
-// Whether a Host or Origin header names this machine.
-bool names_this_machine(std::string name) {
-  if (const size_t scheme = name.find("://"); scheme != std::string::npos) name.erase(0, scheme + 3);
-  if (name.starts_with('[')) name = name.substr(1, name.find(']') - 1);
-  else name.resize(std::min(name.size(), name.rfind(':')));
-  if (name == "localhost") return true;
-  try {
-    return is_loopback(name);
-  } catch (const UserError&) {
-    return false;
-  }
-}
-
-}  // namespace
 
 std::string given_key(const HttpRequest& request) {
   std::string given = request.header("authorization");
@@ -52,8 +33,7 @@ bool same_key(const std::string& given, const std::string& key) {
 }
 
 void check_local(const HttpRequest& request) {
-  const std::string host = request.header("host"), origin = request.header("origin");
-  if ((!host.empty() && !names_this_machine(host)) || (!origin.empty() && !names_this_machine(origin)))
+  if (!is_for_this_machine(request))
     throw ApiError(403,
                    "without a key this server answers only programs on its own machine (headers Host and "
                    "Origin); start it with a key: BOUGH_API_KEY or api_key_file");

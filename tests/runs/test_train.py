@@ -239,7 +239,7 @@ def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
     assert found, "no sample went on where it stood"
     spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
     assert {"engine", "trainer", "rewards", "writer"} <= {span[0] for span in spans}
-    assert "What each thread did" in (run / "report.html").read_text()
+    assert json.dumps(spans[-1])[:20].replace(" ", "") in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])

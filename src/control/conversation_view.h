@@ -1,6 +1,5 @@
-// The conversations section of report.html. For each group of samples it shows the conversations: where they
-// forked from each other, and their turns with tokens, calls, times, errors and rewards. The numbers of
-// conversations, messages and bytes are bounded. A note says where something was left out.
+// A conversation as people read it: its turns with tokens, calls, times, errors and rewards, and where it
+// forks from another one of its group. The page of a run and `bough rollout --trace` show it.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +50,5 @@ struct ConversationGroup {
   std::string name;
   std::vector<ConversationView> views;
 };
-
-std::string conversations_section(const std::vector<ConversationGroup>& groups);  // empty without groups
 
 }  // namespace bough

@@ -1,0 +1,69 @@
+#include "report/progress_file.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <fstream>
+#include <utility>
+
+namespace bough {
+
+namespace {
+
+constexpr double kLeastSeconds = 1;  // between two writes because of an activity
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::string without_numbers(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const bool is_digit = c >= '0' && c <= '9';
+    if (!is_digit) out += c;
+    else if (out.empty() || out.back() != '#') out += '#';
+  }
+  return out;
+}
+
+ProgressFile::ProgressFile(std::filesystem::path path, int64_t total_steps, const Clock& clock)
+    : path_(std::move(path)), clock_(clock), last_write_(clock.now()) {
+  std::array<char, 256> host{};
+  if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  const double now = seconds_since_1970();
+  progress_ = {{"state", "running"}, {"activity", ""},     {"since", now},
+               {"step", 0},          {"started", now},     {"total_steps", total_steps},
+               {"pid", getpid()},    {"host", host.data()}};
+  write();
+}
+
+void ProgressFile::set_activity(const std::string& activity) {
+  const std::string before = progress_["activity"].get<std::string>();
+  if (activity == before) return;
+  if (without_numbers(activity) != without_numbers(before)) progress_["since"] = seconds_since_1970();
+  progress_["activity"] = activity;
+  if (seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
+}
+
+void ProgressFile::set_step(int64_t step) {
+  progress_["step"] = step;
+  if (seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
+}
+
+void ProgressFile::end(const std::string& state, const std::string& error) {
+  progress_["state"] = state;
+  progress_["activity"] = "";
+  progress_["since"] = seconds_since_1970();
+  if (!error.empty()) progress_["error"] = error;
+  write();
+}
+
+void ProgressFile::write() {
+  last_write_ = clock_.now();
+  std::ofstream(path_, std::ios::trunc) << dump_line(progress_) + "\n";
+}
+
+}  // namespace bough

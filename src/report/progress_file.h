@@ -1,0 +1,44 @@
+// progress.json in a run's folder: what the run does now, for readers outside of its process
+// (run_follower.h).
+//
+//   {"state": "running" | "finished" | "stopped" | "failed", "error": text, "activity": text, "since": time,
+//    "step": N, "total_steps": N (0: not known), "started": time, "pid": N, "host": name}
+//
+// Times are seconds since 1970. `since` is the time at which the activity began: changes of numbers only,
+// such as "rollout 3/16" to "rollout 4/16", do not count. The file is written in place, at most once a second
+// while the activity changes, so a reader can see an incomplete one. Failed writes are ignored: the file is
+// only for display.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/clock.h"
+#include "base/json.h"
+
+namespace bough {
+
+// "rollout 3/16" and "rollout 12/16" give the same text.
+std::string without_numbers(std::string_view text);
+
+class ProgressFile {
+ public:
+  // `clock` must outlive this object.
+  ProgressFile(std::filesystem::path path, int64_t total_steps, const Clock& clock);
+
+  void set_activity(const std::string& activity);
+  void set_step(int64_t step);
+  // The run ends. state: finished, stopped or failed; `error` says why it failed.
+  void end(const std::string& state, const std::string& error = "");
+
+ private:
+  void write();
+
+  const std::filesystem::path path_;
+  const Clock& clock_;
+  Clock::Time last_write_;
+  Json progress_;
+};
+
+}  // namespace bough

@@ -1,0 +1,52 @@
+// Serves the page of one or several runs on loopback, and feeds it by server-sent events from the runs'
+// files.
+//
+//   GET /                     the page
+//   GET /api/snapshot         {"runs": [RunFollower::snapshot() and `about`], "serial": N}
+//   GET /api/events?after=N   the events since then, as they come; each has `run`, its index
+//   GET /api/step?run=R&step=S&first=G   groups of the step's rollouts, from the G-th on, and their tree
+//   GET /metrics              the last metrics as Prometheus text
+//
+// Only requests for this machine are answered (Host, Origin). No answer admits other origins. Nothing can be
+// changed. Files are read while an event stream is open, every kPollSeconds, and by requests. A reader that
+// leaves more than 1 MiB of a stream unread is disconnected.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+
+namespace bough {
+
+struct ViewedRun {
+  std::filesystem::path folder;
+  // Settings and the like, which do not change while the run works: added to the snapshot.
+  Json about = Json::object();
+  // The groups of the step's rollouts from the index `first_group` on. Throws UserError if there are none.
+  // Called on a thread of the server, one call at a time.
+  std::function<Json(int64_t step, int64_t first_group)> step;
+};
+
+class ViewServer {
+ public:
+  static constexpr double kPollSeconds = 0.5;
+
+  // port 0: any free one. Throws UserError if a folder is none, or the port is taken.
+  ViewServer(std::vector<ViewedRun> runs, int64_t port);
+  ~ViewServer();
+  ViewServer(const ViewServer&) = delete;
+  ViewServer& operator=(const ViewServer&) = delete;
+
+  std::string url() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace bough

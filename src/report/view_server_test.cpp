@@ -1,0 +1,145 @@
+#include "report/view_server.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/base_test_util.h"
+#include "base/error.h"
+#include "net/net_test_util.h"
+#include "report/html_text.h"
+#include "report/run_page.h"
+
+namespace bough {
+namespace {
+
+const std::string kAttack = "\"'></pre></script><script>alert(1)</script><!--<img src=x onerror=alert(1)>";
+
+class ViewServerTest : public ::testing::Test {
+ protected:
+  ViewServerTest() {
+    add_step(1);
+    server_ = std::make_unique<ViewServer>(
+        std::vector<ViewedRun>{{.folder = folder_.path(),
+                                .about = {{"config", "seed: 1"}},
+                                .step = [](int64_t step, int64_t first) -> Json {
+                                  if (step != 1) throw UserError(str("no step ", step));
+                                  return {{"step", step}, {"first", first}, {"text", kAttack}};
+                                }}},
+        0);
+    const std::string url = server_->url();
+    port_ = std::stoi(url.substr(url.rfind(':') + 1));
+  }
+  void add_step(int64_t step, const std::string& more = "") {
+    std::ofstream(folder_.path() / "metrics.jsonl", std::ios::app)
+        << str("{\"step\":", step, ",\"reward/mean\":0.5", more, "}\n");
+  }
+  std::string get(const std::string& target, const std::string& headers = "Host: localhost\r\n",
+                  const std::string& method = "GET") const {
+    RawClient client(port_);
+    client.send(method + " " + target + " HTTP/1.1\r\n" + headers + "Connection: close\r\n\r\n");
+    return client.read_all();
+  }
+  static Json body_of(const std::string& answer) {
+    return Json::parse(answer.substr(answer.find("\r\n\r\n") + 4));
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<ViewServer> server_;
+  int port_ = 0;
+};
+
+TEST_F(ViewServerTest, ServesThePageAndTheRun) {
+  const std::string page = get("/");
+  EXPECT_NE(page.find("HTTP/1.1 200"), std::string::npos);
+  EXPECT_NE(page.find("text/html"), std::string::npos);
+  EXPECT_NE(page.find("id=\"data\">null</script>"), std::string::npos);
+  const Json snapshot = body_of(get("/api/snapshot"));
+  EXPECT_EQ(snapshot["runs"].size(), 1u);
+  EXPECT_EQ(snapshot["runs"][0]["config"], "seed: 1");
+  EXPECT_EQ(snapshot["runs"][0]["curves"]["reward/mean"]["steps"], Json::array({1}));
+  EXPECT_EQ(body_of(get("/api/step?run=0&step=1&first=2"))["first"], 2);
+  EXPECT_NE(get("/api/step?run=0&step=3").find("HTTP/1.1 404"), std::string::npos);
+  EXPECT_NE(get("/api/step?run=9&step=1").find("HTTP/1.1 400"), std::string::npos);
+  EXPECT_NE(get("/api/step?run=x").find("HTTP/1.1 400"), std::string::npos);
+  EXPECT_NE(get("/metrics").find("\n# TYPE bough_step gauge\nbough_step{run="), std::string::npos);
+  EXPECT_NE(get("/metrics").find("bough_reward_mean{run=\""), std::string::npos);
+}
+
+TEST_F(ViewServerTest, AnswersOnlyThisMachineAndChangesNothing) {
+  EXPECT_NE(get("/", "Host: example.org\r\n").find("HTTP/1.1 403"), std::string::npos);
+  EXPECT_NE(get("/", "Host: localhost\r\nOrigin: http://example.org\r\n").find("HTTP/1.1 403"),
+            std::string::npos);
+  EXPECT_NE(get("/", "Host: localhost\r\nOrigin: null\r\n").find("HTTP/1.1 403"), std::string::npos);
+  EXPECT_NE(get("/", "Host: 127.0.0.1:80\r\n").find("HTTP/1.1 200"), std::string::npos);
+  EXPECT_NE(get("/", "Host: localhost\r\n", "DELETE").find("HTTP/1.1 405"), std::string::npos);
+  EXPECT_NE(get("/../etc/passwd").find("HTTP/1.1 404"), std::string::npos);
+  EXPECT_EQ(get("/api/snapshot").find("Access-Control"), std::string::npos);
+}
+
+TEST_F(ViewServerTest, AStreamTellsWhatTheRunWritesAndGoesOnWhereItBroke) {
+  const int64_t serial = body_of(get("/api/snapshot"))["serial"];
+  RawClient client(port_);
+  client.send(str("GET /api/events?after=", serial, " HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+  client.read_until("text/event-stream");
+  add_step(2);
+  EXPECT_NE(client.read_until("\n\n").find(str("id: ", serial + 1, "\n")), std::string::npos);
+  add_step(3);
+  EXPECT_NE(client.read_until("\n\n").find("\"step\":3"), std::string::npos);
+  client.close();
+  RawClient again(port_);
+  again.send(str("GET /api/events?after=", serial,
+                 " HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: ", serial + 1, "\r\n\r\n"));
+  EXPECT_NE(again.read_until("\n\n").find("\"step\":3"), std::string::npos);
+  RawClient late(port_);  // its events were of another server
+  late.send("GET /api/events?after=5 HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_NE(late.read_until("\n\n").find("\"kind\":\"reload\""), std::string::npos);
+}
+
+TEST_F(ViewServerTest, AReaderThatStopsReadingIsDropped) {
+  RawClient client(port_, /*receive_buffer=*/4096);
+  client.send("GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  client.read_until("text/event-stream");
+  constexpr int64_t kSteps = 200, kBytes = 100'000;
+  const std::string more = ",\"" + std::string(kBytes, 'x') + "\":1";
+  for (int64_t step = 2; step < kSteps; ++step) add_step(step, more);
+  EXPECT_TRUE(
+      eventually([&] { return body_of(get("/api/snapshot"))["serial"].get<int64_t>() % 1000 >= 198; }));
+  EXPECT_LT(client.read_all().size(), kSteps * kBytes / 2);
+}
+
+TEST_F(ViewServerTest, RefusesAFolderThatIsNone) {
+  EXPECT_THROW(ViewServer({{.folder = folder_.path() / "none", .step = {}}}, 0), UserError);
+}
+
+TEST(RunPage, DataCannotEndTheirElementOrBecomeMarkup) {
+  const Json data = {{"title", kAttack}};
+  const std::string page = run_page(kAttack, &data), harmless = run_page("title", nullptr);
+  const auto count = [](const std::string& text, const std::string& part) {
+    size_t n = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+    return n;
+  };
+  for (const char* part : {"<script", "</script", "<img", "<!--"})
+    EXPECT_EQ(count(page, part), count(harmless, part)) << part;
+  const size_t begin = page.find("id=\"data\">") + 10;
+  EXPECT_EQ(Json::parse(page.substr(begin, page.find("</script>", begin) - begin)), data);
+}
+
+TEST(RunPage, LoadsNothingAndNamesNoInnerHtml) {
+  const std::string page = run_page("title", nullptr);
+  for (const char* part : {" src=", "href=\"http", "url(", "@import", "<link", "<iframe",
+                           "innerHTML =", "insertAdjacentHTML", "document.write", "eval("})
+    EXPECT_EQ(page.find(part), std::string::npos) << part;
+  EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
+  EXPECT_NE(run_page("title", nullptr), page) << "the nonce is random";
+}
+
+TEST(HtmlText, IsEscapedAndCutAtWholeCharacters) {
+  EXPECT_EQ(html_escape("a<b>&\"'\n\x01\x7f\xff"), "a&lt;b&gt;&amp;&quot;&#39;\n\u2401\u2421\uFFFD");
+  EXPECT_EQ(cut_text("aé", 2), "a…");
+  EXPECT_EQ(cut_text("aé", 3), "aé");
+}
+
+}  // namespace
+}  // namespace bough
