@@ -191,7 +191,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 44> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 45> kHarmless = {"experiment_name",
                                                                  "actor.backend",
                                                                  "allocation_mode",
                                                                  "trial_name",
