@@ -290,20 +290,27 @@ std::string run_report(const fs::path& folder) {
   run.update(about_run(folder));
   RunRollouts rollouts(folder);
   int64_t num_samples = 0, num_bytes = std::ssize(inside_script(run));
-  const auto add = [&](int64_t step, int64_t most) {
-    Json one = rollouts.step(step, 0, most);
-    const int64_t bytes = std::ssize(inside_script(one));
-    if (num_bytes + bytes > kMostReportBytes * 9 / 10) return false;  // the rest: the page itself
-    num_bytes += bytes;
-    for (const Json& group : one["groups"])
-      num_samples += std::ssize(group.contains("conversations") ? group["conversations"] : group["samples"]);
-    saved[str("0/", step)] = std::move(one);
-    return true;
+  // Adds whole groups of a step, at most about `most` samples and up to `limit` bytes of the page. Returns
+  // false if groups were left out because of their size.
+  const auto add = [&](int64_t step, int64_t most, int64_t limit) {
+    for (int64_t count = most; count > 0; count /= 2) {
+      Json one = rollouts.step(step, 0, count);
+      const int64_t bytes = std::ssize(inside_script(one));
+      if (num_bytes + bytes > limit) continue;
+      num_bytes += bytes;
+      for (const Json& group : one["groups"])
+        num_samples +=
+            std::ssize(group.contains("conversations") ? group["conversations"] : group["samples"]);
+      saved[str("0/", step)] = std::move(one);
+      return count == most;
+    }
+    return false;
   };
   const std::vector<int64_t>& steps = follower.steps();
-  if (!steps.empty()) add(steps.front(), kSamplesOfFirstStep);
+  if (!steps.empty()) add(steps.front(), kSamplesOfFirstStep, kMostReportBytes / 2);
   for (size_t i = steps.size(); i-- > 1 && num_samples < kMostReportSamples;)
-    if (!add(steps[i], kMostReportSamples - num_samples)) break;
+    // A tenth of the bound is left for the page itself.
+    if (!add(steps[i], kMostReportSamples - num_samples, kMostReportBytes * 9 / 10)) break;
   Json data = {{"runs", Json::array({std::move(run)})}, {"saved", std::move(saved)}};
   return run_page(report_title(folder), &data);
 }
