@@ -62,7 +62,7 @@ inline HeadType head_type_named(const std::string& name) {
   return name == "fp32" ? HeadType::kAccumulator : HeadType::kModel;
 }
 
-// What settings and options choose beside the dtype.
+// The precisions that settings and options choose beside the dtype.
 struct Precisions {
   RouterType router = RouterType::kAccumulator;
   HeadType head = HeadType::kModel;
