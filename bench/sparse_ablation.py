@@ -205,7 +205,7 @@ class Experiment:
         self.warms = {}
 
     def bough(self, *command, log="data.log", watch=None):
-        """Runs a command that must succeed. Its messages go to `log`. `watch`: called every second."""
+        """Runs a command that must succeed. Its messages go to `log`. `watch`: called every second, and at the end."""
         environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
         environment["OMP_NUM_THREADS"] = str(self.args.threads)
         words = [str(self.args.bough), *map(str, command)]
@@ -217,6 +217,8 @@ class Experiment:
                     process.wait(1 if watch else None)
                 except subprocess.TimeoutExpired:
                     watch()
+            if watch:
+                watch()
         if process.returncode != 0:
             raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command continues")
 
