@@ -33,7 +33,7 @@
 #include "rollout/kv_storage.h"
 #include "rollout/sampler.h"
 #include "rollout/scheduler.h"
-#include "rollout/sparse_settings.h"
+#include "rollout/sparse_attention.h"
 #include "text/tokenizer.h"
 
 namespace bough {

@@ -1,4 +1,4 @@
-#include "rollout/sparse_settings.h"
+#include "rollout/sparse_attention.h"
 
 #include <map>
 
