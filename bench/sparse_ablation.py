@@ -205,7 +205,7 @@ class Experiment:
         self.warms = {}
 
     def bough(self, *command, log="data.log", watch=None):
-        """Runs a command that must succeed. `log` gets its messages. `watch` is called every second, and last."""
+        """Runs a command. Messages go to `log`. `watch` is called every second and last."""
         environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
         environment["OMP_NUM_THREADS"] = str(self.args.threads)
         words = [str(self.args.bough), *map(str, command)]
