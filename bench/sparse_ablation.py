@@ -30,7 +30,7 @@ at equal numbers of trained samples; seconds of a step stand beside them. Share 
 error` counts a response's lines before the first line that differs from the worked answer, `lines` counts
 all equal lines at their place, each divided by the number of lines of the worked answer.
 
-What differs from the paper, before any run:
+Differences from the paper, written before any run:
   model and task   1.8 M parameters, 4 layers, 6 query and 3 key/value heads, programs of 46 to 60 steps
                    with responses of 1.2K tokens; the paper: 4B and 8B, mathematics, responses of 5K to
                    above 8K

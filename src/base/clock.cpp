@@ -45,4 +45,12 @@ double seconds_since(Clock::Time start) {
   return seconds_between(start, std::chrono::steady_clock::now());
 }
 
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+int64_t now_seconds() {
+  return static_cast<int64_t>(seconds_since_1970());
+}
+
 }  // namespace bough

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 #include "base/mutex.h"
 
@@ -49,5 +50,8 @@ class FakeClock final : public Clock {
 double seconds_between(Clock::Time begin, Clock::Time end);
 // Seconds since `start` on the steady clock.
 double seconds_since(Clock::Time start);
+// Seconds since 1970 on the system's clock; now_seconds() are whole ones.
+double seconds_since_1970();
+int64_t now_seconds();
 
 }  // namespace bough

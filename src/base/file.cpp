@@ -282,12 +282,15 @@ FolderLock::FolderLock(const fs::path& folder, const std::string& setting) {
                         holder.empty() ? "another process" : holder,
                         "; wait for it, stop it, or choose another folder (", setting, ")"));
   }
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, HOST_NAME_MAX);
-  const std::string holder = str("process ", ::getpid(), " on ", host);
+  const std::string holder = str("process ", ::getpid(), " on ", host_name());
   // The text in the lock file is only for the message above. So a full disk must not stop the run here.
   if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, holder.data(), holder.size(), 0) < 0)
     errno = 0;
+}
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
 }
 
 FolderLock::~FolderLock() {

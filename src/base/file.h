@@ -100,6 +100,8 @@ void remove_tree(const std::filesystem::path& path);
 // `final_path` is replaced.
 void publish_directory(const std::filesystem::path& temporary, const std::filesystem::path& final_path);
 
+std::string host_name();  // of this machine; empty if the system does not say it
+
 // Ensures that only one process works in a run's folder: an advisory lock (flock) on <folder>/.lock. The lock
 // ends when the process that holds it ends, even by a kill. If the lock is held, the constructor throws
 // UserError with the process id and host of the holder, and the name of the setting of the folder.

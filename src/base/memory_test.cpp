@@ -1,4 +1,5 @@
 #include "base/memory.h"
+#include "base/base_test_util.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -20,13 +21,9 @@ constexpr const char* kVersion2Mount =
 class HostMemoryTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "bough_memory_test.XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    root_ = name;
     write("proc/meminfo",
           "MemTotal:       67108864 kB\nMemFree:         1048576 kB\nMemAvailable:   41943040 kB\n");
   }
-  void TearDown() override { fs::remove_all(root_); }
 
   void write(const std::string& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
@@ -39,7 +36,8 @@ class HostMemoryTest : public ::testing::Test {
     EXPECT_EQ(memory.limited_by, limited_by);
   }
 
-  fs::path root_;
+  const TemporaryFolder temporary_;
+  const fs::path root_ = temporary_.path();
 };
 
 TEST_F(HostMemoryTest, IsTheMachinesWithoutControlGroups) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/child_process.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
@@ -22,7 +23,7 @@ SelfTestFacts read_self_test_facts(double seconds) {
   if (cache_folder().empty()) return facts;
   facts.file = self_test_file(cache_folder(), *facts.key);
   facts.result = read_self_test(facts.file, *facts.key);
-  if (facts.result) facts.age = std::max<int64_t>(0, seconds_since_1970() - facts.result->time);
+  if (facts.result) facts.age = std::max<int64_t>(0, now_seconds() - facts.result->time);
   return facts;
 }
 

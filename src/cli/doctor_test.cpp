@@ -338,9 +338,8 @@ TEST(Doctor, WarnsOfAnOldPython) {
 
 TEST(Doctor, ReadsTheFilesOfAnotherRoot) {
   namespace fs = std::filesystem;
-  std::string name = (fs::temp_directory_path() / "bough_doctor_test.XXXXXX").string();
-  ASSERT_NE(::mkdtemp(name.data()), nullptr);
-  const fs::path root = name;
+  const TemporaryFolder temporary;
+  const fs::path root = temporary.path();
   const auto write = [&](const std::string& path, const std::string& text) {
     fs::create_directories((root / path).parent_path());
     std::ofstream(root / path) << text;
@@ -368,7 +367,6 @@ TEST(Doctor, ReadsTheFilesOfAnotherRoot) {
   EXPECT_EQ(host.disks[0].what, "disk: fileroot");
   EXPECT_TRUE(host.disks[0].is_writable);
   EXPECT_GT(host.disks[0].free, 0);
-  fs::remove_all(root);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ class SelfTestRun {
     const auto begin = SteadyClock::now();
     while (!pending_.empty() && result_.unable.empty()) run_child();
     result_.seconds = seconds_since(begin);
-    result_.time = seconds_since_1970();
+    result_.time = now_seconds();
     return result_;
   }
 

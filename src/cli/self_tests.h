@@ -88,8 +88,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SelfTestKey, gpu, driver, torch, build_id)
 // The key of this process: of the GPU that is CUDA's device 0. nullopt if there is no GPU. Makes no context.
 std::optional<SelfTestKey> self_test_key();
 
-int64_t seconds_since_1970();
-
 std::filesystem::path self_test_file(const std::filesystem::path& folder, const SelfTestKey& key);
 // Returns nullopt if the file does not exist, cannot be read or is for another key. The latter two are
 // logged.

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "base/build_id.h"
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -72,11 +72,6 @@ void from_json(const Json& json, SelfTestResult& result) {
   json.at("unable").get_to(result.unable);
 }
 
-int64_t seconds_since_1970() {
-  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 std::optional<SelfTestKey> self_test_key() {
   const std::optional<CudaDevice> device = first_cuda_device();
   if (!device) return {};
@@ -104,7 +99,7 @@ std::optional<SelfTestResult> read_self_test(const fs::path& file, const SelfTes
 SelfTestResult cached_self_test(const fs::path& folder, const SelfTestKey& key, bool again,
                                 const std::function<SelfTestResult()>& test) {
   if (folder.empty()) return test();
-  const int64_t begin = seconds_since_1970();
+  const int64_t begin = now_seconds();
   const fs::path file = self_test_file(folder, key);
   const auto valid = [&](int64_t least_time) -> std::optional<SelfTestResult> {
     auto result = read_self_test(file, key);

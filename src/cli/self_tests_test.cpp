@@ -1,4 +1,5 @@
 #include "cli/self_tests.h"
+#include "base/clock.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -179,7 +180,7 @@ class SelfTestCache : public SelfTestParent {
     return cached_self_test(folder_ / "cache", key_, again, [&] {
       ++num_tests_;
       SelfTestResult result = tested;
-      result.time = seconds_since_1970();
+      result.time = now_seconds();
       return result;
     });
   }
@@ -257,7 +258,7 @@ TEST_F(SelfTestCache, OneOfSeveralRanksTests) {
             ++num_tests_;
             std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // times are in whole seconds
             SelfTestResult tested;
-            tested.time = seconds_since_1970();
+            tested.time = now_seconds();
             tested.unable = unable;
             return tested;
           });

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/base_test_util.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "report/tensorboard.h"
@@ -18,15 +19,8 @@ namespace {
 
 class MetricsFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "bough_metrics_test.XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-    path_ = folder_ / "metrics.jsonl";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  fs::path folder_, path_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path(), path_ = folder_ / "metrics.jsonl";
 };
 
 TEST_F(MetricsFiles, StepFirstThenSortedKeys) {

@@ -2,20 +2,17 @@
 
 #include <unistd.h>
 
-#include <array>
-#include <chrono>
 #include <fstream>
 #include <utility>
+
+#include "base/clock.h"
+#include "base/file.h"
 
 namespace bough {
 
 namespace {
 
 constexpr double kLeastSeconds = 1;  // between two writes because of an activity
-
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -31,12 +28,10 @@ std::string without_numbers(std::string_view text) {
 
 ProgressFile::ProgressFile(std::filesystem::path path, int64_t total_steps, const Clock& clock)
     : path_(std::move(path)), clock_(clock), last_write_(clock.now()) {
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   const double now = seconds_since_1970();
   progress_ = {{"state", "running"}, {"activity", ""},     {"since", now},
                {"step", 0},          {"started", now},     {"total_steps", total_steps},
-               {"pid", getpid()},    {"host", host.data()}};
+               {"pid", getpid()},    {"host", host_name()}};
   write();
 }
 

@@ -1,10 +1,8 @@
 #include "report/run_follower.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -12,6 +10,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "report/html_text.h"
 #include "report/progress_file.h"
 
@@ -35,11 +34,6 @@ std::optional<int64_t> step_of(std::string_view name) {
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
   if (error != std::errc() || end != name.data() + name.size()) return {};
   return step;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 Json span_json(const TimelineSpan& span) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <numeric>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
 
@@ -59,8 +59,7 @@ std::string state_text(const RunFollower& run) {
   if (state == "failed") return "failed: " + progress.value("error", "");
   if (state != "running") return state;
   if (progress.value("is_alive", Json()) == false) return "gone: the process ended without saying why";
-  const double now =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const double now = seconds_since_1970();
   return str(progress.value("activity", ""), ", for ",
              format_duration(std::max(0.0, now - progress.value("since", now))));
 }

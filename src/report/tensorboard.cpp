@@ -5,12 +5,12 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <chrono>
-#include <climits>
 #include <cmath>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/file.h"
 
 namespace bough {
 namespace {
@@ -66,20 +66,14 @@ std::string framed(const std::string& payload) {
   return out;
 }
 
-double system_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 std::string new_file_name(double wall_time) {
   static std::atomic<int> counter{0};  // distinguishes writers that one process creates in one second
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, HOST_NAME_MAX);
-  return str("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host, ".", ::getpid(), ".",
+  return str("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host_name(), ".", ::getpid(), ".",
              counter++);
 }
 
 TensorboardMetrics::Options with_clock(TensorboardMetrics::Options options) {
-  if (!options.wall_time) options.wall_time = system_time;
+  if (!options.wall_time) options.wall_time = seconds_since_1970;
   return options;
 }
 }  // namespace

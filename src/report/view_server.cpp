@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <deque>
 #include <optional>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "net/http_server.h"
@@ -83,10 +83,7 @@ struct ViewServer::State {
   std::deque<Event> events;  // the last ones
   size_t kept_bytes = 0;
   // Begins with the time, so that a reader of an earlier server notices that its events are gone.
-  int64_t serial =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count() *
-      1'000'000;
+  int64_t serial = now_seconds() * 1'000'000;
   int num_polls = 0;
   std::optional<HttpServer> server;
 };

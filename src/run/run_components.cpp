@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/log_softmax.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -251,9 +250,7 @@ DeviceProfile ranks_profile(const RunSettings& settings, const std::function<boo
 
 // The least memory of all ranks. The ranks of a host share its memory.
 RunMemory memory_of_ranks(const RunMemory& own, Communicator& ranks) {
-  char host[256] = {};
-  gethostname(host, sizeof host - 1);
-  const Json mine = {host, own.device_total, own.device_free, own.host_free};
+  const Json mine = {host_name(), own.device_total, own.device_free, own.host_free};
   std::vector<Json> all;
   for (const std::string& text : ranks.all_gather(mine.dump())) all.push_back(Json::parse(text));
   RunMemory least = own;

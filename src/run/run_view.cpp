@@ -97,11 +97,6 @@ std::string ids_text(std::span<const int32_t> ids) {
   return out;
 }
 
-std::string report_title(const fs::path& folder) {
-  const fs::path full = fs::canonical(folder);  // "." and a path with a trailing slash have no file name
-  return str(full.parent_path().filename().string(), " / ", full.filename().string());
-}
-
 }  // namespace
 
 Json tree_json(const PrefixTree& tree, std::span<const Trajectory> rollouts) {
@@ -311,8 +306,9 @@ std::string run_report(const fs::path& folder) {
   for (size_t i = steps.size(); i-- > 1 && num_samples < kMostReportSamples;)
     // A tenth of the bound is left for the page itself.
     if (!add(steps[i], kMostReportSamples - num_samples, kMostReportBytes * 9 / 10)) break;
-  Json data = {{"runs", Json::array({std::move(run)})}, {"saved", std::move(saved)}};
-  return run_page(report_title(folder), &data);
+  const std::string title = run["title"].get<std::string>();
+  const Json data = {{"runs", Json::array({std::move(run)})}, {"saved", std::move(saved)}};
+  return run_page(title, &data);
 }
 
 }  // namespace bough

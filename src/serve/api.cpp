@@ -1,7 +1,6 @@
 #include "serve/api.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <mutex>
@@ -394,11 +393,6 @@ std::string new_id(const std::string& prefix) {
 std::string id_of(const ToolCall& call, const std::string& tool_call_parser, const std::string& prefix) {
   if (!call.id.empty()) return call.id;
   return tool_call_parser == "mistral" ? new_id("").substr(0, 9) : new_id(prefix);
-}
-
-int64_t now_seconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
 }
 
 Json usage_json(int64_t prompt_tokens, int64_t completion_tokens) {

@@ -223,7 +223,6 @@ OrderedJson arguments_object(const std::string& arguments, const std::string& wh
 std::string new_id(const std::string& prefix);  // prefix and 24 hexadecimal digits
 // The id that the model wrote, or a new one. Mistral's templates accept only ids of nine letters and digits.
 std::string id_of(const ToolCall& call, const std::string& tool_call_parser, const std::string& prefix);
-int64_t now_seconds();
 Json usage_json(int64_t prompt_tokens, int64_t completion_tokens);  // OpenAI's format
 std::string sse(const Json& data);                                  // "data: {...}\n\n"
 std::string sse(const std::string& event, const Json& data);

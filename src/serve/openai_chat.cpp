@@ -1,4 +1,5 @@
 // POST /v1/chat/completions.
+#include "base/clock.h"
 #include "serve/api.h"
 
 namespace bough {

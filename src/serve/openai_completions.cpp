@@ -1,6 +1,7 @@
 // POST /v1/completions: prompts as text or token ids, answers as text.
 #include <algorithm>
 
+#include "base/clock.h"
 #include "serve/api.h"
 #include "text/prompt_ids.h"
 

@@ -1,4 +1,5 @@
 // POST /v1/responses: OpenAI's API of items. Nothing is stored: each request contains the whole conversation.
+#include "base/clock.h"
 #include "serve/api.h"
 
 namespace bough {

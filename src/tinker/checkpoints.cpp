@@ -5,6 +5,7 @@
 #include <cctype>
 #include <ctime>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"

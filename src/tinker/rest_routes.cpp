@@ -3,6 +3,7 @@
 #include <charconv>
 #include <fstream>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "serve/access.h"
 #include "tinker/service_state.h"

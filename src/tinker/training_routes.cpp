@@ -4,6 +4,7 @@
 #include <random>
 #include <sstream>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"

@@ -89,17 +89,17 @@ class TreeContext : public AttentionContext {
     bool is_batch_invariant = false;
     // Long runs of queries use the GPU vendor's kernel. Empty: one kernel call computes all queries.
     std::vector<QuerySegment> segments = {};
-    // Page selection of the pass's queries: which queries select, and the lists by layer. The first forward
+    // Block selection of the pass's queries: which queries select, and the lists by layer. The first forward
     // writes the lists and a recompute reads them.
     struct Choice {
       BlockChooser chooser;
       std::vector<BlockChooser::Lists> chosen;
-      // By query: pages that generation recorded (PageChoices), used in place of the selected ones. Empty:
-      // the query selects its pages.
+      // By query: blocks that generation recorded (PageChoices), used in place of the selected ones. Empty:
+      // the query selects its blocks.
       std::vector<std::span<const uint16_t>> replays = {};
       ReplayCounts* counts = nullptr;  // nullptr: not counted
 
-      // Replaces `lists` by the pages that generation recorded for this layer.
+      // Replaces `lists` by the blocks that generation recorded for this layer.
       void replay(int64_t layer, BlockChooser::Lists& lists);
     };
     std::optional<Choice> choice;
@@ -133,7 +133,7 @@ class TreeContext : public AttentionContext {
 
   at::Tensor route(int64_t layer, const at::Tensor& logits_TE, int64_t num_chosen) override;
 
-  // Moves out the page lists that the pass's queries selected, by layer. Empty if no query selects pages.
+  // Moves out the block lists that the pass's queries selected, by layer. Empty if no query selects pages.
   std::vector<BlockChooser::Lists> take_choices();
   const ExpertRoutes& experts() const { return pass_.experts; }
 

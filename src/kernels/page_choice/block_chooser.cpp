@@ -52,6 +52,11 @@ BlockChooser::BlockChooser(std::span<const PagedSegment> segments, std::span<con
   }
 }
 
+const std::vector<int32_t>& BlockChooser::complete() {
+  if (complete_.empty()) complete_ = complete_blocks(segments_, policy_);
+  return complete_;
+}
+
 BlockChooser::Lists BlockChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const {
   Lists chosen(queries_.size() * num_kv_heads_);
   choose_blocks(q_TNH, summaries, policy_, queries_, chosen);
@@ -66,13 +71,9 @@ PageSelection BlockChooser::selection(const Lists& chosen) {
     for (size_t g = 0; g < num_kv_heads_; ++g) {
       const std::vector<int32_t>& blocks = chosen[i * num_kv_heads_ + g];
       const size_t to = choosing_[i] * num_kv_heads_ + g;
-      if (policy_.block_tokens == kPageTokens) {
-        lists_[to] = blocks;
-        continue;
-      }
       own.set(blocks, std::ssize(queries_[i].pages), policy_);
-      lists_[to] = own.pages;
-      if (!masks_.empty()) masks_[to] = own.masks;
+      lists_[to].swap(own.pages);
+      if (!masks_.empty()) masks_[to].swap(own.masks);
     }
   return {.lists = lists_, .per_head = true, .masks = masks_};
 }

@@ -27,6 +27,8 @@ class BlockChooser {
   int64_t blocks_read() const { return blocks_read_; }
   int64_t blocks_in_context() const { return blocks_in_context_; }
 
+  // complete_blocks() of the segments, found at the first call.
+  const std::vector<int32_t>& complete();
   // Returns the blocks that the choosing queries keep in one layer.
   Lists choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const;
   // Returns the selection for a plan of segments(). The selection refers to lists in this object, which the
@@ -41,6 +43,7 @@ class BlockChooser {
   std::vector<ChoosingQuery> queries_;
   Lists lists_;                               // page lists of segments()
   std::vector<std::vector<uint16_t>> masks_;  // of the lists; empty if blocks are whole pages
+  std::vector<int32_t> complete_;
   int64_t blocks_read_ = 0, blocks_in_context_ = 0;
 };
 

@@ -206,7 +206,7 @@ BlockChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tenso
   const int64_t H = in.k_TGH.size(2);
   const at::Tensor summaries =
       at::empty(summary_sizes(policy, pass.pages.num_pages(), in.k_TGH.size(1), H), in.k_TGH.options());
-  summarise_blocks(layer_pages, complete_blocks(pass.pages.segments(), policy), policy, H, summaries);
+  summarise_blocks(layer_pages, pass.chooser.complete(), policy, H, summaries);
   return pass.chooser.choose(in.q_TNH, summaries);
 }
 

@@ -7,7 +7,7 @@ function tile(what, value, note, extra) {
     note ? h("small", {}, note) : null, extra && extra.node);
 }
 
-// What the run does: live, finished, failed or gone, by progress.json.
+// The state of the run: live, finished, failed or gone, by progress.json.
 function stateOf(one) {
   const progress = one.progress;
   if (!progress) return { text: "not recorded", note: "this run wrote no progress.json" };
