@@ -5,8 +5,9 @@ The script makes the data and a dense warm start of 1.8 M parameters. Then each 
 and its last weights are scored on 256 held-out programs x 4 samples, densely and sparsely. Finished runs
 are skipped and interrupted runs resume. Each run leaves one small file under --results, which can be
 committed, so several sessions can add to one experiment. `--hours` limits the machine time of all files
-together. After the first step of a run the script prints how long this run and all missing runs will take.
-bench/sparse_report.py makes the tables.
+together. With --share 2 two commands fill the two cores of a machine with a run each. After the first step
+of a run the script prints how long this run and all missing runs will take. bench/sparse_report.py makes the
+tables.
 
 Pairs. A warm model depends on the machine's rounding. So each run is stored under the hash of its warm
 model, with the score of this model. An arm is compared only with dense runs of the same warm model and the
@@ -55,10 +56,10 @@ Differences from the paper, written before any run:
 import argparse
 import dataclasses
 import os
-import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -160,6 +161,14 @@ def parse_arguments(arguments=None):
     add("--seeds", type=int, nargs="+", help="default: 1 to 5, with --explore 11 to 13")
     add("--hours", type=float, help="machine time of all results; 0: no limit (default: 6, with --explore 2)")
     add("--threads", type=int, default=2, help="threads of all programs; the warm model depends on them")
+    add(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="N of these commands run at once, with other --seeds: each has 1/N of the threads, and its time "
+        "counts 1/N",
+    )
     add("--steps", type=int, default=60)
     add("--prompts", type=int, default=4, help="prompts per step")
     add("--lr", type=float, default=5e-5)
@@ -207,7 +216,7 @@ class Experiment:
     def bough(self, *command, log="data.log", watch=None):
         """Runs a command. Messages go to `log`. `watch` is called every second and last."""
         environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
-        environment["OMP_NUM_THREADS"] = str(self.args.threads)
+        environment["OMP_NUM_THREADS"] = str(max(1, self.args.threads // self.args.share))
         words = [str(self.args.bough), *map(str, command)]
         path = self.out / log
         with path.open("a") as file:
@@ -369,6 +378,7 @@ class Experiment:
         record = {
             "arm": name,
             "seed": seed,
+            "share": self.args.share,
             "definition": dataclasses.asdict(arm),
             "given": given,
             **source(),
@@ -385,11 +395,10 @@ class Experiment:
         if arm.mode == "dense":  # without any training for sparse attention
             scores["sparse"] = warm.evaluate(model, self.sparse_settings(self.sparse_arm(arm.task)))
         elif arm.mode == "distill":
-            merged = self.out / "sparse_policy"
-            shutil.rmtree(merged, ignore_errors=True)
-            self.bough("merge", model, checkpoint / "sparse_adapter", merged, log="eval.log")
-            scores["sparse"] = warm.evaluate(merged, self.sparse_settings(arm))
-            shutil.rmtree(merged)
+            with tempfile.TemporaryDirectory(dir=self.out) as folder:
+                merged = Path(folder) / "model"
+                self.bough("merge", model, checkpoint / "sparse_adapter", merged, log="eval.log")
+                scores["sparse"] = warm.evaluate(merged, self.sparse_settings(arm))
         elif arm.mode == "draft":
             scores["draft"] = warm.evaluate(checkpoint / "weak/model", [])
         elif arm.mode != "exact_top_k":  # in plain loops its evaluation takes longer than its training

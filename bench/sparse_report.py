@@ -102,7 +102,8 @@ class Results:
 
     def seconds(self):
         """Machine time of all runs and warm models."""
-        return sum(sum(record["seconds"].values()) for record in [*self.runs, *self.warms.values()])
+        records = [*self.runs, *self.warms.values()]
+        return sum(sum(record["seconds"].values()) / record.get("share", 1) for record in records)
 
     def of(self, arm):
         return [run for run in self.runs if run["arm"] == arm]
@@ -185,11 +186,19 @@ def main_table(results):
             f"{cell([score['score'] for score in other if score])} | {steps} | "
             f"{cell([score['length'] for score in scores], 0)} | "
             f"{cell([run['acceptance'] for run in runs if run['acceptance'] is not None])} | "
-            f"{cell([run['signal'] for run in runs], 1)} | {cell([run['step_seconds'] for run in runs], 1)} "
-            f"({statistics.mean(run['rollout_seconds'] for run in runs):.1f}) | "
+            f"{cell([run['signal'] for run in runs], 1)} | {step_time(runs)} | "
             f"{sum(map(results.is_collapsed, runs))} | {difference} | {verdict} |"
         )
     return lines
+
+
+def step_time(runs):
+    """Seconds of a step and of its rollout, over the runs that had all threads."""
+    alone = [run for run in runs if run.get("share", 1) == 1]
+    if not alone:
+        return "–"
+    rollout = statistics.mean(run["rollout_seconds"] for run in alone)
+    return f"{cell([run['step_seconds'] for run in alone], 1)} ({rollout:.1f})"
 
 
 def claim_table(results):

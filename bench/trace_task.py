@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -131,18 +132,17 @@ class WarmModel:
     def evaluate(self, model, engine_settings):
         """Scores of samples for the test programs."""
         problems = [json.loads(line) for line in self.data("test").read_text().splitlines()]
-        prompts, samples = self.folder / "prompts.jsonl", self.folder / "samples.jsonl"
-        # The prompt of `format: text`.
-        lines = [json.dumps({"prompt": f"Q: {problem['question']}\nA:"}) for problem in problems]
-        write_aside(prompts, "\n".join(lines) + "\n")
-        samples.unlink(missing_ok=True)
-        words = ["--model", model, "--prompts", prompts, "--out", samples]
-        words += ["--n-samples", self.args.test_samples, "--max-new-tokens", self.max_new_tokens()]
-        self.experiment.bough("rollout", *words, *engine_settings, log="eval.log")
-        with samples.open() as file:
-            result = score_samples(problems, map(json.loads, file))
-        samples.unlink()
-        return result
+        prompts = self.folder / "prompts.jsonl"
+        if not prompts.exists():  # the prompts of `format: text`
+            lines = [json.dumps({"prompt": f"Q: {problem['question']}\nA:"}) + "\n" for problem in problems]
+            write_aside(prompts, "".join(lines))
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            samples = Path(folder) / "samples.jsonl"
+            words = ["--model", model, "--prompts", prompts, "--out", samples]
+            words += ["--n-samples", self.args.test_samples, "--max-new-tokens", self.max_new_tokens()]
+            self.experiment.bough("rollout", *words, *engine_settings, log="eval.log")
+            with samples.open() as file:
+                return score_samples(problems, map(json.loads, file))
 
 
 def score_samples(problems, records):
