@@ -1,16 +1,28 @@
 #!/usr/bin/env python3
-"""Measures reward against staleness: the demo's training at several eta with the naive and decoupled loss.
+"""Measures reward against staleness: the demo's training with samples that are exactly k versions old.
 
-A step has four mini-batches (with one, pi equals pi_old and the losses do not differ). Each mini-batch uses a
-quarter of the demo's learning rate, so that a step moves the policy about as far. With eta 0 the two losses
-give the same bits, so only one is run. Each run is a folder under --out. Finished runs are skipped and
-interrupted runs resume, so the experiment can be done in several calls. The script then prints these tables:
-  - accuracy before and after with its 95% interval, seconds of training, mean staleness
-  - accuracy at each evaluation, against samples and seconds
-  - by token age, over all steps: share of tokens, effective sample size and clip fraction
+Each run trains the demo's warm model for 250 steps with four mini-batches a step (with one, pi equals pi_old
+and the losses do not differ). `rollout.fixed_staleness` gives every batch the age k. The losses:
+  decoupled  pi_old is the trained policy at the start of the step; mu is corrected (AReaL, equation 5)
+  naive      PPO's clip is around mu, the policy that sampled
+With k 0 the two give the same bits, so only one is run. The learning rate is the one of --lrs with the highest
+accuracy of the first seed at k 0 after the last step. All k and losses are run with it and with twice of it.
+
+Criteria, fixed before any run, at each learning rate. A score is the mean over the seeds of the held-out
+accuracy after the last step.
+  holds      the score is at most 3 percentage points below that of k 0
+  degrades   it is lower
+  collapses  it is below the warm model's accuracy
+
+Each run leaves one small file in --results, which can be committed, so several sessions can add to one
+experiment. A run whose file exists is skipped, an interrupted run resumes. With --asynchronous generation and
+training run at once, k only bounds the age, and ages depend on the machine's speed. The script prints these
+tables: the scores; accuracy and its 95% interval of each run; accuracy at each evaluation against samples and
+seconds; share of tokens, effective sample size and clip fraction by token age, over all steps.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -20,10 +32,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
-from run_results import read_metrics  # noqa: E402
+from run_results import read_metrics, write_aside  # noqa: E402
 
 GROUP = 16  # samples per prompt, as in configs/sums.yaml
-UNBOUNDED = 1000  # eta without effect; the buffer is bounded instead
+MARGIN = 0.03
 AGES = ["age_0", "age_1", "age_2", "age_3_to_4", "age_5_to_8", "age_9_up"]
 LOSSES = {
     "decoupled": ["actor.use_decoupled_loss=true"],
@@ -37,70 +49,83 @@ def parse_arguments():
         epilog="\n".join(__doc__.splitlines()[2:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
-    parser.add_argument(
-        "--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/ablation")
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument(
-        "--lr", type=float, default=1.25e-4, help="learning rate; the demo has 5e-4, with one mini-batch"
-    )
-    parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 4, 8, UNBOUNDED])
-    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds of every eta")
-    parser.add_argument(
-        "--more-seeds", type=int, nargs="*", default=[2, 3], help="further seeds of eta 0 and 4"
-    )
-    parser.add_argument("--table-only", action="store_true", help="only print the tables of existing runs")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add("--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model")
+    add("--out", type=Path, default=ROOT / "runs/ablation", help="folder of the runs")
+    add("--results", type=Path, help="folder of the results (default: bench/staleness_results)")
+    add("--steps", type=int, default=250)
+    add("--lrs", type=float, nargs="+", default=[1.25e-4, 2.5e-4, 5e-4], help="the demo has 5e-4")
+    add("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8, 16], metavar="K")
+    add("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    add("--seeds", type=int, nargs="+", default=[1], help="seeds of every k")
+    add("--more-seeds", type=int, nargs="*", default=[2, 3], help="further seeds of --more-staleness")
+    add("--more-staleness", type=int, nargs="*", default=[0, 4, 16], metavar="K")
+    add("--asynchronous", action="store_true", help="k bounds the age; results in another folder")
+    add("--table-only", action="store_true", help="only print the tables of existing results")
+    args = parser.parse_args()
+    name = "asynchronous_results" if args.asynchronous else "staleness_results"
+    args.results = args.results or ROOT / "bench" / name
+    return args
 
 
-def folder_of(args, eta, loss, seed):
-    return args.out / "ablation" / f"{loss}-eta{eta}-seed{seed}"
+def name_of(lr, k, loss, seed):
+    return f"{loss}-k{k}-lr{lr:g}-seed{seed}"
 
 
-def run(args, eta, loss, seed):
+def run(args, lr, k, loss, seed):
     demo = args.demo.resolve()
-    command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml"), f"fileroot={args.out}"]
-    command += [
-        "experiment_name=ablation",
-        f"trial_name={folder_of(args, eta, loss, seed).name}",
-        f"seed={seed}",
-    ]
-    command += [f"model.path={demo}/warm", f"train_dataset.path={demo}/train.jsonl"]
-    command += [f"train_dataset.few_shot.path={demo}/examples.jsonl", f"valid_dataset.path={demo}/test.jsonl"]
-    command += [f"valid_dataset.few_shot.path={demo}/examples.jsonl", f"total_train_steps={args.steps}"]
-    command += [
-        "evaluator.freq_steps=50",
-        "compare_dense=0",
-        "actor.ppo_n_minibatches=4",
-        f"actor.optimizer.lr={args.lr}",
-    ]
-    command += [f"rollout.max_head_offpolicyness={eta}", *LOSSES[loss]]
-    if eta >= UNBOUNDED:
-        command += ["rollout.max_buffered_groups=1536"]  # 32 batches
+    experiment = "asynchronous" if args.asynchronous else "fixed"
+    settings = {
+        "fileroot": args.out.resolve(),
+        "experiment_name": experiment,
+        "trial_name": name_of(lr, k, loss, seed),
+        "seed": seed,
+        "model.path": demo / "warm",
+        "train_dataset.path": demo / "train.jsonl",
+        "train_dataset.few_shot.path": demo / "examples.jsonl",
+        "valid_dataset.path": demo / "test.jsonl",
+        "valid_dataset.few_shot.path": demo / "examples.jsonl",
+        "total_train_steps": args.steps,
+        "evaluator.freq_steps": 50,
+        "compare_dense": 0,
+        "saver.keep": 1,
+        "saver.rollouts": "false",
+        "actor.ppo_n_minibatches": 4,
+        "actor.optimizer.lr": lr,
+        "rollout.max_head_offpolicyness": k,
+    }
+    if k > 0 and not args.asynchronous:
+        settings["rollout.fixed_staleness"] = "true"
+    command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml")]
+    command += [f"{key}={value}" for key, value in settings.items()] + LOSSES[loss]
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
     if subprocess.run(command, env=environment).returncode != 0:
-        raise SystemExit(f"stopped at eta {eta}, {loss}, seed {seed}; the same command continues from there")
+        raise SystemExit(
+            f"stopped at {settings['trial_name']}; the same command continues, after the run's own message"
+        )
+    args.results.mkdir(parents=True, exist_ok=True)
+    result = {"lr": lr, "k": k, "loss": loss, "seed": seed, "steps": args.steps}
+    result |= summary(args.out / experiment / settings["trial_name"])
+    write_aside(args.results / f"{settings['trial_name']}.json", json.dumps(result, indent=1) + "\n")
+    return result
 
 
-def row_of(folder, steps):
+def summary(folder):
     records = read_metrics(folder)
-    if not records or records[-1]["step"] < steps:
-        return None
-    evaluations = [record for record in records if "eval/avg_at_k" in record]
-    last = evaluations[-1]
     trained = [record for record in records if record["step"] > 0]
+    curve, samples, seconds = [], 0, 0
+    for record in records:
+        samples += record.get("rollout/batch_groups", 0) * GROUP
+        seconds += record["time/step"] if record["step"] > 0 else 0
+        if "eval/avg_at_k" in record:
+            interval = [record[f"eval/avg_at_k{end}"] for end in ("", "_low", "_high")]
+            curve.append([record["step"], int(samples), round(seconds), *(round(x, 4) for x in interval)])
     return {
-        "before": evaluations[0]["eval/avg_at_k"],
-        "after": last["eval/avg_at_k"],
-        "low": last["eval/avg_at_k_low"],
-        "high": last["eval/avg_at_k_high"],
-        "seconds": sum(record["time/step"] for record in trained),
+        "curve": curve,
         "staleness": statistics.mean(record["staleness/mean"] for record in trained),
         "clipped": statistics.mean(record.get("policy/clip_fraction", 0) for record in trained),
-        "ages": {age: of_age(trained, age) for age in AGES},
+        "ages": {age: values for age in AGES if (values := of_age(trained, age))},
     }
 
 
@@ -115,67 +140,110 @@ def of_age(records, age):
         sum(record[f"{age}/tokens"] * record.get(f"{age}/{name}", 0) for record in seen) / tokens
         for name in ("effective_sample_size", "clip_fraction")
     ]
-    return tokens / total, *means
+    return [round(value, 5) for value in (tokens / total, *means)]
+
+
+class Results:
+    def __init__(self, args):
+        self.args = args
+        paths = args.results.glob("*.json")
+        rows = [json.loads(path.read_text()) for path in paths]
+        self.rows = {(row["lr"], row["k"], row["loss"], row["seed"]): row for row in rows}
+
+    def get(self, case):
+        if case not in self.rows and not self.args.table_only:
+            self.rows[case] = run(self.args, *case)
+        return self.rows.get(case)
+
+
+def cases_of(args, lr):
+    cases = [(lr, k, loss, seed) for seed in args.seeds for k in args.staleness for loss in args.losses]
+    cases += [
+        (lr, k, loss, seed) for seed in args.more_seeds for k in args.more_staleness for loss in args.losses
+    ]
+    return [case for case in cases if case[1] > 0 or case[2] == args.losses[0]]
+
+
+def after(row):
+    return row["curve"][-1][3]
 
 
 def main():
     args = parse_arguments()
-    cases = [(eta, loss, seed) for seed in args.seeds for eta in args.eta for loss in args.losses]
-    cases += [(eta, loss, seed) for seed in args.more_seeds for eta in (0, 4) for loss in args.losses]
-    cases = [case for case in cases if case[0] > 0 or case[1] == args.losses[0]]
-    if not args.table_only:
-        for case in cases:
-            if row_of(folder_of(args, *case), args.steps) is None:
-                run(args, *case)
-    rows = {}
-    for case in sorted(set(cases)):
-        row = row_of(folder_of(args, *case), args.steps)
-        if row is not None:
-            rows[case] = row
-    print_runs(rows)
-    print_curves(args, rows)
-    print_ages(rows)
+    results = Results(args)
+    for lr in args.lrs:
+        results.get((lr, 0, args.losses[0], args.seeds[0]))
+    first = [results.rows.get((lr, 0, args.losses[0], args.seeds[0])) for lr in args.lrs]
+    if not all(first):
+        raise SystemExit(f"no results of k 0 for all of --lrs in {args.results}")
+    best = args.lrs[max(range(len(first)), key=lambda i: after(first[i]))]
+    print(f"learning rate: {best:g}, of", ", ".join(f"{row['lr']:g} ({after(row):.1%})" for row in first))
+    for lr in (best, 2 * best):
+        for case in cases_of(args, lr):
+            results.get(case)
+    for lr in (best, 2 * best):
+        print_scores(args, results, lr)
+    print_runs(results.rows)
+    print_curves(results.rows)
+    print_ages(results.rows)
 
 
-def name_of(eta):
-    return "none" if eta >= UNBOUNDED else str(eta)
-
-
-def print_runs(rows):
-    print("eta   loss       seed  before  after  95%             seconds  staleness  clipped")
-    for (eta, loss, seed), row in rows.items():
+def print_scores(args, results, lr):
+    """The scores with their verdicts: a table of docs/asynchrony.md."""
+    groups = {}
+    for row in results.rows.values():
+        if row["lr"] == lr:
+            groups.setdefault((row["k"], row["loss"]), []).append(row)
+    baseline = groups.get((0, args.losses[0]))
+    if not baseline:
+        return
+    zero = statistics.mean(map(after, baseline))
+    warm = baseline[0]["curve"][0][3]
+    print(f"\nlearning rate {lr:g}; the warm model has {warm:.1%}\n")
+    print("| k | loss | seeds | after | lowest to highest | clipped tokens | verdict |")
+    print("|---|---|---|---|---|---|---|")
+    for (k, loss), rows in sorted(groups.items()):
+        scores = [after(row) for row in rows]
+        score = statistics.mean(scores)
+        verdict = "holds" if score >= zero - MARGIN else "degrades" if score >= warm else "collapses"
         print(
-            f"{name_of(eta):<5} {loss:<10} {seed:<5} {row['before']:>6.1%} {row['after']:>6.1%}"
-            f"  {row['low']:.1%} to {row['high']:.1%}  {row['seconds']:>7.0f}  {row['staleness']:>9.2f}"
-            f"  {row['clipped']:>7.2%}"
+            f"| {k} | {'both (equal bits)' if k == 0 else loss} | {len(rows)} | {score:.1%} |"
+            f" {min(scores):.1%} to {max(scores):.1%} |"
+            f" {statistics.mean(row['clipped'] for row in rows):.2%} | {'' if k == 0 else verdict} |"
         )
 
 
-def print_curves(args, rows):
-    print("\neta   loss       seed  accuracy (samples generated, seconds of training)")
-    for (eta, loss, seed), _ in rows.items():
-        samples = seconds = 0
-        points = []
-        for record in read_metrics(folder_of(args, eta, loss, seed)):
-            samples += record.get("rollout/batch_groups", 0) * GROUP
-            seconds += record["time/step"] if record["step"] > 0 else 0
-            if "eval/avg_at_k" in record:
-                points.append(f"{record['eval/avg_at_k']:.1%} ({samples:,.0f}, {seconds:.0f} s)")
-        print(f"{name_of(eta):<5} {loss:<10} {seed:<5} {'  '.join(points)}")
+def label(row):
+    return f"{row['lr']:<9g} {row['k']:<3} {row['loss']:<10} {row['seed']:<5}"
+
+
+def in_order(rows):
+    return [rows[case] for case in sorted(rows)]
+
+
+def print_runs(rows):
+    print("\nlr        k   loss       seed  before  after  95%             seconds  staleness  clipped")
+    for row in in_order(rows):
+        _, _, seconds, accuracy, low, high = row["curve"][-1]
+        print(
+            f"{label(row)} {row['curve'][0][3]:>6.1%} {accuracy:>6.1%}  {low:.1%} to {high:.1%}"
+            f"  {seconds:>7.0f}  {row['staleness']:>9.2f}  {row['clipped']:>7.2%}"
+        )
+
+
+def print_curves(rows):
+    print("\nlr        k   loss       seed  accuracy (samples trained on, seconds of training)")
+    for row in in_order(rows):
+        points = [f"{point[3]:.1%} ({point[1]:,}, {point[2]} s)" for point in row["curve"]]
+        print(f"{label(row)} {'  '.join(points)}")
 
 
 def print_ages(rows):
-    print("\neta   loss       seed  age         share of tokens  effective sample size  clipped")
-    for (eta, loss, seed), row in rows.items():
-        for age, values in row["ages"].items():
-            if values is None:
-                continue
-            share, effective, clipped = values
-            label = age.removeprefix("age_").replace("_to_", " to ").replace("_up", " or more")
-            print(
-                f"{name_of(eta):<5} {loss:<10} {seed:<5} {label:<10}  {share:>15.1%}"
-                f"  {effective:>21.3f}  {clipped:>7.2%}"
-            )
+    print("\nlr        k   loss       seed  age         share of tokens  effective sample size  clipped")
+    for row in in_order(rows):
+        for age, (share, effective, clipped) in row["ages"].items():
+            name = age.removeprefix("age_").replace("_to_", " to ").replace("_up", " or more")
+            print(f"{label(row)} {name:<10}  {share:>15.1%}  {effective:>21.3f}  {clipped:>7.2%}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ std::vector<Case> cases() {
   return out;
 }
 
-// Every loss and every correction, for properties that hold for all of them. tests/parity/test_algorithms.py
+// Every loss and every correction, for properties that hold for all of them. tests/parity/test_losses.py
 // compares values.
 std::vector<Case> all_cases() {
   std::vector<Case> out = cases();

@@ -57,7 +57,13 @@ bool Controller::can_sample() const {
 }
 
 bool Controller::is_drained() const {
-  return !can_sample() && running_.empty() && awaiting_.empty();
+  return !can_sample() && is_round_over();
+}
+
+// With the weights that the engine holds, no group is left to generate, and no newer weights are published.
+bool Controller::is_engine_done() const {
+  return is_round_over() && engine_version_ == published_version_ &&
+         !(can_sample() && staleness_limiter_allows());
 }
 
 bool Controller::is_over() const {
@@ -386,10 +392,10 @@ void Controller::begin_groups() {
   if (is_stopping_ || engine_version_ < 0) return;
   if (!computes_beside() && evaluation_ != Evaluation::kNone) return;
   if (!options_.interruptible && published_version_ != engine_version_) return;
-  const bool is_round_over = running_.empty() && awaiting_.empty();
   if (!computes_beside()) {
-    if (is_round_over && has_sampled_enough() && !buffered_.empty()) return;  // they are trained on
-    if (is_round_over) round_left_ = options_.batch_groups - num_buffered();
+    if (is_round_over() && has_sampled_enough() && !buffered_.empty()) return;  // they are trained on
+    if (is_round_over())
+      round_left_ = (options_.max_staleness + 1) * options_.batch_groups - num_buffered();
     if (round_left_ == 0) return;
   }
   while (can_sample() && staleness_limiter_allows() &&
@@ -413,19 +419,19 @@ void Controller::begin_groups() {
 
 void Controller::begin_training() {
   if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps) return;
-  // The weights to be evaluated must not be replaced before the engine has them. With eta (max_staleness) 0,
-  // nothing computes in parallel with the trainer.
+  // The weights to be evaluated must not be replaced before the engine has them.
   if (evaluation_ == Evaluation::kWanted) return;
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
   const bool is_last = is_drained() && num_buffered() > 0;
-  const bool gives_up = has_sampled_enough() && num_buffered() > 0 &&
-                        (computes_beside() || (running_.empty() && awaiting_.empty()));
+  const bool gives_up =
+      has_sampled_enough() && num_buffered() > 0 && (computes_beside() || is_round_over());
   const int64_t wanted =
       is_last || gives_up ? std::min(options_.batch_groups, num_buffered()) : options_.batch_groups;
   if (num_buffered() + num_awaiting() < wanted) has_samples_since_.reset();
   else if (!has_samples_since_) has_samples_since_ = clock_.now();
   if (num_buffered() < wanted || is_stopping_) return;
+  if (!computes_beside() && !gives_up && !is_engine_done()) return;
   if (gives_up && !is_last && wanted < options_.batch_groups)
     log_warning(str("step ", num_steps_ + 1, " is trained on ", wanted, " of ", options_.batch_groups,
                     " groups: filters refused ", refused_since_batch_,
@@ -470,7 +476,7 @@ ControllerState Controller::state_at_step() const {
   ControllerState state{.step = num_steps_, .next_position = next_position_};
   state.unfinished.insert(again_.begin(), again_.end());
   for (const uint64_t id : running_) state.unfinished.insert(static_cast<int64_t>(id));
-  if (computes_beside()) {
+  if (options_.max_staleness > 0) {
     state.buffered = buffered_;
     state.awaiting = awaiting_;
     state.running = partial_before_;
@@ -589,7 +595,7 @@ void Controller::add_own_metrics(StepRecord& record) {
   metrics["time/reward"] = seconds_between(std::max(begin, generated), std::max(begin, train_begin_));
   metrics["time/step"] = step_seconds;
   metrics.try_emplace("time/train", seconds_between(train_begin_, now));
-  // With eta (max_staleness) 0, the engine generates only in a part of the step, rollout_seconds.
+  // If engine and trainer take turns, the engine generates only in a part of the step, rollout_seconds.
   metrics["perf/generated_tokens_per_s"] =
       new_tokens / std::max(1e-9, computes_beside() ? step_seconds : rollout_seconds);
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);

@@ -18,8 +18,9 @@
 // A worker waits only for its own queue, and posting to the queue wakes it. Only the control thread waits for
 // workers, and it has two deadlines. After evaluation_seconds the engine gives an evaluation up and the run
 // goes on. If nothing has happened for stall_seconds, the control thread ends the run, with a message that
-// names the busy threads and their tasks. With eta (max_staleness) 0 control, engine and trainer are one
-// thread: the same code, and nothing computes in parallel with the trainer.
+// names the busy threads and their tasks. With eta (max_staleness) 0 or fixed_staleness, control, engine and
+// trainer are one thread: the same code. Engine and trainer take turns: training begins when no group runs,
+// awaits its reward or can start.
 // States of a group, one at a time: running, awaiting its reward, buffered, in training; at the end trained
 // or dropped. check_integrity() checks: sampled (all started groups) = trained + training + buffered +
 // awaiting + running + dropped.
@@ -27,9 +28,10 @@
 // The staleness limiter (asynchrony.md; AReaL, eq. 3) follows from these states. A group may start while
 // B·(steps whose training has begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B.
 // B is the number of groups in a batch, and i the version that the engine holds. A dropped group no longer
-// counts, so another group may start. With eta 0, groups start in place of dropped ones only when all groups
-// started before are scored. So which samples the engine computes together does not depend on how long
-// rewards take. If no group can start any more and none is running or awaiting its reward, the buffered
+// counts, so another group may start. If engine and trainer take turns, groups start in place of dropped ones
+// only when all groups started before are scored. So which samples the engine computes together does not
+// depend on how long rewards take. With fixed_staleness, eta batches are buffered when training begins. Step n
+// (from 1) trains on the oldest batch, which version max(0, n - 1 - eta) sampled. If no group can start any more and none is running or awaiting its reward, the buffered
 // groups are the last, shorter batch.
 #pragma once
 
@@ -204,7 +206,8 @@ class ControllerObserver {
 
 struct ControllerOptions {
   int64_t batch_groups = 1;   // B
-  int64_t max_staleness = 0;  // eta
+  int64_t max_staleness = 0;     // eta
+  bool fixed_staleness = false;  // engine and trainer take turns, and each batch is exactly eta versions old
   int64_t total_steps = 1;
   int64_t total_groups = 0;         // that may start; 0: no bound
   int64_t max_buffered_groups = 0;  // started and not yet in training; 0: the limiter's bound only
@@ -290,12 +293,14 @@ class Controller {
   void handle(StopRequested& event);
   void handle(TimePassed& event);
 
-  bool computes_beside() const { return options_.max_staleness > 0; }
+  bool computes_beside() const { return options_.max_staleness > 0 && !options_.fixed_staleness; }
+  bool is_round_over() const { return running_.empty() && awaiting_.empty(); }
   bool staleness_limiter_allows() const;
   bool can_sample() const;  // a group is left to start, now or later
   // Whether filters refused so many groups since the last batch that no more are generated for the next one.
   bool has_sampled_enough() const;
   bool is_drained() const;
+  bool is_engine_done() const;
   bool is_over() const;
   void decide();
   void advance_engine();

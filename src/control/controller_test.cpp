@@ -40,12 +40,13 @@ SimulationOptions random_run(const CounterRandom& random, uint64_t schedule) {
   ControllerOptions& run = options.controller;
   run.batch_groups = 1 + below(5);
   run.max_staleness = below(5);
+  run.fixed_staleness = below(4) == 0;
   run.total_steps = 1 + below(9);
   run.total_groups = below(3) == 0 ? 1 + below(run.batch_groups * run.total_steps + 2) : 0;
-  run.max_buffered_groups = below(4) == 0 ? run.batch_groups + below(4) : 0;
+  run.max_buffered_groups = !run.fixed_staleness && below(4) == 0 ? run.batch_groups + below(4) : 0;
   run.group_size = 1 + below(4);
   run.samples_in_flight = below(2) == 0 ? run.group_size + below(20) : std::numeric_limits<int64_t>::max();
-  run.weight_sync_steps = 1 + below(run.max_staleness + 1);
+  run.weight_sync_steps = run.fixed_staleness ? 1 : 1 + below(run.max_staleness + 1);
   run.interruptible = below(2) == 0;
   run.min_group = 1 + below(3);
   const int64_t evaluates = below(4), saves = below(4);
@@ -310,6 +311,33 @@ TEST(Controller, TheStalenessLimiterUsesTheVersionThatTheEngineHolds) {
   EXPECT_EQ(run.workers.partial.size(), 4u) << "version 1 is trained, but the engine has version 0";
   run.controller.on(WeightsTaken{1, 4});
   EXPECT_EQ(run.workers.partial.size(), 6u);
+}
+
+TEST(Controller, WithFixedStalenessABatchIsExactlyAsOldAsTheBoundAndEngineAndTrainerTakeTurns) {
+  ManualRun run({.batch_groups = 2, .max_staleness = 2, .fixed_staleness = true, .total_steps = 5});
+  std::vector<int64_t> version_of_group, ages;
+  run.policy.refuses = [](const FinishedGroup& group) {
+    return group.id == 4 ? std::optional<std::string>("all right") : std::nullopt;
+  };
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  size_t generated = 0;
+  for (int64_t version = 0; version < 5; ++version) {
+    while (generated < run.workers.partial.size()) {
+      EXPECT_EQ(std::ssize(run.workers.orders), version) << "training began beside the engine";
+      version_of_group.push_back(version);
+      run.generate(generated++);
+    }
+    ASSERT_EQ(std::ssize(run.workers.orders), version + 1);
+    for (const ScoredGroup& scored : run.workers.orders.back().groups)
+      ages.push_back(version - version_of_group[scored.group->id]);
+    run.train();
+    EXPECT_EQ(std::ssize(run.workers.orders), version + 1) << "the engine has no new weights yet";
+    EXPECT_EQ(generated, run.workers.partial.size());
+    if (version < 4) run.controller.on(WeightsTaken{version + 1, 0});
+  }
+  EXPECT_EQ(ages, (std::vector<int64_t>{0, 0, 1, 1, 2, 2, 2, 2, 2, 2}));
+  EXPECT_EQ(version_of_group, (std::vector<int64_t>{0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 2}));
 }
 
 TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {

@@ -177,6 +177,7 @@ struct RolloutSettings {
   std::string quantization = "none";
   bool return_routed_experts = false;
   int64_t max_head_offpolicyness = 0;
+  bool fixed_staleness = false;
   bool interruptible = true;
   int64_t weight_sync_steps = 1;
   int64_t threads = 0;
@@ -221,6 +222,9 @@ struct RolloutSettings {
       "number of batches that generation may be ahead of training (eta); 0: generation and training take "
       "turns; above 0: both run at once",
       range(0, 1000000));
+    v("fixed_staleness", fixed_staleness,
+      "true: generation and training take turns, and each batch is exactly max_head_offpolicyness versions "
+      "old when it is trained on (the first batches less), so the run is reproducible; to study staleness");
     v("interruptible", interruptible,
       "running samples continue under new weights, with keys and values recomputed; false: they finish on "
       "the old weights, and no sample starts before that");
@@ -264,6 +268,8 @@ struct RolloutSettings {
     return prefill_chunk_tokens.value_or(on_gpu ? kPrefillChunkTokensOfGpu : kPrefillChunkTokens);
   }
   std::string backend_name() const { return backend.substr(0, backend.find(':')); }
+  // Whether generation and training run at once.
+  bool is_asynchronous() const { return max_head_offpolicyness > 0 && !fixed_staleness; }
   bool has_servers() const { return backend_name() != "embedded"; }
   // Whether the ranks that train have no embedded engine.
   bool generates_elsewhere() const { return has_servers() || ranks > 0; }
@@ -276,6 +282,10 @@ struct RolloutSettings {
                           "; expected at most rollout.max_head_offpolicyness + 1, ",
                           max_head_offpolicyness + 1,
                           ": otherwise the staleness limiter waits for weights that are never published"));
+    if (fixed_staleness && max_head_offpolicyness > 0 && (weight_sync_steps > 1 || max_buffered_groups > 0))
+      throw UserError(str("rollout.fixed_staleness is true, but rollout.weight_sync_steps is ",
+                          weight_sync_steps, " and rollout.max_buffered_groups is ", max_buffered_groups,
+                          "; expected 1 and 0: otherwise the age of a batch is not fixed"));
     if (!has_servers() && !servers.addresses.empty())
       throw UserError(
           "rollout.servers.addresses: given, but rollout.backend is embedded; expected vllm or sglang");

@@ -19,8 +19,11 @@ struct IdleRow {
   bool (*is_idle)(Settings s);
 };
 
-bool alternates(Settings s) {
+bool is_synchronous(Settings s) {
   return s.rollout.max_head_offpolicyness == 0;
+}
+bool takes_turns(Settings s) {
+  return !s.rollout.is_asynchronous();
 }
 bool has_loss(Settings s, std::initializer_list<std::string_view> names) {
   return std::find(names.begin(), names.end(), s.actor.loss.loss) != names.end();
@@ -66,12 +69,15 @@ bool has_environment_workers(Settings s) {
 const std::vector<IdleRow>& table() {
   static const std::vector<IdleRow> rows = {
       // Asynchrony.
-      {{"actor.threads", "rollout.interruptible", "rollout.max_age", "rollout.max_age_action"},
+      {{"rollout.fixed_staleness", "rollout.max_age", "rollout.max_age_action"},
        "rollout.max_head_offpolicyness above 0",
-       alternates},
+       is_synchronous},
+      {{"actor.threads", "rollout.interruptible"},
+       "rollout.max_head_offpolicyness above 0, rollout.fixed_staleness false",
+       takes_turns},
       {{"rollout.threads"},
-       "rollout.max_head_offpolicyness or rollout.ranks above 0",
-       [](Settings s) { return alternates(s) && s.rollout.ranks == 0; }},
+       "rollout.max_head_offpolicyness (without rollout.fixed_staleness) or rollout.ranks above 0",
+       [](Settings s) { return takes_turns(s) && s.rollout.ranks == 0; }},
       {{"rollout.max_age_action"},
        "rollout.max_age above 0",
        [](Settings s) { return s.rollout.max_age == 0; }},

@@ -138,7 +138,7 @@ class Planning {
   int64_t checkpoint_bytes(int64_t trained) const { return weights(trained) + sizes_.data * state(trained); }
   bool engine_is_here() const { return !settings_.rollout.generates_elsewhere() && !is_sharded(); }
   bool is_sharded() const { return sizes_.tensor * sizes_.pipeline > 1; }
-  bool runs_in_parallel() const { return settings_.rollout.max_head_offpolicyness > 0; }
+  bool runs_in_parallel() const { return settings_.rollout.is_asynchronous(); }
 
   void add_optimizer(const std::string& what, int64_t trained, bool offloads) {
     add(what + "gradients", accumulator(trained), 0);
@@ -371,7 +371,7 @@ std::vector<Remedy> remedies(const RunSettings& settings, int64_t num_ranks) {
   add(!settings.actor.optimizer.offload.value_or(true), "actor.optimizer.offload=null",
       [](RunSettings& s, int64_t&) { s.actor.optimizer.offload.reset(); });
   add(settings.dtype != "bf16", "dtype=bf16", [](RunSettings& s, int64_t&) { s.dtype = "bf16"; });
-  add(settings.rollout.max_head_offpolicyness > 0, "rollout.max_head_offpolicyness=0",
+  add(settings.rollout.is_asynchronous(), "rollout.max_head_offpolicyness=0",
       [](RunSettings& s, int64_t&) {
         s.rollout.max_head_offpolicyness = 0;
         s.rollout.weight_sync_steps = 1;

@@ -345,7 +345,7 @@ std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model
 }  // namespace
 
 ThreadSplit split_threads(const RunSettings& settings, int threads) {
-  if (settings.rollout.max_head_offpolicyness == 0) return {threads, threads};
+  if (!settings.rollout.is_asynchronous()) return {threads, threads};
   const auto half = std::max(1, threads / 2);
   ThreadSplit split;
   if (settings.rollout.threads > 0) split.generating = static_cast<int>(settings.rollout.threads);
@@ -416,7 +416,7 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
       critic(make_critic(settings, *model, critic_model.get(), total_steps, training)),
       sparse(sparse_of(settings, model->device())),
       sparse_trainer(make_sparse_trainer(settings, *model, sparse, total_steps, training)),
-      generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks)
+      generating(!settings.rollout.is_asynchronous() || !generates(settings, ranks)
                      ? nullptr
                      : copy_of(published(), what_changes(settings))),
       device_clock(clock, model->device()),

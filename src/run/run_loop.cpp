@@ -15,14 +15,10 @@ namespace bough {
 
 namespace {
 
-bool is_asynchronous(const RunSettings& settings) {
-  return settings.rollout.max_head_offpolicyness > 0;
-}
-
 // A synchronous run is repeatable, however long tools take: either it takes their answers in rounds (head of
 // control/generator.h), or the model is batch-invariant.
 bool takes_answers_in_rounds(const RunSettings& settings) {
-  return !is_asynchronous(settings) && !settings.rollout.batch_invariant.value_or(false);
+  return !settings.rollout.is_asynchronous() && !settings.rollout.batch_invariant.value_or(false);
 }
 
 // Runs `work` and returns the message of its exception. Empty: it threw none.
@@ -48,7 +44,7 @@ WorkerOptions worker_options(const RunSettings& settings, const ThreadSplit& thr
                                        .seed = static_cast<uint64_t>(settings.seed),
                                        .in_rounds = takes_answers_in_rounds(settings),
                                        .with_baseline = settings.actor.advantages.needs_baselines()},
-                        .own_threads = is_asynchronous(settings),
+                        .own_threads = settings.rollout.is_asynchronous(),
                         .reward_threads = settings.reward_service.workers};
   // One thread per group: as many groups are scored at once as the reward with the most workers can take.
   for (const RewardEntry& entry : settings.reward)
@@ -67,6 +63,7 @@ ControllerOptions controller_options(const RunSettings& settings, const RunLoopO
   const RolloutSettings& rollout = settings.rollout;
   return {.batch_groups = settings.train_dataset.batch_size,
           .max_staleness = rollout.max_head_offpolicyness,
+          .fixed_staleness = rollout.fixed_staleness,
           .total_steps = options.total_steps,
           .total_groups =
               settings.total_train_steps == 0 ? settings.total_train_epochs * options.num_problems : 0,
@@ -168,7 +165,7 @@ std::optional<MetricValues> RunLoop::evaluate_policy(const std::string& name,
   options.collect.stop = [&] { return stopping() || stop(); };
   options.collect.on_progress = [&](int64_t done, int64_t total) {
     reporting_.set_evaluated(done);
-    if (!is_asynchronous(settings_)) reporting_.display().set_activity(str("evaluation ", done, "/", total));
+    if (!settings_.rollout.is_asynchronous()) reporting_.display().set_activity(str("evaluation ", done, "/", total));
   };
   options.environment = parts_.environment;
   options.conversations = parts_.conversations;
@@ -203,8 +200,9 @@ void RunLoop::follow_thread_change() {
   const ThreadChange wanted = read_thread_change(folder_.path());
   if (wanted == thread_change_) return;
   thread_change_ = wanted;
-  if (!is_asynchronous(settings_)) {
-    log_warning("threads.json is ignored, because rollout.max_head_offpolicyness is 0");
+  if (!settings_.rollout.is_asynchronous()) {
+    log_warning("threads.json is ignored, because generation and training take turns "
+                "(rollout.max_head_offpolicyness is 0, or rollout.fixed_staleness is true)");
     return;
   }
   const auto set = [](int64_t threads) {

@@ -144,10 +144,10 @@ RankZero::RankZero(RankGroups& groups, RunComponents& parts) : groups_(groups), 
   if (groups.engines && !groups.publication)
     ranks_weights_ = std::make_unique<RanksWeights>(*parts.weights, parts.trainer);
   if (groups.publication) {
-    const bool is_asynchronous = parts.settings.rollout.max_head_offpolicyness > 0;
     published_weights_ =
         std::make_unique<PublishedWeights>(parts.published(), *groups.publication,
-                                           /*waits=*/!is_asynchronous, what_changes(parts.settings));
+                                           /*waits=*/!parts.settings.rollout.is_asynchronous(),
+                                           what_changes(parts.settings));
   }
   if (parts.unsharded) {
     WeightChannel& published = published_weights_ ? *published_weights_ : *parts.weights;

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_algorithms import random_groups, random_rows, request_of, run_tool
+from loss_reference import random_rows, request_of, run_tool
+from test_advantages import random_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = os.environ.get("BOUGH_PEER_WHEELS") or str(ROOT / ".venv" / "peer-wheels")
@@ -233,7 +234,7 @@ def test_advantages_are_verls(build_dir):
             longest = max(batch["tokens"])
             mask = torch.tensor([[t < n for t in range(longest)] for n in batch["tokens"]]).double()
             # verl's single reward is the fallback of GDPO. The weighted sum of two is tested in
-            # test_algorithms.py.
+            # test_advantages.py.
             values = [p[0] for p in batch["parts"]] if name == "gdpo" else batch["rewards"]
             rewards = torch.zeros_like(mask)
             for i, n in enumerate(batch["tokens"]):

@@ -3,12 +3,15 @@
 import itertools
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from run_util import ENVIRONMENT, last_checkpoint, read_metrics, write_experiment
 
-CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs/algorithms").glob("*.yaml"))
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs/algorithms").glob("*.yaml"))
 
 # The rewards of a group's samples must differ.
 REWARD = "def score(completion, **fields):\n    return float(sum(map(ord, completion)) % 3 == 0)\n"
@@ -56,6 +59,28 @@ def test_every_settings_file_runs(bough):
         for record in records:
             assert all(math.isfinite(x) for x in record.values() if isinstance(x, float)), (config, record)
             assert record["optim/grad_norm"] > 0, config
+
+
+def test_areals_settings_run_with_an_engine_rank_on_problems_that_a_script_makes(bough):
+    """Ranks that generate and ranks that train, 1:1 instead of 3:1. The untrained model solves nothing."""
+    write_experiment(bough)
+    bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--force", ok=True)
+    script = ROOT / "examples/code_problems.py"
+    subprocess.run([sys.executable, script, "--out", bough.cwd / "code", "-n", "40"], check=True)
+    problems = [json.loads(line) for line in (bough.cwd / "code/train.jsonl").read_text().splitlines()]
+    questions = {json.loads(line)["question"] for line in open(bough.cwd / "code/test.jsonl")}
+    assert len(problems) == 40 and not questions & {problem["question"] for problem in problems}
+    for problem in problems:
+        subprocess.run([sys.executable, "-c", "\n".join([problem["answer"], *problem["test_list"]])], check=True)
+    small = ["model.path=base", "dtype=fp32", "train_dataset.batch_size=4", "gconfig.n_samples=4"]
+    small += ["gconfig.max_new_tokens=8", "total_train_steps=3", "rollout.ranks=1"]
+    for name, data in (("areal_math", "train.jsonl"), ("areal_code", "code/train.jsonl")):
+        words = [ROOT / f"configs/{name}.yaml", *small, f"train_dataset.path={data}", "--ranks", 2]
+        result = bough("train", *words, ok=True, env=ENVIRONMENT)
+        assert "no effect" not in result.stderr
+        records = read_metrics(bough.cwd / f"runs/{name}/trial0")
+        assert [record["step"] for record in records] == [1, 2, 3]
+        assert all(record["reward/failures"] == record["reward/mean"] == 0 for record in records)
 
 
 def test_the_weight_of_a_truncated_distribution_is_one(bough):

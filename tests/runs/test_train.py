@@ -138,13 +138,17 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(bough):
     assert comparable_metrics(runs[0]) != comparable_metrics(bough.cwd / "runs/tiny/other")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
-    config = write_experiment(
-        bough, **{"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1, "total_train_steps": 20}
-    )
+@pytest.mark.parametrize(("seed", "staleness"), [(1, 0), (2, 0), (3, 2)])
+def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed, staleness):
+    settings = {"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1, "total_train_steps": 20}
+    if staleness:
+        settings |= {"rollout.max_head_offpolicyness": staleness, "rollout.fixed_staleness": True}
+    config = write_experiment(bough, **settings)
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
     whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
+    for step, record in enumerate(read_metrics(whole)[1:]):
+        age = min(step, staleness)
+        assert record["staleness/mean"] == record["staleness/max"] == record["age/mean"] == age
     moments = random.Random(seed)
     for kill in range(4):
         process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
