@@ -168,6 +168,7 @@ void run_rollout(const RolloutOptions& options) {
                    {"new_tokens_per_second", rate},
                    {"prefill_tokens", statistics.prefill_tokens},
                    {"cached_tokens", statistics.cached_tokens},
+                   {"recomputed_tokens", statistics.recomputed_tokens},
                    {"quantization", settings.quantization},
                    {"matrix_bytes", matrices.held},
                    {"unquantized_matrix_bytes", matrices.unquantized}};

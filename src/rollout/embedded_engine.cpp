@@ -75,7 +75,8 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       sparse_(sparse_policy(options_.settings.sparse, model.device())),
       scheduler_(options_.settings.max_concurrent_rollouts,
                  options_.settings.prefill_chunk(model_.device().is_cuda()),
-                 page_budget(model, options_, sparse_), sparse_.is_sparse()),
+                 page_budget(model, options_, sparse_), sparse_.is_sparse(),
+                 options_.settings.admission == "longest_prefix"),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages(), sparse_),
       experts_(options_.settings.return_routed_experts
                    ? std::optional<ExpertRecords>(std::in_place, model.config(),

@@ -154,6 +154,24 @@ TEST(EmbeddedEngine, APromptIsComputedOnceForItsGroupAndACommonHeaderOnce) {
   EXPECT_GT(statistics.seconds, 0);
 }
 
+TEST(EmbeddedEngine, WithLongestPrefixAConversationThatGoesOnPrecedesAPromptThatCameFirst) {
+  const CountingModel model(counting_config());
+  for (const bool longest_prefix : {false, true}) {
+    EmbeddedEngineOptions options = engine_options(1, 512);
+    if (longest_prefix) options.settings.admission = "longest_prefix";
+    EmbeddedEngine engine(model, options);
+    auto turn = random_tokens(1, 40, 50);
+    engine.generate({request_of(1, turn, 1, 20)});
+    const auto answer = random_tokens(2, 9, 50);  // the turn's tokens are not in it: only the prompt is cached
+    turn.insert(turn.end(), answer.begin(), answer.end());
+    engine.submit(request_of(2, random_tokens(3, 40, 50), 1, 5));
+    engine.submit(request_of(3, turn, 1, 5));
+    const auto results = engine.drain();
+    ASSERT_EQ(results.size(), 2u);
+    EXPECT_EQ(results.front().id, longest_prefix ? 3u : 2u);
+  }
+}
+
 TEST(EmbeddedEngine, PrefillComesInChunksBesideDecode) {
   const CountingModel model(counting_config());
   EmbeddedEngine engine(model, engine_options(8, 16));

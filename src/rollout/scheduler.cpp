@@ -1,6 +1,7 @@
 #include "rollout/scheduler.h"
 
 #include <algorithm>
+#include <span>
 
 #include "base/error.h"
 
@@ -15,10 +16,12 @@ void erase_value(std::deque<T*>& queue, const T* value) {
 
 }  // namespace
 
-Scheduler::Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse)
+Scheduler::Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse,
+                     bool longest_prefix)
     : max_running_(max_running),
       prefill_chunk_tokens_(prefill_chunk_tokens),
       is_sparse_(is_sparse),
+      longest_prefix_(longest_prefix),
       pool_(max_pages) {}
 
 TokenPath Scheduler::path(const ActiveRequest& request) const {
@@ -251,10 +254,21 @@ void Scheduler::admit_preempted(Pass& pass, int64_t& budget) {
   }
 }
 
+std::vector<ActiveRequest*> Scheduler::admission_order() const {
+  std::vector<ActiveRequest*> requests(waiting_.begin(), waiting_.end());
+  if (!longest_prefix_ || requests.size() < 2) return requests;
+  const auto count = static_cast<std::ptrdiff_t>(std::min(requests.size(), kSortedPrompts));
+  std::unordered_map<const ActiveRequest*, int64_t> known;
+  for (const ActiveRequest* request : std::span(requests).first(static_cast<size_t>(count)))
+    known[request] = pool_.match_length(path(*request), request->prompt_length() - 1);
+  std::stable_sort(requests.begin(), requests.begin() + count,
+                   [&](const ActiveRequest* a, const ActiveRequest* b) { return known[a] > known[b]; });
+  return requests;
+}
+
 void Scheduler::admit_prompts(Pass& pass, int64_t& budget) {
   if (budget == 0 || !has_slot()) return;
-  const std::vector<ActiveRequest*> requests(waiting_.begin(), waiting_.end());
-  for (ActiveRequest* request : requests) {
+  for (ActiveRequest* request : admission_order()) {
     if (budget == 0 || !has_slot()) return;
     if (request->prompt_state != ActiveRequest::PromptState::kWaiting || !admit_prompt(*request)) continue;
     if (!add_prompt_chunk(*request, pass, budget)) {

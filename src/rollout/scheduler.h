@@ -88,7 +88,11 @@ struct Pass {
 class Scheduler {
  public:
   // is_sparse: sampled tokens use sparse attention. Their keys and values are reused only for sampled tokens.
-  Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse = false);
+  // longest_prefix: of the first kSortedPrompts waiting prompts, those with the longest prefix in the index
+  // are admitted first. Otherwise prompts are admitted in the order of submission.
+  Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse = false,
+            bool longest_prefix = false);
+  static constexpr size_t kSortedPrompts = 512;  // bounds the time of lookups in the index
 
   // Queues a request that passed check_request(). Its partial rollouts become preempted samples. Throws
   // UserError if a request with its id is in flight.
@@ -147,10 +151,11 @@ class Scheduler {
   void admit_preempted(Pass& pass, int64_t& budget);
   void admit_prompts(Pass& pass, int64_t& budget);
   bool admit_prompt(ActiveRequest& request);
+  std::vector<ActiveRequest*> admission_order() const;
   bool add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& budget);
 
   int64_t max_running_, prefill_chunk_tokens_;
-  bool is_sparse_;
+  bool is_sparse_, longest_prefix_;
   PagePool pool_;
   std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;
   std::deque<ActiveRequest*> waiting_;     // samples not started, prompt not admitted; in order of submission

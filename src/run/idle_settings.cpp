@@ -85,7 +85,7 @@ const std::vector<IdleRow>& table() {
       {{"rollout.servers"},
        "rollout.backend vllm or sglang",
        [](Settings s) { return !s.rollout.has_servers(); }},
-      {{"rollout.prefill_chunk_tokens", "rollout.kv_memory"},
+      {{"rollout.prefill_chunk_tokens", "rollout.admission", "rollout.kv_memory"},
        "rollout.backend embedded",
        [](Settings s) { return s.rollout.has_servers(); }},
       {{"rollout.backend"},
@@ -435,9 +435,10 @@ std::vector<IdleSetting> idle_settings(const SftSettings& settings, std::span<co
 
 std::vector<IdleSetting> idle_engine_settings(const RolloutSettings& settings,
                                               std::span<const GivenSetting> given) {
-  static constexpr std::array<std::string_view, 6> kOfEngine = {
-      "rollout.max_concurrent_rollouts", "rollout.prefill_chunk_tokens", "rollout.kv_memory",
-      "rollout.batch_invariant",         "rollout.quantization",         "rollout.sparse"};
+  static constexpr std::array<std::string_view, 7> kOfEngine = {
+      "rollout.max_concurrent_rollouts", "rollout.prefill_chunk_tokens", "rollout.admission",
+      "rollout.kv_memory",               "rollout.batch_invariant",      "rollout.quantization",
+      "rollout.sparse"};
   RunSettings run;
   run.rollout.sparse = settings.sparse;
   std::vector<IdleSetting> idle;
