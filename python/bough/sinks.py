@@ -108,9 +108,8 @@ class Sink:
             config = read_config(self._folder)
             arguments = (self._project, self._entry["run"], self._name, config, self._folder)
             self._run, self._log, self.last_step = SERVICES[self._service](*arguments)
-            say(
-                f"{self._service}: project {self._project}, run {self._entry['run']}, after step {self.last_step}"
-            )
+            named = f"project {self._project}, run {self._entry['run']}"
+            say(f"{self._service}: {named}, after step {self.last_step}")
 
     def finish(self, code: int) -> None:
         """Waits until everything is stored. code: 0, or 1 if the run failed."""

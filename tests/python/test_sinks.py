@@ -1,5 +1,5 @@
-"""python -m bough.sinks with the real libraries (scripts/setup_venv sinks), without a network: wandb's offline
-files and trackio's database are read back."""
+"""python -m bough.sinks with the real libraries (scripts/setup_venv sinks), without a network: wandb's
+offline files and trackio's database are read back."""
 
 import contextlib
 import json
