@@ -4,6 +4,11 @@ bough train ... environment.type=python environment.path=examples/ticket_desk/ti
 """
 
 import json
+import random
+import sys
+
+COMPONENTS = ["api", "web", "app", "docs", "mail", "login"]
+PEOPLE = ["ann", "bob", "eve", "kim", "max", "zoe"]
 
 
 def tool(name, description, **parameters):
@@ -12,34 +17,63 @@ def tool(name, description, **parameters):
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
+def question(component):
+    return f"A ticket about {component} came in. Assign it to the owner."
+
+
 class TicketDesk:
     """One conversation. `reset` opens it, and `step` answers each turn until it is done."""
 
     def reset(self, problem, seed):
         self.owners = problem["owners"]  # component -> person; a field of the problem's line
         self.component = problem["component"]
-        question = f"A ticket about {self.component} came in. Assign it to the owner."
         tools = [
             tool("owner", "Who owns a component", component="its name"),
             tool("assign", "Assign the ticket", person="to whom"),
         ]
-        return {"messages": question, "tools": tools}
+        return {"messages": question(self.component), "tools": tools}
 
     def step(self, action):
         answers, reward, done = [], 0.0, not action["calls"]  # a turn without a call ends the conversation
         for call in action["calls"]:
             if call["name"] == "owner":
-                answers.append(self.owners.get(call["arguments"]["component"], "unknown component"))
+                answers.append(self.owners.get(call["arguments"].get("component"), "unknown component"))
             else:
-                right = call["arguments"]["person"] == self.owners[self.component]
+                right = call["arguments"].get("person") == self.owners[self.component]
                 answers.append("assigned")
                 reward, done = float(right), True
         return {"messages": answers, "reward": reward, "done": done}
 
 
-if __name__ == "__main__":  # python ticket_desk.py > tickets.jsonl
-    for number in range(64):
-        owners = {"api": ["ann", "bob", "eve"][number % 3], "web": ["bob", "eve", "ann"][number // 3 % 3]}
-        component = "api" if number % 2 else "web"
-        line = {"question": component, "answer": owners[component], "owners": owners, "component": component}
-        print(json.dumps(line))
+def problem(draw):
+    owners = {component: draw.choice(PEOPLE) for component in COMPONENTS}
+    component = draw.choice(COMPONENTS)
+    return {"question": component, "answer": owners[component], "owners": owners, "component": component}
+
+
+def demonstration(draw):
+    """A conversation for `bough sft`, up to each of its two calls. In one of three, a call is wrong."""
+
+    def call(name, **arguments):
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    line = problem(draw)
+    mistake = draw.choice(["", "", "", "", "owner", "assign"])
+    asked = draw.choice(COMPONENTS) if mistake == "owner" else line["component"]
+    owner = line["owners"][asked]
+    person = draw.choice(PEOPLE) if mistake == "assign" else owner
+    messages = [
+        {"role": "user", "content": question(line["component"])},
+        {"role": "assistant", "content": call("owner", component=asked)},
+        {"role": "tool", "content": owner},
+        {"role": "assistant", "content": call("assign", person=person)},
+    ]
+    return [{"messages": messages[:2]}, {"messages": messages}]
+
+
+if __name__ == "__main__":  # python ticket_desk.py [problems | demonstrations] [NUMBER] [SEED]
+    kind, number, seed = (sys.argv[1:] + ["problems", "64", "1"][len(sys.argv) - 1 :])[:3]
+    draw = random.Random(f"{kind} {seed}")
+    for _ in range(int(number)):
+        for line in demonstration(draw) if kind == "demonstrations" else [problem(draw)]:
+            print(json.dumps(line))

@@ -13,7 +13,8 @@ constexpr std::string_view kFunction = "FILE.py:FUNCTION";
 constexpr std::string_view kRanks = "number of ranks, for example fsdp:d8; docs/ranks.md";
 constexpr std::string_view kUpdates = "updates per batch";
 constexpr std::string_view kOverlong = "with train_dataset.overlong_prompts";
-constexpr std::string_view kTrackers = "not needed: bough train writes metrics.jsonl and TensorBoard events";
+constexpr std::string_view kTrackers =
+    "not needed: python -m bough.sinks RUN --wandb PROJECT sends a run to wandb or trackio; docs/metrics.md";
 
 // clang-format off
 constexpr PeerSetting kPeerSettings[] = {

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from metric_table import name_pattern
+
 # Passes are short here, so one thread is faster. With one thread the results do not depend on the machine.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -49,7 +51,12 @@ def to_yaml(dotted: dict[str, Any]) -> str:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """The records of metrics.jsonl. Each metric must be in docs/metrics.md."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    names = {name for record in records for name in record if name != "step"}
+    unknown = sorted(name for name in names if not name_pattern().match(name))
+    assert unknown == [], "not in docs/metrics.md"
+    return records
 
 
 def read_rollouts(file: Path) -> list[dict[str, Any]]:
