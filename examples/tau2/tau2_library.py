@@ -1,7 +1,7 @@
 """tau2-bench in this process: its domains, tasks and environments, without any change to its files.
 
 Import this module before any other that imports tau2. It sets what tau2 and litellm read at their import, and
-mends three things in memory that matter if one process holds many conversations (mend()).
+mends four things in memory that matter if one process holds many conversations (mend()).
 """
 
 import functools
@@ -74,6 +74,8 @@ def mend() -> None:
       environments, so that a task with a broken VPN breaks it in all other conversations.
     - A bill that a refuel opens is numbered. tau2 draws a random id. Its evaluation replays the conversation
       and fails if an answer that shows the id differs.
+    - That agent and user have no tool of one name is checked once for each domain. The check builds a model class
+      for every tool, and takes most of tau2's time otherwise.
     """
 
     @functools.cache
@@ -102,6 +104,16 @@ def mend() -> None:
             customer.bill_ids[position] = f"B{len(self.db.bills):08d}"
 
     TelecomTools._apply_one_time_charge = with_numbered_bill
+
+    validate, valid = Environment.validate_solo_mode, set()
+
+    def validate_once(self):
+        kinds = type(self.tools), type(self.user_tools)
+        if kinds not in valid:
+            validate(self)
+            valid.add(kinds)
+
+    Environment.validate_solo_mode = validate_once
 
 
 mend()
