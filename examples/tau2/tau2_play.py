@@ -46,7 +46,8 @@ class Gold:
 
 @dataclass
 class Play:
-    """One conversation, its messages in the format of OpenAI's API, and the seconds that tau2 needed."""
+    """One conversation, its messages in the format of OpenAI's API, and the CPU seconds that tau2 needed: its
+    orchestrator, tools and evaluation, and the client of the user's model."""
 
     problem: dict
     agent: object
@@ -60,9 +61,9 @@ class Play:
     last_seconds: float = 0.0  # of the last turn, with tau2's evaluation
 
     def open(self, seed=0):
-        began = time.perf_counter()
+        began = time.process_time()
         opened = self.environment.reset(self.problem, seed)
-        self.reset_seconds = time.perf_counter() - began
+        self.reset_seconds = time.process_time() - began
         self.messages, self.tools = opened["messages"], opened["tools"]
 
     def turn(self):
@@ -74,9 +75,9 @@ class Play:
             function = {"name": name, "arguments": arguments}
             message["tool_calls"] = [{"id": call["id"], "type": "function", "function": function}]
         self.messages.append(message)
-        began = time.perf_counter()
+        began = time.process_time()
         answer = self.environment.step({"text": text, "content": text, "calls": [call] if name else []})
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         self.turns += 1
         self.messages += answer.get("messages", [])
         if answer.get("done"):
@@ -167,9 +168,9 @@ def load(domain, count):
         "mib_before": before,
         "mib_of_all_open": opened - before,
         "mib_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "ms_reset": 1000 * sum(p.reset_seconds for p in plays) / count,
-        "ms_turn": 1000 * sum(p.turn_seconds for p in plays) / max(1, turns - count),
-        "ms_last_turn": 1000 * sum(p.last_seconds for p in plays) / count,
+        "cpu_ms_reset": 1000 * sum(p.reset_seconds for p in plays) / count,
+        "cpu_ms_turn": 1000 * sum(p.turn_seconds for p in plays) / max(1, turns - count),
+        "cpu_ms_last_turn": 1000 * sum(p.last_seconds for p in plays) / count,
         "wall_seconds": wall,
     }
 

