@@ -24,7 +24,10 @@ from tau2.orchestrator.orchestrator import Orchestrator
 from tau2_environment import MAX_STEPS, agent_tools
 from tau2_users import make_user
 
-NO_CALL = "LLMSoloAgent only supports tool calls."  # what tau2's solo agent raises if the model made none
+MALFORMED = (  # the beginnings of what tau2 raises if the agent's turn has no call (solo mode) or is empty
+    "LLMSoloAgent only supports tool calls.",
+    "AssistantMessage must have either content or tool calls. Got AssistantMessage",
+)
 
 
 def post(url, key, **body):
@@ -53,7 +56,7 @@ def episode(url, key, spec):
     try:
         simulation = orchestrator.run()
     except ValueError as error:
-        if str(error) == NO_CALL:
+        if str(error).startswith(MALFORMED):
             return None
         raise
     return evaluate_simulation(simulation, task, EvaluationType.ALL, solo, domain).reward

