@@ -1,10 +1,11 @@
-"""tau2's own agents, unchanged, as external agents that `bough train` trains. They know only the URL of the run.
+"""tau2's own agents, unchanged, as external agents that `bough train` trains. They know only the URL of the
+run.
 
-  bough train config.yaml model.path=MODEL train_dataset.path=train.jsonl serve.port=8765 gconfig.n_samples=8
+  bough train config.yaml model.path=MODEL train_dataset.path=train.jsonl serve.port=8765
   python tau2_agent.py http://127.0.0.1:8765 --workers 16
 
-The user of a problem may be the model that is trained: `--user self`. Its answers are not trained on. The program ends
-when the run ends.
+The user of a problem may be the model that is trained: `--user self`. Its answers are not trained on. The
+program ends when the run ends.
 """
 
 import argparse
@@ -39,7 +40,10 @@ def post(url, key, **body):
 def episode(url, key, spec):
     """Holds one conversation. Returns tau2's reward, or None if the model's turn was malformed."""
     domain, solo = spec["domain"], not spec.get("user")
-    task, environment = tau2_library.find_task(domain, spec["task"]), tau2_library.make_environment(domain, solo)
+    task, environment = (
+        tau2_library.find_task(domain, spec["task"]),
+        tau2_library.make_environment(domain, solo),
+    )
     if spec.get("user") == "self":
         spec = {**spec, "user": f"{url}/v1"}
     model = {"llm": "openai/bough", "llm_args": {"api_base": f"{url}/v1", "api_key": key, "num_retries": 0}}

@@ -1,5 +1,5 @@
-"""tau2-bench's conversations as an environment of Bough. tau2's orchestrator holds them and its evaluator gives
-the reward; Bough's model is the agent.
+"""tau2-bench's conversations as an environment of Bough. tau2's orchestrator holds them and its evaluator
+gives the reward; Bough's model is the agent.
 
 bough train ... environment.type=python environment.path=examples/tau2/tau2_environment.py:Tau2Environment
 
@@ -30,7 +30,7 @@ class Closed(Exception):
 
 
 class AnswersFromOutside:
-    """Makes an agent of tau2 wait for turns from outside. `events` gets the messages that are new to the agent."""
+    """Makes an agent of tau2 wait for turns from outside. `events` gets the messages that are new to it."""
 
     def prepare(self, events):
         self.events, self.turns, self.shown = events, queue.SimpleQueue(), 0
@@ -69,7 +69,7 @@ class ServiceAgent(AnswersFromOutside, GymAgent):
 
 @functools.cache
 def agent_tools(domain, solo):
-    """The tools that an agent sees. Only the environment calls tools, so all agents of a domain share these."""
+    """The tools that an agent sees. Only environments call tools, so all agents of a domain share these."""
     environment = tau2_library.make_environment(domain, solo)
     tools = environment.get_tools()
     if solo and environment.user_tools:
@@ -84,11 +84,14 @@ class Tau2Environment:
         tau2_library.check_domain(self.domain, self.solo)
         self.task = tau2_library.find_task(self.domain, self.spec["task"])
         environment = tau2_library.make_environment(self.domain, self.solo)
-        self.events = queue.SimpleQueue()  # messages for the agent, or the run's end: a SimulationRun or an exception
+        # Messages for the agent, or the end: a SimulationRun or an exception.
+        self.events = queue.SimpleQueue()
         tools, policy = list(agent_tools(self.domain, self.solo)), environment.get_policy()
         if self.solo:
             if not LLMSoloAgent.check_valid_task(self.task) or self.task.ticket is None:
-                raise ValueError(f"tau2: the task {self.task.id!r} of {self.domain} has no ticket for solo mode")
+                raise ValueError(
+                    f"tau2: the task {self.task.id!r} of {self.domain} has no ticket for solo mode"
+                )
             self.agent = SoloAgent(tools, policy, self.task)
         else:
             self.agent = ServiceAgent(tools, policy)
@@ -126,7 +129,8 @@ class Tau2Environment:
     def step(self, action):
         content = action["content"].strip() or None
         calls = [
-            ToolCall(id=call["id"], name=call["name"], arguments=call["arguments"]) for call in action["calls"]
+            ToolCall(id=call["id"], name=call["name"], arguments=call["arguments"])
+            for call in action["calls"]
         ]
         if content is None and not calls:  # tau2 takes an empty turn for an error of the model's server
             self.close()

@@ -1,5 +1,5 @@
-"""A scripted agent for telecom in solo mode: it checks, fixes what it found, and is done. Its next call is a function
-of what the agent sees: the ticket, its calls and their answers.
+"""A scripted agent for telecom in solo mode: it checks, fixes what it found, and is done. Its next call is a
+function of what the agent sees: the ticket, its calls and their answers.
 """
 
 import json
@@ -8,8 +8,17 @@ import re
 from dataclasses import dataclass, field
 
 REFUEL_GB = 2.0  # the most that the policy allows; all tickets that name an amount name this one
-FIXES_LEFT_OUT, ENDS_EARLY = 0.6, 0.2  # shares of the mistakes; the others are calls that change a wrong setting
-STRAY_CALLS = ("toggle_data", "toggle_roaming", "toggle_data_saver_mode", "toggle_wifi_calling", "toggle_wifi")
+FIXES_LEFT_OUT, ENDS_EARLY = (
+    0.6,
+    0.2,
+)  # shares of the mistakes; the others are calls that change a wrong setting
+STRAY_CALLS = (
+    "toggle_data",
+    "toggle_roaming",
+    "toggle_data_saver_mode",
+    "toggle_wifi_calling",
+    "toggle_wifi",
+)
 
 
 @dataclass
@@ -78,7 +87,9 @@ def read_check_sim_status(_, answer, __):
 
 
 def read_check_apn_settings(_, answer, __):
-    return {"apn_wrong": "MMSC URL (for picture messages): Not Set" in answer or "Name: internet" not in answer}
+    return {
+        "apn_wrong": "MMSC URL (for picture messages): Not Set" in answer or "Name: internet" not in answer
+    }
 
 
 def read_reset_apn_settings(*_):
@@ -136,7 +147,9 @@ def read_check_wifi_calling_status(_, answer, __):
 
 
 def read_check_app_permissions(_, answer, __):
-    return {"missing": [name for name in ("storage", "sms") if name not in answer.split("permission for:")[-1]]}
+    return {
+        "missing": [name for name in ("storage", "sms") if name not in answer.split("permission for:")[-1]]
+    }
 
 
 def read_grant_app_permission(arguments, _, facts):
@@ -155,7 +168,8 @@ def next_call(ticket: str, seen: Seen, left_out: frozenset = frozenset()) -> tup
 
 
 def plan(ticket: str, seen: Seen):
-    """The calls that are still to make, by what is known now. Only the first is made before the next answer."""
+    """The calls that are still to make, by what is known now. Only the first is made before the next
+    answer."""
     phone = re.search(r"phone number: ([\d-]+)", ticket)[1]
     if "transfer_to_human_agents" in seen.asked:
         return
@@ -266,8 +280,8 @@ def mms_calls(seen):
 
 
 class Expert:
-    """Plays one conversation. `slips`: the share of turns in which it makes a mistake: it forgets a fix for good,
-    ends the conversation, or changes a setting that nobody asked for."""
+    """Plays one conversation. `slips`: the share of turns in which it makes a mistake: it forgets a fix for
+    good, ends the conversation, or changes a setting that nobody asked for."""
 
     def __init__(self, ticket: str, slips: float = 0.0, seed: int = 0):
         self.ticket, self.slips, self.random = ticket, slips, random.Random(seed)

@@ -8,18 +8,20 @@ import functools
 import hashlib
 import os
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm fetches a price list at its import
+os.environ.setdefault(
+    "LITELLM_LOCAL_MODEL_COST_MAP", "True"
+)  # else litellm fetches a price list at its import
 
 from loguru import logger
 
 logger.disable("tau2")  # tau2 logs every message of every conversation
 
-from tau2.data_model.tasks import Task
-from tau2.domains.telecom.tools import TelecomTools
-from tau2.domains.telecom.user_tools import TelecomUserTools
-from tau2.environment.db import DB
-from tau2.environment.environment import Environment
-from tau2.registry import registry
+from tau2.data_model.tasks import Task  # noqa: E402
+from tau2.domains.telecom.tools import TelecomTools  # noqa: E402
+from tau2.domains.telecom.user_tools import TelecomUserTools  # noqa: E402
+from tau2.environment.db import DB  # noqa: E402
+from tau2.environment.environment import Environment  # noqa: E402
+from tau2.registry import registry  # noqa: E402
 
 DOMAINS = ("telecom", "airline", "retail", "mock")
 SOLO_DOMAINS = ("telecom", "mock")  # tau2's environments of the others refuse solo mode
@@ -49,8 +51,8 @@ def find_task(domain: str, task_id: str) -> Task:
 
 
 def task_ids(domain: str, split: str = "", without: tuple[str, ...] = ()) -> list[str]:
-    """The ids of a split (all tasks if it is empty) that are in none of `without`, in the order of their hash.
-    So the first n are a sample that depends on nothing else."""
+    """The ids of a split (all tasks if it is empty) that are in none of `without`, in the order of their
+    hash. So the first n are a sample that depends on nothing else."""
     load_splits = registry.get_task_splits_loader(domain)
     splits = load_splits() if load_splits else {}
     for name in (split, *without):
@@ -74,8 +76,8 @@ def mend() -> None:
       environments, so that a task with a broken VPN breaks it in all other conversations.
     - A bill that a refuel opens is numbered. tau2 draws a random id. Its evaluation replays the conversation
       and fails if an answer that shows the id differs.
-    - That agent and user have no tool of one name is checked once for each domain. The check builds a model class
-      for every tool, and takes most of tau2's time otherwise.
+    - That agent and user have no tool of one name is checked once for each domain. The check builds a model
+      class for every tool, and takes most of tau2's time otherwise.
     """
 
     @functools.cache

@@ -1,11 +1,12 @@
 """Plays conversations of tau2-bench with agents that need no model.
 
-  python tau2_play.py traces --problems train.jsonl --slips 0.12 --out traces.jsonl   # for bough sft, one turn a line
-  python tau2_play.py success --problems test.jsonl --slips 0.12                      # how many reach the reward
-  python tau2_play.py load telecom -n 300                                             # memory and tau2's own seconds
+  python tau2_play.py traces --problems train.jsonl --slips 0.12 --out traces.jsonl
+  python tau2_play.py success --problems test.jsonl --slips 0.12
+  python tau2_play.py load telecom -n 300
 
-`expert` (telecom alone) checks, fixes and is done. `gold` makes the calls of the task's reference and is done; it
-sees nothing of the conversation.
+`traces` writes demonstrations for `bough sft`, one turn a line. `success` says how many conversations reach
+the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom alone) checks, fixes and is
+done. `gold` makes the calls of the task's reference and is done; it sees nothing of the conversation.
 """
 
 import argparse
@@ -187,10 +188,14 @@ def main():
         command = commands.add_parser(name)
         command.add_argument("--problems", required=True, help="file of tau2_problems.py")
         command.add_argument("--agent", choices=["expert", "gold"], default="expert")
-        command.add_argument("--slips", type=float, default=0.0, help="share of the expert's turns with a mistake")
+        command.add_argument(
+            "--slips", type=float, default=0.0, help="share of the expert's turns with a mistake"
+        )
         command.add_argument("--samples", type=int, default=1, help="conversations of each problem")
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--out", required=name == "traces", help="file of conversations, one turn a line")
+        command.add_argument(
+            "--out", required=name == "traces", help="file of conversations, one turn a line"
+        )
     command = commands.add_parser("load")
     command.add_argument("domain", choices=tau2_library.DOMAINS)
     command.add_argument("-n", type=int, default=16, help="conversations at once")

@@ -25,7 +25,12 @@ def problems(domain, split="", without=(), user="", skip=0, count=None, **spec):
     user = {"user": user} if user else {}
     return [
         # The question is a placeholder: the environment makes the messages.
-        {"id": f"{domain}/{i}", "question": i, "answer": "", "tau2": {"domain": domain, "task": i, **user, **spec}}
+        {
+            "id": f"{domain}/{i}",
+            "question": i,
+            "answer": "",
+            "tau2": {"domain": domain, "task": i, **user, **spec},
+        }
         for i in ids
     ]
 

@@ -3,8 +3,8 @@
   python tau2_server.py --port 8701
   bough train ... environment='{type: http, url: "http://127.0.0.1:8701/env", workers: 300}'
 
-A process of `environment.type=python` holds one conversation and needs 0.3 GB; this one shares tasks, data bases and
-tools among all conversations.
+A process of `environment.type=python` holds one conversation and needs 0.3 GB; this one shares tasks, data
+bases and tools among all conversations.
 """
 
 import argparse

@@ -12,8 +12,8 @@ NOT_UNDERSTOOD = "I did not understand. Which one action should I do on my phone
 
 
 class ScriptedUser(UserSimulator):
-    """A telecom customer who opens with the task's reason for the call, and then does exactly the device action
-    that the agent names, such as toggle_roaming() or grant_app_permission(app_name="messaging",
+    """A telecom customer who opens with the task's reason for the call, and then does exactly the device
+    action that the agent names, such as toggle_roaming() or grant_app_permission(app_name="messaging",
     permission="sms"), and reports the phone's answer. If the agent names no action or several, the user says
     that it did not understand. The user does nothing unasked and never ends the conversation: the agent does.
     """

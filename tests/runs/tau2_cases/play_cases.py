@@ -26,7 +26,10 @@ def test_the_expert_solves_tasks_of_every_kind():
 
 
 def test_mistakes_bring_success_between_a_fifth_and_a_half():
-    plays = [play(line, "expert", slips=0.12, seed=seed) for seed, line in enumerate(problems("telecom", count=100))]
+    plays = [
+        play(line, "expert", slips=0.12, seed=seed)
+        for seed, line in enumerate(problems("telecom", count=100))
+    ]
     assert 0.2 < sum(p.reward for p in plays) / len(plays) < 0.5
 
 
@@ -47,7 +50,9 @@ def test_the_expert_leaves_what_it_cannot_mend_to_a_human():
     task = "[service_issue]lock_sim_card_pin[PERSONA:Hard]"
     conversation = play(problem("telecom", task), "expert")
     assert conversation.reward == 1.0
-    names = [m["tool_calls"][0]["function"]["name"] for m in conversation.messages if m["role"] == "assistant"]
+    names = [
+        m["tool_calls"][0]["function"]["name"] for m in conversation.messages if m["role"] == "assistant"
+    ]
     assert names[-2:] == ["transfer_to_human_agents", "done"]
 
 
@@ -80,7 +85,9 @@ def test_one_endpoint_holds_many_conversations():
             call(name, method="close")
         assert server.conversations.open == {}
         assert "no conversation 'e1'" in call("e1", method="step", action=action("done"))["error"]
-        assert "has no solo mode" in call("x", method="reset", problem=problem("airline", "3"), seed=1)["error"]
+        assert (
+            "has no solo mode" in call("x", method="reset", problem=problem("airline", "3"), seed=1)["error"]
+        )
         server.shutdown()
 
 
@@ -91,4 +98,7 @@ def test_conversations_at_once_share_tasks_and_tools():
 
 
 def test_an_expert_without_mistakes_draws_nothing():
-    assert Expert("phone number: 555-123-2002", slips=0.0).call() == ("get_customer_by_phone", {"phone_number": "555-123-2002"})
+    assert Expert("phone number: 555-123-2002", slips=0.0).call() == (
+        "get_customer_by_phone",
+        {"phone_number": "555-123-2002"},
+    )

@@ -10,11 +10,12 @@ from tau2_environment import Tau2Environment
 AIRPLANE = "[service_issue]airplane_mode_on[PERSONA:None]"
 
 
-
 def action(*calls, content=""):
     """A turn of the model as Bough sends it. A call is a name, or a name with arguments."""
     pairs = [(call, {}) if isinstance(call, str) else call for call in calls]
-    listed = [{"id": f"c{i}", "name": name, "arguments": arguments} for i, (name, arguments) in enumerate(pairs)]
+    listed = [
+        {"id": f"c{i}", "name": name, "arguments": arguments} for i, (name, arguments) in enumerate(pairs)
+    ]
     return {"text": content, "content": content, "reasoning": "", "calls": listed}
 
 
