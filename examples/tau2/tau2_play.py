@@ -5,8 +5,8 @@
   python tau2_play.py load telecom -n 300
 
 `traces` writes demonstrations for `bough sft`, one turn a line. `success` says how many conversations reach
-the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom alone) checks, fixes and is
-done. `gold` makes the calls of the task's reference and is done; it sees nothing of the conversation.
+the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom alone) checks, fixes and
+is done. `gold` makes the calls of the task's reference and is done; it sees nothing of the conversation.
 """
 
 import argparse

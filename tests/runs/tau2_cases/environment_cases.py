@@ -158,16 +158,16 @@ def test_a_broken_vpn_stays_in_its_conversation():
 
 
 def test_a_bill_that_the_agent_has_seen_does_not_fail_the_evaluation():
-    (task,) = (
-        i for i in tau2_library.task_ids("telecom") if i.startswith("[mobile_data_issue]data_usage_exceeded[")
-    )
-    environment = opened("telecom", task)
-    line = {"customer_id": "C1001", "line_id": "L1002"}
-    environment.step(action(("refuel_data", {**line, "gb_amount": 2.0})))
-    bills = environment.step(action(("get_bills_for_customer", {"customer_id": "C1001"})))["messages"][0][
-        "content"
-    ]
-    assert "Data refueling: 2.0 GB" in bills
+    """The refuel opens a bill if the customer has no draft."""
+    environment = opened("telecom", AIRPLANE)
+    database = environment.orchestrator.environment.tools.db
+    drafts = {bill.customer_id for bill in database.bills if bill.status == "Draft"}
+    customer = next(c for c in database.customers if c.customer_id not in drafts and c.line_ids)
+    owner = {"customer_id": customer.customer_id}
+    environment.step(action(("refuel_data", {**owner, "line_id": customer.line_ids[0], "gb_amount": 2.0})))
+    (bills,) = environment.step(action(("get_bills_for_customer", owner)))["messages"]
+    assert "Data refueling: 2.0 GB" in bills["content"]
+    environment.step(action("toggle_airplane_mode"))
     assert environment.step(action("done"))["reward"] == 1.0
 
 
