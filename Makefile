@@ -82,4 +82,4 @@ clean:  ## delete build outputs, keep .venv
 	rm -rf build build-* .bundle
 
 distclean: clean  ## delete build outputs, .venv and the other environments
-	rm -rf .venv .venv-peers .venv-vllm .venv-verl .venv-tinker .venv-newest-torch .venv-real
+	rm -rf .venv .venv-peers .venv-vllm .venv-verl .venv-tinker .venv-tau2 .venv-newest-torch .venv-real

@@ -74,10 +74,10 @@ class LineReader {
     }
     if (record.kind != Record::Kind::messages) return;
     const std::string last = messages.empty() ? "" : messages.back()["role"].get<std::string>();
-    if (last != "user" && last != "tool") {
+    if (last.empty() || last == "assistant") {
       throw UserError(str(where_, ": ", settings_.messages_key,
-                          ": expected a user or tool message before the answer, got ",
-                          last.empty() ? "none" : "a " + last + " message"));
+                          ": expected a message before the answer, got ",
+                          last.empty() ? "none" : "one of the assistant"));
     }
   }
 

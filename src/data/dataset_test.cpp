@@ -80,12 +80,14 @@ TEST_F(DatasetFile, ReadsConversations) {
       R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "answer": "4"}
 {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "#### 5"}]}
 {"prompt": [{"role": "user", "content": "v"}], "answer": "6"}
+{"messages": [{"role": "system", "content": "ticket"}, {"role": "assistant", "content": "7"}]}
 )");
   EXPECT_EQ(dataset[0].messages, conversation_of({{"system", "s"}, {"user", "u"}}));
   EXPECT_EQ(dataset[1].messages, conversation_of({{"user", "u"}}));
   EXPECT_EQ(dataset[1].answer, "#### 5");
   EXPECT_EQ(dataset[2].messages, conversation_of({{"user", "v"}}));
   EXPECT_EQ(dataset[2].prompt, "");
+  EXPECT_EQ(dataset[3].messages, conversation_of({{"system", "ticket"}}));
 }
 
 TEST_F(DatasetFile, ChatFormatMakesConversations) {
@@ -191,9 +193,10 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
   expect(R"({"messages": [{"role": "user", "content": "u"}], "answer": 1, "tools": [{}]})",
          "data.jsonl:3: tools[0].function.name: got nothing, expected a text");
   expect(R"({"messages": [{"role": "bot", "content": "x"}]})", "data.jsonl:3: messages[0].role: got 'bot'");
-  expect(R"({"messages": [{"role": "system", "content": "x"}], "answer": 1})",
-         "data.jsonl:3: messages: expected a user or tool message before the answer, got a system "
-         "message");
+  expect(R"({"messages": [{"role": "assistant", "content": "x"}]})",
+         "data.jsonl:3: messages: expected a message before the answer, got none");
+  expect(R"({"messages": [{"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}]})",
+         "data.jsonl:3: messages: expected a message before the answer, got one of the assistant");
   expect("{\"question\": \"\xFF\", \"answer\": \"1\"}", "data.jsonl:3:");
   expect(R"({"question": "q", "answer": 1e999})", "data.jsonl:3:");
   expect(R"({"question": "q", "answer": "1", "id": "1"})", "data.jsonl: two problems have the id '1'");

