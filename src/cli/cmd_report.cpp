@@ -1,13 +1,16 @@
 // Commands on a run's folder. `bough view` serves its page, `bough watch` shows it in a terminal. `bough
-// report` writes its report.html again. `bough threads` changes how the run divides its cores.
+// report` writes its report.html again. `bough threads` changes how the run divides its cores. `bough ctl`
+// pauses it and the like.
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
+#include "report/run_control.h"
 #include "report/run_watch.h"
 #include "report/view_server.h"
 #include "run/run_folder.h"
@@ -48,8 +51,8 @@ void add_view_command(CommandLine& line) {
         for (const std::string& folder : options->runs) runs.push_back(view_of_run(folder));
         const StopFlag stop;
         const ViewServer server(std::move(runs), options->port);
-        if (options->json) print_json({{"url", server.url()}});
-        else print_text(server.url() + "\n");
+        if (options->json) print_json({{"url", server.url()}, {"url_with_token", server.url_with_token()}});
+        else print_text(server.url_with_token() + "\n");
         constexpr std::chrono::milliseconds kPause{100};
         while (!stop.requested()) std::this_thread::sleep_for(kPause);
       });
@@ -77,6 +80,35 @@ void add_watch_command(CommandLine& line) {
         print_text(watch_text(follower, terminal_columns() - 1) + "\n");
       });
   command.add_option("run", *run, "The run's folder").required().type_name("RUN");
+}
+
+void add_ctl_command(CommandLine& line) {
+  struct CtlOptions {
+    std::string run, command;
+    bool json = false;
+  };
+  auto options = std::make_shared<CtlOptions>();
+  Command command =
+      line.add("ctl", "Tells a run that works: pause, resume, checkpoint, evaluate or stop", [options] {
+        ControlRequest request(view_of_run(options->run).folder, options->command);
+        const StopFlag stop;
+        constexpr std::chrono::milliseconds kPause{50};
+        std::optional<ControlAnswer> answer;
+        while (!(answer = request.poll())) {
+          if (stop.requested()) throw Interrupted("no longer waits for the run's answer");
+          if (stderr_is_terminal()) show_status("waiting for the run");
+          std::this_thread::sleep_for(kPause);
+        }
+        show_status("");
+        if (!answer->done) throw UserError(answer->text);
+        if (options->json) print_json({{"text", answer->text}});
+        else print_text(answer->text + "\n");
+      });
+  command.add_option("run", options->run, "The run's folder").required().type_name("RUN");
+  command.add_option("command", options->command, "pause, resume, checkpoint, evaluate or stop")
+      .required()
+      .type_name("COMMAND");
+  add_json_flag(command, options->json);
 }
 
 void add_threads_command(CommandLine& line) {

@@ -133,6 +133,8 @@ void add_view_command(CommandLine& line);
 void add_watch_command(CommandLine& line);
 void add_simulate_command(CommandLine& line);
 void add_threads_command(CommandLine& line);
+void add_ctl_command(CommandLine& line);
+void add_trace_command(CommandLine& line);
 void add_self_test_command(CommandLine& line);
 
 void add_json_flag(Command& command, bool& json);

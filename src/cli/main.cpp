@@ -29,6 +29,8 @@ int main(int argc, char** argv) {
   bough::add_watch_command(line);
   bough::add_simulate_command(line);
   bough::add_threads_command(line);
+  bough::add_ctl_command(line);
+  bough::add_trace_command(line);
   bough::add_self_test_command(line);
   return line.run(argc, argv);
 }

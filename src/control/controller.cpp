@@ -70,6 +70,15 @@ bool Controller::is_over() const {
   return num_steps_ >= options_.total_steps || (is_drained() && buffered_.empty() && training_.empty());
 }
 
+bool Controller::holds() const {
+  return is_pausing_ && (computes_beside() || (running_.empty() && awaiting_.empty() && buffered_.empty()));
+}
+
+bool Controller::is_paused() const {
+  return holds() && running_.empty() && awaiting_.empty() && trainer_ == Trainer::kIdle &&
+         evaluation_ == Evaluation::kNone && !checkpoint_;
+}
+
 void Controller::drop(uint64_t id, const std::string& reason) {
   ++dropped_[reason];
   log_debug(str("group ", id, " is dropped: ", reason));
@@ -110,6 +119,7 @@ void Controller::start() {
     unwritten_.reset();
   }
   for (const auto& [id, group] : awaiting_) workers_.score(group);
+  for (const auto& [id, group] : buffered_) observer_.on_group(group, num_steps_ + 1, "");
   sums_.engine = sums_at_step_.engine = workers_.engine_statistics();
   decide();
 }
@@ -207,15 +217,21 @@ void Controller::handle(GroupScored& event) {
     ++size;
     num_valid += scored.is_valid(i);
   }
-  if (has_lost_baseline || num_valid < std::min(options_.min_group, size))
-    return drop(event.id, "too few rewards");
-  if (const auto reason = policy_.why_refused(scored)) return refuse(event.id, *reason);
-  if (event.verdict) {
-    count_filter_failures(*event.verdict);
-    if (!event.verdict->error.empty()) return refuse(event.id, "filter failed");
-    if (!event.verdict->keeps) return refuse(event.id, "filter");
-  }
-  buffered_.emplace(event.id, scored);
+  const bool has_rewards = !has_lost_baseline && num_valid >= std::min(options_.min_group, size);
+  const std::string reason = has_rewards ? why_refused(scored, event.verdict) : "too few rewards";
+  observer_.on_group(scored, num_steps_ + 1, reason);
+  if (!has_rewards) drop(event.id, reason);
+  else if (!reason.empty()) refuse(event.id, reason);
+  else buffered_.emplace(event.id, scored);
+}
+
+// By the run's and the user's filters; empty: accepted.
+std::string Controller::why_refused(const ScoredGroup& scored, const std::optional<FilterVerdict>& verdict) {
+  if (const auto reason = policy_.why_refused(scored)) return *reason;
+  if (!verdict) return "";
+  count_filter_failures(*verdict);
+  if (!verdict->error.empty()) return "filter failed";
+  return verdict->keeps ? "" : "filter";
 }
 
 void Controller::handle(WeightsTaken& event) {
@@ -229,12 +245,13 @@ void Controller::handle(TrainingDone& event) {
   BOUGH_CHECK(trainer_ == Trainer::kTraining && event.record.step == num_steps_ + 1, "step ",
               event.record.step, " was trained after ", num_steps_);
   num_trained_ += static_cast<int64_t>(training_.size());
-  training_.clear();
+  event.record.groups = std::exchange(training_, {});
   trainer_ = Trainer::kIdle;
   trainer_free_since_ = clock_.now();
   num_steps_ = event.record.step;
   if (training_publishes_) published_version_ = num_steps_;
-  const bool evaluates = policy_.evaluation_due(num_steps_, is_over());
+  const bool is_requested = std::exchange(evaluation_is_requested_, false);
+  const bool evaluates = policy_.evaluation_due(num_steps_, is_over()) || is_requested;
   add_own_metrics(event.record);
   observer_.on_batch(event.record);
   if (evaluates) {
@@ -324,10 +341,35 @@ void Controller::handle(StopRequested&) {
   if (evaluation_ == Evaluation::kRunning) workers_.cancel_evaluation();
 }
 
+void Controller::handle(PauseRequested&) {
+  is_pausing_ = true;
+}
+
+// The time of the pause counts for no step.
+void Controller::handle(ResumeRequested&) {
+  is_pausing_ = false;
+  if (!paused_since_) return;
+  const Clock::Duration pause = clock_.now() - *paused_since_;
+  paused_since_.reset();
+  trainer_free_since_ += pause;
+  if (step_begin_) *step_begin_ += pause;
+  if (has_samples_since_) *has_samples_since_ += pause;
+}
+
+void Controller::handle(CheckpointRequested&) {
+  checkpoint_is_overdue_ = true;
+  if (is_paused()) begin_checkpoint();
+}
+
+void Controller::handle(EvaluationRequested&) {
+  evaluation_is_requested_ = true;
+}
+
 // While the run waits for agents there is no stall error, only a warning that says how long nothing has
 // happened. The agents' leases are the deadlines.
 void Controller::handle(TimePassed&) {
   const Clock::Time now = clock_.now();
+  if (is_paused()) last_event_ = now;
   const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
   const bool waits = !workers_.waits_for_external().empty();
   if (options_.stall_seconds > 0 && quiet >= options_.stall_seconds && !waits)
@@ -371,6 +413,7 @@ void Controller::decide() {
   begin_training();
   write_records();
   finish_if_done();
+  if (is_paused() && !paused_since_) paused_since_ = clock_.now();
   check_integrity();
 }
 
@@ -389,7 +432,7 @@ void Controller::advance_engine() {
 }
 
 void Controller::begin_groups() {
-  if (is_stopping_ || engine_version_ < 0) return;
+  if (is_stopping_ || engine_version_ < 0 || holds()) return;
   if (!computes_beside() && evaluation_ != Evaluation::kNone) return;
   if (!options_.interruptible && published_version_ != engine_version_) return;
   if (!computes_beside()) {
@@ -418,7 +461,7 @@ void Controller::begin_groups() {
 }
 
 void Controller::begin_training() {
-  if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps) return;
+  if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps || holds()) return;
   // The weights to be evaluated must not be replaced before the engine has them.
   if (evaluation_ == Evaluation::kWanted) return;
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
@@ -503,6 +546,7 @@ void Controller::begin_checkpoint() {
   Checkpoint& checkpoint = checkpoint_.emplace();
   checkpoint.begin = clock_.now();
   checkpoint.state = state_at_step();
+  observer_.on_state(num_steps_);
   if (computes_beside()) {
     checkpoint.running.insert(running_.begin(), running_.end());
     // If no training follows, the model does not change while it is written, so no copy is needed.
@@ -557,6 +601,7 @@ void Controller::finish_if_done() {
 }
 
 std::string Controller::activity() const {
+  if (is_paused()) return str("paused after step ", num_steps_);
   std::vector<std::string> parts;
   if (trainer_ == Trainer::kTraining) parts.push_back(str("train step ", num_steps_ + 1));
   if (trainer_ == Trainer::kSnapshotting) parts.emplace_back("copy weights for the checkpoint");
@@ -569,7 +614,7 @@ std::string Controller::activity() const {
     parts.push_back(std::move(outside));
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
-  return text;
+  return is_pausing_ ? "pausing: " + text : text;
 }
 
 // ---- Metrics of a step.

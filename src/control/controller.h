@@ -84,6 +84,7 @@ struct StepRecord {
   int64_t step = 0;  // 1 is the first
   MetricValues metrics;
   std::vector<Trajectory> batch;  // with prompt, completion and answer
+  std::vector<uint64_t> groups;   // ids; set by the controller
 };
 
 // ---- Events.
@@ -121,11 +122,17 @@ struct CheckpointWritten {
 struct WorkerFailed {
   std::exception_ptr error;
 };
+// The user's requests while the run works (run/run_commands.h).
 struct StopRequested {};
+struct PauseRequested {};  // no new groups and steps; what has begun is finished
+struct ResumeRequested {};
+struct CheckpointRequested {};  // at the end of the step in work; at once if the run is paused
+struct EvaluationRequested {};  // of the step in work
 struct TimePassed {};
 using Event =
     std::variant<GroupGenerated, GroupFailed, GroupScored, WeightsTaken, TrainingDone, SnapshotTaken,
-                 EvaluationDone, RunningSaved, CheckpointWritten, WorkerFailed, StopRequested, TimePassed>;
+                 EvaluationDone, RunningSaved, CheckpointWritten, WorkerFailed, StopRequested, PauseRequested,
+                 ResumeRequested, CheckpointRequested, EvaluationRequested, TimePassed>;
 
 // ---- Commands.
 
@@ -200,6 +207,11 @@ class ControllerPolicy {
 class ControllerObserver {
  public:
   virtual ~ControllerObserver() = default;
+  // A group has its rewards while `step` is in work. `reason`: why it is dropped; empty: it waits for a step.
+  virtual void on_group(const ScoredGroup&, int64_t /*step*/, const std::string& /*reason*/) {}
+  // The state of a checkpoint of `step` was taken: a resumed run does not generate the groups again that have
+  // been dropped so far.
+  virtual void on_state(int64_t /*step*/) {}
   virtual void on_batch(const StepRecord&) {}                       // after training; metrics are incomplete
   virtual void on_record(int64_t /*step*/, const MetricValues&) {}  // complete, in order of steps
 };
@@ -245,6 +257,10 @@ class Controller {
 
   bool is_finished() const { return is_finished_; }  // all is done, or stopped and saved
   bool is_stopping() const { return is_stopping_; }
+  bool is_pausing() const { return is_pausing_; }
+  // Whether a pause has begun: nothing runs until it ends. A synchronous run pauses between two steps, so
+  // that its bits do not change.
+  bool is_paused() const;
   int64_t num_steps() const { return num_steps_; }                  // trained steps of the run
   int64_t checkpointed_step() const { return checkpointed_step_; }  // -1: no checkpoint
   std::string activity() const;  // "train step 12, rollout 3/16, 2 awaiting rewards"
@@ -291,6 +307,10 @@ class Controller {
   void handle(CheckpointWritten& event);
   void handle(WorkerFailed& event);
   void handle(StopRequested& event);
+  void handle(PauseRequested& event);
+  void handle(ResumeRequested& event);
+  void handle(CheckpointRequested& event);
+  void handle(EvaluationRequested& event);
   void handle(TimePassed& event);
 
   bool computes_beside() const { return options_.max_staleness > 0 && !options_.fixed_staleness; }
@@ -302,6 +322,8 @@ class Controller {
   bool is_drained() const;
   bool is_engine_done() const;
   bool is_over() const;
+  // Whether a pause holds back new groups and steps now.
+  bool holds() const;
   void decide();
   void advance_engine();
   void begin_groups();
@@ -314,6 +336,7 @@ class Controller {
   void finish_if_done();
   void drop(uint64_t id, const std::string& reason);
   void refuse(uint64_t id, const std::string& reason);
+  std::string why_refused(const ScoredGroup& scored, const std::optional<FilterVerdict>& verdict);
   void count_failures(const std::vector<RewardResult>& rewards);
   void count_filter_failures(const FilterVerdict& verdict);
   void add_own_metrics(StepRecord& record);
@@ -358,6 +381,8 @@ class Controller {
   bool checkpoint_is_overdue_ = false;          // it was due while another was being written, or failed
   std::optional<int64_t> late_warned_seconds_;  // how late a checkpoint was at the last warning
   bool is_stopping_ = false, is_finished_ = false;
+  bool is_pausing_ = false, evaluation_is_requested_ = false;
+  std::optional<Clock::Time> paused_since_;
   int64_t consecutive_failures_ = 0, consecutive_filter_failures_ = 0;
 
   // The step that is being collected.

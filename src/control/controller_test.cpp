@@ -362,6 +362,75 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
             (std::map<std::string, int64_t>{{"all right", 1}, {"too few rewards", 1}}));
 }
 
+TEST(Controller, ASynchronousRunPausesBetweenTwoStepsAndAnAsynchronousOneAtOnce) {
+  for (const int64_t eta : {0, 1}) {
+    SCOPED_TRACE(eta);
+    ManualRun run({.batch_groups = 2, .max_staleness = eta, .total_steps = 9, .stall_seconds = 100});
+    run.controller.start();
+    run.controller.on(WeightsTaken{0, 0});
+    const size_t begun = run.workers.partial.size();
+    run.generate(0);
+    run.controller.on(PauseRequested{});
+    EXPECT_FALSE(run.controller.is_paused()) << "groups are running";
+    for (size_t id = 1; id < begun; ++id) run.generate(id);
+    if (eta == 0) {
+      EXPECT_FALSE(run.controller.is_paused()) << "the step is in work";
+      run.train();
+      run.controller.on(WeightsTaken{1, 0});
+    }
+    EXPECT_TRUE(run.controller.is_paused());
+    EXPECT_EQ(run.workers.orders.size(), eta == 0 ? 1u : 0u);
+    EXPECT_EQ(run.workers.partial.size(), begun) << "no group began";
+    run.clock.advance(std::chrono::seconds(5000));
+    EXPECT_NO_THROW(run.controller.on(TimePassed{})) << "a pause is no stall";
+    run.controller.on(ResumeRequested{});
+    EXPECT_FALSE(run.controller.is_paused());
+    if (eta == 0) {
+      EXPECT_GT(run.workers.partial.size(), begun);
+      run.generate(2);
+      run.generate(3);
+    }
+    run.clock.advance(std::chrono::seconds(3));
+    run.train();
+    EXPECT_LT(run.records.back().second.at("time/step"), 100) << "the pause counts for no step";
+    run.controller.check_integrity();
+  }
+}
+
+TEST(Controller, APausedRunWritesACheckpointAtOnceAndStops) {
+  ManualRun run({.batch_groups = 1, .max_staleness = 1, .total_steps = 9});
+  run.policy.saves = [](int64_t) { return false; };
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.controller.on(PauseRequested{});
+  run.generate(0);
+  run.generate(1);
+  ASSERT_TRUE(run.controller.is_paused());
+  run.controller.on(CheckpointRequested{});
+  run.controller.on(SnapshotTaken{});
+  ASSERT_EQ(run.workers.checkpoints.size(), 1u);
+  EXPECT_EQ(run.workers.checkpoints[0].buffered.size(), 2u) << "nothing is lost";
+  run.controller.on(CheckpointWritten{});
+  EXPECT_TRUE(run.controller.is_paused());
+  run.controller.on(StopRequested{});
+  EXPECT_TRUE(run.controller.is_finished());
+}
+
+TEST(Controller, AnEvaluationOnRequestFollowsTheStepInWork) {
+  ManualRun run({.batch_groups = 1, .total_steps = 9});
+  run.policy.evaluates = [](int64_t, bool) { return false; };
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.controller.on(EvaluationRequested{});
+  EXPECT_EQ(run.workers.evaluations, 0);
+  run.generate(0);
+  run.train();
+  run.controller.on(WeightsTaken{1, 0});
+  EXPECT_EQ(run.workers.evaluations, 1);
+  run.controller.on(EvaluationDone{MetricValues{{"eval/avg_at_k", 0.5}}});
+  EXPECT_EQ(run.records.back().second.count("eval/avg_at_k"), 1u);
+}
+
 // Two rows of the batch from one conversation, and a failed row: one sample with a reward, not two.
 TEST(Controller, MinGroupCountsTrajectoriesNotRows) {
   ManualRun run({.batch_groups = 1, .total_steps = 1});

@@ -329,6 +329,7 @@ void drive(Controller& controller, RunWorkers& workers, const DriveOptions& opti
   // True while the control thread may have something to do: events, or tasks of queues without a thread.
   bool works_here = true;
   while (!controller.is_finished()) {
+    if (options.between_events) options.between_events();
     if (options.stop && options.stop() && !controller.is_stopping()) controller.on(StopRequested{});
     if (controller.is_finished()) break;
     std::optional<Event> event =

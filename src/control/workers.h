@@ -162,6 +162,7 @@ class RunWorkers final : public Workers, private ExternalRolloutSink {
 // it also runs the workers' tasks. Throws what the controller throws.
 struct DriveOptions {
   std::function<bool()> stop;                                    // checked between events
+  std::function<void()> between_events;                          // may call Controller::on()
   std::function<void(const std::string& activity)> on_activity;  // when it changed, and while waiting
 };
 void drive(Controller& controller, RunWorkers& workers, const DriveOptions& options);

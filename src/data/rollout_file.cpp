@@ -3,8 +3,11 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -21,20 +24,23 @@ bool is_compressed(const std::filesystem::path& path) {
   return path.extension() == ".zst";
 }
 
-// The lines of a file, decompressed while reading. Memory holds a piece and at most the longest line.
+// The lines of a file or a part of it, decompressed while reading. Memory holds a piece and at most the
+// longest line.
 class LineSource {
  public:
-  explicit LineSource(const std::filesystem::path& path) : path_(path), file_(path) {
+  // `bytes`: of the file at `path`; they must outlive this object.
+  LineSource(const std::filesystem::path& path, std::span<const std::byte> bytes)
+      : path_(path), bytes_(bytes) {
     if (!is_compressed(path)) return;
     stream_.reset(ZSTD_createDStream());
     BOUGH_CHECK(stream_ != nullptr, "ZSTD_createDStream failed");
-    compressed_ = {file_.data(), file_.size(), 0};
+    compressed_ = {bytes.data(), bytes.size(), 0};
   }
 
   // Sets `line` to the next line without its line break. It is valid until the next call. Returns false after
   // the last line.
   bool next(std::string_view& line) {
-    if (!stream_) return cut(file_.text(), line);
+    if (!stream_) return cut({reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}, line);
     size_t searched = begin_;
     while (true) {
       const size_t stop = buffer_.find('\n', searched);
@@ -82,8 +88,8 @@ class LineSource {
   };
 
   std::filesystem::path path_;
-  MappedFile file_;
-  // nullptr for plain text, which is read from the mapped file without decompression
+  std::span<const std::byte> bytes_;
+  // nullptr for plain text, which is read without decompression
   std::unique_ptr<ZSTD_DStream, FreeStream> stream_;
   ZSTD_inBuffer compressed_{};
   std::string buffer_;  // decompressed text; bytes before begin_ were already returned
@@ -92,21 +98,18 @@ class LineSource {
   bool finished_ = false;
 };
 
-// Writes text to a file, compressed if the file name says so.
-class LineSink {
+// Compresses text to zstd frames, each with a checksum.
+class Compressor {
  public:
-  explicit LineSink(const std::filesystem::path& path) : file_(path) {
-    if (!is_compressed(path)) return;
-    stream_.reset(ZSTD_createCCtx());
-    BOUGH_CHECK(stream_ != nullptr, "ZSTD_createCCtx failed");
-    check(ZSTD_CCtx_setParameter(stream_.get(), ZSTD_c_checksumFlag, 1));
+  using Output = std::function<void(const char* data, size_t num_bytes)>;
+
+  explicit Compressor(Output output) : output_(std::move(output)), context_(ZSTD_createCCtx()) {
+    BOUGH_CHECK(context_ != nullptr, "ZSTD_createCCtx failed");
+    check(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_checksumFlag, 1));
     out_.resize(ZSTD_CStreamOutSize());
   }
-  void write(std::string_view text) { stream_ ? compress(text, ZSTD_e_continue) : file_.write(text); }
-  void commit() {
-    if (stream_) compress({}, ZSTD_e_end);
-    file_.commit();
-  }
+  void write(std::string_view text) { compress(text, ZSTD_e_continue); }
+  void end_frame() { compress({}, ZSTD_e_end); }
 
  private:
   static size_t check(size_t result) {
@@ -118,8 +121,8 @@ class LineSink {
     bool done = false;
     while (!done) {
       ZSTD_outBuffer out{out_.data(), out_.size(), 0};
-      const size_t left = check(ZSTD_compressStream2(stream_.get(), &out, &in, directive));
-      file_.write(out_.data(), out.pos);
+      const size_t left = check(ZSTD_compressStream2(context_.get(), &out, &in, directive));
+      output_(out_.data(), out.pos);
       done = directive == ZSTD_e_end ? left == 0 : in.pos == in.size;
     }
   }
@@ -128,21 +131,41 @@ class LineSink {
     void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
   };
 
-  AtomicFile file_;
-  std::unique_ptr<ZSTD_CCtx, FreeContext> stream_;  // nullptr for plain text
+  Output output_;
+  std::unique_ptr<ZSTD_CCtx, FreeContext> context_;
   std::string out_;
 };
 
-}  // namespace
+// Writes text to a file, compressed if the file name says so.
+class LineSink {
+ public:
+  explicit LineSink(const std::filesystem::path& path) : file_(path) {
+    if (is_compressed(path))
+      compressor_.emplace([this](const char* data, size_t num_bytes) { file_.write(data, num_bytes); });
+  }
+  void write(std::string_view text) { compressor_ ? compressor_->write(text) : file_.write(text); }
+  void end_frame() {
+    if (compressor_) compressor_->end_frame();
+  }
+  void commit() {
+    end_frame();
+    file_.commit();
+  }
 
-std::vector<Trajectory> read_rollouts(const std::filesystem::path& path, const RolloutReadOptions& options) {
-  LineSource source(path);
+ private:
+  AtomicFile file_;
+  std::optional<Compressor> compressor_;  // nullopt for plain text
+};
+
+// The lines that are not blank, as rollouts. `file`: its name, for messages.
+std::vector<Trajectory> parse_lines(LineSource source, const std::string& file,
+                                    const RolloutReadOptions& options) {
   std::vector<Trajectory> rollouts;
   std::string_view line;
   int64_t first_line = 0;
   for (int64_t number = 1; source.next(line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = str(path.string(), ", line ", number);
+    const std::string where = str(file, ", line ", number);
     rollouts.push_back(parse_rollout_line(line, where, options));
     if (rollouts.size() == 1) first_line = number;
     if (rollouts.back().temperature != rollouts.front().temperature)
@@ -151,22 +174,67 @@ std::vector<Trajectory> read_rollouts(const std::filesystem::path& path, const R
                           " (default 1): all rollouts of a batch need the same temperature; split the file"));
   }
   if (rollouts.empty())
-    throw UserError(str(path.string(), ": got no rollouts; expected JSON Lines, one sequence per line"));
+    throw UserError(str(file, ": got no rollouts; expected JSON Lines, one sequence per line"));
   return rollouts;
+}
+
+}  // namespace
+
+std::vector<Trajectory> read_rollouts(const std::filesystem::path& path, const RolloutReadOptions& options) {
+  const MappedFile file(path);
+  return parse_lines({path, file.bytes()}, path.string(), options);
 }
 
 void write_rollouts(const std::filesystem::path& path, const std::vector<Trajectory>& rollouts) {
   LineSink sink(path);
   std::string text;
-  for (const Trajectory& rollout : rollouts) {
-    append_rollout_line(text, rollout);
+  for (size_t i = 0; i < rollouts.size(); ++i) {
+    const bool begins_group = i > 0 && rollouts[i].group != rollouts[i - 1].group;
+    if (begins_group || text.size() >= kChunk) {
+      sink.write(text);
+      text.clear();
+    }
+    if (begins_group) sink.end_frame();
+    append_rollout_line(text, rollouts[i]);
     text += '\n';
-    if (text.size() < kChunk) continue;
-    sink.write(text);
-    text.clear();
   }
   sink.write(text);
   sink.commit();
+}
+
+std::string rollouts_frame(std::span<const Trajectory> rollouts) {
+  std::string text, out;
+  for (const Trajectory& rollout : rollouts) {
+    append_rollout_line(text, rollout);
+    text += '\n';
+  }
+  Compressor compressor([&](const char* data, size_t num_bytes) { out.append(data, num_bytes); });
+  compressor.write(text);
+  compressor.end_frame();
+  return out;
+}
+
+RolloutGroups::RolloutGroups(const std::filesystem::path& path, RolloutReadOptions options)
+    : path_(path), options_(std::move(options)), file_(path) {
+  for (size_t begin = 0; begin < file_.size();) {
+    const size_t size = ZSTD_findFrameCompressedSize(file_.data() + begin, file_.size() - begin);
+    if (ZSTD_isError(size)) break;
+    frames_.push_back(file_.bytes().subspan(begin, size));
+    begin += size;
+  }
+  if (frames_.size() > 1) return;
+  const std::span<const std::byte> bytes = frames_.empty() ? file_.bytes() : frames_[0];
+  frames_.clear();
+  for (Trajectory& row : parse_lines({path_, bytes}, path_.string(), options_)) {
+    if (groups_.empty() || groups_.back().back().group != row.group) groups_.emplace_back();
+    groups_.back().push_back(std::move(row));
+  }
+}
+
+std::vector<Trajectory> RolloutGroups::read(size_t i) const {
+  BOUGH_CHECK(i < size(), "group ", i, " of ", size());
+  if (frames_.empty()) return groups_[i];
+  return parse_lines({path_, frames_[i]}, str(path_.string(), ", group ", i + 1), options_);
 }
 
 Json rollout_to_json(const Trajectory& rollout) {

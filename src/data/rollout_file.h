@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
 #include "data/trajectory.h"
 
 namespace bough {
@@ -25,9 +27,30 @@ struct RolloutReadOptions {
 std::vector<Trajectory> read_rollouts(const std::filesystem::path& path,
                                       const RolloutReadOptions& options = {});
 
-// Writes a temporary file and renames it. Compresses if the name ends in `.zst`. Throws IoError if the disk
-// is full; an existing file then stays unchanged.
+// Writes a temporary file and renames it. Compresses if the name ends in `.zst`, each group (consecutive rows
+// of one group) as a zstd frame of its own. Throws IoError if the disk is full; an existing file then stays
+// unchanged.
 void write_rollouts(const std::filesystem::path& path, const std::vector<Trajectory>& rollouts);
+
+// The rows as a zstd frame. A file of such frames, one appended after the other, is a rollout file.
+std::string rollouts_frame(std::span<const Trajectory> rollouts);
+
+// The groups of a compressed rollout file, each of which is decompressed when it is read. A file of one frame
+// is read whole, because its frame may have several groups. An incomplete frame at the file's end is left
+// out: another process may be appending it. Throws UserError as read_rollouts().
+class RolloutGroups {
+ public:
+  explicit RolloutGroups(const std::filesystem::path& path, RolloutReadOptions options = {});
+  size_t size() const { return frames_.empty() ? groups_.size() : frames_.size(); }
+  std::vector<Trajectory> read(size_t i) const;
+
+ private:
+  std::filesystem::path path_;
+  RolloutReadOptions options_;
+  MappedFile file_;
+  std::vector<std::span<const std::byte>> frames_;
+  std::vector<std::vector<Trajectory>> groups_;  // only if the file has one frame
+};
 
 // Parses one line, a JSON object. Throws UserError if the line is malformed. The message begins with `where`
 // ("FILE, line 3"), then names the field and, in a list, the position, counted from 0.

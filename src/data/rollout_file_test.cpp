@@ -406,6 +406,32 @@ TEST_F(RolloutFile, ReadsZstdOfManyFramesAndLongLines) {
   expect_equal(again[3], read(kGood)[0]);
 }
 
+TEST_F(RolloutFile, AGroupIsReadWithoutTheOthers) {
+  std::vector<Trajectory> rows;
+  for (const char* group : {"a", "a", "b", "c"}) {
+    rows.push_back(read(kGood)[0]);
+    rows.back().group = group;
+  }
+  for (const char* name : {"own.jsonl.zst", "plain.jsonl"}) {  // plain text stands for files of one frame
+    write_rollouts(folder_ / name, rows);
+    const RolloutGroups groups(folder_ / name);
+    ASSERT_EQ(groups.size(), 3u) << name;
+    ASSERT_EQ(groups.read(0).size(), 2u);
+    EXPECT_EQ(groups.read(1).at(0).group, "b");
+    expect_equal(groups.read(2).at(0), rows[3]);
+  }
+  // Frames that are appended: what is incomplete is left out, and a damaged group is an error of its own.
+  const std::string one = rollouts_frame(std::span(rows).first(2)), two = rollouts_frame({&rows[2], 1});
+  EXPECT_EQ(RolloutGroups(write("c.jsonl.zst", one + two + two.substr(0, 9))).size(), 2u);
+  EXPECT_EQ(RolloutGroups(write("c.jsonl.zst", one + two.substr(0, 9))).size(), 1u);
+  EXPECT_EQ(read_rollouts(write("c.jsonl.zst", one + two)).size(), 3u);
+  std::string damaged = one + two;
+  damaged[one.size() / 2] ^= 1;
+  const RolloutGroups groups(write("c.jsonl.zst", damaged));
+  EXPECT_EQ(groups.read(1).at(0).group, "b");
+  EXPECT_THROW(groups.read(0), UserError);
+}
+
 TEST_F(RolloutFile, RefusesDamagedZstd) {
   write_rollouts(folder_ / "a.jsonl.zst", {read(kGood)[0], read(kGood)[0]});
   const std::string frame = read_file(folder_ / "a.jsonl.zst");

@@ -37,15 +37,20 @@ ProgressFile::ProgressFile(std::filesystem::path path, int64_t total_steps, cons
 
 void ProgressFile::set_activity(const std::string& activity) {
   const std::string before = progress_["activity"].get<std::string>();
-  if (activity == before) return;
   if (without_numbers(activity) != without_numbers(before)) progress_["since"] = seconds_since_1970();
+  if (activity != before) is_written_ = false;
   progress_["activity"] = activity;
-  if (seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
+  write_if_due();
 }
 
 void ProgressFile::set_step(int64_t step) {
   progress_["step"] = step;
-  if (seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
+  is_written_ = false;
+  write_if_due();
+}
+
+void ProgressFile::write_if_due() {
+  if (!is_written_ && seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
 }
 
 void ProgressFile::end(const std::string& state, const std::string& error) {
@@ -58,6 +63,7 @@ void ProgressFile::end(const std::string& state, const std::string& error) {
 
 void ProgressFile::write() {
   last_write_ = clock_.now();
+  is_written_ = true;
   std::ofstream(path_, std::ios::trunc) << dump_line(progress_) + "\n";
 }
 

@@ -27,18 +27,22 @@ class ProgressFile {
   // `clock` must outlive this object.
   ProgressFile(std::filesystem::path path, int64_t total_steps, const Clock& clock);
 
+  // Call it again and again while the activity lasts: an activity that came too soon after a write is written
+  // by a later call.
   void set_activity(const std::string& activity);
   void set_step(int64_t step);
   // The run ends. state: finished, stopped or failed; `error` says why it failed.
   void end(const std::string& state, const std::string& error = "");
 
  private:
+  void write_if_due();
   void write();
 
   const std::filesystem::path path_;
   const Clock& clock_;
   Clock::Time last_write_;
   Json progress_;
+  bool is_written_ = false;
 };
 
 }  // namespace bough

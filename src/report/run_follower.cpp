@@ -24,16 +24,17 @@ constexpr size_t kMostProblems = 200;       // kinds of them
 constexpr size_t kMostProblemBytes = 4000;  // of a message
 constexpr size_t kReadBytes = size_t{1} << 20;
 
-constexpr std::string_view kRolloutsPrefix = "step_", kRolloutsSuffix = ".jsonl.zst";
+constexpr std::string_view kRolloutsPrefix = "step_", kDroppedPrefix = "dropped_",
+                           kWaitingPrefix = "waiting_", kRolloutsSuffix = ".jsonl.zst";
 
-// Returns 7 for "step_7.jsonl.zst".
-std::optional<int64_t> step_of(std::string_view name) {
-  if (!name.starts_with(kRolloutsPrefix) || !name.ends_with(kRolloutsSuffix)) return {};
-  name = name.substr(kRolloutsPrefix.size(), name.size() - kRolloutsPrefix.size() - kRolloutsSuffix.size());
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+// Returns 7 for "step_7.jsonl.zst" with the prefix "step_".
+std::optional<int64_t> number_of(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix) || !name.ends_with(kRolloutsSuffix)) return {};
+  name = name.substr(prefix.size(), name.size() - prefix.size() - kRolloutsSuffix.size());
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
   if (error != std::errc() || end != name.data() + name.size()) return {};
-  return step;
+  return number;
 }
 
 Json span_json(const TimelineSpan& span) {
@@ -46,13 +47,25 @@ fs::path rollouts_of_step(const fs::path& folder, int64_t step) {
   return folder / "rollouts" / str(kRolloutsPrefix, step, kRolloutsSuffix);
 }
 
-std::vector<int64_t> list_rollout_steps(const fs::path& folder) {
-  std::vector<int64_t> steps;
+fs::path dropped_in_step(const fs::path& folder, int64_t step) {
+  return folder / "traces" / str(kDroppedPrefix, step, kRolloutsSuffix);
+}
+
+fs::path waiting_group(const fs::path& folder, int64_t number) {
+  return folder / "traces" / str(kWaitingPrefix, number, kRolloutsSuffix);
+}
+
+std::vector<int64_t> list_numbers(const fs::path& folder, std::string_view prefix) {
+  std::vector<int64_t> numbers;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder / "rollouts", error))
-    if (const auto step = step_of(entry.path().filename().string())) steps.push_back(*step);
-  std::sort(steps.begin(), steps.end());
-  return steps;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (const auto number = number_of(entry.path().filename().string(), prefix)) numbers.push_back(*number);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+std::vector<int64_t> list_rollout_steps(const fs::path& folder) {
+  return list_numbers(folder / "rollouts", kRolloutsPrefix);
 }
 
 bool LineTail::read(const std::function<void(std::string_view line)>& use) {
@@ -121,7 +134,7 @@ std::vector<Json> RunFollower::poll() {
   if (has_log_lines || problems_.size() != num_problems)
     events.push_back({{"kind", "problems"}, {"problems", problems()}});
   if (read_progress()) events.push_back({{"kind", "progress"}, {"progress", progress_}});
-  if (list_steps()) events.push_back({{"kind", "steps"}, {"steps", steps_}});
+  if (list_steps()) events.push_back({{"kind", "steps"}, {"steps", steps_}, {"open", open_}});
   return events;
 }
 
@@ -189,8 +202,15 @@ bool RunFollower::read_progress() {
 
 bool RunFollower::list_steps() {
   std::vector<int64_t> steps = list_rollout_steps(folder_);
-  if (steps == steps_) return false;
+  const size_t waiting = list_numbers(folder_ / "traces", kWaitingPrefix).size();
+  const int64_t step = steps.empty() ? 1 : steps.back() + 1;
+  std::error_code missing;
+  const uintmax_t bytes = fs::file_size(dropped_in_step(folder_, step), missing);
+  Json open;
+  if (waiting > 0 || !missing) open = {{"step", step}, {"waiting", waiting}, {"bytes", missing ? 0 : bytes}};
+  if (steps == steps_ && open == open_) return false;
   steps_ = std::move(steps);
+  open_ = std::move(open);
   return true;
 }
 
@@ -228,7 +248,8 @@ Json RunFollower::snapshot() const {
           {"end", timeline_end_},
           {"problems", problems()},
           {"progress", progress_},
-          {"steps", steps_}};
+          {"steps", steps_},
+          {"open", open_}};
 }
 
 }  // namespace bough

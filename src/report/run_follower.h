@@ -1,7 +1,7 @@
 // Follows the files of a run's folder: what they hold now, and what is added while the run works. The page of
 // a run (run_page.h) is fed by it, live and saved. Files are only read. Damaged lines are skipped.
 //
-// Files: metrics.jsonl, timeline.jsonl, log.txt, progress.json, and the names in rollouts/.
+// Files: metrics.jsonl, timeline.jsonl, log.txt, progress.json, and the names in rollouts/ and traces/.
 #pragma once
 
 #include <sys/types.h>
@@ -24,6 +24,12 @@ namespace bough {
 // The rollout file of a step, rollouts/step_N.jsonl.zst, and the steps that have one, ascending.
 std::filesystem::path rollouts_of_step(const std::filesystem::path& folder, int64_t step);
 std::vector<int64_t> list_rollout_steps(const std::filesystem::path& folder);
+// The groups that are in no step's file (run/trace_store.h): traces/dropped_N.jsonl.zst of a step, and
+// traces/waiting_N.jsonl.zst, one group each.
+std::filesystem::path dropped_in_step(const std::filesystem::path& folder, int64_t step);
+std::filesystem::path waiting_group(const std::filesystem::path& folder, int64_t number);
+// The numbers N of the files FOLDER/<prefix>N.jsonl.zst, ascending.
+std::vector<int64_t> list_numbers(const std::filesystem::path& folder, std::string_view prefix);
 
 // Reads the complete lines that were appended to a file since the last call.
 class LineTail {
@@ -49,8 +55,8 @@ class RunFollower {
   explicit RunFollower(std::filesystem::path folder);
 
   // Reads what is new. Returns it as events for the page, each an object with `kind`: metrics, timeline,
-  // problems, progress, steps. The event `reload` stands for all others: a file was cut (the run was
-  // resumed), so the page must take a new snapshot.
+  // problems, progress, steps (also if a group of the step in work was scored). The event `reload` stands for
+  // all others: a file was cut (the run was resumed), so the page must take a new snapshot.
   std::vector<Json> poll();
 
   // Everything, in one object. Keys as in src/report/web/store.js.
@@ -81,7 +87,7 @@ class RunFollower {
   void take_metrics(std::string_view line, std::vector<Json>& events);
   void take_log_line(std::string_view line);
   bool read_progress();  // true: it changed
-  bool list_steps();     // true: they changed
+  bool list_steps();     // true: they, or the groups of the step in work, changed
 
   std::filesystem::path folder_;
   LineTail metrics_file_, timeline_file_, log_file_;
@@ -96,6 +102,7 @@ class RunFollower {
   bool is_problem_ = false;                   // whether the last line of the log with a time is one
   Json progress_;                             // null: the run writes none
   std::vector<int64_t> steps_;
+  Json open_;  // the step in work: {"step", "waiting" (groups), "bytes" (of dropped groups)}; null: no groups
 };
 
 }  // namespace bough

@@ -98,6 +98,19 @@ TEST_F(RunFollowerTest, ALongCurveIsThinnedAndKeepsItsEnd) {
   EXPECT_EQ(curve["values"].back(), count);
 }
 
+TEST_F(RunFollowerTest, GroupsOfTheStepInWorkAreNoticed) {
+  for (const char* name : {"rollouts", "traces"}) std::filesystem::create_directory(folder() / name);
+  append("rollouts/step_3.jsonl.zst", "");
+  RunFollower follower(folder());
+  EXPECT_TRUE(follower.snapshot()["open"].is_null());
+  append("traces/waiting_7.jsonl.zst", "x");
+  EXPECT_EQ(dump_line(follower.poll().at(0)["open"]), "{\"bytes\":0,\"step\":4,\"waiting\":1}");
+  append("traces/dropped_4.jsonl.zst", "xy");
+  EXPECT_EQ(follower.poll().at(0)["open"]["bytes"], 2);
+  append("traces/dropped_3.jsonl.zst", "of the step before");
+  EXPECT_TRUE(follower.poll().empty());
+}
+
 TEST_F(RunFollowerTest, ProgressSaysWhetherTheProcessIsAlive) {
   FakeClock clock;
   ProgressFile progress(folder() / "progress.json", 20, clock);
@@ -109,6 +122,9 @@ TEST_F(RunFollowerTest, ProgressSaysWhetherTheProcessIsAlive) {
 
   progress.set_activity("rollout 1/16");
   EXPECT_EQ(kinds(follower.poll()), "") << "at most one write a second";
+  clock.advance(std::chrono::seconds(1));
+  progress.set_activity("rollout 1/16");
+  EXPECT_EQ(kinds(follower.poll()), "progress") << "an activity that lasts is written later";
   clock.advance(std::chrono::seconds(1));
   progress.set_activity("rollout 2/16");
   EXPECT_EQ(kinds(follower.poll()), "progress");

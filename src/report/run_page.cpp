@@ -10,16 +10,12 @@
 
 namespace bough {
 
-namespace {
-
-std::string random_nonce() {
+std::string random_token() {
   std::random_device random;
   std::string out;
-  for (int i = 0; i < 4; ++i) out += std::to_string(random());
+  for (int i = 0; i < 4; ++i) out += str(std::hex, random());
   return out;
 }
-
-}  // namespace
 
 std::string inside_script(const Json& data) {
   std::string out;
@@ -35,7 +31,7 @@ std::string run_page(const std::string& title, const Json* data) {
   const std::string_view page = kWebFiles[0], style = kWebFiles[1];
   std::string script;
   for (size_t i = 2; i < std::size(kWebFiles); ++i) script += kWebFiles[i];
-  const std::string nonce = random_nonce();
+  const std::string nonce = random_token();
   std::string out;
   size_t at = 0;
   for (size_t mark; (mark = page.find("{{", at)) != std::string_view::npos;) {

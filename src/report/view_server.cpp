@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "net/http_server.h"
+#include "report/run_control.h"
 #include "report/run_follower.h"
 #include "report/run_page.h"
 
@@ -56,6 +57,14 @@ std::string label_value(std::string_view text) {
   return out;
 }
 
+// Whether two texts are equal, in a time that does not depend on where they differ.
+bool is_same_secret(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() != b.size();
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    difference |= static_cast<unsigned>(static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]));
+  return difference == 0;
+}
+
 }  // namespace
 
 struct ViewServer::State {
@@ -71,6 +80,9 @@ struct ViewServer::State {
   void answer(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void answer_step(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void open_stream(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
+  void begin_command(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
+  void answer_commands(bool server_ends);
+  Run& run_of(const HttpRequest& request);
   std::string snapshot();
   std::string prometheus();
   void poll();
@@ -79,6 +91,12 @@ struct ViewServer::State {
   // All members are used on the I/O thread only, except for ViewedRun::step.
   std::vector<Run> runs;
   std::string page;
+  const std::string token = random_token();
+  struct OpenCommand {
+    std::unique_ptr<ControlRequest> request;
+    std::shared_ptr<HttpExchange> exchange;
+  };
+  std::vector<OpenCommand> commands;
   std::vector<std::shared_ptr<HttpExchange>> streams;
   std::deque<Event> events;  // the last ones
   size_t kept_bytes = 0;
@@ -104,6 +122,7 @@ void ViewServer::State::poll() {
 }
 
 void ViewServer::State::on_time() {
+  answer_commands(/*server_ends=*/false);
   std::erase_if(streams, [](const auto& stream) { return !stream->is_open(); });
   if (streams.empty()) return;
   poll();
@@ -160,12 +179,16 @@ void ViewServer::State::open_stream(const HttpRequest& request,
   streams.push_back(exchange);
 }
 
+ViewServer::State::Run& ViewServer::State::run_of(const HttpRequest& request) {
+  const int64_t run = number_in_query(request, "run", 0);
+  if (run < 0 || run >= std::ssize(runs)) throw UserError(str("run: ", run, " of ", runs.size()));
+  return runs[static_cast<size_t>(run)];
+}
+
 void ViewServer::State::answer_step(const HttpRequest& request,
                                     const std::shared_ptr<HttpExchange>& exchange) {
-  const int64_t run = number_in_query(request, "run", 0), step = number_in_query(request, "step", -1),
-                first = number_in_query(request, "first", 0);
-  if (run < 0 || run >= std::ssize(runs)) throw UserError(str("run: ", run, " of ", runs.size()));
-  server->prepare(0, [this, exchange, call = runs[static_cast<size_t>(run)].given.step, step, first] {
+  const int64_t step = number_in_query(request, "step", -1), first = number_in_query(request, "first", 0);
+  server->prepare(0, [this, exchange, call = run_of(request).given.step, step, first] {
     HttpResponse response{.headers = page_headers()};
     try {
       if (!call) throw UserError("this run's rollouts cannot be read");
@@ -178,12 +201,47 @@ void ViewServer::State::answer_step(const HttpRequest& request,
   });
 }
 
+// A run that works answers within moments, or at the end of its step. The client may go before.
+void ViewServer::State::begin_command(const HttpRequest& request,
+                                      const std::shared_ptr<HttpExchange>& exchange) {
+  constexpr size_t kMostCommands = 16;
+  if (commands.size() >= kMostCommands) throw UserError("too many commands wait for the run");
+  std::string command;
+  for (const auto& [key, value] : request.query)
+    if (key == "command") command = value;
+  commands.push_back({std::make_unique<ControlRequest>(run_of(request).given.folder, command), exchange});
+}
+
+void ViewServer::State::answer_commands(bool server_ends) {
+  std::erase_if(commands, [&](OpenCommand& open) {
+    if (!open.exchange->is_open()) return true;
+    auto answer = open.request->poll();
+    if (!answer && server_ends) answer = {.done = false, .text = "the server of the page ends"};
+    if (!answer) return false;
+    open.exchange->respond(
+        {.status = answer->done ? 200 : 409,
+         .body = answer->done ? dump_line({{"text", answer->text}}) : error_json(409, answer->text, ""),
+         .headers = page_headers()});
+    return true;
+  });
+}
+
 void ViewServer::State::answer(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
   const auto refuse = [&](int status, const std::string& message) {
     exchange->respond({.status = status, .body = error_json(status, message, ""), .headers = page_headers()});
   };
   if (!is_for_this_machine(request))
     return refuse(403, "only programs on this machine are answered (headers Host and Origin)");
+  if (request.path == "/api/control") {
+    if (request.method != "POST") return refuse(405, "/api/control takes POST only");
+    if (!is_same_secret(request.header("x-bough-token"), token))
+      return refuse(403, "a command needs the header X-Bough-Token: open the page by the URL with its token");
+    try {
+      return begin_command(request, exchange);
+    } catch (const std::exception& error) {
+      return refuse(409, error.what());
+    }
+  }
   if (request.method != "GET" && request.method != "HEAD") return refuse(405, "only GET is answered");
   try {
     if (request.path == "/") {
@@ -226,17 +284,23 @@ ViewServer::ViewServer(std::vector<ViewedRun> runs, int64_t port) : state_(std::
   state_->server->every(kPollSeconds, [state = state_.get()] { state->on_time(); });
 }
 
-// The streams refer to connections of the server, so they end before it.
+// The streams refer to connections of the server, so they end before it. A run that a command stopped answers
+// it here.
 ViewServer::~ViewServer() {
   state_->server->post([state = state_.get()] {
     for (const auto& stream : state->streams) stream->finish();
     state->streams.clear();
+    state->answer_commands(/*server_ends=*/true);
   });
   state_->server->close();
 }
 
 std::string ViewServer::url() const {
   return state_->server->url();
+}
+
+std::string ViewServer::url_with_token() const {
+  return url() + "/?token=" + state_->token;
 }
 
 }  // namespace bough

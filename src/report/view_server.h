@@ -6,10 +6,13 @@
 //   GET /api/events?after=N   the events since then, as they come; each has `run`, its index
 //   GET /api/step?run=R&step=S&first=G   groups of the step's rollouts, from the G-th on, and their tree
 //   GET /metrics              the last metrics as Prometheus text
+//   POST /api/control?run=R&command=C    a command to the run (run_control.h), answered when it is done: 200
+//                             {"text"}; 409 {"error"} if it was refused
 //
-// Only requests for this machine are answered (Host, Origin). No answer admits other origins. Nothing can be
-// changed. Files are read while an event stream is open, every kPollSeconds, and by requests. A reader that
-// leaves more than 1 MiB of a stream unread is disconnected.
+// Only requests for this machine are answered (Host, Origin). No answer admits other origins. A command needs
+// the header X-Bough-Token with the server's token, also from this machine. Nothing else can be changed.
+// Files are read while an event stream is open, every kPollSeconds, and by requests. A reader that leaves
+// more than 1 MiB of a stream unread is disconnected.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +46,8 @@ class ViewServer {
   ViewServer& operator=(const ViewServer&) = delete;
 
   std::string url() const;
+  // The URL of the page with the token for its buttons: for the user of the run only.
+  std::string url_with_token() const;
 
  private:
   struct State;

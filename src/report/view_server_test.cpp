@@ -6,8 +6,10 @@
 
 #include "base/base_test_util.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "net/net_test_util.h"
 #include "report/html_text.h"
+#include "report/run_control.h"
 #include "report/run_page.h"
 
 namespace bough {
@@ -107,6 +109,36 @@ TEST_F(ViewServerTest, AReaderThatStopsReadingIsDropped) {
   EXPECT_TRUE(
       eventually([&] { return body_of(get("/api/snapshot"))["serial"].get<int64_t>() % 1000 >= 198; }));
   EXPECT_LT(client.read_all().size(), kSteps * kBytes / 2);
+}
+
+TEST_F(ViewServerTest, ACommandNeedsTheTokenAndALiveRun) {
+  const std::string target = "/api/control?run=0&command=pause", host = "Host: localhost\r\n";
+  const std::string url = server_->url_with_token();
+  const std::string token = "X-Bough-Token: " + url.substr(url.rfind('=') + 1) + "\r\n";
+  const auto status = [&](const std::string& headers, const std::string& method = "POST") {
+    return get(target, headers, method).substr(9, 3);
+  };
+  EXPECT_EQ(status(host), "403") << "no token";
+  EXPECT_EQ(status(host + token.substr(0, token.size() - 3) + "\r\n"), "403") << "a part of the token";
+  EXPECT_EQ(status("Host: example.org\r\n" + token), "403");
+  EXPECT_EQ(status(host + "Origin: http://example.org\r\n" + token), "403");
+  EXPECT_EQ(status(host + token, "GET"), "405");
+  EXPECT_EQ(status(host + token), "409") << "the run is not alive";
+  clear_control_folder(folder_.path());
+  const FolderLock lock(folder_.path());
+  const SteadyClock clock;
+  ControlQueue queue(folder_.path(), clock);
+  RawClient client(port_);
+  client.send("POST " + target + " HTTP/1.1\r\n" + host + token + "Connection: close\r\n\r\n");
+  std::vector<ControlQueue::Request> requests;
+  EXPECT_TRUE(eventually([&] { return !(requests = queue.take()).empty(); }));
+  ASSERT_EQ(requests.size(), 1u);
+  EXPECT_EQ(requests[0].command, "pause");
+  queue.answer(requests[0].id, {.done = true, .text = "paused after step 3"});
+  const std::string answer = client.read_all();
+  EXPECT_EQ(answer.substr(9, 3), "200");
+  EXPECT_EQ(body_of(answer)["text"], "paused after step 3");
+  EXPECT_EQ(answer.find("Access-Control"), std::string::npos);
 }
 
 TEST_F(ViewServerTest, RefusesAFolderThatIsNone) {

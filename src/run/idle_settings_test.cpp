@@ -259,6 +259,7 @@ TEST(IdleSettings, EverySettingIsInTheTableOrAlwaysHasAnEffect) {
                                         "saver.freq_minutes",
                                         "saver.freq_steps",
                                         "saver.keep",
+                                        "saver.max_rollouts",
                                         "saver.rollouts",
                                         "seed",
                                         "stall_seconds",

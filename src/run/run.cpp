@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/file.h"
 #include "base/log.h"
+#include "report/run_control.h"
 #include "run/run_checkpoints.h"
 #include "run/run_components.h"
 #include "run/run_loop.h"
@@ -90,7 +92,10 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
   if (auto state = checkpoints_.resume()) loop_.restore(std::move(*state));
   if (!parts_.settings.report.port) return;
   view_.emplace(std::vector{view_of_run(parts_.folder->path())}, *parts_.settings.report.port);
-  log_info(str("the page of the run: ", view_->url()));
+  // log.txt is not for the user alone, so it does not have the token.
+  const std::filesystem::path file = page_url_file(parts_.folder->path());
+  write_file_atomically(file, view_->url_with_token() + "\n");
+  log_info(str("the page of the run: ", view_->url(), " (with its buttons: the URL in ", file.string(), ")"));
 }
 
 WorkerParts Run::worker_parts() {

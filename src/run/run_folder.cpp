@@ -4,10 +4,12 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "report/run_control.h"
 #include "report/run_follower.h"
 #include "report/tensorboard.h"
 #include "run/idle_settings.h"
 #include "run/run_view.h"
+#include "run/trace_store.h"
 #include "text/chat_template.h"
 #include "text/output_parser.h"
 
@@ -101,6 +103,7 @@ std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, 
 RunFolder::RunFolder(const RunSettings& settings) : path_(run_folder_of(settings)) {
   make_directories(path_);
   lock_.emplace(path_);
+  clear_control_folder(path_);
   checkpoint_ = find_latest_checkpoint(path_);
   const fs::path config = path_ / "config.yaml";
   if (checkpoint_ && fs::exists(config)) {
@@ -146,6 +149,7 @@ void RunFolder::cut_after(int64_t step) {
   truncate_metrics_after(path_ / "metrics.jsonl", step);
   for (const int64_t later : steps_with_rollouts())
     if (later > step) remove_tree(rollout_file(later));
+  cut_traces_after(path_, step);
   if (step >= 0) return;
   std::vector<fs::path> events;
   for (const auto& entry : fs::directory_iterator(path_))

@@ -183,7 +183,7 @@ TEST(RunSettingsTest, EveryHarmlessKeyExists) {
   RunSettings settings;
   size_t harmless = 0;
   for (const SettingRow& row : settings_rows(settings)) harmless += is_harmless_change(row.key);
-  EXPECT_EQ(harmless, 45u);
+  EXPECT_EQ(harmless, 46u);
 }
 
 }  // namespace

@@ -89,6 +89,7 @@ RunLoop::RunLoop(const RunSettings& settings, const WorkerParts& parts, const Da
       folder_(folder),
       reporting_(reporting),
       options_(std::move(options)),
+      commands_(folder.path(), parts.clock, controller_, valid.size() > 0),
       workers_(with_evaluator(parts), worker_options(settings, options_.threads)),
       controller_(workers_, parts.clock, controller_options(settings, options_), *this, *this) {}
 
@@ -96,9 +97,11 @@ bool RunLoop::run() {
   reporting_.open();
   controller_.start();
   const int64_t num_valid = static_cast<int64_t>(valid_.size());
-  drive(controller_, workers_, {.stop = options_.stop, .on_activity = [&](const std::string& activity) {
-                                  reporting_.show(activity, num_valid);
-                                }});
+  drive(controller_, workers_,
+        {.stop = [&] { return stopping(); },
+         .between_events = [&] { commands_.follow(); },
+         .on_activity = [&](const std::string& activity) { reporting_.show(activity, num_valid); }});
+  commands_.end();
   workers_.join();  // a thread logs its result after it has posted that it is done
   reporting_.write_timeline(workers_.timeline(), /*all=*/true);
   reporting_.display().set_activity("");
@@ -190,6 +193,7 @@ std::optional<std::string> RunLoop::why_refused(const ScoredGroup& group) {
 
 void RunLoop::on_record(int64_t step, const MetricValues& values) {
   reporting_.write_record(step, values);
+  commands_.on_record(step, values);
   reporting_.write_timeline(workers_.timeline(), /*all=*/false);
   follow_thread_change();
 }

@@ -10,6 +10,7 @@
 #include "control/workers.h"
 #include "data/problems.h"
 #include "run/run_checkpoints.h"
+#include "run/run_commands.h"
 #include "run/run_components.h"
 #include "run/run_folder.h"
 #include "run/run_reporting.h"
@@ -57,12 +58,16 @@ class RunLoop final : private Evaluator, private ControllerPolicy, private Contr
   bool checkpoint_due(int64_t step) override { return schedule_.is_due(step); }
   std::optional<std::string> why_refused(const ScoredGroup& group) override;
   // ControllerObserver.
+  void on_group(const ScoredGroup& group, int64_t step, const std::string& reason) override {
+    reporting_.add_group(group, step, reason);
+  }
+  void on_state(int64_t step) override { reporting_.bind_dropped(step); }
   void on_batch(const StepRecord& record) override { reporting_.write_batch(record); }
   void on_record(int64_t step, const MetricValues& values) override;
 
   void follow_thread_change();
   void take_last_events();
-  bool stopping() const { return options_.stop && options_.stop(); }
+  bool stopping() const { return commands_.stops() || (options_.stop && options_.stop()); }
   WorkerParts with_evaluator(WorkerParts parts) {
     parts.evaluator = this;
     return parts;
@@ -76,6 +81,7 @@ class RunLoop final : private Evaluator, private ControllerPolicy, private Contr
   RunReporting& reporting_;
   const RunLoopOptions options_;
   ThreadChange thread_change_;
+  RunCommands commands_;
   RunWorkers workers_;  // its threads use the members above
   Controller controller_;
 };

@@ -15,12 +15,15 @@ RunReporting::RunReporting(const RunSettings& settings, const RunFolder& folder,
     : folder_(folder),
       clock_(clock),
       total_steps_(total_steps),
-      keeps_rollouts_(settings.saver.rollouts || settings.compare_dense > 0),
+      most_rollout_bytes_(settings.saver.rollouts || settings.compare_dense > 0
+                              ? std::optional(settings.saver.max_rollouts.count)
+                              : std::nullopt),
       display_(total_steps, clock, style) {}
 
 void RunReporting::open() {
   progress_ = std::make_unique<ProgressFile>(folder_.path() / "progress.json", total_steps_, clock_);
   metrics_ = folder_.open_metrics();
+  if (most_rollout_bytes_) traces_ = std::make_unique<TraceWriter>(folder_.path(), *most_rollout_bytes_);
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
   is_evaluated_at_start_ = !records.empty() && records.front().step == 0;
   for (const MetricRecord& record : records)
@@ -30,10 +33,6 @@ void RunReporting::open() {
   for (const TimelineSpan& span : read_timeline(timeline))
     timeline_begin_ = std::max(timeline_begin_, span.end);
   timeline_file_ = std::make_unique<AppendFile>(timeline);
-}
-
-void RunReporting::write_batch(const StepRecord& record) {
-  if (keeps_rollouts_) write_rollouts(folder_.rollout_file(record.step), record.batch);
 }
 
 void RunReporting::write_record(int64_t step, const MetricValues& values) {

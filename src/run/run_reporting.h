@@ -18,6 +18,7 @@
 #include "run/run.h"
 #include "run/run_components.h"
 #include "run/run_folder.h"
+#include "run/trace_store.h"
 
 namespace bough {
 
@@ -32,7 +33,16 @@ class RunReporting {
   void open();
   bool is_evaluated_at_start() const { return is_evaluated_at_start_; }  // by an earlier process
 
-  void write_batch(const StepRecord& record);
+  // For ControllerObserver: the samples of the run (trace_store.h), if it keeps them.
+  void add_group(const ScoredGroup& group, int64_t step, const std::string& reason) {
+    if (traces_) traces_->add_group(group, step, reason);
+  }
+  void bind_dropped(int64_t step) {
+    if (traces_) traces_->bind_dropped(step);
+  }
+  void write_batch(const StepRecord& record) {
+    if (traces_) traces_->end_step(record);
+  }
   void write_record(int64_t step, const MetricValues& values);
   void write_timeline(Timeline& timeline, bool all);
   // `num_done` problems of the current evaluation; 0: no evaluation. Callable from any thread.
@@ -47,10 +57,11 @@ class RunReporting {
   const RunFolder& folder_;
   const Clock& clock_;
   const int64_t total_steps_;
-  const bool keeps_rollouts_;
+  const std::optional<int64_t> most_rollout_bytes_;  // nullopt: the run keeps none
   LiveDisplay display_;
   std::unique_ptr<ProgressFile> progress_;  // nullptr before open()
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<TraceWriter> traces_;  // nullptr: the run keeps none
   std::unique_ptr<AppendFile> timeline_file_;
   double timeline_begin_ = 0;  // seconds of earlier processes of this run
   bool is_evaluated_at_start_ = false;

@@ -39,6 +39,8 @@ void RunSettings::check() const {
     if (value.empty()) throw UserError(str(key, " is missing; give it in the file or as ", key, "=..."));
   };
   require(model.path, "model.path");
+  if (saver.max_rollouts.is_auto())
+    throw UserError("saver.max_rollouts: got auto, expected an amount, for example 16GiB, or 0 for no bound");
   if (!serve.port) require(train_dataset.path, "train_dataset.path");
   if (serve.port && !environment.type.empty())
     throw UserError(
@@ -191,7 +193,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 45> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 46> kHarmless = {"experiment_name",
                                                                  "actor.backend",
                                                                  "allocation_mode",
                                                                  "trial_name",
@@ -202,6 +204,7 @@ bool is_harmless_change(const std::string& key) {
                                                                  "saver.freq_steps",
                                                                  "saver.freq_minutes",
                                                                  "saver.keep",
+                                                                 "saver.max_rollouts",
                                                                  "saver.rollouts",
                                                                  "report.port",
                                                                  "evaluator.freq_steps",

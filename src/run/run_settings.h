@@ -75,6 +75,7 @@ struct SaverSettings {
   double freq_minutes = 10;
   int64_t keep = 2;
   bool rollouts = true;
+  Bytes max_rollouts = {int64_t{16} << 30};
 
   template <class V>
   void visit(V& v) {
@@ -82,7 +83,11 @@ struct SaverSettings {
     v("freq_minutes", freq_minutes,
       "minutes since the last checkpoint after which one is written; 0: by steps only", at_least(0.0));
     v("keep", keep, "number of newest checkpoints to keep", range(1, 1'000'000));
-    v("rollouts", rollouts, "save the batch of each step as rollouts/step_N.jsonl.zst");
+    v("rollouts", rollouts,
+      "save the batch of each step as rollouts/step_N.jsonl.zst, and dropped and waiting groups under "
+      "traces/");
+    v("max_rollouts", max_rollouts,
+      "bytes of rollouts/ and traces/ beyond which those of the oldest steps are removed; 0: no bound");
   }
 };
 

@@ -7,11 +7,11 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "control/conversation.h"
-#include "data/rollout_file.h"
 #include "report/html_text.h"
 #include "report/run_follower.h"
 #include "report/run_page.h"
 #include "run/run_settings.h"
+#include "run/trace_store.h"
 #include "train/run_checkpoint.h"
 
 namespace bough {
@@ -25,12 +25,6 @@ constexpr size_t kMostSampleText = size_t{64} << 10;  // bytes of a prompt or co
 constexpr size_t kMostSampleTokens = 4096;            // with their own texts and colours
 constexpr size_t kMostStepBytes = size_t{3} << 20;    // of the groups of one answer
 constexpr int64_t kSamplesOfFirstStep = 40;           // in a report
-
-RolloutReadOptions without_checks() {
-  RolloutReadOptions options;
-  options.require_reward_or_advantage = false;
-  return options;
-}
 
 Json json_of(const MessageView& message) {
   Json out = {{"role", message.role}, {"content", cut_text(message.content, kMostSampleText)}};
@@ -213,19 +207,21 @@ Json RunRollouts::sample_json(const Trajectory& row) {
 }
 
 Json RunRollouts::step(int64_t step, int64_t first_group, int64_t most_samples) {
-  const std::vector<Trajectory> rollouts = read_rollouts(rollouts_of_step(folder_, step), without_checks());
+  const StepGroups stored(folder_, step);
   const MutexLock lock(mutex_);
   Json groups = Json::array();
-  int64_t num_groups = 0, num_samples = 0;
+  int64_t num_samples = 0;
   size_t num_bytes = 0;
-  bool is_full = false;
-  for (size_t i = 0; i < rollouts.size(); ++num_groups) {
-    size_t end = i + 1;
-    while (end < rollouts.size() && rollouts[end].group == rollouts[i].group) ++end;
-    const std::span<const Trajectory> rows(&rollouts[i], end - i);
-    i = end;
-    if (num_groups < first_group || is_full) continue;
-    Json group = {{"name", rows[0].group}, {"index", num_groups}, {"samples", Json::array()}};
+  const size_t num_kept = stored.size() - stored.num_dropped();
+  std::vector<Trajectory> trained;  // for the tree
+  for (auto i = static_cast<size_t>(first_group); i < stored.size(); ++i) {
+    const bool is_full = num_samples >= most_samples || num_bytes >= kMostStepBytes;
+    if (is_full && (first_group > 0 || i >= num_kept)) break;
+    const std::vector<Trajectory> rows = stored.read(i);
+    if (first_group == 0 && i < num_kept) trained.insert(trained.end(), rows.begin(), rows.end());
+    if (is_full) continue;
+    Json group = {{"name", rows[0].group}, {"index", i}, {"samples", Json::array()}};
+    if (i >= num_kept) group["dropped"] = rows[0].fields.value(kDroppedField, "");
     size_t begin = 0;
     while (begin < rows[0].loss_mask.size() && rows[0].loss_mask[begin] == 0) ++begin;
     group["prompt"] = rows[0].prompt ? cut_text(*rows[0].prompt, kMostSampleText)
@@ -238,14 +234,13 @@ Json RunRollouts::step(int64_t step, int64_t first_group, int64_t most_samples) 
     }
     num_samples += std::ssize(rows);
     num_bytes += dump_line(group).size();
-    is_full = num_samples >= most_samples || num_bytes >= kMostStepBytes;
     groups.push_back(std::move(group));
   }
-  Json out = {{"step", step}, {"num_groups", num_groups}, {"groups", std::move(groups)}};
+  Json out = {{"step", step}, {"num_groups", stored.size()}, {"groups", std::move(groups)}};
   if (first_group > 0) return out;
   std::vector<TokenSpan> sequences;
-  for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
-  if (!sequences.empty()) out["tree"] = tree_json(build_prefix_tree(sequences), rollouts);
+  for (const Trajectory& rollout : trained) sequences.emplace_back(rollout.input_ids);
+  if (!sequences.empty()) out["tree"] = tree_json(build_prefix_tree(sequences), trained);
   return out;
 }
 

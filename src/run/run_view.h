@@ -37,7 +37,8 @@ class RunRollouts {
   explicit RunRollouts(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   // Whole groups from the index `first_group` on, until `most_samples` samples or a few MB are reached;
-  // always one group. The tree only with first_group 0. Throws UserError if the step has no rollout file.
+  // always one group. Dropped groups come last. The tree, without dropped groups, only with first_group 0.
+  // Throws UserError if the step has no groups.
   Json step(int64_t step, int64_t first_group, int64_t most_samples);
 
  private:

@@ -30,13 +30,39 @@ panels.push({
   id: "now", title: "Now", kinds: ["metrics", "progress", "run"],
   build(section) {
     this.tiles = h("div", { class: "tiles" });
-    section.append(this.tiles);
+    section.append(this.tiles, this.buildControls());
     setInterval(() => { if (store.live && run() && run().progress) this.update(); }, 1000);
+  },
+  // Buttons for the run's user. `stop` is pressed twice.
+  buildControls() {
+    const button = (label, command) => h("button", { type: "button", onclick: event => this.command(event.target, command()) }, label);
+    this.pause = button("pause", () => this.isPaused() ? "resume" : "pause");
+    this.stop = button("stop", () => "stop");
+    this.answer = h("span", { role: "status" });
+    this.controls = h("div", { class: "bar-of-controls run-controls", role: "group", "aria-label": "Commands to the run", hidden: true },
+      this.pause, button("checkpoint", () => "checkpoint"), button("evaluate", () => "evaluate"), this.stop, this.answer);
+    return this.controls;
+  },
+  isPaused() { return /^paus/.test((run().progress || {}).activity || ""); },
+  async command(button, command) {
+    if (command === "stop" && !button.armed) {
+      button.armed = true;
+      button.textContent = "stop: press again";
+      setTimeout(() => { button.armed = false; button.textContent = "stop"; }, 5000);
+      return;
+    }
+    button.disabled = true;
+    this.answer.textContent = command + ": waiting for the run";
+    try { this.answer.textContent = await control(command); } catch (error) { this.answer.textContent = error.message; }
+    button.disabled = false;
+    this.update();
   },
   update() {
     const one = run();
     if (!one) return;
     const list = [], state = stateOf(one), progress = one.progress || {};
+    this.controls.hidden = !(store.live && state.live && TOKEN);
+    if (!this.pause.disabled) this.pause.textContent = this.isPaused() ? "resume" : "pause";
     const steps = Math.max(0, ...Object.values(one.curves).map(points => points.steps[points.steps.length - 1] || 0));
     const total = progress.total_steps || 0, left = timeLeft(one, steps, total);
     if (state.live && progress.activity)

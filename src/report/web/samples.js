@@ -170,23 +170,28 @@ panels.push({
       if (this.inView && this.behind) this.follow();
     }).observe(section);
   },
+  isOpen(step) { return Boolean(store.live && run().open && run().open.step === step); },
+  // The group that finished last: of the step in work the last one that waits, of other steps the first one.
+  newest(step) { return this.isOpen(step) ? Math.max(0, run().open.waiting - 1) : 0; },
   follow() {
     const steps = stepsToShow(store.current), wait = this.loaded + kFollowSeconds * 1000 - Date.now();
     this.behind = true;
     if (!this.inView || !steps.length || !this.follows) return;
     if (wait > 0) { clearTimeout(this.timer); this.timer = setTimeout(() => this.follow(), wait); return; }
-    this.go(steps[steps.length - 1], 0);
+    this.go(steps[steps.length - 1], this.newest(steps[steps.length - 1]));
   },
   update(kinds) {
     if (!run()) return;
     const steps = stepsToShow(store.current);
-    this.select.replaceChildren(...steps.map(step => h("option", { value: step }, "step " + grouped(step))));
+    this.select.replaceChildren(...steps.map(step => h("option", { value: step }, "step " + grouped(step) + (this.isOpen(step) ? ", in work" : ""))));
     if (!steps.length) {
       this.body.replaceChildren(h("p", { class: "hint" }, "No rollouts yet. A run keeps them with saver.rollouts."));
       return;
     }
-    if (kinds.has("all") || !steps.includes(this.step)) this.go(steps[steps.length - 1], 0);
-    else if (this.follows && this.step !== steps[steps.length - 1]) this.follow();
+    const last = steps[steps.length - 1];
+    if (kinds.has("all") || !steps.includes(this.step)) this.go(last, this.newest(last));
+    else if (this.follows && (this.step !== last || this.group !== this.newest(last))) this.follow();
+    else if (this.shown && this.shown.isOpen !== this.isOpen(this.step)) this.go(this.step, 0);  // it has ended
     this.select.value = this.step;
     this.controls();
   },
@@ -197,23 +202,24 @@ panels.push({
   moveGroup(by) {
     if (!this.shown) return;
     const next = this.group + by;
-    const available = store.live ? this.shown.num_groups : this.shown.groups.length;
+    const available = store.live ? Math.max(this.shown.num_groups, this.newest(this.step) + 1) : this.shown.groups.length;
     if (next >= 0 && next < available) this.go(this.step, next);
   },
   async go(step, group) {
     const steps = stepsToShow(store.current), index = store.current;
-    this.follows = step === steps[steps.length - 1] && group === 0;
+    const isOpen = this.isOpen(step);
+    this.follows = step === steps[steps.length - 1] && group === this.newest(step);
     this.step = step;
     this.group = group;
     this.select.value = step;
     this.behind = false;
-    const has = data => data && data.index === index && data.step === step && data.groups.some(each => each.index === group);
+    const has = data => data && data.index === index && data.step === step && data.isOpen === isOpen && data.groups.some(each => each.index === group);
     if (!has(this.shown)) {
       this.loaded = Date.now();
       try {
         const data = await loadStep(index, step, group);
         if (this.step !== step || this.group !== group || store.current !== index) return;  // the reader went on
-        this.shown = Object.assign({ index }, data);
+        this.shown = Object.assign({ index, isOpen }, data);
         if (data.tree) trees.set(index + "/" + step, data.tree);
         touch("tree");
       } catch (error) {
@@ -226,7 +232,7 @@ panels.push({
   },
   controls() {
     const steps = stepsToShow(store.current), at = steps.indexOf(this.step);
-    const available = this.shown ? (store.live ? this.shown.num_groups : this.shown.groups.length) : 0;
+    const available = this.shown ? (store.live ? Math.max(this.shown.num_groups, this.newest(this.step) + 1) : this.shown.groups.length) : 0;
     this.earlier.disabled = at <= 0;
     this.later.disabled = at >= steps.length - 1;
     this.before.disabled = this.group <= 0;
@@ -242,7 +248,8 @@ panels.push({
     const prompt = h("details", { class: "panel padded prompt", open: isOpen },
       h("summary", {}, `Prompt of ${group.name || "the group"}: `, h("span", {}, group.prompt.trim().slice(-90))), h("pre", { tabindex: 0 }, group.prompt));
     const samples = group.samples, forks = forksOf(samples), scale = scaleOf(samples);
-    this.body.replaceChildren(prompt, h("div", { class: "siblings", tabindex: 0, role: "group", "aria-label": "Siblings" },
+    const note = group.dropped !== undefined ? "dropped: " + group.dropped : this.shown.isOpen ? "waits for its step" : "";
+    this.body.replaceChildren(prompt, note ? h("p", { class: "hint" }, note) : "", h("div", { class: "siblings", tabindex: 0, role: "group", "aria-label": "Siblings" },
       group.conversations ? group.conversations.map(talkCard)
         : samples.map((sample, i) => sampleCard(sample, i, forks[i], this.colouring, scale))));
   },

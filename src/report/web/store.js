@@ -3,7 +3,8 @@
 // the server's snapshot and its events. A panel draws a run's data; `touch` marks what changed.
 //
 // A run: title, folder, curves {name: {steps, values}}, spans [[lane, what, begin, end]], busy {lane: {what:
-// seconds}}, end, problems, progress, steps (with rollouts), settings [[key, value, help]], config.
+// seconds}}, end, problems, progress, steps (with rollouts), open {step, waiting}: the step in work and its scored
+// groups, settings [[key, value, help]], config.
 const SAVED = JSON.parse(document.getElementById("data").textContent);
 const store = { runs: [], current: 0, serial: 0, live: false };
 const panels = [];  // {id, title, kinds, build(section), update()}
@@ -99,6 +100,7 @@ function takeEvent(event) {
     one.end = event.end;
   } else {
     one[event.kind] = event[event.kind];  // problems, progress, steps
+    if (event.kind === "steps") one.open = event.open;
   }
   touch(event.kind);
 }
@@ -127,6 +129,24 @@ async function load() {
     if (source && source.readyState === EventSource.CLOSED) setTimeout(load, 3000);
   };
 }
+// The token that the page's URL gave, as ?token=...; the address line loses it. Without it there are no buttons.
+const TOKEN = (() => {
+  if (SAVED) return "";
+  let token = new URLSearchParams(location.search).get("token");
+  try {
+    token = token || sessionStorage.getItem("bough-token");
+    if (token) sessionStorage.setItem("bough-token", token);
+  } catch (error) { /* a browser without storage: the buttons go with the page */ }
+  if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+  return token || "";
+})();
+// Tells the run; gives what happened. Rejects with the reason for which the run refused.
+async function control(command) {
+  const answer = await fetch(`/api/control?run=${store.current}&command=${command}`, { method: "POST", headers: { "X-Bough-Token": TOKEN } });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error);
+  return body.text;
+}
 function say(text) { document.getElementById("connection").textContent = text; }
 
 // Rollouts of a step: from the report's own data, or from the server. Rejects with a message for the reader.
@@ -143,6 +163,7 @@ async function loadStep(index, step, first) {
 }
 // The steps whose rollouts the page can show.
 function stepsToShow(index) {
-  const all = store.runs[index].steps;
-  return store.live ? all : all.filter(step => SAVED.saved && SAVED.saved[index + "/" + step]);
+  const all = store.runs[index].steps, open = store.runs[index].open;
+  if (store.live) return open ? [...all, open.step] : all;
+  return all.filter(step => SAVED.saved && SAVED.saved[index + "/" + step]);
 }

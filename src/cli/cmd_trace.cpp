@@ -1,0 +1,117 @@
+// bough trace: the conversations of a run, as its page shows them.
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.h"
+#include "cli/command.h"
+#include "run/run_view.h"
+#include "run/trace_store.h"
+
+namespace bough {
+
+namespace {
+
+constexpr int64_t kMostListed = 20;
+
+struct TraceOptions {
+  std::string run, id;
+  int64_t step = -1, worst = 0, best = 0, longest = 0;
+  bool failed = false, json = false;
+};
+
+int64_t given_filters(const TraceOptions& options) {
+  return (options.worst > 0) + (options.best > 0) + (options.longest > 0) + options.failed +
+         !options.id.empty();
+}
+
+// The `most` first records by `key`, equal ones in their order. Records without a key are left out.
+void keep_first(std::vector<TraceRecord>& records, int64_t most, const auto& key) {
+  std::erase_if(records, [&](const TraceRecord& record) { return !key(record); });
+  std::stable_sort(records.begin(), records.end(),
+                   [&](const TraceRecord& a, const TraceRecord& b) { return *key(a) < *key(b); });
+  if (std::ssize(records) > most) records.resize(static_cast<size_t>(most));
+}
+
+// The conversations to show, and how many there are.
+std::pair<std::vector<TraceRecord>, int64_t> choose_traces(const TraceOptions& options,
+                                                           const std::filesystem::path& folder) {
+  std::vector<int64_t> steps = list_traced_steps(folder);
+  if (options.step >= 0) {
+    steps = {options.step};
+  } else if (given_filters(options) == 0 && !steps.empty()) {
+    steps = {steps.back()};
+  }
+  std::vector<TraceRecord> records = list_traces(folder, steps);
+  if (options.failed)
+    std::erase_if(records, [](const TraceRecord& one) { return !one.has_failed && !one.is_dropped; });
+  using Key = std::optional<double>;
+  if (options.worst > 0)
+    keep_first(records, options.worst, [](const TraceRecord& one) { return one.reward; });
+  if (options.best > 0)
+    keep_first(records, options.best,
+               [](const TraceRecord& one) { return one.reward ? Key(-*one.reward) : Key(); });
+  if (options.longest > 0)
+    keep_first(records, options.longest,
+               [](const TraceRecord& one) { return Key(-static_cast<double>(one.tokens)); });
+  const int64_t count = std::ssize(records);
+  if (count > kMostListed && options.worst + options.best + options.longest == 0)
+    records.erase(records.begin(), records.end() - kMostListed);  // the newest are last
+  return {std::move(records), count};
+}
+
+// Text of samples must not reach the terminal as control characters.
+std::string without_controls(std::string text) {
+  for (char& c : text)
+    if (c != '\n' && c != '\t' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)) c = ' ';
+  return text;
+}
+
+void show_traces(const TraceOptions& options) {
+  const std::filesystem::path folder = view_of_run(options.run).folder;  // checks that it is a run
+  if (given_filters(options) > 1)
+    throw UserError("give one of --worst, --best, --longest, --failed and --id");
+  std::vector<TraceRecord> records;
+  int64_t count = 1;
+  if (options.id.empty()) {
+    std::tie(records, count) = choose_traces(options, folder);
+  } else if (const auto record = parse_trace_id(options.id)) {
+    records = {*record};
+  } else {
+    throw UserError(
+        str("--id: got ", quoted(options.id), ", expected STEP.GROUP.CONVERSATION, such as 12.3.2"));
+  }
+  Json list = Json::array();
+  std::optional<StepGroups> groups;
+  for (int64_t step = -1; TraceRecord record : records) {
+    if (record.step != step) groups.emplace(folder, step = record.step);
+    const std::vector<Trajectory> rows = rows_of(*groups, record);
+    if (options.json) list.push_back(trace_json(record, rows));
+    else print_text(without_controls(trace_text(record, rows)));
+  }
+  if (options.json) return print_json({{"conversations", std::move(list)}, {"count", count}});
+  if (count > std::ssize(records)) print_text(str(records.size(), " of ", count, " conversations\n"));
+  if (count == 0) print_text("no such conversations\n");
+}
+
+}  // namespace
+
+void add_trace_command(CommandLine& line) {
+  auto options = std::make_shared<TraceOptions>();
+  Command command =
+      line.add("trace", "Prints conversations of a run: the newest, or the best, worst, longest, failed",
+               [options] { show_traces(*options); });
+  command.add_option("run", options->run, "The run's folder").required().type_name("RUN");
+  command.add_option("--step", options->step, "Only the conversations of this step").range(0, 1'000'000'000);
+  command.add_option("--worst", options->worst, "Those of the lowest rewards")
+      .type_name("K")
+      .range(1, 10'000);
+  command.add_option("--best", options->best, "Those of the highest rewards").type_name("K").range(1, 10'000);
+  command.add_option("--longest", options->longest, "Those of the most sampled tokens")
+      .type_name("K")
+      .range(1, 10'000);
+  command.add_flag("--failed", options->failed, "Those that failed or were dropped, at most 20");
+  command.add_option("--id", options->id, "One conversation by its id, such as 12.3.2").type_name("ID");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

@@ -1,0 +1,346 @@
+#include "run/trace_store.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "control/conversation.h"
+#include "report/metrics.h"
+#include "report/run_follower.h"
+
+namespace bough {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path traces_folder(const fs::path& run) {
+  return run / "traces";
+}
+
+fs::path index_file(const fs::path& run) {
+  make_directories(traces_folder(run));
+  return traces_folder(run) / "index.jsonl";
+}
+
+int64_t size_or_zero(const fs::path& file) {
+  std::error_code missing;
+  const uintmax_t size = fs::file_size(file, missing);
+  return missing ? 0 : static_cast<int64_t>(size);
+}
+
+// Bytes of the step's trained and dropped groups.
+std::pair<int64_t, int64_t> sizes_of_step(const fs::path& run, int64_t step) {
+  return {size_or_zero(rollouts_of_step(run, step)), size_or_zero(dropped_in_step(run, step))};
+}
+
+RolloutReadOptions as_written() {
+  RolloutReadOptions options;
+  options.require_reward_or_advantage = false;
+  return options;
+}
+
+// Appends the conversations of a group's rows.
+void add_records(std::span<const Trajectory> rows, TraceRecord of_group, std::vector<TraceRecord>& out) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Trajectory& row = rows[i];
+    if (begins_trajectory(rows, i)) {
+      out.push_back(of_group);
+      ++of_group.number;
+    }
+    TraceRecord& record = out.back();
+    if (row.reward) record.reward = *row.reward;
+    record.tokens += row.num_generated();
+    record.has_failed = record.has_failed || !row.valid || row.reward_failure.has_value();
+    if (row.advantage.empty() || record.advantage) continue;
+    double sum = 0, count = 0;
+    for (size_t token = 0; token < row.advantage.size(); ++token) {
+      if (row.advantage.size() > 1 && !row.trains(token)) continue;
+      sum += row.advantage[token];
+      ++count;
+    }
+    if (count > 0) record.advantage = sum / count;
+  }
+}
+
+Json number_json(const std::optional<double>& value) {
+  if (!value) return nullptr;
+  return std::round(*value * 1e6) / 1e6;
+}
+
+Json index_line(int64_t step, std::pair<int64_t, int64_t> sizes, const std::vector<TraceRecord>& records) {
+  Json list = Json::array();
+  for (const TraceRecord& one : records)
+    list.push_back(Json::array({one.group, one.number, number_json(one.reward), number_json(one.advantage),
+                                one.tokens, one.has_failed, one.is_dropped}));
+  return {{"step", step}, {"bytes", {sizes.first, sizes.second}}, {"conversations", std::move(list)}};
+}
+
+// The inverse. Throws if the line is no index line.
+std::vector<TraceRecord> records_of(const Json& line) {
+  const auto number = [](const Json& value) {
+    return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+  };
+  std::vector<TraceRecord> records;
+  for (const Json& one : line.at("conversations"))
+    records.push_back({.step = line.at("step").get<int64_t>(),
+                       .group = one.at(0).get<int64_t>(),
+                       .number = one.at(1).get<int64_t>(),
+                       .reward = number(one.at(2)),
+                       .advantage = number(one.at(3)),
+                       .tokens = one.at(4).get<int64_t>(),
+                       .has_failed = one.at(5).get<bool>(),
+                       .is_dropped = one.at(6).get<bool>()});
+  return records;
+}
+
+std::vector<TraceRecord> read_records(const fs::path& folder, int64_t step) {
+  const StepGroups groups(folder, step);
+  std::vector<TraceRecord> records;
+  for (size_t i = 0; i < groups.size(); ++i)
+    add_records(groups.read(i),
+                {.step = step,
+                 .group = static_cast<int64_t>(i),
+                 .is_dropped = i >= groups.size() - groups.num_dropped()},
+                records);
+  return records;
+}
+
+}  // namespace
+
+// ---- Writing.
+
+TraceWriter::TraceWriter(fs::path folder, int64_t max_bytes)
+    : folder_(std::move(folder)), max_bytes_(max_bytes), index_(index_file(folder_)) {
+  for (const int64_t step : list_traced_steps(folder_)) {
+    const auto [trained, dropped] = sizes_of_step(folder_, step);
+    num_bytes_ += step_bytes_[step] = trained + dropped;
+  }
+}
+
+void TraceWriter::add_group(const ScoredGroup& group, int64_t step, const std::string& reason) {
+  std::vector<Trajectory> rows = group.rows();
+  if (rows.empty()) return;
+  if (reason.empty()) {
+    waiting_[group.group->id] = num_waiting_;
+    AppendFile(waiting_group(folder_, num_waiting_++)).append(rollouts_frame(rows));
+    return;
+  }
+  for (Trajectory& row : rows) row.fields[kDroppedField] = reason;
+  AppendFile(dropped_in_step(folder_, step)).append(rollouts_frame(rows));
+  std::vector<TraceRecord>& dropped = dropped_[step];
+  const int64_t number = dropped.empty() ? 0 : dropped.back().group + 1;
+  add_records(rows, {.step = step, .group = number, .is_dropped = true}, dropped);
+}
+
+// The index does not know of these groups, so the reader reads the step.
+void TraceWriter::bind_dropped(int64_t step) {
+  const fs::path later = dropped_in_step(folder_, step + 1);
+  if (dropped_.erase(step + 1) == 0) return;
+  AppendFile(dropped_in_step(folder_, step)).append(read_file(later));
+  remove_tree(later);
+}
+
+void TraceWriter::end_step(const StepRecord& record) {
+  write_rollouts(rollouts_of_step(folder_, record.step), record.batch);
+  std::vector<TraceRecord> records;
+  int64_t group = 0;
+  for (size_t begin = 0, end = 0; begin < record.batch.size(); begin = end, ++group) {
+    while (end < record.batch.size() && record.batch[end].group == record.batch[begin].group) ++end;
+    add_records(std::span(record.batch).subspan(begin, end - begin), {.step = record.step, .group = group},
+                records);
+  }
+  if (const auto dropped = dropped_.extract(record.step))
+    for (TraceRecord& one : dropped.mapped()) {
+      one.group += group;
+      records.push_back(one);
+    }
+  const auto sizes = sizes_of_step(folder_, record.step);
+  index_.append(dump_line(index_line(record.step, sizes, records)) + "\n");
+  for (const uint64_t id : record.groups)
+    if (const auto waiting = waiting_.extract(id)) remove_tree(waiting_group(folder_, waiting.mapped()));
+  num_bytes_ += step_bytes_[record.step] = sizes.first + sizes.second;
+  remove_oldest();
+}
+
+void TraceWriter::remove_oldest() {
+  while (max_bytes_ > 0 && num_bytes_ > max_bytes_ && step_bytes_.size() > 1) {
+    const auto [step, bytes] = *step_bytes_.begin();
+    if (!std::exchange(has_said_it_removes_, true))
+      log_info(str("rollouts/ and traces/ have reached saver.max_rollouts (",
+                   Bytes{.count = max_bytes_}.to_string(),
+                   "): from now on those of the oldest steps are removed, beginning with step ", step));
+    remove_tree(rollouts_of_step(folder_, step));
+    remove_tree(dropped_in_step(folder_, step));
+    num_bytes_ -= bytes;
+    step_bytes_.erase(step_bytes_.begin());
+  }
+}
+
+void cut_traces_after(const fs::path& folder, int64_t step) {
+  const fs::path traces = traces_folder(folder);
+  if (step < 0) return remove_tree(traces);
+  truncate_metrics_after(traces / "index.jsonl", step);
+  for (const int64_t number : list_numbers(traces, "waiting_")) remove_tree(waiting_group(folder, number));
+  for (const int64_t later : list_numbers(traces, "dropped_"))
+    if (later > step) remove_tree(dropped_in_step(folder, later));
+}
+
+// ---- Reading.
+
+std::vector<int64_t> list_traced_steps(const fs::path& folder) {
+  std::vector<int64_t> steps = list_rollout_steps(folder);
+  const int64_t open = steps.empty() ? 1 : steps.back() + 1;
+  const std::vector<int64_t> dropped = list_numbers(traces_folder(folder), "dropped_");
+  steps.insert(steps.end(), dropped.begin(), dropped.end());
+  if (!list_numbers(traces_folder(folder), "waiting_").empty()) steps.push_back(open);
+  std::sort(steps.begin(), steps.end());
+  steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+  return steps;
+}
+
+StepGroups::StepGroups(const fs::path& folder, int64_t step) {
+  const auto add = [&](const fs::path& file) {
+    if (!fs::exists(file)) return size_t{0};  // or removed since it was listed
+    files_.emplace_back(file, as_written());
+    size_ += files_.back().size();
+    return files_.back().size();
+  };
+  if (add(rollouts_of_step(folder, step)) == 0) {
+    const std::vector<int64_t> steps = list_rollout_steps(folder);
+    if (step == (steps.empty() ? 1 : steps.back() + 1))
+      for (const int64_t number : list_numbers(traces_folder(folder), "waiting_"))
+        add(waiting_group(folder, number));
+  }
+  num_dropped_ = add(dropped_in_step(folder, step));
+  if (size_ == 0)
+    throw UserError(str(folder.string(), " has no samples of step ", step,
+                        ": the step has not begun, its samples were removed (saver.max_rollouts), or the run "
+                        "keeps none (saver.rollouts)"));
+}
+
+std::vector<Trajectory> StepGroups::read(size_t i) const {
+  for (const RolloutGroups& file : files_) {
+    if (i < file.size()) return file.read(i);
+    i -= file.size();
+  }
+  throw UserError(str("group ", i + 1, " is not one of the step's ", size_));
+}
+
+std::string TraceRecord::id() const {
+  return str(step, ".", group + 1, ".", number + 1);
+}
+
+std::optional<TraceRecord> parse_trace_id(const std::string& id) {
+  int64_t numbers[3] = {};
+  const char *at = id.data(), *const end = id.data() + id.size();
+  for (int i = 0; i < 3; ++i) {
+    if (i > 0 && (at == end || *at++ != '.')) return {};
+    const auto [next, error] = std::from_chars(at, end, numbers[i]);
+    if (error != std::errc()) return {};
+    at = next;
+  }
+  if (at != end || numbers[1] < 1 || numbers[2] < 1) return {};
+  return TraceRecord{.step = numbers[0], .group = numbers[1] - 1, .number = numbers[2] - 1};
+}
+
+std::vector<TraceRecord> list_traces(const fs::path& folder, const std::vector<int64_t>& steps) {
+  std::map<int64_t, std::vector<TraceRecord>> by_step;
+  LineTail(traces_folder(folder) / "index.jsonl").read([&](std::string_view text) {
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!line.is_object()) return;
+    try {
+      const int64_t step = line.at("step").get<int64_t>();
+      if (!std::binary_search(steps.begin(), steps.end(), step)) return;
+      const auto [trained, dropped] = sizes_of_step(folder, step);
+      if (line.at("bytes") == Json({trained, dropped})) by_step[step] = records_of(line);
+    } catch (const Json::exception&) {  // not an index line: the step is read
+    }
+  });
+  std::vector<TraceRecord> all;
+  for (const int64_t step : steps) {
+    const auto found = by_step.find(step);
+    const std::vector<TraceRecord>& records =
+        found != by_step.end() ? found->second : by_step[step] = read_records(folder, step);
+    all.insert(all.end(), records.begin(), records.end());
+  }
+  return all;
+}
+
+std::vector<Trajectory> rows_of(const StepGroups& groups, TraceRecord& record) {
+  std::vector<Trajectory> rows, out;
+  const auto group = static_cast<size_t>(record.group);
+  if (group < groups.size()) rows = groups.read(group);
+  std::vector<TraceRecord> records;
+  add_records(rows,
+              {.step = record.step,
+               .group = record.group,
+               .is_dropped = group >= groups.size() - groups.num_dropped()},
+              records);
+  int64_t number = -1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    number += begins_trajectory(rows, i);
+    if (number == record.number) out.push_back(rows[i]);
+  }
+  if (out.empty()) throw UserError(str("there is no conversation ", record.id()));
+  record = records[static_cast<size_t>(record.number)];
+  return out;
+}
+
+std::string trace_text(const TraceRecord& record, std::span<const Trajectory> rows) {
+  const Trajectory& last = rows.back();
+  std::string out = str("== ", record.id(), " ", last.group);
+  const char* separator = ": ";
+  const auto add = [&](const auto&... parts) { out += str(std::exchange(separator, ", "), parts...); };
+  if (record.reward) add("reward ", format_significant(*record.reward, 4));
+  else add("no reward");
+  for (const auto& [name, value] : last.rewards) add(name, " ", format_significant(value, 4));
+  if (record.advantage) add("advantage ", format_significant(*record.advantage, 4));
+  add(record.tokens, " tokens");
+  int32_t oldest = -1, newest = -1;
+  for (const Trajectory& row : rows)
+    for (const int32_t version : row.versions) {
+      if (version < 0) continue;
+      oldest = oldest < 0 ? version : std::min(oldest, version);
+      newest = std::max(newest, version);
+    }
+  if (newest >= 0 && oldest == newest) add("version ", newest);
+  else if (newest >= 0) add("versions ", oldest, " to ", newest);
+  if (last.finish_reason) add(*last.finish_reason);
+  if (last.baseline) add("greedy baseline");
+  if (!last.trained) add("filtered out");
+  if (last.answer) add("expected ", quoted(*last.answer, 200));
+  if (record.is_dropped) add("dropped: ", last.fields.value(kDroppedField, ""));
+  out += "\n";
+  if (const std::string conversation = describe_conversation(last); !conversation.empty())
+    return out + conversation;
+  const auto section = [&](const char* name, const std::optional<std::string>& text) {
+    if (!text) return;
+    out += str("[", name, "] ");
+    for (const char c : *text) out += c == '\n' ? "\n    " : std::string(1, c);
+    out += "\n";
+  };
+  section("prompt", last.prompt);
+  section("completion", last.completion);
+  section("failure", last.reward_failure);
+  return out;
+}
+
+Json trace_json(const TraceRecord& record, std::span<const Trajectory> rows) {
+  Json out = {{"id", record.id()},
+              {"step", record.step},
+              {"reward", number_json(record.reward)},
+              {"advantage", number_json(record.advantage)},
+              {"tokens", record.tokens},
+              {"failed", record.has_failed},
+              {"rows", Json::array()}};
+  if (record.is_dropped) out["dropped"] = rows.back().fields.value(kDroppedField, "");
+  for (const Trajectory& row : rows) out["rows"].push_back(rollout_to_json(row));
+  return out;
+}
+
+}  // namespace bough
