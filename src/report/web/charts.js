@@ -299,8 +299,11 @@ function chartPlans(names) {
         series.push(Array.isArray(band) ? { metric, label, low: band[0], high: band[1] } : { metric, label, spread: band });
       }
     }
-    // A curve that never leaves 0, such as the staleness of a synchronous run, takes space and says nothing.
-    const says = series.some(each => store.runs.some(one => (curve(one, each.metric) || { values: [] }).values.some(value => value !== 0)));
+    // A curve that never leaves 0, such as the staleness of a synchronous run, takes space and says nothing. Nor
+    // does an effective sample size that never leaves 1.
+    const isRest = (metric, value) => value === 0 || (value === 1 && metric.endsWith("effective_sample_size"));
+    const says = series.some(each => store.runs.some(one =>
+      (curve(one, each.metric) || { values: [] }).values.some(value => !isRest(each.metric, value))));
     if (says) plans.push({ title, unit, zero: Boolean(zero), series });
   }
   return plans;

@@ -88,7 +88,7 @@ panels.push({
     const time = curve(one, "time/step");
     if (time) list.push(tile("Time per step", duration(mean(time.values.slice(-20))), "mean of the last 20"));
     const rate = lastValue(one, "perf/generated_tokens_per_s");
-    if (rate !== undefined) list.push(tile("Generated", short(rate) + " tokens/s"));
+    if (rate !== undefined) list.push(tile("Generated", grouped(rate.toPrecision(3)), "tokens/s"));
     const peak = lastValue(one, "memory/peak"), planned = lastValue(one, "memory/predicted");
     if (peak) list.push(tile("Memory, peak", bytes(peak), planned ? `a step is planned with ${bytes(planned)} beside weights and gradients` : ""));
     this.tiles.replaceChildren(...list);

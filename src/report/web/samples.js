@@ -77,6 +77,12 @@ function completionText(sample, fork, what, scale) {
   return pre;
 }
 
+// The last words of a prompt, without the special tokens of a chat template.
+function promptEnd(prompt) {
+  const text = prompt.replace(/<\|[^|>]*\|>/g, " ").replace(/\s+/g, " ").trim();
+  return text.length > 90 ? "… " + text.slice(-90).replace(/^\S* /, "") : text;
+}
+
 function rewardOf(one) {
   if (one.reward === undefined) return h("span", {}, "no reward");
   return h("span", { class: one.reward > 0 ? "good" : "bad" }, "reward " + short(one.reward));
@@ -137,6 +143,7 @@ function talkCard(talk) {
   if (talk.rows > 1) facts.push(talk.rows + " rows");
   for (const [name, value] of Object.entries(talk.rewards)) facts.push(`${name} ${short(value)}`);
   const fork = !talk.forks_from ? "" : talk.fork_turn < 0 ? `forks from ${talk.forks_from} before the first turn`
+    : talk.runs.reduce((total, [tokens]) => total + tokens, 0) <= talk.common_tokens ? `the same tokens as ${talk.forks_from}`
     : `forks from ${talk.forks_from} in turn ${talk.fork_turn}, ${count(talk.common_tokens, "token")} in common`;
   return h("article", { class: "sample talk" },
     h("header", {}, h("b", {}, talk.name), " ", rewardOf(talk), ", " + facts.join(", "),
@@ -246,7 +253,7 @@ panels.push({
     if (!group) return;
     const isOpen = this.body.querySelector(".prompt") && this.body.querySelector(".prompt").open;
     const prompt = h("details", { class: "panel padded prompt", open: isOpen },
-      h("summary", {}, `Prompt of ${group.name || "the group"}: `, h("span", {}, group.prompt.trim().slice(-90))), h("pre", { tabindex: 0 }, group.prompt));
+      h("summary", {}, `Prompt of ${group.name || "the group"}: `, h("span", {}, promptEnd(group.prompt))), h("pre", { tabindex: 0 }, group.prompt));
     const samples = group.samples, forks = forksOf(samples), scale = scaleOf(samples);
     const note = group.dropped !== undefined ? "dropped: " + group.dropped : this.shown.isOpen ? "waits for its step" : "";
     this.body.replaceChildren(prompt, note ? h("p", { class: "hint" }, note) : "", h("div", { class: "siblings", tabindex: 0, role: "group", "aria-label": "Siblings" },
