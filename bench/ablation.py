@@ -5,8 +5,9 @@ Each run trains the demo's warm model for 250 steps with four mini-batches a ste
 and the losses do not differ). `rollout.fixed_staleness` gives every batch the age k. The losses:
   decoupled  pi_old is the trained policy at the start of the step; mu is corrected (AReaL, equation 5)
   naive      PPO's clip is around mu, the policy that sampled
-With k 0 the two give the same bits, so only one is run. The learning rate is the one of --lrs with the highest
-accuracy of the first seed at k 0 after the last step. All k and losses are run with it and with twice of it.
+With k 0 the two give the same bits, so only one is run. The learning rate is the one of --lrs with the
+highest accuracy of the first seed at k 0 after the last step. All k and losses are run with it and with twice
+of it.
 
 Criteria, fixed before any run, at each learning rate. A score is the mean over the seeds of the held-out
 accuracy after the last step.

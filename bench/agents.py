@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Times conversations with slow tools, and compares the orders in which the engine admits prompts.
 
-Conversations of a small model with random weights go on for --turns turns. After each turn a tool takes 0.1 to
-2 s (log-uniform) and answers with --answer words. The tools are an HTTP environment in this process. All
+Conversations of a small model with random weights go on for --turns turns. After each turn a tool takes 0.1
+to 2 s (log-uniform) and answers with --answer words. The tools are an HTTP environment in this process. All
 conversations of a task begin with the same instructions and one of --tasks questions. The settings
-`rollout.admission: first_come` and `longest_prefix` take turns for --rounds rounds. The script prints medians:
+`rollout.admission: first_come` and `longest_prefix` take turns for --rounds rounds. The script prints
+medians:
 
   seconds     of all conversations
   busy        share of this time that the engine computes
@@ -28,7 +29,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
 
 ORDERS = ["first_come", "longest_prefix"]
-WORDS = "alpha beta gamma delta report value table error found line status reply".split()
+WORDS = ["alpha", "beta", "report", "value", "table", "error", "found", "line", "status", "reply"]
 
 
 def parse_arguments():
@@ -123,7 +124,16 @@ def prepare(args):
 
 
 def run(args, tools, order, slots, memory):
-    words = ["rollout", "--model", "model", "--prompts", "problems.jsonl", "--out", "rollouts.jsonl", "--json"]
+    words = [
+        "rollout",
+        "--model",
+        "model",
+        "--prompts",
+        "problems.jsonl",
+        "--out",
+        "rollouts.jsonl",
+        "--json",
+    ]
     words += ["--n-samples", args.conversations // args.tasks, "--max-new-tokens", args.new_tokens]
     words += ["--ignore-eos", "--max-concurrent", slots, "--kv-memory", memory, f"rollout.admission={order}"]
     environment = ["http", f"url=http://127.0.0.1:{tools.port}/", f"workers={args.conversations}"]
@@ -146,10 +156,15 @@ def main():
     print("slots  memory  order            seconds   busy  cached  preempted  first_come / longest_prefix")
     for slots in args.slots:
         for memory in args.kv_memory:
-            rounds = [{order: run(args, tools, order, slots, memory) for order in ORDERS} for _ in range(args.rounds)]
+            rounds = [
+                {order: run(args, tools, order, slots, memory) for order in ORDERS}
+                for _ in range(args.rounds)
+            ]
             ratios = [row[ORDERS[0]]["seconds"] / row[ORDERS[1]]["seconds"] for row in rounds]
             for order in ORDERS:
-                median = {key: statistics.median(row[order][key] for row in rounds) for key in rounds[0][order]}
+                median = {
+                    key: statistics.median(row[order][key] for row in rounds) for key in rounds[0][order]
+                }
                 print(
                     f"{slots:<6} {memory:<7} {order:<15} {median['seconds']:>8.1f} {median['busy']:>6.0%}"
                     f" {median['cached']:>7.0%} {median['preempted']:>10,.0f}"

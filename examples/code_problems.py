@@ -70,7 +70,9 @@ def main():
     rng = random.Random(args.seed)
     every = list(chains(args.most_steps))
     if args.n + args.num_test > len(every):
-        parser.error(f"-n and --num-test: got {args.n + args.num_test} problems; expected at most {len(every)}")
+        parser.error(
+            f"-n and --num-test: got {args.n + args.num_test} problems; expected at most {len(every)}"
+        )
     chosen = rng.sample(every, args.n + args.num_test)
     args.out.mkdir(parents=True, exist_ok=True)
     for name, part in (("test", chosen[: args.num_test]), ("train", chosen[args.num_test :])):

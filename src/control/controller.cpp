@@ -437,8 +437,7 @@ void Controller::begin_groups() {
   if (!options_.interruptible && published_version_ != engine_version_) return;
   if (!computes_beside()) {
     if (is_round_over() && has_sampled_enough() && !buffered_.empty()) return;  // they are trained on
-    if (is_round_over())
-      round_left_ = (options_.max_staleness + 1) * options_.batch_groups - num_buffered();
+    if (is_round_over()) round_left_ = (options_.max_staleness + 1) * options_.batch_groups - num_buffered();
     if (round_left_ == 0) return;
   }
   while (can_sample() && staleness_limiter_allows() &&
@@ -467,8 +466,7 @@ void Controller::begin_training() {
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
   const bool is_last = is_drained() && num_buffered() > 0;
-  const bool gives_up =
-      has_sampled_enough() && num_buffered() > 0 && (computes_beside() || is_round_over());
+  const bool gives_up = has_sampled_enough() && num_buffered() > 0 && (computes_beside() || is_round_over());
   const int64_t wanted =
       is_last || gives_up ? std::min(options_.batch_groups, num_buffered()) : options_.batch_groups;
   if (num_buffered() + num_awaiting() < wanted) has_samples_since_.reset();

@@ -31,8 +31,8 @@
 // counts, so another group may start. If engine and trainer take turns, groups start in place of dropped ones
 // only when all groups started before are scored. So which samples the engine computes together does not
 // depend on how long rewards take. With fixed_staleness, eta batches are buffered when training begins. Step n
-// (from 1) trains on the oldest batch, which version max(0, n - 1 - eta) sampled. If no group can start any more and none is running or awaiting its reward, the buffered
-// groups are the last, shorter batch.
+// (from 1) trains on the oldest batch, which version max(0, n - 1 - eta) sampled. If no group can start any
+// more and none is running or awaiting its reward, the buffered groups are the last, shorter batch.
 #pragma once
 
 #include <deque>
@@ -217,7 +217,7 @@ class ControllerObserver {
 };
 
 struct ControllerOptions {
-  int64_t batch_groups = 1;   // B
+  int64_t batch_groups = 1;      // B
   int64_t max_staleness = 0;     // eta
   bool fixed_staleness = false;  // engine and trainer take turns, and each batch is exactly eta versions old
   int64_t total_steps = 1;

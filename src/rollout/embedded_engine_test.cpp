@@ -162,7 +162,8 @@ TEST(EmbeddedEngine, WithLongestPrefixAConversationThatGoesOnPrecedesAPromptThat
     EmbeddedEngine engine(model, options);
     auto turn = random_tokens(1, 40, 50);
     engine.generate({request_of(1, turn, 1, 20)});
-    const auto answer = random_tokens(2, 9, 50);  // the turn's tokens are not in it: only the prompt is cached
+    const auto answer =
+        random_tokens(2, 9, 50);  // the turn's tokens are not in it: only the prompt is cached
     turn.insert(turn.end(), answer.begin(), answer.end());
     engine.submit(request_of(2, random_tokens(3, 40, 50), 1, 5));
     engine.submit(request_of(3, turn, 1, 5));

@@ -435,10 +435,13 @@ std::vector<IdleSetting> idle_settings(const SftSettings& settings, std::span<co
 
 std::vector<IdleSetting> idle_engine_settings(const RolloutSettings& settings,
                                               std::span<const GivenSetting> given) {
-  static constexpr std::array<std::string_view, 7> kOfEngine = {
-      "rollout.max_concurrent_rollouts", "rollout.prefill_chunk_tokens", "rollout.admission",
-      "rollout.kv_memory",               "rollout.batch_invariant",      "rollout.quantization",
-      "rollout.sparse"};
+  static constexpr std::array<std::string_view, 7> kOfEngine = {"rollout.max_concurrent_rollouts",
+                                                                "rollout.prefill_chunk_tokens",
+                                                                "rollout.admission",
+                                                                "rollout.kv_memory",
+                                                                "rollout.batch_invariant",
+                                                                "rollout.quantization",
+                                                                "rollout.sparse"};
   RunSettings run;
   run.rollout.sparse = settings.sparse;
   std::vector<IdleSetting> idle;

@@ -371,11 +371,10 @@ std::vector<Remedy> remedies(const RunSettings& settings, int64_t num_ranks) {
   add(!settings.actor.optimizer.offload.value_or(true), "actor.optimizer.offload=null",
       [](RunSettings& s, int64_t&) { s.actor.optimizer.offload.reset(); });
   add(settings.dtype != "bf16", "dtype=bf16", [](RunSettings& s, int64_t&) { s.dtype = "bf16"; });
-  add(settings.rollout.is_asynchronous(), "rollout.max_head_offpolicyness=0",
-      [](RunSettings& s, int64_t&) {
-        s.rollout.max_head_offpolicyness = 0;
-        s.rollout.weight_sync_steps = 1;
-      });
+  add(settings.rollout.is_asynchronous(), "rollout.max_head_offpolicyness=0", [](RunSettings& s, int64_t&) {
+    s.rollout.max_head_offpolicyness = 0;
+    s.rollout.weight_sync_steps = 1;
+  });
   add(settings.actor.advantages.needs_values() && !settings.critic.share_backbone.value_or(false) &&
           settings.critic.path.empty(),
       "critic.share_backbone=true", [](RunSettings& s, int64_t&) { s.critic.share_backbone = true; });

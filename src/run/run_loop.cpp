@@ -168,7 +168,8 @@ std::optional<MetricValues> RunLoop::evaluate_policy(const std::string& name,
   options.collect.stop = [&] { return stopping() || stop(); };
   options.collect.on_progress = [&](int64_t done, int64_t total) {
     reporting_.set_evaluated(done);
-    if (!settings_.rollout.is_asynchronous()) reporting_.display().set_activity(str("evaluation ", done, "/", total));
+    if (!settings_.rollout.is_asynchronous())
+      reporting_.display().set_activity(str("evaluation ", done, "/", total));
   };
   options.environment = parts_.environment;
   options.conversations = parts_.conversations;
@@ -205,8 +206,9 @@ void RunLoop::follow_thread_change() {
   if (wanted == thread_change_) return;
   thread_change_ = wanted;
   if (!settings_.rollout.is_asynchronous()) {
-    log_warning("threads.json is ignored, because generation and training take turns "
-                "(rollout.max_head_offpolicyness is 0, or rollout.fixed_staleness is true)");
+    log_warning(
+        "threads.json is ignored, because generation and training take turns "
+        "(rollout.max_head_offpolicyness is 0, or rollout.fixed_staleness is true)");
     return;
   }
   const auto set = [](int64_t threads) {

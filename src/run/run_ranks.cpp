@@ -144,10 +144,9 @@ RankZero::RankZero(RankGroups& groups, RunComponents& parts) : groups_(groups), 
   if (groups.engines && !groups.publication)
     ranks_weights_ = std::make_unique<RanksWeights>(*parts.weights, parts.trainer);
   if (groups.publication) {
-    published_weights_ =
-        std::make_unique<PublishedWeights>(parts.published(), *groups.publication,
-                                           /*waits=*/!parts.settings.rollout.is_asynchronous(),
-                                           what_changes(parts.settings));
+    published_weights_ = std::make_unique<PublishedWeights>(
+        parts.published(), *groups.publication,
+        /*waits=*/!parts.settings.rollout.is_asynchronous(), what_changes(parts.settings));
   }
   if (parts.unsharded) {
     WeightChannel& published = published_weights_ ? *published_weights_ : *parts.weights;

@@ -64,14 +64,20 @@ def test_every_settings_file_runs(bough):
 def test_areals_settings_run_with_an_engine_rank_on_problems_that_a_script_makes(bough):
     """Ranks that generate and ranks that train, 1:1 instead of 3:1. The untrained model solves nothing."""
     write_experiment(bough)
-    bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--force", ok=True)
+    bough(
+        "init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--force", ok=True
+    )
     script = ROOT / "examples/code_problems.py"
     subprocess.run([sys.executable, script, "--out", bough.cwd / "code", "-n", "40"], check=True)
     problems = [json.loads(line) for line in (bough.cwd / "code/train.jsonl").read_text().splitlines()]
-    questions = {json.loads(line)["question"] for line in open(bough.cwd / "code/test.jsonl")}
+    questions = {
+        json.loads(line)["question"] for line in (bough.cwd / "code/test.jsonl").read_text().splitlines()
+    }
     assert len(problems) == 40 and not questions & {problem["question"] for problem in problems}
     for problem in problems:
-        subprocess.run([sys.executable, "-c", "\n".join([problem["answer"], *problem["test_list"]])], check=True)
+        subprocess.run(
+            [sys.executable, "-c", "\n".join([problem["answer"], *problem["test_list"]])], check=True
+        )
     small = ["model.path=base", "dtype=fp32", "train_dataset.batch_size=4", "gconfig.n_samples=4"]
     small += ["gconfig.max_new_tokens=8", "total_train_steps=3", "rollout.ranks=1"]
     for name, data in (("areal_math", "train.jsonl"), ("areal_code", "code/train.jsonl")):
