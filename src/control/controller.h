@@ -30,8 +30,8 @@
 // B is the number of groups in a batch, and i the version that the engine holds. A dropped group no longer
 // counts, so another group may start. If engine and trainer take turns, groups start in place of dropped ones
 // only when all groups started before are scored. So which samples the engine computes together does not
-// depend on how long rewards take. With fixed_staleness, eta batches are buffered when training begins. Step n
-// (from 1) trains on the oldest batch, which version max(0, n - 1 - eta) sampled. If no group can start any
+// depend on how long rewards take. With fixed_staleness, eta batches are buffered when training begins. Step
+// n (from 1) trains on the oldest batch, which version max(0, n - 1 - eta) sampled. If no group can start any
 // more and none is running or awaiting its reward, the buffered groups are the last, shorter batch.
 #pragma once
 
