@@ -49,6 +49,13 @@ void ProgressFile::set_step(int64_t step) {
   write_if_due();
 }
 
+void ProgressFile::set_queue(Json queue) {
+  if (progress_.value("queue", Json()) == queue) return;
+  progress_["queue"] = std::move(queue);
+  is_written_ = false;
+  write_if_due();
+}
+
 void ProgressFile::write_if_due() {
   if (!is_written_ && seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
 }

@@ -100,7 +100,11 @@ bool RunLoop::run() {
   drive(controller_, workers_,
         {.stop = [&] { return stopping(); },
          .between_events = [&] { commands_.follow(); },
-         .on_activity = [&](const std::string& activity) { reporting_.show(activity, num_valid); }});
+         .on_activity =
+             [&](const std::string& activity) {
+               reporting_.show(activity, num_valid);
+               reporting_.show_queue(controller_.counts(), controller_.dropped_by_reason());
+             }});
   commands_.end();
   workers_.join();  // a thread logs its result after it has posted that it is done
   reporting_.write_timeline(workers_.timeline(), /*all=*/true);

@@ -60,6 +60,16 @@ void RunReporting::show(const std::string& activity, int64_t num_valid) {
   progress_->set_activity(text);
 }
 
+void RunReporting::show_queue(const Controller::Counts& counts,
+                              const std::map<std::string, int64_t>& dropped) {
+  progress_->set_queue({{"running", counts.running},
+                        {"awaiting", counts.awaiting},
+                        {"buffered", counts.buffered},
+                        {"training", counts.training},
+                        {"trained", counts.trained},
+                        {"dropped", dropped}});
+}
+
 void RunReporting::end(const std::string& state, const std::string& error) {
   if (progress_) progress_->end(state, error);
 }

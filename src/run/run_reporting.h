@@ -49,6 +49,8 @@ class RunReporting {
   void set_evaluated(int64_t num_done) { evaluated_.store(num_done); }
   // Shows the activity, and the progress of an evaluation. num_valid: problems of an evaluation.
   void show(const std::string& activity, int64_t num_valid);
+  // Writes the numbers of groups to progress.json.
+  void show_queue(const Controller::Counts& counts, const std::map<std::string, int64_t>& dropped);
   // Says in progress.json how the run ended: finished, stopped or failed.
   void end(const std::string& state, const std::string& error = "");
   LiveDisplay& display() { return display_; }

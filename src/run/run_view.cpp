@@ -198,6 +198,15 @@ Json RunRollouts::sample_json(const Trajectory& row) {
       tokens["versions"] = std::vector<int32_t>(row.versions.begin() + static_cast<std::ptrdiff_t>(begin),
                                                 row.versions.begin() + static_cast<std::ptrdiff_t>(end));
   }
+  for (const auto& [name, column] : {std::pair{"mismatches", kMismatchColumn}, {"entropies", kEntropyColumn}}) {
+    const auto found = row.columns.find(column);
+    if (found == row.columns.end()) continue;
+    Json values = Json::array();  // null where the policy did not sample the token
+    size_t sampled = 0;
+    for (size_t i = begin; i < end; ++i)
+      values.push_back(row.loss_mask[i] == 0 ? Json() : Json(found->second[sampled++]));
+    tokens[name] = std::move(values);
+  }
   if (row.advantage.size() == size) tokens["advantages"] = rounded(row.advantage, begin, end);
   if (!is_equal_everywhere(row.loss_mask, begin, end))
     tokens["mask"] = std::vector<int>(row.loss_mask.begin() + static_cast<std::ptrdiff_t>(begin),

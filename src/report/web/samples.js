@@ -1,7 +1,7 @@
 // Rollouts of a step: a group's siblings side by side, or its conversations, with the place where each leaves its
 // nearest sibling. Tokens are coloured by one of their numbers.
 const COLOURINGS = [["", "no colour"], ["logprob", "log-probability"], ["advantage", "advantage"], ["version", "weights' version"],
-  ["mask", "trained or not"]];
+  ["mismatch", "mismatch: trainer minus engine"], ["entropy", "entropy"], ["mask", "trained or not"]];
 
 // The pieces of a sample's completion: its tokens, or the whole text if they are not known.
 const piecesOf = sample => sample.tokens ? sample.tokens.texts : [...sample.completion];
@@ -24,6 +24,8 @@ function tokenFact(sample, i, what) {
   const tokens = sample.tokens;
   if (what === "logprob") return tokens.logprobs && tokens.logprobs[i];
   if (what === "advantage") return tokens.advantages ? tokens.advantages[i] : sample.advantage;
+  if (what === "mismatch") return tokens.mismatches && tokens.mismatches[i];
+  if (what === "entropy") return tokens.entropies && tokens.entropies[i];
   if (what === "version") return tokens.versions ? tokens.versions[i] : sample.version;
   return tokens.mask ? tokens.mask[i] : 1;
 }
@@ -34,6 +36,8 @@ function tokenColour(value, what, scale) {
   const shade = (name, part) => part > 0.02 ? `rgb(${css(name)} / ${Math.min(0.65, part * 0.65).toFixed(3)})` : null;
   if (what === "logprob") return shade("--low", Math.min(1, -value / 4));
   if (what === "advantage") return shade(value < 0 ? "--low" : "--high", Math.abs(value) / (scale.advantage || 1));
+  if (what === "mismatch") return shade(value < 0 ? "--low" : "--high", Math.min(1, Math.abs(value) / 0.5));
+  if (what === "entropy") return shade("--mark", Math.min(1, value / 3));
   if (what === "version") return shade("--mark", (scale.newest - value + 1) / (scale.newest - scale.oldest + 1));
   return value ? shade("--mark", 0.45) : null;
 }
