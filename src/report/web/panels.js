@@ -71,7 +71,7 @@ panels.push({
     const queue = progress.queue;
     if (state.live && queue) {
       const dropped = Object.entries(queue.dropped || {}).map(([reason, n]) => `${grouped(n)} ${reason}`).join(", ");
-      list.push(tile("Groups", `${queue.running} generated, ${queue.awaiting} scored, ${queue.buffered} buffered`,
+      list.push(tile("Groups", `${queue.running} in generation, ${queue.awaiting} waiting for rewards, ${queue.buffered} scored`,
         `now; ${grouped(queue.trained)} trained${dropped ? "; dropped: " + dropped : ""}`, { wide: true }));
     }
     list.push(tile("Step", grouped(steps) + (total ? " of " + grouped(total) : ""), "",
