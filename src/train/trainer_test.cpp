@@ -340,11 +340,9 @@ TEST(Trainer, KeptTokenValuesAreThoseOfThePolicyBeforeTheStep) {
   Trainer trainer(*model, nullptr, settings_with("path"), 10, clock);
   std::vector<Trajectory> batch = batch_of(3);
   batch[1].trained = false;
-  batch[2].logprobs.clear();
   trainer.train_step(batch);
   trainer.set_token_values(batch);
   EXPECT_TRUE(batch[0].columns.empty()) << "nobody asked for them";
-  trainer.keep_token_values();
   const auto again = small_model(at::kDouble);
   Trainer keeping(*again, nullptr, settings_with("path"), 10, clock);
   keeping.keep_token_values();
@@ -352,7 +350,6 @@ TEST(Trainer, KeptTokenValuesAreThoseOfThePolicyBeforeTheStep) {
   EXPECT_EQ(largest_difference(values_of(*model), values_of(*again)), 0);
   keeping.set_token_values(batch);
   EXPECT_TRUE(batch[1].columns.empty());
-  EXPECT_FALSE(batch[2].columns.contains(kMismatchColumn));
   for (const Trajectory& row : batch) {
     if (!row.trained) continue;
     const auto expected = before.sequence({row.input_ids.begin(), row.input_ids.end()}, 1.0);
@@ -360,7 +357,6 @@ TEST(Trainer, KeptTokenValuesAreThoseOfThePolicyBeforeTheStep) {
     ASSERT_EQ(entropy.size(), 3u);
     for (int64_t i = 0; i < 3; ++i) {
       EXPECT_NEAR(entropy[static_cast<size_t>(i)], expected.entropies[4 + i].item<double>(), 6e-4);
-      if (row.logprobs.empty()) continue;
       const double mismatch =
           expected.log_probs[4 + i].item<double>() - double{row.logprobs[static_cast<size_t>(5 + i)]};
       EXPECT_NEAR(row.columns.at(kMismatchColumn)[static_cast<size_t>(i)], mismatch, 6e-4);
