@@ -132,7 +132,8 @@ TEST(IdleSettings, TheMessageHasPlaceAndReason) {
                                                   given_settings<RunSettings>(file, overrides)));
   EXPECT_EQ(text, str("these settings have no effect:\n  actor.threads (command line), "
                       "rollout.interruptible (",
-                      file.string(), ":4): needs rollout.max_head_offpolicyness above 0\n",
+                      file.string(), ":4): needs rollout.max_head_offpolicyness above 0, ",
+                      "rollout.fixed_staleness false\n",
                       "  lora.alpha (command line): needs lora.rank above 0"));
   EXPECT_EQ(describe({}), "");
 }
