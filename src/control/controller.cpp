@@ -78,8 +78,8 @@ bool Controller::holds() const {
 }
 
 bool Controller::is_paused() const {
-  return holds() && is_round_over() && trainer_ == Trainer::kIdle &&
-         evaluation_ == Evaluation::kNone && !checkpoint_;
+  return holds() && is_round_over() && trainer_ == Trainer::kIdle && evaluation_ == Evaluation::kNone &&
+         !checkpoint_;
 }
 
 void Controller::drop(uint64_t id, const std::string& reason) {
