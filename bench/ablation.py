@@ -22,7 +22,6 @@ tables: the scores; accuracy and its 95% interval of each run; accuracy at each 
 seconds; share of tokens, effective sample size and clip fraction by token age, over all steps.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -32,6 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+from command_line import parser_of  # noqa: E402
 from host_env import host_environment  # noqa: E402
 from run_results import read_metrics, write_aside  # noqa: E402
 
@@ -45,11 +45,7 @@ LOSSES = {
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model")

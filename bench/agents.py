@@ -13,38 +13,33 @@ medians:
   preempted   prompt tokens that were computed again because memory had run out
 """
 
-import argparse
 import asyncio
 import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from host_env import host_environment  # noqa: E402
+from command_line import parser_of, run_bough  # noqa: E402
 
 ORDERS = ["first_come", "longest_prefix"]
+STOPS = "aeioustr"  # random bytes have one after 32 tokens in the mean: the end of a turn
 WORDS = ["alpha", "beta", "report", "value", "table", "error", "found", "line", "status", "reply"]
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--out", type=Path, default=ROOT / "runs/agents")
     add("--conversations", type=int, default=500)
     add("--tasks", type=int, default=50, help="different questions")
     add("--turns", type=int, default=6)
-    add("--new-tokens", type=int, default=32, help="tokens of a turn")
+    add("--new-tokens", type=int, default=512, help="most tokens of a turn; one of that length is the last")
     add("--answer", type=int, default=40, help="words of a tool's answer")
     add("--instructions", type=int, default=100, help="words before each question")
     add("--slots", type=int, nargs="+", default=[32, 128], help="samples that are generated at once")
@@ -64,7 +59,7 @@ class Tools:
 
     def __init__(self, args):
         self.args = args
-        self.turns = {}
+        self.turns, self.calls = {}, 0
         self.ready = threading.Event()
         threading.Thread(target=lambda: asyncio.run(self.serve()), daemon=True).start()
         self.ready.wait()
@@ -76,7 +71,11 @@ class Tools:
         await server.serve_forever()
 
     async def answer(self, reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        except asyncio.IncompleteReadError:  # Bough tries whether the endpoint is there
+            writer.close()
+            return
         length = int(head.split("content-length:")[1].split("\r\n")[0])
         request = json.loads(await reader.readexactly(length))
         reply = await self.reply(request)
@@ -96,21 +95,15 @@ class Tools:
             return {}
         self.turns[episode] += 1
         turn = self.turns[episode]
-        # The same conversation waits as long in every run.
-        rng = random.Random(f"{episode.rsplit('/', 1)[-1]} {turn}")
+        self.calls += 1
+        rng = random.Random(self.calls)  # the n-th call takes as long in every run
         await asyncio.sleep(0.1 * 20 ** rng.random())
         done = turn == self.args.turns
         return {"id": request["id"], "messages": words(rng, self.args.answer), "reward": 1.0, "done": done}
 
 
-def bough(args, *command):
-    environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        [str(args.bough), *map(str, command)], cwd=args.out, env=environment, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"exit code {done.returncode} from bough {command[0]}\n{done.stderr[-2000:]}")
-    return done.stdout
+def bough(args, *words):
+    return run_bough(args.bough, words, args.out, OMP_WAIT_POLICY="passive")
 
 
 def prepare(args):
@@ -135,9 +128,11 @@ def run(args, tools, order, slots, memory):
         "--json",
     ]
     words += ["--n-samples", args.conversations // args.tasks, "--max-new-tokens", args.new_tokens]
-    words += ["--ignore-eos", "--max-concurrent", slots, "--kv-memory", memory, f"rollout.admission={order}"]
+    words += [word for stop in STOPS for word in ("--stop", stop)]
+    words += ["--max-concurrent", slots, "--kv-memory", memory, f"rollout.admission={order}"]
     environment = ["http", f"url=http://127.0.0.1:{tools.port}/", f"workers={args.conversations}"]
     environment += [f"max_turns={args.turns}", "max_context=16384"]
+    tools.calls = 0
     result = json.loads(bough(args, *words, "--environment", *environment).splitlines()[-1])
     prompt = result["prefill_tokens"] + result["cached_tokens"]
     return {

@@ -11,7 +11,6 @@ The measure is perf/effective_tokens_per_s: generated tokens that were trained o
 the steps after the first two. A ratio above 1 means that the first named run is faster.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+from command_line import parser_of  # noqa: E402
 from host_env import host_environment  # noqa: E402
 
 SLEEPING_REWARD = """\
@@ -64,11 +64,7 @@ PAIRS = {
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("pairs", nargs="*", help=f"pairs to run: {', '.join(PAIRS)} (default: all)")
     parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     parser.add_argument(

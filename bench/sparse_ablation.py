@@ -53,7 +53,6 @@ Differences from the paper, written before any run:
                    selection
 """
 
-import argparse
 import dataclasses
 import os
 import statistics
@@ -67,6 +66,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import sparse_report  # noqa: E402
+from command_line import parser_of  # noqa: E402
 from host_env import host_environment  # noqa: E402
 from run_results import read_metrics, write_aside  # noqa: E402
 from trace_task import WarmModel, source, write_record  # noqa: E402
@@ -147,11 +147,7 @@ for pair in zip(
 
 
 def parse_arguments(arguments=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--out", type=Path, help="folder of models and runs (default: runs/sparse_ablation)")

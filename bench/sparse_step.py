@@ -13,28 +13,22 @@ update and phi's step (phi: the sparse policy, theta: the policy). It also print
 The times are time/* of the run's metrics (docs/formats.md).
 """
 
-import argparse
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from host_env import host_environment  # noqa: E402
+from command_line import parser_of, run_bough  # noqa: E402
 
 TIMES = ["step", "rollout", "recompute", "update", "sparse_train"]
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--out", type=Path, default=ROOT / "runs/sparse_step")
@@ -54,11 +48,7 @@ def parse_arguments():
 
 
 def bough(args, *words):
-    environment = {**os.environ, **host_environment()}
-    command = [str(args.bough), *map(str, words)]
-    done = subprocess.run(command, cwd=args.out, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"exit code {done.returncode} from\n  {' '.join(command)}\n{done.stderr[-2000:]}")
+    run_bough(args.bough, words, args.out)
 
 
 def prepare(args):

@@ -60,11 +60,12 @@ class WarmModel:
     def prepare(self):
         args, task = self.args, self.task
         path = self.folder / "warm_settings.json"
-        if path.exists() and json.loads(path.read_text()) != self.settings():
+        if not path.exists():
+            write_aside(path, json.dumps(self.settings(), indent=1))
+        elif json.loads(path.read_text()) != self.settings():
             raise SystemExit(
                 f"{path} has other settings of data or warm start; use the same, or another --out"
             )
-        write_aside(path, json.dumps(self.settings(), indent=1))
         least, most = task.steps
         self.make_data("train", args.train_programs, [least, most], split="train")
         self.make_data("test", args.test_programs, [least, most], split="test")

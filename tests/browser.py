@@ -141,7 +141,11 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
     def errors(self) -> list[str]:
-        """Exceptions of the page, and what its Content-Security-Policy refused."""
+        """Exceptions of the page, and what its Content-Security-Policy refused.
+
+        A refused connection is none: the page reconnects until its server is back, and a test ends the server
+        before the browser.
+        """
         self.run("0")  # takes the events that have arrived
         out = []
         for event in self.events:
@@ -150,6 +154,6 @@ class Browser:
                 out.append(details.get("exception", {}).get("description") or details["text"])
             if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
                 entry = event["params"]["entry"]
-                if "favicon" not in entry.get("url", ""):
+                if "favicon" not in entry.get("url", "") and "ERR_CONNECTION_REFUSED" not in entry["text"]:
                     out.append(entry["text"])
         return out

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "report/html_text.h"
 #include "run/run_view.h"
 #include "run/trace_store.h"
 
@@ -59,13 +60,6 @@ std::pair<std::vector<TraceRecord>, int64_t> choose_traces(const TraceOptions& o
   return {std::move(records), count};
 }
 
-// Text of samples must not reach the terminal as control characters.
-std::string without_controls(std::string text) {
-  for (char& c : text)
-    if (c != '\n' && c != '\t' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)) c = ' ';
-  return text;
-}
-
 void show_traces(const TraceOptions& options) {
   const std::filesystem::path folder = view_of_run(options.run).folder;  // checks that it is a run
   if (given_filters(options) > 1)
@@ -86,7 +80,7 @@ void show_traces(const TraceOptions& options) {
     if (record.step != step) groups.emplace(folder, step = record.step);
     const std::vector<Trajectory> rows = rows_of(*groups, record);
     if (options.json) list.push_back(trace_json(record, rows));
-    else print_text(without_controls(trace_text(record, rows)));
+    else print_text(without_controls(trace_text(record, rows), "\n\t"));
   }
   if (options.json) return print_json({{"conversations", std::move(list)}, {"count", count}});
   if (count > std::ssize(records)) print_text(str(records.size(), " of ", count, " conversations\n"));

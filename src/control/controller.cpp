@@ -71,12 +71,15 @@ bool Controller::is_over() const {
 }
 
 bool Controller::holds() const {
-  return is_pausing_ && (computes_beside() || (running_.empty() && awaiting_.empty() && buffered_.empty()));
+  // If engine and trainer take turns, a step in work has more groups than those that wait between two steps.
+  return is_pausing_ &&
+         (computes_beside() ||
+          (is_round_over() && num_buffered() <= options_.max_staleness * options_.batch_groups));
 }
 
 bool Controller::is_paused() const {
-  return holds() && running_.empty() && awaiting_.empty() && trainer_ == Trainer::kIdle &&
-         evaluation_ == Evaluation::kNone && !checkpoint_;
+  return holds() && is_round_over() && trainer_ == Trainer::kIdle && evaluation_ == Evaluation::kNone &&
+         !checkpoint_;
 }
 
 void Controller::drop(uint64_t id, const std::string& reason) {

@@ -397,6 +397,23 @@ TEST(Controller, ASynchronousRunPausesBetweenTwoStepsAndAnAsynchronousOneAtOnce)
   }
 }
 
+TEST(Controller, ARunOfFixedStalenessPausesBetweenTwoSteps) {
+  ManualRun run({.batch_groups = 2, .max_staleness = 1, .fixed_staleness = true, .total_steps = 9});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.generate(0);
+  run.controller.on(PauseRequested{});
+  for (uint64_t id = 1; id < 4; ++id) run.generate(id);
+  ASSERT_EQ(run.workers.orders.size(), 1u) << "the step in work is finished";
+  EXPECT_FALSE(run.controller.is_paused());
+  run.train();
+  run.controller.on(WeightsTaken{1, 0});
+  EXPECT_TRUE(run.controller.is_paused()) << "with the groups that wait for the next step";
+  EXPECT_EQ(run.workers.partial.size(), 4u);
+  run.controller.on(ResumeRequested{});
+  EXPECT_EQ(run.workers.partial.size(), 6u);
+}
+
 TEST(Controller, APausedRunWritesACheckpointAtOnceAndStops) {
   ManualRun run({.batch_groups = 1, .max_staleness = 1, .total_steps = 9});
   run.policy.saves = [](int64_t) { return false; };

@@ -32,6 +32,13 @@ std::string html_escape(std::string_view text) {
   return out;
 }
 
+std::string without_controls(std::string text, std::string_view kept) {
+  for (char& c : text)
+    if ((static_cast<unsigned char>(c) < 0x20 || c == 0x7F) && kept.find(c) == std::string_view::npos)
+      c = ' ';
+  return text;
+}
+
 std::string cut_text(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return std::string(text);
   size_t end = max_bytes;

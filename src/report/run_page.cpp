@@ -1,21 +1,14 @@
 #include "report/run_page.h"
 
 #include <iterator>
-#include <random>
 #include <string_view>
 
 #include "base/error.h"
+#include "net/secrets.h"
 #include "report/html_text.h"
 #include "report/web_files.h"
 
 namespace bough {
-
-std::string random_token() {
-  std::random_device random;
-  std::string out;
-  for (int i = 0; i < 4; ++i) out += str(std::hex, random());
-  return out;
-}
 
 std::string inside_script(const Json& data) {
   std::string out;
@@ -31,7 +24,7 @@ std::string run_page(const std::string& title, const Json* data) {
   const std::string_view page = kWebFiles[0], style = kWebFiles[1];
   std::string script;
   for (size_t i = 2; i < std::size(kWebFiles); ++i) script += kWebFiles[i];
-  const std::string nonce = random_token();
+  const std::string nonce = random_hex(16);
   std::string out;
   size_t at = 0;
   for (size_t mark; (mark = page.find("{{", at)) != std::string_view::npos;) {

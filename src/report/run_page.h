@@ -12,8 +12,6 @@ namespace bough {
 // JSON as the content of a <script> element: nothing in it can end the element or begin a comment.
 std::string inside_script(const Json& data);
 
-std::string random_token();  // 128 random bits, as text
-
 // `data`: the page shows it. nullptr: the page asks its server for the data (view_server.h). The keys of
 // `data` are those of /api/snapshot, and `saved`: what /api/step would give, by "RUN/STEP". All text in
 // `data` may be adversarial: the data are JSON without '<', and the page shows them as text only.

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "report/html_text.h"
 
 namespace bough {
 
@@ -98,9 +99,7 @@ std::string watch_text(const RunFollower& run, int columns) {
   for (size_t i = problems.size() - std::min(problems.size(), kMostFailures); i < problems.size(); ++i)
     out += str(problems[i]["level"].get<std::string>(), " (", problems[i]["count"].get<int64_t>(),
                "): ", problems[i]["text"].get<std::string>(), "\n");
-  // Control characters in messages must not reach the terminal.
-  for (char& c : out)
-    if (c != '\n' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)) c = ' ';
+  out = without_controls(std::move(out), "\n");
   std::string cut;
   size_t begin = 0;
   for (size_t end; (end = out.find('\n', begin)) != std::string::npos; begin = end + 1)

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "net/http_server.h"
+#include "net/secrets.h"
 #include "report/run_control.h"
 #include "report/run_follower.h"
 #include "report/run_page.h"
@@ -57,14 +58,6 @@ std::string label_value(std::string_view text) {
   return out;
 }
 
-// Whether two texts are equal, in a time that does not depend on where they differ.
-bool is_same_secret(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() != b.size();
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-    difference |= static_cast<unsigned>(static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]));
-  return difference == 0;
-}
-
 }  // namespace
 
 struct ViewServer::State {
@@ -91,7 +84,7 @@ struct ViewServer::State {
   // All members are used on the I/O thread only, except for ViewedRun::step.
   std::vector<Run> runs;
   std::string page;
-  const std::string token = random_token();
+  const std::string token = random_hex(16);
   struct OpenCommand {
     std::unique_ptr<ControlRequest> request;
     std::shared_ptr<HttpExchange> exchange;
@@ -234,7 +227,7 @@ void ViewServer::State::answer(const HttpRequest& request, const std::shared_ptr
     return refuse(403, "only programs on this machine are answered (headers Host and Origin)");
   if (request.path == "/api/control") {
     if (request.method != "POST") return refuse(405, "/api/control takes POST only");
-    if (!is_same_secret(request.header("x-bough-token"), token))
+    if (!same_key(request.header("x-bough-token"), token))
       return refuse(403, "a command needs the header X-Bough-Token: open the page by the URL with its token");
     try {
       return begin_command(request, exchange);

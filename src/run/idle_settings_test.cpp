@@ -130,10 +130,11 @@ TEST(IdleSettings, TheMessageHasPlaceAndReason) {
   const std::vector<std::string> overrides = {"lora.lora_alpha=8", "actor.threads=2"};
   const std::string text = describe(idle_settings(load_settings<RunSettings>(file, overrides),
                                                   given_settings<RunSettings>(file, overrides)));
-  EXPECT_EQ(text, str("these settings have no effect:\n  actor.threads (command line), "
-                      "rollout.interruptible (",
-                      file.string(), ":4): needs rollout.max_head_offpolicyness above 0\n",
-                      "  lora.alpha (command line): needs lora.rank above 0"));
+  EXPECT_EQ(text,
+            str("these settings have no effect:\n  actor.threads (command line), "
+                "rollout.interruptible (",
+                file.string(), ":4): needs rollout.max_head_offpolicyness above 0, ",
+                "rollout.fixed_staleness false\n", "  lora.alpha (command line): needs lora.rank above 0"));
   EXPECT_EQ(describe({}), "");
 }
 

@@ -128,7 +128,13 @@ void TraceWriter::add_group(const ScoredGroup& group, int64_t step, const std::s
   if (rows.empty()) return;
   if (reason.empty()) {
     waiting_[group.group->id] = num_waiting_;
-    AppendFile(waiting_group(folder_, num_waiting_++)).append(rollouts_frame(rows));
+    // Readers see whole groups only. There is no fsync, because a run that resumes removes waiting groups.
+    const fs::path part = traces_folder(folder_) / "new.part", whole = waiting_group(folder_, num_waiting_++);
+    remove_tree(part);
+    AppendFile(part).append(rollouts_frame(rows));
+    std::error_code error;
+    fs::rename(part, whole, error);
+    if (error) throw IoError(str("cannot write ", whole.string(), ": ", error.message()));
     return;
   }
   for (Trajectory& row : rows) row.fields[kDroppedField] = reason;
@@ -206,19 +212,32 @@ std::vector<int64_t> list_traced_steps(const fs::path& folder) {
 
 StepGroups::StepGroups(const fs::path& folder, int64_t step) {
   const auto add = [&](const fs::path& file) {
-    if (!fs::exists(file)) return size_t{0};  // or removed since it was listed
+    std::error_code ignored;
+    // It may have been removed since it was listed, or be new and empty.
+    const auto bytes = fs::file_size(file, ignored);
+    if (ignored || bytes == 0) return size_t{0};
     files_.emplace_back(file, as_written());
     size_ += files_.back().size();
     return files_.back().size();
   };
+  bool is_in_work = false;
   if (add(rollouts_of_step(folder, step)) == 0) {
     const std::vector<int64_t> steps = list_rollout_steps(folder);
-    if (step == (steps.empty() ? 1 : steps.back() + 1))
+    is_in_work = step == (steps.empty() ? 1 : steps.back() + 1);
+    if (is_in_work)
       for (const int64_t number : list_numbers(traces_folder(folder), "waiting_"))
         add(waiting_group(folder, number));
+    // The run writes the step's file first and then removes the groups that waited. If it has done so
+    // meanwhile, groups may be missing.
+    const fs::path trained = rollouts_of_step(folder, step);
+    if (fs::exists(trained)) {
+      files_.clear();
+      size_ = 0;
+      add(trained);
+    }
   }
   num_dropped_ = add(dropped_in_step(folder, step));
-  if (size_ == 0)
+  if (size_ == 0 && !is_in_work)
     throw UserError(str(folder.string(), " has no samples of step ", step,
                         ": the step has not begun, its samples were removed (saver.max_rollouts), or the run "
                         "keeps none (saver.rollouts)"));

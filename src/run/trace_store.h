@@ -78,7 +78,7 @@ void cut_traces_after(const std::filesystem::path& folder, int64_t step);
 // that were dropped.
 class StepGroups {
  public:
-  // Throws UserError if the step has no groups.
+  // Throws UserError if the step has no groups. The step in work may have none.
   StepGroups(const std::filesystem::path& folder, int64_t step);
 
   size_t size() const { return size_; }

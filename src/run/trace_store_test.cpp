@@ -72,7 +72,8 @@ TEST_F(TraceStore, AConversationIsStoredOnceAsItWaitsAndAsItWasTrained) {
   writer.end_step(record(2, {group(8, 2)}));
   EXPECT_EQ(list_traced_steps(folder()), (std::vector<int64_t>{1, 2}));
   EXPECT_TRUE(list_numbers(folder() / "traces", "waiting_").empty());
-  EXPECT_THROW(StepGroups(folder(), 3), UserError);
+  EXPECT_EQ(StepGroups(folder(), 3).size(), 0u) << "the step in work";
+  EXPECT_THROW(StepGroups(folder(), 4), UserError);
 }
 
 TEST_F(TraceStore, TheIndexSaysWhatTheFilesHold) {

@@ -10,12 +10,6 @@ namespace bough {
 // The key that a request sends: of "Authorization: Bearer KEY", otherwise of X-API-Key. Empty: none.
 std::string given_key(const HttpRequest& request);
 
-// `bytes` bytes of the system's random source in hexadecimal: for keys and ids that nobody can guess.
-std::string random_hex(size_t bytes);
-
-// Compares in a time that tells nothing about the key, which must not be empty.
-bool same_key(const std::string& given, const std::string& key);
-
 // For a server without a key. Throws ApiError 403 if the request's Host or Origin header names another
 // machine. A page in a browser may send requests to loopback, but cannot choose these headers. They
 // distinguish such a page from this machine's programs.

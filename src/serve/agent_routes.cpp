@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "net/secrets.h"
 #include "serve/access.h"
 
 namespace bough {

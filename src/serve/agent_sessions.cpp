@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "serve/access.h"
+#include "net/secrets.h"
 #include "serve/api.h"
 
 namespace bough {

@@ -9,6 +9,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "net/http_server.h"
+#include "net/secrets.h"
 #include "serve/access.h"
 #include "serve/agent_routes.h"
 #include "serve/engine_loop.h"

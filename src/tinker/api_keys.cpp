@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "serve/access.h"
+#include "net/secrets.h"
 
 namespace bough {
 

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "serve/access.h"
+#include "net/secrets.h"
 #include "tinker/service_state.h"
 
 namespace bough {

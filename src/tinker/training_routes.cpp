@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "serve/access.h"
+#include "net/secrets.h"
 #include "tinker/service_state.h"
 
 namespace bough {

@@ -80,7 +80,8 @@ def test_each_command_says_what_happened(bough, eta):
 
 
 def test_a_pause_changes_no_bit_of_a_synchronous_run(bough):
-    config = write_experiment(bough, total_train_steps=12)
+    # A step takes hundredths of a second: the run must not be over before it is paused.
+    config = write_experiment(bough, **{"total_train_steps": 200, "saver.freq_steps": 50})
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
     whole, paused = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/paused"
     calibration = f"calibration={whole / 'calibration.json'}"

@@ -236,6 +236,8 @@ panels.push({
       } catch (error) {
         this.shown = null;
         this.body.replaceChildren(h("p", { class: "hint" }, error.message));
+        // The run may have moved the step's files meanwhile.
+        if (store.live) setTimeout(() => { if (!this.shown && this.step === step) this.go(step, 0); }, 2000);
         return;
       }
     }
