@@ -87,6 +87,12 @@ std::string watch_text(const RunFollower& run, int columns) {
     steps += ", " + format_duration(mean * static_cast<double>(total - run.last_step())) + " left";
   }
   out += steps + "\n";
+  const Json queue = progress.is_object() ? progress.value("queue", Json()) : Json();
+  if (queue.is_object() && !has_ended(run)) {
+    const auto number = [&](const char* name) { return queue.value(name, int64_t{0}); };
+    out += str("groups: ", number("running"), " in generation, ", number("awaiting"),
+               " waiting for rewards, ", number("buffered"), " scored\n");
+  }
   for (const WatchedCurve& watched : kWatched) {
     const auto found = curves.find(watched.metric);
     if (found == curves.end()) continue;

@@ -178,6 +178,9 @@ std::optional<MetricValues> RunLoop::evaluate_policy(const std::string& name,
   options.environment = parts_.environment;
   options.conversations = parts_.conversations;
   options.in_rounds = takes_answers_in_rounds(settings_);
+  options.take_samples = [&](std::vector<Trajectory> samples) {
+    reporting_.keep_evaluated(std::move(samples), name);
+  };
   const auto result = bough::evaluate(parts_.engine, valid_, parts_.codec, parts_.reward, options);
   reporting_.set_evaluated(0);
   if (!result) return std::nullopt;

@@ -93,6 +93,10 @@ def test_trace_prints_the_conversations_of_a_run(bough):
     text = bough("trace", run, "--id", id_of_failed, ok=True).stdout
     assert "no reward" in text and "[failure] " in text and "too odd" in text
     assert "of 12 conversations" not in bough("trace", run, ok=True).stdout  # 3 groups of 4: all fit
+    evaluated = bough("trace", run, "--evaluation", "--best", 2, "--json", ok=True).json["conversations"]
+    assert [one["evaluation"] for one in evaluated] == ["eval", "eval"] and evaluated[0]["step"] == 3
+    first = bough("trace", run, "--evaluation", "--step", 0, "--json", ok=True).json
+    assert first["count"] == 8 and first["conversations"][0]["id"] == "0.1.1"
     for wrong in (["--id", "7"], ["--step", 9], ["--worst", 1, "--best", 1], ["--id", "1.99.1"]):
         refused = bough("trace", run, *wrong)
         assert refused.returncode == 2, str(refused)

@@ -168,11 +168,12 @@ panels.push({
     this.later = button("Next step (n)", "step ›", () => this.moveStep(1));
     this.before = button("Group before (k)", "‹ group", () => this.moveGroup(-1));
     this.after = button("Next group (j)", "group ›", () => this.moveGroup(1));
+    this.evaluated = button("The evaluation after the step", "evaluation", () => this.go(this.step, this.shown.first_evaluated));
     this.where = h("span", {});
     const colour = h("select", { "aria-label": "Colour of tokens", onchange: () => { this.colouring = colour.value; this.render(); } },
       COLOURINGS.map(([key, label]) => h("option", { value: key }, label)));
     this.body = h("div", { "aria-live": "polite" });
-    section.append(h("div", { class: "bar-of-controls" }, this.earlier, this.select, this.later, this.before, this.where, this.after,
+    section.append(h("div", { class: "bar-of-controls" }, this.earlier, this.select, this.later, this.before, this.where, this.after, this.evaluated,
       h("label", {}, "tokens: ", colour)), this.body);
     // A step's rollouts are a file that the server must read: the last step is followed while it can be seen, and
     // at most every kFollowSeconds.
@@ -250,6 +251,7 @@ panels.push({
     this.later.disabled = at >= steps.length - 1;
     this.before.disabled = this.group <= 0;
     this.after.disabled = this.group >= available - 1;
+    this.evaluated.hidden = !(this.shown && this.shown.first_evaluated < available);
     this.where.textContent = this.shown ? `group ${this.group + 1} of ${this.shown.num_groups}` +
       (available < this.shown.num_groups ? ` (${available} in this report)` : "") : "";
   },
@@ -261,7 +263,8 @@ panels.push({
     const prompt = h("details", { class: "panel padded prompt", open: isOpen },
       h("summary", {}, `Prompt of ${group.name || "the group"}: `, h("span", {}, promptEnd(group.prompt))), h("pre", { tabindex: 0 }, group.prompt));
     const samples = group.samples, forks = forksOf(samples), scale = scaleOf(samples);
-    const note = group.dropped !== undefined ? "dropped: " + group.dropped : this.shown.isOpen ? "waits for its step" : "";
+    const note = group.dropped !== undefined ? "dropped: " + group.dropped
+      : group.evaluation !== undefined ? `evaluation after step ${this.step} (${group.evaluation})` : this.shown.isOpen ? "waits for its step" : "";
     this.body.replaceChildren(prompt, note ? h("p", { class: "hint" }, note) : "", h("div", { class: "siblings", tabindex: 0, role: "group", "aria-label": "Siblings" },
       group.conversations ? group.conversations.map(talkCard)
         : samples.map((sample, i) => sampleCard(sample, i, forks[i], this.colouring, scale))));
