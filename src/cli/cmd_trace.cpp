@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "cli/command.h"
 #include "report/html_text.h"
+#include "report/run_follower.h"
 #include "run/run_view.h"
 #include "run/trace_store.h"
 

@@ -1,5 +1,5 @@
-// The box of the page to talk to a run that serves its model (serve.port): passes the conversation on to the
-// run's server. It is a request without a session (docs/serve.md), so nobody trains on it.
+// The page's box to talk to a run that serves its model (serve.port): passes the conversation on to the run's
+// server. It is a request without a session (docs/serve.md), so nobody trains on it.
 //
 //   RUN/control/server.json   {"url", "api_key"} of the run's server, written by the run
 #pragma once
@@ -16,8 +16,8 @@ namespace bough {
 
 std::filesystem::path chat_server_file(const std::filesystem::path& run);
 
-// One request, {"messages": [...]} as in OpenAI's chat completions. Its answer is streamed as the run's server
-// streams it; if there is none, the answer is an error {"error"}.
+// One request, {"messages": [...]} as in OpenAI's chat completions. The answer is streamed as the run's
+// server streams it. Without one it is {"error"}, status 409.
 class ChatRelay {
  public:
   // Throws UserError if the body is malformed, or the run is not alive, serves no model or does not answer.

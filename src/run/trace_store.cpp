@@ -41,6 +41,7 @@ std::pair<int64_t, int64_t> sizes_of_step(const fs::path& run, int64_t step) {
 RolloutReadOptions as_written() {
   RolloutReadOptions options;
   options.require_reward_or_advantage = false;
+  options.allow_greedy = true;  // evaluations
   options.columns.insert(options.columns.end(), {kMismatchColumn, kEntropyColumn});
   return options;
 }

@@ -158,7 +158,7 @@ class Trainer final : public BatchTrainer {
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
     bool has_stored_values = false;  // store_token_values()
-    RowValues before;  // the policy's outputs before the first update, if keeps_log_probs()
+    RowValues before;                // the policy's outputs before the first update, if keeps_log_probs()
   };
   // Sums over the updates of one batch.
   struct Updates {
@@ -207,9 +207,9 @@ class Trainer final : public BatchTrainer {
   StepCosts costs_, critic_costs_;  // of one rank's part of a pass
   std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false, keeps_token_values_ = false;
-  // Of the last train_step(), by row: log-probabilities before the step, and entropies, of the trained tokens.
+  // The last train_step()'s log-probabilities before the step, and entropies, of a row's trained tokens.
   struct TokenValues {
-    const Trajectory* row;  // of the batch of train_step()
+    const Trajectory* row;            // of the batch of train_step()
     at::Tensor log_probs, entropies;  // CPU, fp32
   };
   std::vector<TokenValues> token_values_;

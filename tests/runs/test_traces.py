@@ -96,7 +96,8 @@ def test_trace_prints_the_conversations_of_a_run(bough):
     evaluated = bough("trace", run, "--evaluation", "--best", 2, "--json", ok=True).json["conversations"]
     assert [one["evaluation"] for one in evaluated] == ["eval", "eval"] and evaluated[0]["step"] == 3
     first = bough("trace", run, "--evaluation", "--step", 0, "--json", ok=True).json
-    assert first["count"] == 8 and first["conversations"][0]["id"] == "0.1.1"
+    assert first["count"] == len(read_rollouts(run / "traces/evaluation_0.jsonl.zst")) > 0
+    assert first["conversations"][0]["id"] == "0.1.1"
     for wrong in (["--id", "7"], ["--step", 9], ["--worst", 1, "--best", 1], ["--id", "1.99.1"]):
         refused = bough("trace", run, *wrong)
         assert refused.returncode == 2, str(refused)

@@ -67,13 +67,13 @@ panels.push({
     const total = progress.total_steps || 0, left = timeLeft(one, steps, total);
     if (state.live && progress.activity)
       list.push(tile("Doing", progress.activity, progress.since ? "for " + duration(Math.max(0, Date.now() / 1000 - progress.since)) : "", { wide: true }));
-    list.push(tile("Run", state.text, state.note, { mood: state.mood }));
     const queue = progress.queue;
     if (state.live && queue) {
       const dropped = Object.entries(queue.dropped || {}).map(([reason, n]) => `${grouped(n)} ${reason}`).join(", ");
       list.push(tile("Groups", `${queue.running} in generation, ${queue.awaiting} waiting for rewards, ${queue.buffered} scored`,
         `now; ${grouped(queue.trained)} trained${dropped ? "; dropped: " + dropped : ""}`, { wide: true }));
     }
+    list.push(tile("Run", state.text, state.note, { mood: state.mood }));
     list.push(tile("Step", grouped(steps) + (total ? " of " + grouped(total) : ""), "",
       { node: total ? h("progress", { max: total, value: steps, "aria-label": "Steps" }) : null }));
     if (state.live && left !== undefined) list.push(tile("Time left", duration(left), "by the last 20 steps"));

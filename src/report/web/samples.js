@@ -30,23 +30,25 @@ function tokenFact(sample, i, what) {
   return tokens.mask ? tokens.mask[i] : 1;
 }
 
-// A background for a token, or null. `scale`: the largest |advantage|, or the range of versions, of the group.
+// A background for a token, or null. `scale`: the largest |advantage| and |mismatch|, and the range of versions, of
+// the group.
 function tokenColour(value, what, scale) {
   if (value === undefined || value === null) return null;
   const shade = (name, part) => part > 0.02 ? `rgb(${css(name)} / ${Math.min(0.65, part * 0.65).toFixed(3)})` : null;
   if (what === "logprob") return shade("--low", Math.min(1, -value / 4));
   if (what === "advantage") return shade(value < 0 ? "--low" : "--high", Math.abs(value) / (scale.advantage || 1));
-  if (what === "mismatch") return shade(value < 0 ? "--low" : "--high", Math.min(1, Math.abs(value) / 0.5));
+  if (what === "mismatch") return shade(value < 0 ? "--low" : "--high", Math.abs(value) / scale.mismatch);
   if (what === "entropy") return shade("--mark", Math.min(1, value / 3));
   if (what === "version") return shade("--mark", (scale.newest - value + 1) / (scale.newest - scale.oldest + 1));
   return value ? shade("--mark", 0.45) : null;
 }
 
 function scaleOf(samples) {
-  const scale = { advantage: 0, oldest: Infinity, newest: -Infinity };
+  const scale = { advantage: 0, mismatch: 0.1, oldest: Infinity, newest: -Infinity };
   for (const sample of samples) {
     for (const each of (sample.tokens && sample.tokens.advantages) || [sample.advantage || 0])
       scale.advantage = Math.max(scale.advantage, Math.abs(each));
+    for (const each of (sample.tokens && sample.tokens.mismatches) || []) scale.mismatch = Math.max(scale.mismatch, Math.abs(each));
     for (const each of (sample.tokens && sample.tokens.versions) || [sample.version ?? Infinity])
       if (isFinite(each) && each >= 0) { scale.oldest = Math.min(scale.oldest, each); scale.newest = Math.max(scale.newest, each); }
   }
@@ -252,7 +254,9 @@ panels.push({
     this.before.disabled = this.group <= 0;
     this.after.disabled = this.group >= available - 1;
     this.evaluated.hidden = !(this.shown && this.shown.first_evaluated < available);
-    this.where.textContent = this.shown ? `group ${this.group + 1} of ${this.shown.num_groups}` +
+    const first = this.shown && this.shown.first_evaluated, isEvaluation = this.group >= first;
+    this.where.textContent = this.shown ? (isEvaluation ? `evaluation, problem ${this.group - first + 1} of ${this.shown.num_groups - first}`
+      : `group ${this.group + 1} of ${first}`) +
       (available < this.shown.num_groups ? ` (${available} in this report)` : "") : "";
   },
   render() {
