@@ -3,6 +3,7 @@
 //
 //   {"state": "running" | "finished" | "stopped" | "failed", "error": text, "activity": text, "since": time,
 //    "step": N, "total_steps": N (0: not known), "started": time, "pid": N, "host": name,
+//    "threads": {"engine": {"doing": "generate" | ... | "" (waits), "since": time}, ...},
 //    "queue": {"running": N, "awaiting": N, "buffered": N, "training": N, "trained": N,
 //              "dropped": {reason: N}}}
 //
@@ -17,6 +18,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -36,6 +39,8 @@ class ProgressFile {
   void set_activity(const std::string& activity);
   void set_step(int64_t step);
   void set_queue(Json queue);
+  // Thread and what it does; "": it waits.
+  void set_threads(const std::vector<std::pair<std::string, std::string>>& doing);
   // The run ends. state: finished, stopped or failed; `error` says why it failed.
   void end(const std::string& state, const std::string& error = "");
 

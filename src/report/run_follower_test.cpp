@@ -154,9 +154,13 @@ TEST_F(RunFollowerTest, WatchFitsTheTerminalAndShowsNoControlCharacters) {
   FakeClock clock;
   ProgressFile progress(folder() / "progress.json", 130, clock);
   clock.advance(std::chrono::seconds(1));
+  progress.set_threads({{"engine", "generate"}, {"trainer", ""}});
+  clock.advance(std::chrono::seconds(1));
   progress.set_queue({{"running", 3}, {"awaiting", 1}, {"buffered", 2}});
   RunFollower follower(folder());
   const std::string text = watch_text(follower, 60);
+  EXPECT_NE(text.find("engine: generate "), std::string::npos) << text;
+  EXPECT_NE(text.find(", trainer: waits "), std::string::npos) << text;
   EXPECT_NE(text.find("groups: 3 in generation, 1 waiting for rewards, 2 scored\n"), std::string::npos)
       << text;
   EXPECT_NE(text.find("step 100 of 130, 1:00 left"), std::string::npos) << text;

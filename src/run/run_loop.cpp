@@ -104,6 +104,7 @@ bool RunLoop::run() {
              [&](const std::string& activity) {
                reporting_.show(activity, num_valid);
                reporting_.show_queue(controller_.counts(), controller_.dropped_by_reason());
+               reporting_.show_threads(workers_.doing());
              }});
   commands_.end();
   workers_.join();  // a thread logs its result after it has posted that it is done

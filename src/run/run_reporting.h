@@ -55,8 +55,11 @@ class RunReporting {
   void keep_evaluated(std::vector<Trajectory> samples, const std::string& name);
   // Shows the activity, and the progress of an evaluation. num_valid: problems of an evaluation.
   void show(const std::string& activity, int64_t num_valid);
-  // Writes the numbers of groups to progress.json.
+  // Writes the numbers of groups, and what each thread does, to progress.json.
   void show_queue(const Controller::Counts& counts, const std::map<std::string, int64_t>& dropped);
+  void show_threads(const std::vector<std::pair<std::string, std::string>>& doing) {
+    progress_->set_threads(doing);
+  }
   // Says in progress.json how the run ended: finished, stopped or failed.
   void end(const std::string& state, const std::string& error = "");
   LiveDisplay& display() { return display_; }

@@ -254,7 +254,7 @@ panels.push({
     this.before.disabled = this.group <= 0;
     this.after.disabled = this.group >= available - 1;
     this.evaluated.hidden = !(this.shown && this.shown.first_evaluated < available);
-    const first = this.shown && this.shown.first_evaluated, isEvaluation = this.group >= first;
+    const first = this.shown && this.shown.first_evaluated, isEvaluation = this.shown && first < this.shown.num_groups && this.group >= first;
     this.where.textContent = this.shown ? (isEvaluation ? `evaluation, problem ${this.group - first + 1} of ${this.shown.num_groups - first}`
       : `group ${this.group + 1} of ${first}`) +
       (available < this.shown.num_groups ? ` (${available} in this report)` : "") : "";
@@ -262,7 +262,10 @@ panels.push({
   render() {
     const group = this.shown && this.shown.groups.find(each => each.index === this.group);
     this.controls();
-    if (!group) return;
+    if (!group) {  // the groups of the step in work went into the step before
+      this.body.replaceChildren(h("p", { class: "hint" }, "No samples of this step yet."));
+      return;
+    }
     const isOpen = this.body.querySelector(".prompt") && this.body.querySelector(".prompt").open;
     const prompt = h("details", { class: "panel padded prompt", open: isOpen },
       h("summary", {}, `Prompt of ${group.name || "the group"}: `, h("span", {}, promptEnd(group.prompt))), h("pre", { tabindex: 0 }, group.prompt));
