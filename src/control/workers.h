@@ -123,7 +123,7 @@ class RunWorkers final : public Workers, private ExternalRolloutSink {
     return parts_.external ? parts_.external->metrics() : MetricValues();
   }
 
-  // What each thread does now, as in the timeline: {"engine", "generate"}, {"trainer", ""} (it waits).
+  // By thread, the name of its task as in the timeline: {"engine", "generate"}; {"trainer", ""}: it waits.
   std::vector<std::pair<std::string, std::string>> doing() const;
 
   EventQueue& events() { return events_; }
