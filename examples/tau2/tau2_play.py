@@ -2,11 +2,13 @@
 
   python tau2_play.py traces --problems train.jsonl --slips 0.12 --out traces.jsonl
   python tau2_play.py success --problems test.jsonl --slips 0.12
+  python tau2_play.py choose --problems train.jsonl --out lists.json
   python tau2_play.py load telecom -n 300
 
 `traces` writes demonstrations for `bough sft`, one turn a line. `success` says how many conversations reach
 the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom alone) checks, fixes and
 is done. `gold` makes the calls of the task's reference and is done; it sees nothing of the conversation.
+`ticket` makes the calls of a list that depends on the ticket alone (tau2_ticket.py).
 """
 
 import argparse
@@ -18,11 +20,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import tau2_library
 from tau2_environment import Tau2Environment
 from tau2_expert import Expert
 from tau2_problems import problems, write_lines
+from tau2_ticket import Script, choose_all, kind_of
+from tau2_tokenizer import END_OF_TURN, renderer
 
 MAX_TURNS = 60
 
@@ -90,28 +95,53 @@ class Play:
             self.turn_seconds += seconds
             self.agent.answered(name, arguments, answer["messages"][-1]["content"])
 
+    def to_end(self):
+        self.open()
+        while self.reward is None:
+            self.turn()
+        return self
+
     def lines(self):
         """An example for `bough sft` for each turn: it learns the last message."""
         ends = [i + 1 for i, message in enumerate(self.messages) if message["role"] == "assistant"]
         return [{"messages": self.messages[:end], "tools": self.tools} for end in ends]
 
+    def whole(self, render):
+        """The conversation as one example for `bough sft`, which learns turns and answers. The text is that of
+        the model's chat template; `bough sft` adds the token that ends a turn."""
+        begin = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        end = 1 + max(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        prompt = render(self.messages[:begin], self.tools, opens_turn=True)
+        text = render(self.messages[:end], self.tools)
+        assert text.startswith(prompt), "the template renders an opened turn otherwise than a finished one"
+        return {"prompt": prompt, "completion": text[len(prompt) :].rstrip("\n").removesuffix(END_OF_TURN)}
 
-def make_play(problem, agent, slips=0.0, seed=0):
+
+def ticket_of(problem):
+    """The ticket of a problem of telecom that the agent solves alone."""
     spec = problem["tau2"]
-    task, solo = tau2_library.find_task(spec["domain"], spec["task"]), not spec.get("user")
+    if spec["domain"] != "telecom" or spec.get("user"):
+        raise SystemExit("the expert and scripts play telecom alone (problems without a user); use --agent gold")
+    return tau2_library.find_task("telecom", spec["task"]).ticket
+
+
+def make_play(problem, agent="expert", slips=0.0, seed=0, lists=None):
+    """lists: those of tau2_ticket.py, for the agent `ticket`."""
+    spec = problem["tau2"]
     if agent == "gold":
-        return Play(problem, Gold(task, solo))
-    if spec["domain"] != "telecom" or not solo:
-        raise SystemExit("the expert plays telecom alone (problems without a user); use --agent gold")
-    return Play(problem, Expert(task.ticket, slips, seed))
+        return Play(problem, Gold(tau2_library.find_task(spec["domain"], spec["task"]), not spec.get("user")))
+    if agent == "ticket":
+        return Play(problem, Script(lists[kind_of(ticket_of(problem))]))
+    return Play(problem, Expert(ticket_of(problem), slips, seed))
 
 
-def play(problem, agent, slips=0.0, seed=0):
-    conversation = make_play(problem, agent, slips, seed)
-    conversation.open()
-    while conversation.reward is None:
-        conversation.turn()
-    return conversation
+def play(*arguments, **options):
+    return make_play(*arguments, **options).to_end()
+
+
+def choose(problems):
+    """The lists of the agent `ticket`, chosen on problems."""
+    return choose_all(problems, ticket_of, lambda problem, agent: Play(problem, agent).to_end().reward)
 
 
 class ReplayedUser(BaseHTTPRequestHandler):
@@ -187,7 +217,8 @@ def main():
     for name in ("traces", "success"):
         command = commands.add_parser(name)
         command.add_argument("--problems", required=True, help="file of tau2_problems.py")
-        command.add_argument("--agent", choices=["expert", "gold"], default="expert")
+        command.add_argument("--agent", choices=["expert", "gold", "ticket"], default="expert")
+        command.add_argument("--lists", help="what tau2_ticket.py chose, for the agent ticket")
         command.add_argument(
             "--slips", type=float, default=0.0, help="share of the expert's turns with a mistake"
         )
@@ -196,6 +227,13 @@ def main():
         command.add_argument(
             "--out", required=name == "traces", help="file of conversations, one turn a line"
         )
+    commands.choices["traces"].add_argument(
+        "--whole", action="store_true", help="whole conversations as prompt and completion, one a line"
+    )
+    commands.choices["success"].add_argument("--counts", help="file of the success of each problem, and of the calls")
+    command = commands.add_parser("choose")
+    command.add_argument("--problems", required=True, help="training tasks of telecom, without a user")
+    command.add_argument("--out", required=True, help="file of the lists, for --lists")
     command = commands.add_parser("load")
     command.add_argument("domain", choices=tau2_library.DOMAINS)
     command.add_argument("-n", type=int, default=16, help="conversations at once")
@@ -203,15 +241,28 @@ def main():
     if args.command == "load":
         print(json.dumps(load(args.domain, args.n)))
         return
+    if args.command == "choose":
+        write_lines(args.out, [choose(read_lines(args.problems))])
+        return
+    if (args.agent == "ticket") != bool(args.lists):
+        raise SystemExit("--agent ticket needs --lists, and no other agent reads them")
+    lists = json.loads(Path(args.lists).read_text()) if args.lists else None
     plays, seed = [], args.seed
     for problem in read_lines(args.problems):
         for _ in range(args.samples):
-            plays.append(play(problem, args.agent, args.slips, seed))
+            plays.append(play(problem, args.agent, args.slips, seed, lists))
             seed += 1
     if args.out:
-        write_lines(args.out, (line for conversation in plays for line in conversation.lines()))
+        render = renderer()
+        whole = args.command == "traces" and args.whole
+        lines = ([p.whole(render)] if whole else p.lines() for p in plays)
+        write_lines(args.out, (line for found in lines for line in found))
     won = sum(conversation.reward > 0 for conversation in plays)
     turns = sum(conversation.turns for conversation in plays) / len(plays)
+    if args.command == "success" and args.counts:
+        groups = [plays[i : i + args.samples] for i in range(0, len(plays), args.samples)]
+        shares = [sum(conversation.reward > 0 for conversation in group) / args.samples for group in groups]
+        write_lines(args.counts, [{"success": shares, "calls": round(turns, 2)}])
     print(f"{len(plays)} conversations, success {won / len(plays):.3f}, {turns:.1f} turns", file=sys.stderr)
 
 
