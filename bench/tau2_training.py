@@ -111,6 +111,7 @@ def parse_arguments(arguments=None):
         metavar=("LEAST", "MOST"),
         help="success of a valid warm model on the test split",
     )
+    add("--train-tasks", type=int, default=74, help="of the train split")
     add("--test-tasks", type=int, default=40)
     add("--test-samples", type=int, default=8)
     add("--held-out", type=int, default=400, help="further tasks that are scored")
@@ -177,7 +178,7 @@ class Experiment:
     def settings(self):
         """The settings of data and warm model."""
         names = ["slips", "demonstrations", "further_tasks", "vocab_size", "layers", "hidden_size"]
-        names += ["warm_parts", "warm_batch", "threads", "test_tasks", "held_out"]
+        names += ["warm_parts", "warm_batch", "threads", "train_tasks", "test_tasks", "held_out"]
         return {name: getattr(self.args, name) for name in names}
 
     def make_once(self, name, make):
@@ -197,8 +198,10 @@ class Experiment:
         if not path.exists():
             write_aside(path, json.dumps(self.settings(), indent=1))
         elif json.loads(path.read_text()) != self.settings():
-            raise SystemExit(f"{path} has other settings of data or warm model; use the same, or another --out")
-        self.make_problems("train", "--split", "train")
+            raise SystemExit(
+                f"{path} has other settings of data or warm model; use the same, or another --out"
+            )
+        self.make_problems("train", "--split", "train", "-n", args.train_tasks)
         self.make_problems("test", "--split", "test", "-n", args.test_tasks)
         others = ["--without", "train", "test"]
         self.make_problems("held_out", *others, "-n", args.held_out)
@@ -223,7 +226,9 @@ class Experiment:
         self.make_once(f"{name}_traces.jsonl", lambda out: self.tau2("tau2_play.py", *words, out))
 
     def join_traces(self, out):
-        out.write_text("".join((self.out / f"{name}_traces.jsonl").read_text() for name in ("train", "further")))
+        out.write_text(
+            "".join((self.out / f"{name}_traces.jsonl").read_text() for name in ("train", "further"))
+        )
 
     def make_base(self, out):
         """Random weights, and byte pairs of the text of the train split."""
@@ -315,7 +320,7 @@ class Experiment:
                 f"the warm model's success is {success:.3f}, expected {least:g} to {most:g}; change "
                 "--warm-parts or --slips, with another --out and --results"
             )
-        if self.args.pass_steps > 0 and self.is_affordable("passes", self.seconds_of_passes()):
+        if self.args.pass_steps > 0 and self.is_affordable("passes", 0):
             self.compare_passes()
         for seed in self.args.seeds:
             if self.is_affordable(f"seed{seed}", self.seconds_of_seed()):
@@ -335,9 +340,6 @@ class Experiment:
         """Expected seconds of a run: the mean of the others; 0 if there is none."""
         others = [tau2_report.seconds_of(json.loads(p.read_text())) for p in self.results.glob("seed*.json")]
         return sum(others) / len(others) if others else 0
-
-    def seconds_of_passes(self):
-        return 0
 
     def run_settings(self, seed, url):
         args = self.args

@@ -121,7 +121,9 @@ def ticket_of(problem):
     """The ticket of a problem of telecom that the agent solves alone."""
     spec = problem["tau2"]
     if spec["domain"] != "telecom" or spec.get("user"):
-        raise SystemExit("the expert and scripts play telecom alone (problems without a user); use --agent gold")
+        raise SystemExit(
+            "the expert and scripts play telecom alone (problems without a user); use --agent gold"
+        )
     return tau2_library.find_task("telecom", spec["task"]).ticket
 
 
@@ -230,7 +232,9 @@ def main():
     commands.choices["traces"].add_argument(
         "--whole", action="store_true", help="whole conversations as prompt and completion, one a line"
     )
-    commands.choices["success"].add_argument("--counts", help="file of the success of each problem, and of the calls")
+    commands.choices["success"].add_argument(
+        "--counts", help="file of the success of each problem, and of the calls"
+    )
     command = commands.add_parser("choose")
     command.add_argument("--problems", required=True, help="training tasks of telecom, without a user")
     command.add_argument("--out", required=True, help="file of the lists, for --lists")

@@ -6,8 +6,8 @@ sees no answer, so its success is what a model can reach without checking anythi
 
 The customer and the line are the same in all tasks, so a list has them in full. The calls are all that mend
 something in any task, in an order in which a later call undoes no earlier one. For each kind of ticket all
-subsets of the switches are tried, beside all other calls. Then single calls are left out or added as long as
-success rises, or stays and the list gets shorter.
+subsets of the switches are tried, beside all other calls. Then each call in turn is left out or added if
+success rises, or stays and the list gets shorter, until nothing changes.
 """
 
 import itertools
@@ -68,11 +68,11 @@ def choose(success):
     ]
     best = max(subsets, key=success)
     while True:
-        neighbours = [best ^ {number} for number in range(len(CALLS))]
-        better = max(neighbours, key=lambda numbers: (success(numbers), -len(numbers)))
-        if (success(better), -len(better)) <= (success(best), -len(best)):
+        before = best
+        for number in range(len(CALLS)):
+            best = max(best, best ^ {number}, key=lambda numbers: (success(numbers), -len(numbers)))
+        if best == before:
             return best
-        best = better
 
 
 def choose_all(problems, ticket_of, reward_of):

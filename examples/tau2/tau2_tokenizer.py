@@ -64,7 +64,9 @@ def texts_of(examples, prompts):
     for example in examples:
         texts += [example["prompt"][len(shared) :], example["completion"]]
     # Special tokens are no text.
-    return [part for text in texts for part in text.replace(END_OF_TURN, SPECIAL[1]).split(SPECIAL[1]) if part]
+    return [
+        part for text in texts for part in text.replace(END_OF_TURN, SPECIAL[1]).split(SPECIAL[1]) if part
+    ]
 
 
 def save(tokenizer, folder):
@@ -99,7 +101,9 @@ def main():
         round(sum(len(tokenizer.encode(example[key]).ids) for example in examples) / len(examples))
         for key in ("prompt", "completion")
     ]
-    print(f"{tokenizer.get_vocab_size()} tokens; prompt {mean[0]}, turns and answers {mean[1]}", file=sys.stderr)
+    print(
+        f"{tokenizer.get_vocab_size()} tokens; prompt {mean[0]}, turns and answers {mean[1]}", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":
