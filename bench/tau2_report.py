@@ -14,8 +14,8 @@ TITLES = {
 
 
 def score_conversations(ids, records):
-    """Scores of a rollout file. success: one number per task, in the order of `ids`; the others are means over
-    conversations, and malformed and unfinished their shares."""
+    """Scores of a rollout file. success: one number per task, in the order of `ids`. calls: mean over
+    conversations. malformed, unfinished: shares of the conversations."""
     won, count = dict.fromkeys(ids, 0), dict.fromkeys(ids, 0)
     turns, reasons = [], []
     for record in records:
@@ -146,8 +146,8 @@ def score_table(name, scripts, warm, runs):
 
 def run_table(runs):
     lines = [
-        "| seed | first and last 10 steps: reward | calls | groups without a signal | staleness, mean (max) | "
-        "s a step | s training | trainer idle, s | engine idle, s | C | memory |",
+        "| seed | first and last 10 steps: reward | calls | groups without a signal | "
+        "staleness, mean (max) | s a step | s training | trainer idle, s | engine idle, s | C | memory |",
         "|---" * 11 + "|",
     ]
     for run in runs:
@@ -160,8 +160,8 @@ def run_table(runs):
         lines.append(
             f"| {run['seed']} | {both('reward/mean', 3)} | {both('conversation/calls_mean', 1)} | "
             f"{both('rollout/zero_std_groups', 1)} | {run['staleness'][0]} ({run['staleness'][1]}) | "
-            f"{run['step_seconds']} | {run['train_seconds']} | {idle[0]} | {idle[1]} | {run['compression']} | "
-            f"{run['memory_mib']} MiB |"
+            f"{run['step_seconds']} | {run['train_seconds']} | {idle[0]} | {idle[1]} | "
+            f"{run['compression']} | {run['memory_mib']} MiB |"
         )
     return [*lines, ""]
 

@@ -6,8 +6,8 @@ with random weights. `bough sft` trains the model on conversations of the script
 mistakes. Then `bough train` trains with GRPO on the 74 tasks of tau2's train split, asynchronously (eta 2, 8
 conversations a task), with three seeds, through examples/tau2/tau2_server.py. The model is scored before and
 after on the test split (40 tasks x 8 conversations) and on 400 other tasks (x 2) that were drawn by hash
-beforehand. 5 steps with dense passes and 5 with trees, both synchronous from the warm model, compare time and
-memory.
+beforehand. 5 steps with dense passes and 5 with trees, both synchronous from the warm model, compare time
+and memory.
 
 Finished parts are skipped and an interrupted run resumes from its checkpoint. Each part leaves one small file
 under --results, which can be committed, so several sessions can add to one experiment. --hours limits the
@@ -29,15 +29,15 @@ there are several. Differences are paired over tasks: 95% interval of a bootstra
   improved, worse     after - before: the interval is above 0, or below 0
   above, below        score - success of the best script: the same
   undecided           the interval has 0 inside
-  The warm model is valid if its success on the test split is 0.2 to 0.5. Otherwise the script stops before any
-  run of GRPO.
+  The warm-up ends with the first part whose success on the train split is at least --warm-enough.
+  The warm model is valid if its success on the test split is 0.2 to 0.5. Otherwise the script stops before
+  any run of GRPO.
 
 Differences from AReaL-DTA's experiment on tau2-bench (arXiv 2602.00482), written before any run:
   model        7 M parameters, random weights and 16K positions; the paper: pretrained models of billions
   domains      telecom, where tickets replace the user; the paper: with a user
   prompts      byte pairs that reach over words, trained on telecom's text: a prompt has 1.0K tokens, with
                SmolLM2's tokenizer 9 to 10K
-  batch        8 tasks x 8 conversations; the paper: 30 x 8
   rows         one for a conversation, since the template renders earlier turns unchanged
   warm-up      supervised, on the expert's conversations with --slips mistakes a turn, on the train split and
                on tasks that are in neither test set. It also learns the answers of tools, since a whole
@@ -46,11 +46,9 @@ Differences from AReaL-DTA's experiment on tau2-bench (arXiv 2602.00482), writte
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -60,12 +58,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import tau2_report  # noqa: E402
 from command_line import parser_of  # noqa: E402
-from host_env import host_environment  # noqa: E402
 from run_results import read_metrics, write_aside  # noqa: E402
+from tau2_warm import WarmExperiment  # noqa: E402
 from trace_task import count_parameters, source, write_record  # noqa: E402
 
-EXAMPLE = ROOT / "examples" / "tau2"
-CONVERSATIONS = ["workers=300", "max_turns=40", "max_invalid_calls=0", "tool_call_parser=hermes"]
 SCRIPTS = {
     "ticket": ["--agent", "ticket", "--lists", "lists.json"],
     "expert": ["--agent", "expert"],
@@ -83,24 +79,31 @@ def parse_arguments(arguments=None):
     add("--hours", type=float, default=5, help="machine time of all results; 0: no limit")
     add("--seeds", type=int, nargs="*", default=[1, 2, 3])
     add("--steps", type=int, default=100)
-    add("--tasks", type=int, default=8, help="tasks of a step")
+    add("--tasks", type=int, default=30, help="tasks of a step")
     add("--lr", type=float, default=1e-4)
     add("--pass-steps", type=int, default=5, help="steps with dense passes, and with trees; 0: none")
     add("--settings", nargs="*", default=[], help="further settings of every run")
     add("--threads", type=int, default=2)
     add("--slips", type=float, default=0.16, help="share of turns with a mistake in demonstrations")
-    add("--demonstrations", type=int, default=8, help="conversations of each task of the train split")
-    add("--further-tasks", type=int, default=900, help="further tasks with one demonstration each")
+    add("--demonstrations", type=int, default=16, help="conversations of each task of the train split")
+    add("--further-tasks", type=int, default=1771, help="further tasks with demonstrations: all")
+    add("--further-demonstrations", type=int, default=3, help="conversations of each further task")
     add("--vocab-size", type=int, default=8192)
     add("--layers", type=int, default=6)
     add("--hidden-size", type=int, default=256)
     add(
         "--warm-parts",
         nargs="+",
-        default=["1e-3:300", "1e-3:300", "5e-4:300"],
+        default=["1e-3:1500"] * 6,
         metavar="LR:STEPS",
-        help="the warm-up in parts, each with its own falling learning rate. An interrupted warm-up begins its "
-        "part again",
+        help="the warm-up in parts, each with its own falling learning rate; an interrupted one is repeated",
+    )
+    add(
+        "--warm-enough",
+        type=float,
+        default=0.3,
+        metavar="SUCCESS",
+        help="the warm-up ends after the first part with this success on the train split",
     )
     add("--warm-batch", type=int, default=16, help="conversations of a step of the warm-up")
     add(
@@ -122,154 +125,16 @@ def parse_arguments(arguments=None):
     return args
 
 
-class Experiment:
+class Experiment(WarmExperiment):
     def __init__(self, args: argparse.Namespace):
-        self.args = args
-        self.out = args.out
-        self.out.mkdir(parents=True, exist_ok=True)
+        super().__init__(args)
         self.sets = {"test": args.test_samples, "held_out": args.held_out_samples}
-
-    # ---- Processes.
-
-    def call(self, words, log, watch=None):
-        """Runs a command. Messages go to `log`. `watch` is called every second."""
-        environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
-        environment["OMP_NUM_THREADS"] = str(self.args.threads)
-        words = [str(word) for word in words]
-        path = self.out / log
-        with path.open("a") as file:
-            process = subprocess.Popen(words, env=environment, cwd=self.out, stdout=file, stderr=file)
-            try:
-                while process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(1 if watch else None)
-                    if watch:
-                        watch()
-            finally:
-                if process.poll() is None:  # interrupted: a run writes its checkpoint
-                    process.terminate()
-                    process.wait()
-        if process.returncode != 0:
-            raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command continues")
-
-    def bough(self, *words, log, watch=None):
-        self.call([self.args.bough, *words], log, watch)
-
-    def tau2(self, script, *words):
-        self.call([self.args.python, EXAMPLE / script, *words], "tau2.log")
-
-    @contextlib.contextmanager
-    def server(self):
-        """The URL of a server that holds conversations."""
-        words = [self.args.python, EXAMPLE / "tau2_server.py", "--port", "0"]
-        with (self.out / "tau2.log").open("a") as log:
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            url = process.stdout.readline().strip()
-            if not url:
-                raise SystemExit(f"tau2_server.py ended; see {self.out / 'tau2.log'}")
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
-
-    # ---- Data and the warm model.
-
-    def settings(self):
-        """The settings of data and warm model."""
-        names = ["slips", "demonstrations", "further_tasks", "vocab_size", "layers", "hidden_size"]
-        names += ["warm_parts", "warm_batch", "threads", "train_tasks", "test_tasks", "held_out"]
-        return {name: getattr(self.args, name) for name in names}
-
-    def make_once(self, name, make):
-        """Makes the file or folder OUT/name with make(path), unless it exists. Its seconds are kept beside."""
-        path = self.out / name
-        if not path.exists():
-            begin = time.monotonic()
-            aside = path.with_name(f"{path.name}.part")
-            make(aside)
-            aside.rename(path)
-            write_aside(self.out / f"{name}.seconds", f"{time.monotonic() - begin:.1f}")
-        return path
-
-    def prepare(self):
-        args = self.args
-        path = self.out / "settings.json"
-        if not path.exists():
-            write_aside(path, json.dumps(self.settings(), indent=1))
-        elif json.loads(path.read_text()) != self.settings():
-            raise SystemExit(
-                f"{path} has other settings of data or warm model; use the same, or another --out"
-            )
-        self.make_problems("train", "--split", "train", "-n", args.train_tasks)
-        self.make_problems("test", "--split", "test", "-n", args.test_tasks)
-        others = ["--without", "train", "test"]
-        self.make_problems("held_out", *others, "-n", args.held_out)
-        self.make_problems("further", *others, "--skip", args.held_out, "-n", args.further_tasks)
-        self.make_traces("train", args.demonstrations, seed=0)
-        self.make_traces("further", 1, seed=100_000)
-        self.make_once("demonstrations.jsonl", self.join_traces)
-        self.make_once("base", self.make_base)
-        model = "base"
-        for number, part in enumerate(args.warm_parts, start=1):
-            name = "warm" if number == len(args.warm_parts) else f"part{number}"
-            self.make_once(name, lambda out, a=(model, number, part): self.fine_tune(out, *a))
-            model = name
-
-    def make_problems(self, name, *words):
-        make = lambda out: self.tau2("tau2_problems.py", "telecom", *words, "--out", out)  # noqa: E731
-        self.make_once(f"{name}.jsonl", make)
-
-    def make_traces(self, name, samples, seed):
-        words = ["traces", "--whole", "--problems", f"{name}.jsonl", "--slips", self.args.slips]
-        words += ["--samples", samples, "--seed", seed, "--out"]
-        self.make_once(f"{name}_traces.jsonl", lambda out: self.tau2("tau2_play.py", *words, out))
-
-    def join_traces(self, out):
-        out.write_text(
-            "".join((self.out / f"{name}_traces.jsonl").read_text() for name in ("train", "further"))
-        )
-
-    def make_base(self, out):
-        """Random weights, and byte pairs of the text of the train split."""
-        args = self.args
-        shape = ["--vocab-size", args.vocab_size, "--max-positions", 16384, "--tie", "--head-dim", 64]
-        shape += ["--hidden-size", args.hidden_size, "--layers", args.layers]
-        shape += ["--heads", args.hidden_size // 64, "--kv-heads", max(1, args.hidden_size // 128)]
-        self.bough("init", out, "--force", *shape, log="warm.log")
-        words = ["--examples", "train_traces.jsonl", "--model", out, "--vocab-size", args.vocab_size]
-        self.tau2("tau2_tokenizer.py", *words)
-
-    def fine_tune(self, out, model, number, part):
-        lr, steps = part.split(":")
-        words = ["--model", self.out / model, "--data", "demonstrations.jsonl", "--out", out, "--lr", lr]
-        words += ["--max-steps", steps, "--batch-size", self.args.warm_batch, "--seed", number]
-        words += ["--dtype", "bf16", "--threads", self.args.threads, "optimizer.beta2=0.95"]
-        print(f"warm-up, part {number}: {steps} steps", flush=True)
-        self.bough("sft", *words, log="warm.log")
-
-    def warm_seconds(self):
-        files = sorted(self.out.glob("*.seconds"))
-        return {path.stem: float(path.read_text()) for path in files if path.stem not in ("lists.json",)}
 
     # ---- Scores.
 
     def score_model(self, model):
         """Scores of sampled conversations with the test set and the held-out tasks."""
         return {name: self.sample(model, name, samples) for name, samples in self.sets.items()}
-
-    def sample(self, model, name, samples):
-        path = self.out / "samples.jsonl"
-        with self.server() as url:
-            words = ["--model", model, "--prompts", f"{name}.jsonl", "--n-samples", samples, "--out", path]
-            words += ["--max-new-tokens", 64, "--dtype", "bf16", "--threads", self.args.threads]
-            words += ["--max-concurrent", 256, "--environment", "http", f"url={url}", *CONVERSATIONS]
-            self.bough("rollout", *words, log="eval.log")
-        ids = [json.loads(line)["id"] for line in (self.out / f"{name}.jsonl").read_text().splitlines()]
-        with path.open() as file:
-            scores = tau2_report.score_conversations(ids, map(json.loads, file))
-        path.unlink()
-        return scores
 
     def score_scripts(self):
         """Chooses and scores the best script that reads only the ticket. The expert stands beside it."""
@@ -283,12 +148,11 @@ class Experiment:
         for agent, options in SCRIPTS.items():
             if agent == "expert with mistakes":
                 options = [*options, "--slips", self.args.slips]
-            record["scores"][agent] = {}
-            for name in ("train", *self.sets):
-                counts = self.out / "counts.json"
-                words = ["success", "--problems", f"{name}.jsonl", *options, "--counts", counts]
-                self.tau2("tau2_play.py", *words)
-                record["scores"][agent][name] = json.loads(counts.read_text())
+            counts, names = self.out / "counts.jsonl", ["train", *self.sets]
+            files = [f"{name}.jsonl" for name in names]
+            self.tau2("tau2_play.py", "success", "--problems", *files, *options, "--counts", counts)
+            lines = counts.read_text().splitlines()
+            record["scores"][agent] = dict(zip(names, map(json.loads, lines), strict=True))
         seconds = {"scripts": round(time.monotonic() - begin, 1)}
         write_record(path, record | {"seconds": seconds, **source()})
 
@@ -300,6 +164,7 @@ class Experiment:
         scores = self.score_model("warm")
         seconds = self.warm_seconds() | {"evaluation": round(time.monotonic() - begin, 1)}
         record = {"settings": self.settings(), "seconds": seconds, "scores": scores, **source()}
+        record["parts"] = self.part_scores()
         record["parameters"] = count_parameters(self.out / "warm/model.safetensors")
         write_record(path, record)
 
@@ -318,7 +183,7 @@ class Experiment:
         if not least <= success <= most:
             raise SystemExit(
                 f"the warm model's success is {success:.3f}, expected {least:g} to {most:g}; change "
-                "--warm-parts or --slips, with another --out and --results"
+                "--warm-enough, --warm-parts or --slips, with another --out and --results"
             )
         if self.args.pass_steps > 0 and self.is_affordable("passes", 0):
             self.compare_passes()

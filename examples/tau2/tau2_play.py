@@ -107,8 +107,8 @@ class Play:
         return [{"messages": self.messages[:end], "tools": self.tools} for end in ends]
 
     def whole(self, render):
-        """The conversation as one example for `bough sft`, which learns turns and answers. The text is that of
-        the model's chat template; `bough sft` adds the token that ends a turn."""
+        """The conversation as one example for `bough sft`, which learns turns and answers. The text is that
+        of the model's chat template; `bough sft` adds the token that ends a turn."""
         begin = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
         end = 1 + max(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
         prompt = render(self.messages[:begin], self.tools, opens_turn=True)
@@ -128,12 +128,12 @@ def ticket_of(problem):
 
 
 def make_play(problem, agent="expert", slips=0.0, seed=0, lists=None):
-    """lists: those of tau2_ticket.py, for the agent `ticket`."""
+    """lists: those of `choose`, for the agent `ticket`. A ticket that had no task then has no calls."""
     spec = problem["tau2"]
     if agent == "gold":
         return Play(problem, Gold(tau2_library.find_task(spec["domain"], spec["task"]), not spec.get("user")))
     if agent == "ticket":
-        return Play(problem, Script(lists[kind_of(ticket_of(problem))]))
+        return Play(problem, Script(lists.get(kind_of(ticket_of(problem)), [])))
     return Play(problem, Expert(ticket_of(problem), slips, seed))
 
 
@@ -213,61 +213,73 @@ def read_lines(path):
         return [json.loads(line) for line in file]
 
 
+def played(args, lists):
+    """Plays the conversations of a file one after the other; none is kept, since each has a data base."""
+    seed = args.seed
+    for path in args.problems:
+        for problem in read_lines(path):
+            for _ in range(args.samples):
+                yield path, play(problem, args.agent, args.slips, seed, lists)
+                seed += 1
+
+
+def counts_of(results, samples):
+    """results: (reward, turns) of each conversation. Returns the success of each problem, and the mean of the
+    calls."""
+    rewards = [reward > 0 for reward, _ in results]
+    groups = [rewards[i : i + samples] for i in range(0, len(rewards), samples)]
+    calls = sum(turns for _, turns in results) / len(results)
+    return {"success": [sum(group) / samples for group in groups], "calls": round(calls, 2)}
+
+
+def run_agent(args):
+    """`traces` and `success`."""
+    if (args.agent == "ticket") != bool(args.lists):
+        raise SystemExit("--agent ticket needs --lists, and no other agent reads them")
+    lists = json.loads(Path(args.lists).read_text()) if args.lists else None
+    results, render = {path: [] for path in args.problems}, renderer()
+    with open(args.out or os.devnull, "w") as out:
+        for path, conversation in played(args, lists):
+            results[path].append((conversation.reward, conversation.turns))
+            lines = [conversation.whole(render)] if args.whole else conversation.lines()
+            out.writelines(json.dumps(line) + "\n" for line in lines if args.out)
+    for path, found in results.items():
+        counts = counts_of(found, args.samples)
+        success = sum(counts["success"]) / len(counts["success"])
+        calls = counts["calls"]
+        print(
+            f"{path}: {len(found)} conversations, success {success:.3f}, {calls:.1f} turns", file=sys.stderr
+        )
+    if args.counts:
+        write_lines(args.counts, [counts_of(found, args.samples) for found in results.values()])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("traces", "success"):
         command = commands.add_parser(name)
-        command.add_argument("--problems", required=True, help="file of tau2_problems.py")
-        command.add_argument("--agent", choices=["expert", "gold", "ticket"], default="expert")
-        command.add_argument("--lists", help="what tau2_ticket.py chose, for the agent ticket")
-        command.add_argument(
-            "--slips", type=float, default=0.0, help="share of the expert's turns with a mistake"
-        )
-        command.add_argument("--samples", type=int, default=1, help="conversations of each problem")
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument(
-            "--out", required=name == "traces", help="file of conversations, one turn a line"
-        )
-    commands.choices["traces"].add_argument(
-        "--whole", action="store_true", help="whole conversations as prompt and completion, one a line"
-    )
-    commands.choices["success"].add_argument(
-        "--counts", help="file of the success of each problem, and of the calls"
-    )
+        add = command.add_argument
+        add("--problems", required=True, nargs="+", help="files of tau2_problems.py")
+        add("--agent", choices=["expert", "gold", "ticket"], default="expert")
+        add("--lists", help="file of `choose`, for the agent ticket")
+        add("--slips", type=float, default=0.0, help="share of the expert's turns with a mistake")
+        add("--samples", type=int, default=1, help="conversations of each problem")
+        add("--seed", type=int, default=0)
+        add("--out", required=name == "traces", help="file of conversations, one turn a line")
+        add("--whole", action="store_true", help="--out has whole conversations as prompt and completion")
+        add("--counts", help="file of the success of each problem and of the calls, one line a file")
+        command.set_defaults(run=run_agent)
     command = commands.add_parser("choose")
     command.add_argument("--problems", required=True, help="training tasks of telecom, without a user")
     command.add_argument("--out", required=True, help="file of the lists, for --lists")
+    command.set_defaults(run=lambda args: write_lines(args.out, [choose(read_lines(args.problems))]))
     command = commands.add_parser("load")
     command.add_argument("domain", choices=tau2_library.DOMAINS)
     command.add_argument("-n", type=int, default=16, help="conversations at once")
+    command.set_defaults(run=lambda args: print(json.dumps(load(args.domain, args.n))))
     args = parser.parse_args()
-    if args.command == "load":
-        print(json.dumps(load(args.domain, args.n)))
-        return
-    if args.command == "choose":
-        write_lines(args.out, [choose(read_lines(args.problems))])
-        return
-    if (args.agent == "ticket") != bool(args.lists):
-        raise SystemExit("--agent ticket needs --lists, and no other agent reads them")
-    lists = json.loads(Path(args.lists).read_text()) if args.lists else None
-    plays, seed = [], args.seed
-    for problem in read_lines(args.problems):
-        for _ in range(args.samples):
-            plays.append(play(problem, args.agent, args.slips, seed, lists))
-            seed += 1
-    if args.out:
-        render = renderer()
-        whole = args.command == "traces" and args.whole
-        lines = ([p.whole(render)] if whole else p.lines() for p in plays)
-        write_lines(args.out, (line for found in lines for line in found))
-    won = sum(conversation.reward > 0 for conversation in plays)
-    turns = sum(conversation.turns for conversation in plays) / len(plays)
-    if args.command == "success" and args.counts:
-        groups = [plays[i : i + args.samples] for i in range(0, len(plays), args.samples)]
-        shares = [sum(conversation.reward > 0 for conversation in group) / args.samples for group in groups]
-        write_lines(args.counts, [{"success": shares, "calls": round(turns, 2)}])
-    print(f"{len(plays)} conversations, success {won / len(plays):.3f}, {turns:.1f} turns", file=sys.stderr)
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_warm_model_outside_the_range_stops_the_experiment(training, tmp_path,
     monkeypatch.setattr(
         training, "hashlib", SimpleNamespace(sha256=lambda _: SimpleNamespace(hexdigest=lambda: "a"))
     )
-    with pytest.raises(SystemExit, match=r"success is 0.500, expected 0.6 to 0.7; change --warm-parts"):
+    with pytest.raises(SystemExit, match=r"success is 0.500, expected 0.6 to 0.7; change --warm-enough"):
         experiment.run()
 
 
@@ -142,7 +142,9 @@ def test_a_whole_experiment_of_a_tiny_model_leaves_results_and_is_not_repeated(b
     command = [sys.executable, str(ROOT / "bench/tau2_training.py"), "--bough", str(bough.program)]
     command += ["--out", str(out), "--results", str(results)]
     command += shlex.split("--seeds 1 --steps 2 --tasks 2 --pass-steps 1 --threads 1 --valid 0 1")
-    command += shlex.split("--train-tasks 3 --further-tasks 2 --demonstrations 1 --slips 0.1")
+    command += shlex.split(
+        "--train-tasks 3 --further-tasks 2 --demonstrations 1 --further-demonstrations 1 --slips 0.1"
+    )
     command += shlex.split("--vocab-size 1024 --hidden-size 64 --layers 1 --warm-parts 1e-3:2 1e-3:2")
     command += shlex.split("--warm-batch 2 --test-tasks 2 --test-samples 2 --held-out 2 --held-out-samples 1")
 
