@@ -80,7 +80,7 @@ def parse_arguments(arguments=None):
     add("--seeds", type=int, nargs="*", default=[1, 2, 3])
     add("--steps", type=int, default=100)
     add("--tasks", type=int, default=30, help="tasks of a step")
-    add("--lr", type=float, default=1e-4)
+    add("--lr", type=float, default=2e-4)
     add("--pass-steps", type=int, default=5, help="steps with dense passes, and with trees; 0: none")
     add("--settings", nargs="*", default=[], help="further settings of every run")
     add("--threads", type=int, default=2)
