@@ -165,7 +165,9 @@ class WarmExperiment:
     def warm_seconds(self):
         """Seconds of all files and folders up to the warm model, which is a copy of a part."""
         files = {path.stem: path for path in sorted(self.out.glob("*.seconds"))}
-        return {name: float(files[name].read_text()) for name in files.keys() - {"lists.json", "warm"}}
+        return {
+            name: float(files[name].read_text()) for name in sorted(files.keys() - {"lists.json", "warm"})
+        }
 
     def sample(self, model, name, samples):
         """Scores of sampled conversations with the tasks of a set."""

@@ -162,7 +162,8 @@ def test_a_whole_experiment_of_a_tiny_model_leaves_results_and_is_not_repeated(b
     (folder,) = results.glob("warm-*")
     assert {path.name for path in folder.iterdir()} == {"warm.json", "seed1.json", "passes.json"}
     warm = json.loads((folder / "warm.json").read_text())
-    assert len(warm["scores"]["test"]["success"]) == 2 and warm["seconds"]["warm"] > 0
+    assert len(warm["scores"]["test"]["success"]) == 2 and set(warm["parts"]) == {"part1", "part2"}
+    assert warm["seconds"]["part2"] > 0
     scripts = json.loads((results / "scripts.json").read_text())
     assert scripts["scores"]["expert"]["train"]["success"] == [1.0] * 3
     assert scripts["scores"]["expert with mistakes"]["test"]["calls"] > 1
