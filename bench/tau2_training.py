@@ -24,8 +24,9 @@ split. It may pass many tasks without looking at anything. So its success stands
 counts is success above it, and the number of calls: the script calls everything, an agent that checks calls
 what is needed.
 
-Time: about 2 hours of two free cores, as computed from CPU seconds of a shared machine (bf16 on AVX-512): data
-160, scripts 210, a step of the warm-up 0.66, a step of GRPO 20 (a third of it tau2's), the scores of a model 65.
+Time: about 2 hours of two free cores, as computed from CPU seconds of a shared machine (bf16 on AVX-512):
+data 160, scripts 210, a step of the warm-up 0.66, a step of GRPO 20 (a third of it tau2's), the scores of a
+model 65.
 
 Criteria, fixed before any run. A task's score is its share of successes over conversations, and over seeds if
 there are several. Differences are paired over tasks: 95% interval of a bootstrap over tasks (10,000 draws).
