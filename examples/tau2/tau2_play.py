@@ -2,11 +2,13 @@
 
   python tau2_play.py traces --problems train.jsonl --slips 0.12 --out traces.jsonl
   python tau2_play.py success --problems test.jsonl --slips 0.12
+  python tau2_play.py choose --problems train.jsonl --out lists.json
   python tau2_play.py load telecom -n 300
 
 `traces` writes demonstrations for `bough sft`, one turn a line. `success` says how many conversations reach
 the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom alone) checks, fixes and
 is done. `gold` makes the calls of the task's reference and is done; it sees nothing of the conversation.
+`ticket` makes the calls of a list that depends on the ticket alone (tau2_ticket.py).
 """
 
 import argparse
@@ -18,11 +20,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import tau2_library
 from tau2_environment import Tau2Environment
 from tau2_expert import Expert
 from tau2_problems import problems, write_lines
+from tau2_ticket import Script, choose_all, kind_of
+from tau2_tokenizer import END_OF_TURN, renderer
 
 MAX_TURNS = 60
 
@@ -90,28 +95,55 @@ class Play:
             self.turn_seconds += seconds
             self.agent.answered(name, arguments, answer["messages"][-1]["content"])
 
+    def to_end(self):
+        self.open()
+        while self.reward is None:
+            self.turn()
+        return self
+
     def lines(self):
         """An example for `bough sft` for each turn: it learns the last message."""
         ends = [i + 1 for i, message in enumerate(self.messages) if message["role"] == "assistant"]
         return [{"messages": self.messages[:end], "tools": self.tools} for end in ends]
 
+    def whole(self, render):
+        """The conversation as one example for `bough sft`, which learns turns and answers. The text is that
+        of the model's chat template; `bough sft` adds the token that ends a turn."""
+        begin = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        end = 1 + max(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        prompt = render(self.messages[:begin], self.tools, opens_turn=True)
+        text = render(self.messages[:end], self.tools)
+        assert text.startswith(prompt), "the template renders an opened turn otherwise than a finished one"
+        return {"prompt": prompt, "completion": text[len(prompt) :].rstrip("\n").removesuffix(END_OF_TURN)}
 
-def make_play(problem, agent, slips=0.0, seed=0):
+
+def ticket_of(problem):
+    """The ticket of a problem of telecom that the agent solves alone."""
     spec = problem["tau2"]
-    task, solo = tau2_library.find_task(spec["domain"], spec["task"]), not spec.get("user")
+    if spec["domain"] != "telecom" or spec.get("user"):
+        raise SystemExit(
+            "the expert and scripts play telecom alone (problems without a user); use --agent gold"
+        )
+    return tau2_library.find_task("telecom", spec["task"]).ticket
+
+
+def make_play(problem, agent="expert", slips=0.0, seed=0, lists=None):
+    """lists: those of `choose`, for the agent `ticket`. A ticket that had no task then has no calls."""
+    spec = problem["tau2"]
     if agent == "gold":
-        return Play(problem, Gold(task, solo))
-    if spec["domain"] != "telecom" or not solo:
-        raise SystemExit("the expert plays telecom alone (problems without a user); use --agent gold")
-    return Play(problem, Expert(task.ticket, slips, seed))
+        return Play(problem, Gold(tau2_library.find_task(spec["domain"], spec["task"]), not spec.get("user")))
+    if agent == "ticket":
+        return Play(problem, Script(lists.get(kind_of(ticket_of(problem)), [])))
+    return Play(problem, Expert(ticket_of(problem), slips, seed))
 
 
-def play(problem, agent, slips=0.0, seed=0):
-    conversation = make_play(problem, agent, slips, seed)
-    conversation.open()
-    while conversation.reward is None:
-        conversation.turn()
-    return conversation
+def play(*arguments, **options):
+    return make_play(*arguments, **options).to_end()
+
+
+def choose(problems):
+    """The lists of the agent `ticket`, chosen on problems."""
+    return choose_all(problems, ticket_of, lambda problem, agent: Play(problem, agent).to_end().reward)
 
 
 class ReplayedUser(BaseHTTPRequestHandler):
@@ -181,38 +213,73 @@ def read_lines(path):
         return [json.loads(line) for line in file]
 
 
+def played(args, lists):
+    """Plays the conversations of a file one after the other; none is kept, since each has a data base."""
+    seed = args.seed
+    for path in args.problems:
+        for problem in read_lines(path):
+            for _ in range(args.samples):
+                yield path, play(problem, args.agent, args.slips, seed, lists)
+                seed += 1
+
+
+def counts_of(results, samples):
+    """results: (reward, turns) of each conversation. Returns the success of each problem, and the mean of the
+    calls."""
+    rewards = [reward > 0 for reward, _ in results]
+    groups = [rewards[i : i + samples] for i in range(0, len(rewards), samples)]
+    calls = sum(turns for _, turns in results) / len(results)
+    return {"success": [sum(group) / samples for group in groups], "calls": round(calls, 2)}
+
+
+def run_agent(args):
+    """`traces` and `success`."""
+    if (args.agent == "ticket") != bool(args.lists):
+        raise SystemExit("--agent ticket needs --lists, and no other agent reads them")
+    lists = json.loads(Path(args.lists).read_text()) if args.lists else None
+    results, render = {path: [] for path in args.problems}, renderer()
+    with open(args.out or os.devnull, "w") as out:
+        for path, conversation in played(args, lists):
+            results[path].append((conversation.reward, conversation.turns))
+            lines = [conversation.whole(render)] if args.whole else conversation.lines()
+            out.writelines(json.dumps(line) + "\n" for line in lines if args.out)
+    for path, found in results.items():
+        counts = counts_of(found, args.samples)
+        success = sum(counts["success"]) / len(counts["success"])
+        calls = counts["calls"]
+        print(
+            f"{path}: {len(found)} conversations, success {success:.3f}, {calls:.1f} turns", file=sys.stderr
+        )
+    if args.counts:
+        write_lines(args.counts, [counts_of(found, args.samples) for found in results.values()])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("traces", "success"):
         command = commands.add_parser(name)
-        command.add_argument("--problems", required=True, help="file of tau2_problems.py")
-        command.add_argument("--agent", choices=["expert", "gold"], default="expert")
-        command.add_argument(
-            "--slips", type=float, default=0.0, help="share of the expert's turns with a mistake"
-        )
-        command.add_argument("--samples", type=int, default=1, help="conversations of each problem")
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument(
-            "--out", required=name == "traces", help="file of conversations, one turn a line"
-        )
+        add = command.add_argument
+        add("--problems", required=True, nargs="+", help="files of tau2_problems.py")
+        add("--agent", choices=["expert", "gold", "ticket"], default="expert")
+        add("--lists", help="file of `choose`, for the agent ticket")
+        add("--slips", type=float, default=0.0, help="share of the expert's turns with a mistake")
+        add("--samples", type=int, default=1, help="conversations of each problem")
+        add("--seed", type=int, default=0)
+        add("--out", required=name == "traces", help="file of conversations, one turn a line")
+        add("--whole", action="store_true", help="--out has whole conversations as prompt and completion")
+        add("--counts", help="file of the success of each problem and of the calls, one line a file")
+        command.set_defaults(run=run_agent)
+    command = commands.add_parser("choose")
+    command.add_argument("--problems", required=True, help="training tasks of telecom, without a user")
+    command.add_argument("--out", required=True, help="file of the lists, for --lists")
+    command.set_defaults(run=lambda args: write_lines(args.out, [choose(read_lines(args.problems))]))
     command = commands.add_parser("load")
     command.add_argument("domain", choices=tau2_library.DOMAINS)
     command.add_argument("-n", type=int, default=16, help="conversations at once")
+    command.set_defaults(run=lambda args: print(json.dumps(load(args.domain, args.n))))
     args = parser.parse_args()
-    if args.command == "load":
-        print(json.dumps(load(args.domain, args.n)))
-        return
-    plays, seed = [], args.seed
-    for problem in read_lines(args.problems):
-        for _ in range(args.samples):
-            plays.append(play(problem, args.agent, args.slips, seed))
-            seed += 1
-    if args.out:
-        write_lines(args.out, (line for conversation in plays for line in conversation.lines()))
-    won = sum(conversation.reward > 0 for conversation in plays)
-    turns = sum(conversation.turns for conversation in plays) / len(plays)
-    print(f"{len(plays)} conversations, success {won / len(plays):.3f}, {turns:.1f} turns", file=sys.stderr)
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tokenizers
 from case_files import ROOT, names_of, run_cases
 from run_util import ENVIRONMENT, read_metrics, to_yaml
 
@@ -116,6 +117,33 @@ def test_demonstrations_are_examples_of_sft(bough):
         ok=True,
         env=ENVIRONMENT,
     )
+
+
+def test_the_tokens_of_whole_demonstrations_are_those_of_conversations(bough):
+    """Byte pairs and template of tau2_tokenizer.py, as tokenizers and as Bough read them."""
+    run_example(bough, "tau2_problems.py", "mock", "-n", "3", "--out", "mock.jsonl")
+    command = ("traces", "--whole", "--problems", "mock.jsonl", "--agent", "gold", "--out", "whole.jsonl")
+    run_example(bough, "tau2_play.py", *command)
+    sizes = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--vocab-size", 900)
+    bough("init", "base", *sizes, ok=True)
+    run_example(
+        bough, "tau2_tokenizer.py", *("--examples", "whole.jsonl", "--model", "base", "--vocab-size", "900")
+    )
+    examples = [json.loads(line) for line in (bough.cwd / "whole.jsonl").read_text().splitlines()]
+    environment = [f"{key}={value}" for key, value in WORKERS.items() if key != "type"]
+    words = ("rollout", "--model", "base", "--prompts", "mock.jsonl", "--out", "out.jsonl")
+    words += ("--max-new-tokens", 4, "--environment", "python", *environment, "tool_call_parser=hermes")
+    bough(*words, ok=True, env=ENVIRONMENT)
+    rows = [json.loads(line) for line in (bough.cwd / "out.jsonl").read_text().splitlines()]
+    tokenizer = tokenizers.Tokenizer.from_file(str(bough.cwd / "base/tokenizer.json"))
+    assert [row["input_ids"][: row["loss_mask"].index(1)] for row in rows] == [
+        tokenizer.encode(example["prompt"]).ids for example in examples
+    ]
+    words = ("sft", "--model", "base", "--data", "whole.jsonl", "--out", "warm", "--max-steps", 1, "--json")
+    summary = json.loads(bough(*words, ok=True, env=ENVIRONMENT).stdout.splitlines()[-1])
+    # Each example learns the turn's end beside its completion.
+    completions = [len(tokenizer.encode(example["completion"]).ids) + 1 for example in examples]
+    assert summary["trained_tokens"] == sum(completions)
 
 
 def test_bough_serve_is_the_user(bough):
