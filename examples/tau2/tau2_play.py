@@ -6,18 +6,21 @@
   python tau2_play.py load telecom -n 300
 
 `traces` writes demonstrations for `bough sft`, one turn a line. `success` says how many conversations reach
-the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom alone) checks, fixes and
-is done. `gold` makes the calls of the task's reference and is done; it sees nothing of the conversation.
+the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom, alone or with the
+scripted user) checks, fixes and is done. `gold` makes the calls of the task's reference and is done; it sees
+nothing of the conversation.
 `ticket` makes the calls of a list that depends on the ticket alone (tau2_ticket.py).
 """
 
 import argparse
 import json
 import os
+import re
 import resource
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,16 +33,19 @@ from tau2_ticket import Script, choose_all, kind_of
 from tau2_tokenizer import END_OF_TURN, renderer
 
 MAX_TURNS = 60
+# In the prompt of tau2's user: why it calls, and what it knows.
+REASON = re.compile(r"Reason for call:(.*?)(?:Unknown info:|Task instructions:|</scenario>)", re.DOTALL)
 
 
 class Gold:
-    """Makes the agent's reference calls of a task, tells the user what the reference tells, and is done."""
+    """Makes the reference calls of a task, tells the user what the reference tells, and is done. A served
+    user (`user` is a URL) does the user's calls itself."""
 
-    def __init__(self, task, solo):
+    def __init__(self, task, user):
         criteria = task.evaluation_criteria
-        actions = [a for a in criteria.actions or [] if solo or a.requestor == "assistant"]
-        self.turns = [(action.name, action.arguments) for action in actions]
-        if not solo and criteria.communicate_info:
+        mine = ("assistant",) if user not in ("", "scripted") else ("assistant", "user")
+        self.turns = [(a.name, a.arguments) for a in criteria.actions or [] if a.requestor in mine]
+        if user and criteria.communicate_info:
             self.turns.append(("", {"text": "Your answer: " + ", ".join(criteria.communicate_info)}))
         self.turns.append(("done", {}))
 
@@ -48,6 +54,12 @@ class Gold:
 
     def answered(self, name, arguments, answer):
         pass
+
+
+def device_request(name, arguments):
+    """The turn by which an agent asks the user for an action of the user's phone."""
+    words = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+    return f"Please do this on your phone: {name}({words})"
 
 
 @dataclass
@@ -60,6 +72,7 @@ class Play:
     environment: Tau2Environment = field(default_factory=Tau2Environment)
     messages: list = field(default_factory=list)
     tools: list = field(default_factory=list)
+    opening: int = 0  # messages before the agent's first turn
     reward: float | None = None  # None: not over
     turns: int = 0
     reset_seconds: float = 0.0
@@ -71,10 +84,15 @@ class Play:
         opened = self.environment.reset(self.problem, seed)
         self.reset_seconds = time.process_time() - began
         self.messages, self.tools = opened["messages"], opened["tools"]
+        self.opening = len(self.messages)
 
     def turn(self):
-        name, arguments = self.agent.call()
-        text = arguments["text"] if not name else ""
+        asked, arguments = self.agent.call()
+        name, text = asked, ""
+        if not name:
+            text = arguments["text"]
+        elif name not in {tool["function"]["name"] for tool in self.tools}:
+            name, text = "", device_request(name, arguments)
         call = {"id": f"c{self.turns:05d}000", "name": name, "arguments": arguments}
         message = {"role": "assistant", "content": text}
         if name:
@@ -93,7 +111,7 @@ class Play:
             self.reward = 0.0
         else:
             self.turn_seconds += seconds
-            self.agent.answered(name, arguments, answer["messages"][-1]["content"])
+            self.agent.answered(asked, arguments, answer["messages"][-1]["content"])
 
     def to_end(self):
         self.open()
@@ -121,20 +139,24 @@ def ticket_of(problem):
     """The ticket of a problem of telecom that the agent solves alone."""
     spec = problem["tau2"]
     if spec["domain"] != "telecom" or spec.get("user"):
-        raise SystemExit(
-            "the expert and scripts play telecom alone (problems without a user); use --agent gold"
-        )
+        raise SystemExit("the agent `ticket` plays telecom alone (problems without a user); use --agent gold")
     return tau2_library.find_task("telecom", spec["task"]).ticket
 
 
 def make_play(problem, agent="expert", slips=0.0, seed=0, lists=None):
     """lists: those of `choose`, for the agent `ticket`. A ticket that had no task then has no calls."""
     spec = problem["tau2"]
+    task, user = tau2_library.find_task(spec["domain"], spec["task"]), spec.get("user", "")
     if agent == "gold":
-        return Play(problem, Gold(tau2_library.find_task(spec["domain"], spec["task"]), not spec.get("user")))
+        return Play(problem, Gold(task, user))
     if agent == "ticket":
         return Play(problem, Script(lists.get(kind_of(ticket_of(problem)), [])))
-    return Play(problem, Expert(ticket_of(problem), slips, seed))
+    if spec["domain"] != "telecom" or user not in ("", "scripted"):
+        raise SystemExit(
+            "the expert plays telecom alone or with the scripted user (problems without a user, or "
+            "--user scripted); use --agent gold"
+        )
+    return Play(problem, Expert(task.ticket, slips, seed))
 
 
 def play(*arguments, **options):
@@ -147,13 +169,16 @@ def choose(problems):
 
 
 class ReplayedUser(BaseHTTPRequestHandler):
-    """Answers every request of OpenAI's chat API as a user that has nothing to add."""
+    """Answers requests of OpenAI's chat API as a user who says why it calls, and has nothing to add."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "Please go on."}
+        messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+        begins = all(message["role"] != "assistant" for message in messages)  # the user's own turns
+        reason = REASON.search(messages[0]["content"]) if begins else None
+        words = " ".join(reason[1].replace("Known info:", "").split()) if reason else "Please go on."
+        message = {"role": "assistant", "content": words}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         answer = {"id": "user", "object": "chat.completion", "created": 0, "model": "user", "usage": usage}
@@ -173,13 +198,20 @@ def resident_mib():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@contextmanager
+def replayed_user():
+    """The URL of a user's model."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), ReplayedUser) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
 def load(domain, count):
     """Holds `count` conversations at once, a turn of each in a round. Returns memory and seconds."""
     solo = domain in tau2_library.SOLO_DOMAINS
-    with ThreadingHTTPServer(("127.0.0.1", 0), ReplayedUser) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        user = "" if solo else f"http://127.0.0.1:{server.server_port}/v1"
-        lines = problems(domain, user=user)
+    with replayed_user() as url:
+        lines = problems(domain, user="" if solo else url)
         before, began = resident_mib(), time.perf_counter()
         agent = "expert" if domain == "telecom" else "gold"
         plays = [make_play(lines[i % len(lines)], agent, slips=0.12, seed=i) for i in range(count)]
@@ -190,7 +222,6 @@ def load(domain, count):
             for conversation in running:
                 conversation.turn()
         wall = time.perf_counter() - began
-        server.shutdown()
     turns = sum(conversation.turns for conversation in plays)
     return {
         "domain": domain,
