@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -31,6 +32,7 @@ class Sft {
   SftSummary work();
 
  private:
+  std::vector<SftExample> read_examples();
   void encode_examples();
   int64_t max_length() const;  // of an example, in tokens
   bool fit(const PromptEncoder& encoder, const SftExample& example, EncodedExample& encoded,
@@ -41,7 +43,9 @@ class Sft {
 
   const SftSettings& settings_;
   const SftOptions& options_;
-  std::vector<Trajectory> examples_;
+  std::vector<Trajectory> sequences_;
+  // Each example's sequences, one for each message that is learned: the first one, and the one after the last.
+  std::vector<std::pair<size_t, size_t>> examples_;
   std::unique_ptr<Model> model_;
   CostModel costs_;
   int64_t steps_per_epoch_ = 0;
@@ -80,6 +84,35 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
   optimizer_ = std::make_unique<Optimizer>(*model_, settings.optimizer, total_steps_);
 }
 
+// A conversation whose messages are all learned becomes several examples that end with one of them. They have
+// the conversation's `where`.
+std::vector<SftExample> Sft::read_examples() {
+  std::vector<SftExample> examples = read_sft(settings_.train_dataset);
+  if (settings_.learned_messages == "last") return examples;
+  std::vector<SftExample> out;
+  int64_t num_conversations = 0, num_first = 0;
+  for (SftExample& example : examples) {
+    num_conversations += !example.messages.empty();
+    for (size_t i = 0; i + 1 < example.messages.size(); ++i) {
+      if (example.messages[i].value("role", "") != "assistant") continue;
+      if (i == 0) {
+        ++num_first;
+        continue;
+      }
+      SftExample& part = out.emplace_back(example);
+      part.messages.erase(part.messages.begin() + static_cast<std::ptrdiff_t>(i) + 1, part.messages.end());
+    }
+    out.push_back(std::move(example));
+  }
+  if (num_conversations == 0)
+    log_warning(str("learned_messages: all has no effect: no example of ", settings_.train_dataset.path,
+                    " has messages"));
+  if (num_first > 0)
+    log_info(str("learned_messages: ", num_first, " of ", num_conversations,
+                 " conversations begin with the assistant; this message is not learned"));
+  return out;
+}
+
 void Sft::encode_examples() {
   const PromptEncoder encoder = PromptEncoder::from_directory(settings_.model.path);
   const std::vector<int32_t> stop_tokens = load_stop_tokens(settings_.model.path, encoder.tokenizer());
@@ -88,7 +121,7 @@ void Sft::encode_examples() {
   else
     log_warning(
         str(settings_.model.path, ": the model has no stop token: it will not learn where answers end"));
-  const std::vector<SftExample> examples = read_sft(settings_.train_dataset);
+  const std::vector<SftExample> examples = read_examples();
   std::vector<EncodedExample> encoded(examples.size());
   {
     Progress progress("encoding", static_cast<int64_t>(examples.size()), "examples",
@@ -105,12 +138,16 @@ void Sft::encode_examples() {
   }
   const int64_t limit = max_length();
   int64_t num_overlong = 0;
+  std::string last_where;
   for (size_t i = 0; i < encoded.size(); ++i) {
     if (std::ssize(encoded[i].ids) > limit) {
       ++num_overlong;
       if (!fit(encoder, examples[i], encoded[i], limit)) continue;
     }
-    Trajectory& trajectory = examples_.emplace_back();
+    if (std::exchange(last_where, examples[i].where) != examples[i].where)
+      examples_.emplace_back(sequences_.size(), sequences_.size());
+    ++examples_.back().second;
+    Trajectory& trajectory = sequences_.emplace_back();
     trajectory.input_ids = std::move(encoded[i].ids);
     trajectory.loss_mask = std::move(encoded[i].loss_mask);
   }
@@ -170,7 +207,8 @@ std::vector<const Trajectory*> Sft::batch_of(int64_t step) {
   const size_t begin = static_cast<size_t>(step % steps_per_epoch_) * batch;
   std::vector<const Trajectory*> out;
   for (size_t i = begin; i < std::min(begin + batch, order_.size()); ++i)
-    out.push_back(&examples_[order_[i]]);
+    for (size_t s = examples_[order_[i]].first; s < examples_[order_[i]].second; ++s)
+      out.push_back(&sequences_[s]);
   return out;
 }
 

@@ -15,6 +15,7 @@ struct SftSettings {
   ModelSettings model;
   std::string out;
   DatasetSettings train_dataset;
+  std::string learned_messages = "last";
   int64_t epochs = 1;
   int64_t max_steps = 0;
   int64_t seed = 1;
@@ -32,6 +33,10 @@ struct SftSettings {
     v("out", out, "folder to write the model to");
     v("train_dataset", train_dataset,
       "examples with messages, prompt and completion, or question and answer");
+    v("learned_messages", learned_messages,
+      "the assistant's messages of a conversation that are learned: the last one; or all, each of which "
+      "follows the messages before it as the chat template shows them",
+      one_of({"last", "all"}));
     v("epochs", epochs, "epochs over the examples", at_least(1));
     v("max_steps", max_steps, "number of steps; 0: by epochs", at_least(0));
     v("seed", seed, "seeds the order of examples and new adapters", range(0, 1e15));
@@ -58,7 +63,7 @@ struct SftSettings {
 };
 
 struct SftSummary {
-  int64_t examples = 0;
+  int64_t examples = 0;  // with learned_messages: all, conversations
   int64_t steps = 0;
   double first_loss = 0, last_loss = 0;    // mean over the first and last tenth of the steps, nats per token
   std::optional<double> aux_loss, z_loss;  // of the last step's routers, without coefficients; if used

@@ -70,6 +70,36 @@ TEST_F(SftTest, TheLossFallsAndTheTrainedModelIsWritten) {
   EXPECT_EQ(load_stop_tokens(settings_.out, std::nullopt), std::vector<int32_t>{258});
 }
 
+TEST_F(SftTest, AllMessagesOfTheAssistantAreLearnedInOneBatch) {
+  const auto talk = [](const std::vector<const char*>& texts) {
+    Json messages = Json::array();
+    for (size_t i = 0; i < texts.size(); ++i)
+      messages.push_back({{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", texts[i]}});
+    return Json{{"messages", messages}}.dump() + "\n";
+  };
+  std::ofstream(root_ / "model/chat_template.jinja")
+      << "{% for m in messages %}{{ m.role[0] + m.content + '<|im_end|>' }}{% endfor %}"
+         "{% if add_generation_prompt %}a{% endif %}";
+  std::ofstream(root_ / "data.jsonl") << talk({"1", "ab", "2", "cde"}) + talk({"3", "x"});
+  settings_.train_dataset.batch_size = 1;
+  const SftSummary last = run();
+  EXPECT_EQ(last.trained_tokens, 4 + 2) << "cde and x, each with the token that ends the message";
+  settings_.learned_messages = "all";
+  const SftSummary all = run();
+  EXPECT_EQ(all.examples, 2);
+  EXPECT_EQ(all.steps, 2) << "a conversation's messages are in one batch";
+  EXPECT_EQ(all.trained_tokens, 3 + 4 + 2);
+  EXPECT_GT(all.compression, 1.2) << "a message's prompt is the start of the next one's";
+
+  settings_.train_dataset.batch_size = 2;
+  settings_.learned_messages = "last";
+  std::ofstream(root_ / "data.jsonl") << talk({"1", "ab"}) + talk({"1", "ab", "2", "cde"});
+  const double apart = run().first_loss;
+  std::ofstream(root_ / "data.jsonl") << talk({"1", "ab", "2", "cde"});
+  settings_.learned_messages = "all";
+  EXPECT_NEAR(run().first_loss, apart, 1e-6) << "the mean over all learned tokens";
+}
+
 TEST_F(SftTest, WithLoraOnlyTheAdapterIsWritten) {
   settings_.max_steps = 2;
   settings_.lora.rank = 4;
