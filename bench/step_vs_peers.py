@@ -7,6 +7,9 @@ faster: `auto` and `path` against AReaL-DTA, `dense` against transformers' dense
 Every measurement is a separate process with one uncounted warm-up. If a contender's loss differs from
 Bough's, the contender computed something else, and the benchmark fails.
 
+The sets tau2_* are conversations of tau2-bench (bench/tau2_sets.py; docs/tau2.md, "Trees"). They need the
+environment that `scripts/setup_venv tau2` installs. Without it, the script says so and leaves them out.
+
 Memory above weights and gradients is the process's peak resident size minus that of the same step on a set of
 a few tokens. This baseline holds almost only weights, gradients and libraries. It applies to all contenders.
 
@@ -39,6 +42,10 @@ from peers import (
     run_json,
     say,
 )
+from tau2_sets import HOW_TO_GET
+from tau2_sets import PYTHON as TAU2_PYTHON
+from tau2_sets import SETS as TAU2_SETS
+from tau2_sets import write_sets as write_tau2_sets
 from workload import QUICK_SETS, SETS, write_set
 
 # Tolerance of the loss, divided by log(vocabulary size), the order of magnitude of a log-probability.
@@ -96,7 +103,7 @@ def parse_arguments():
         epilog="\n".join(__doc__.splitlines()[2:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=[*SETS, *TAU2_SETS], default=[*SETS, *TAU2_SETS])
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
@@ -109,7 +116,20 @@ def parse_arguments():
         parser.error(f"--rounds: got {args.rounds}, expected at least 1")
     if args.quick:
         args.shape, args.rounds = "tiny", 1
+    args.sets = available_sets(args.sets, args.quick)
+    if not args.sets:
+        parser.error("--sets: none of them can be made here")
     return args
+
+
+def available_sets(names, quick):
+    """The names without tau2-bench's, if its environment is missing, or in a smoke test."""
+    left_out = [name for name in names if name in TAU2_SETS]
+    if not left_out or (TAU2_PYTHON.exists() and not quick):
+        return names
+    why = "they take minutes" if quick else f"there is no {TAU2_PYTHON}; {HOW_TO_GET}"
+    say(f"step_vs_peers: left out {', '.join(left_out)}: {why}")
+    return [name for name in names if name not in TAU2_SETS]
 
 
 def measure_all(bench, sets, contenders):
@@ -125,7 +145,9 @@ def measure_all(bench, sets, contenders):
         for dtype in bench.args.dtypes
         for contender in contenders
     }
-    paths = {name: bench.make_set(name, sets[name]) for name in bench.args.sets}
+    paths = {name: bench.make_set(name, sets[name]) for name in bench.args.sets if name in sets}
+    if names := [name for name in bench.args.sets if name in TAU2_SETS]:
+        paths |= write_tau2_sets(names, bench.folder)
     results = {
         (name, dtype): {contender: [] for contender in contenders}
         for name in bench.args.sets

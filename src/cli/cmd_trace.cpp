@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "cli/command.h"
 #include "report/html_text.h"
+#include "report/run_follower.h"
 #include "run/run_view.h"
 #include "run/trace_store.h"
 
@@ -17,7 +18,7 @@ constexpr int64_t kMostListed = 20;
 struct TraceOptions {
   std::string run, id;
   int64_t step = -1, worst = 0, best = 0, longest = 0;
-  bool failed = false, json = false;
+  bool failed = false, evaluation = false, json = false;
 };
 
 int64_t given_filters(const TraceOptions& options) {
@@ -36,13 +37,15 @@ void keep_first(std::vector<TraceRecord>& records, int64_t most, const auto& key
 // The conversations to show, and how many there are.
 std::pair<std::vector<TraceRecord>, int64_t> choose_traces(const TraceOptions& options,
                                                            const std::filesystem::path& folder) {
-  std::vector<int64_t> steps = list_traced_steps(folder);
+  std::vector<int64_t> steps = options.evaluation ? list_evaluated_steps(folder) : list_traced_steps(folder);
   if (options.step >= 0) {
     steps = {options.step};
-  } else if (given_filters(options) == 0 && !steps.empty()) {
+  } else if ((options.evaluation || given_filters(options) == 0) && !steps.empty()) {
     steps = {steps.back()};
   }
-  std::vector<TraceRecord> records = list_traces(folder, steps);
+  std::vector<TraceRecord> records;
+  if (!options.evaluation) records = list_traces(folder, steps);
+  else if (!steps.empty()) records = list_evaluated(folder, steps.back());
   if (options.failed)
     std::erase_if(records, [](const TraceRecord& one) { return !one.has_failed && !one.is_dropped; });
   using Key = std::optional<double>;
@@ -104,6 +107,8 @@ void add_trace_command(CommandLine& line) {
       .type_name("K")
       .range(1, 10'000);
   command.add_flag("--failed", options->failed, "Those that failed or were dropped, at most 20");
+  command.add_flag("--evaluation", options->evaluation,
+                   "Of the validation set instead: the last evaluation, or the one after --step");
   command.add_option("--id", options->id, "One conversation by its id, such as 12.3.2").type_name("ID");
   add_json_flag(command, options->json);
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/signals.h"
@@ -12,6 +13,7 @@
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
 #include "net/http_client.h"
+#include "report/chat_relay.h"
 #include "report/display.h"
 #include "run/engine_process.h"
 #include "run/idle_settings.h"
@@ -90,6 +92,9 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
   raise_descriptor_limit(settings.http.max_connections);
   auto server =
       std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
+  // The folder is the user's alone, so the key may stand there.
+  write_file_atomically(chat_server_file(run_folder_of(run)),
+                        dump_line({{"url", server->url()}, {"api_key", key}}) + "\n");
   if (json) print_json({{"url", server->url()}, {"folder", run_folder_of(run).string()}});
   else print_text("agents: " + server->url() + "\n");
   log_info(str("agents start sessions at ", server->url(), key.empty() ? ", without an API key" : ""));

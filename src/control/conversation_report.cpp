@@ -203,8 +203,10 @@ std::vector<ConversationGroup> conversation_groups(std::span<const Trajectory> r
       if (!view.forks_from.empty() && common <= view.common_tokens) continue;
       view.forks_from = groups.back().views[i].name;
       view.common_tokens = common;
+      view.fork_turn = -1;
+      if (row.turns.empty()) continue;  // also a conversation that failed before its first token
       const auto at = static_cast<size_t>(std::min<std::ptrdiff_t>(common, std::ssize(row.turns) - 1));
-      view.fork_turn = row.turns.empty() ? -1 : row.turns[at];
+      view.fork_turn = row.turns[at];
       // If the environment's answers differ, the fork belongs to the turn that the environment answered.
       for (size_t t = at; view.fork_turn < 0 && t > 0; --t) view.fork_turn = row.turns[t - 1];
     }

@@ -621,9 +621,15 @@ TEST(Conversation, DamagedConversationsAreDescribedWithoutAnError) {
                     {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {5, {{"function", "f"}}}}}}},
                   {"retokenized", {1}},
                   {"turn_tokens", "x"}}}};
-  const std::vector<ConversationGroup> groups = conversation_groups(std::span(&row, 1), 1, 3);
+  std::vector<Trajectory> rows = {row, row};             // without `turns`
+  rows.push_back({.group = "g", .fields = row.fields});  // failed before its first token
+  rows.push_back(rows.back());
+  const std::vector<ConversationGroup> groups = conversation_groups(rows, 1, 3);
   ASSERT_EQ(groups.size(), 1u);
+  ASSERT_EQ(groups[0].views.size(), 4u);
   EXPECT_EQ(groups[0].views[0].messages.size(), 3u);
+  EXPECT_EQ(groups[0].views[1].common_tokens, 2);
+  EXPECT_EQ(groups[0].views[3].fork_turn, -1);
   EXPECT_FALSE(describe_conversation(row).empty());
 }
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -100,6 +102,12 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   out.pass_at_k /= static_cast<double>(out.num_problems);
   out.interval = wilson_interval(out.avg_at_k, out.num_problems);
   out.seconds = seconds_since(start);
+  if (options.take_samples) {
+    std::vector<Trajectory> samples;
+    for (FinishedGroup& group : *groups)
+      std::move(group.samples.begin(), group.samples.end(), std::back_inserter(samples));
+    options.take_samples(std::move(samples));
+  }
   return out;
 }
 

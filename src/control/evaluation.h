@@ -58,6 +58,8 @@ struct EvaluationOptions {
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
   bool in_rounds = false;  // as in GeneratorOptions
+  // If set, gets all samples with their rewards, in the order of the problems' ends.
+  std::function<void(std::vector<Trajectory>)> take_samples;
 };
 
 // Returns nullopt if collect.stop() returned true. The data set must not be empty. Leaves the engine idle.

@@ -319,6 +319,15 @@ std::string RunWorkers::busy_with() const {
   return external.empty() ? text : str(text, "; ", external);
 }
 
+std::vector<std::pair<std::string, std::string>> RunWorkers::doing() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const WorkQueue* queue : {&engine_, &trainer_, &rewards_, &writer_}) {
+    const char* current = queue->current();
+    out.emplace_back(queue->name(), current ? current : "");
+  }
+  return out;
+}
+
 bool RunWorkers::run_some() {
   return trainer_.run_some() || writer_.run_some() || engine_.run_some();
 }

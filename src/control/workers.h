@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -61,6 +62,8 @@ class WorkQueue {
   Clock::Time last_progress() const { return Clock::Time(Clock::Duration(last_progress_.load())); }
   double idle_seconds() const { return idle_seconds_.load(); }  // sum over its threads
   std::string busy_with(Clock::Time now) const;                 // "engine (evaluate, 12 s)"; "" if it waits
+  const char* name() const { return options_.name; }
+  const char* current() const { return current_.load(); }  // the task's name; nullptr: it waits
 
  private:
   struct Piece {
@@ -119,6 +122,9 @@ class RunWorkers final : public Workers, private ExternalRolloutSink {
   MetricValues external_metrics() const override {
     return parts_.external ? parts_.external->metrics() : MetricValues();
   }
+
+  // By thread, the name of its task as in the timeline: {"engine", "generate"}; {"trainer", ""}: it waits.
+  std::vector<std::pair<std::string, std::string>> doing() const;
 
   EventQueue& events() { return events_; }
   Timeline& timeline() { return timeline_; }  // of all workers, from the construction of this object on

@@ -17,6 +17,7 @@ namespace bough {
 struct RolloutReadOptions {
   int64_t vocab_size = 0;                   // a token id must be below it; 0: not checked
   bool require_reward_or_advantage = true;  // not for lines with valid = false
+  bool allow_greedy = false;                // temperature 0: samples of an evaluation, not to be trained on
   // Names of fields that become Trajectory::columns. `bough rollout` writes the two defaults. All other
   // unknown fields go to Trajectory::fields.
   std::vector<std::string> columns = {"raw_logprobs", "truncated_logprobs"};

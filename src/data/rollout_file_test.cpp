@@ -232,6 +232,10 @@ TEST_F(RolloutFile, NamesWhatIsMissing) {
   expect_names(refusal(without("reward")), {"'reward'", "advantage"});
   RolloutReadOptions relaxed;
   relaxed.require_reward_or_advantage = false;
+  expect_names(refusal(with("temperature", "0"), relaxed), {"'temperature'", "above 0"});
+  relaxed.allow_greedy = true;
+  EXPECT_EQ(read(with("temperature", "0"), relaxed)[0].temperature, 0);
+  expect_names(refusal(with("temperature", "-1"), relaxed), {"'temperature'", "above 0"});
   EXPECT_EQ(read(without("reward"), relaxed).size(), 1u);
   expect_names(refusal(without("group"), relaxed), {"'group'"});
   Json line = Json::parse(without("group"));

@@ -397,7 +397,7 @@ class LineParser {
       case kTemperature: {
         const std::string got = got_here();
         rollout_.temperature = parse_real<double>(here);
-        if (!(rollout_.temperature > 0))
+        if (!(rollout_.temperature > 0) && !(options_.allow_greedy && rollout_.temperature == 0))
           fail(here, got, "a number above 0, because log-probabilities use logits / temperature");
         break;
       }

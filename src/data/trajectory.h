@@ -54,6 +54,12 @@ struct RoutedExperts {
 // that the policy sampled. Such a token has loss mask 0 in this row. Other rows do not have the column.
 inline constexpr const char* kSampledColumn = "sampled";
 
+// Columns that training adds to the rows it is trained on, for people: by trained token, rounded to 0.001.
+// kMismatchColumn: the trainer's log-probability before the step minus the engine's. kEntropyColumn: the
+// policy's entropy in nats.
+inline constexpr const char* kMismatchColumn = "token_mismatch";
+inline constexpr const char* kEntropyColumn = "token_entropy";
+
 struct Trajectory {
   std::string group;            // the same for all samples of one prompt
   std::string trajectory;       // a conversation, whose rows weigh as one (train/make_batch.h); empty: none

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <chrono>
 #include <future>
+#include <list>
 #include <optional>
 #include <thread>
 
@@ -98,12 +99,13 @@ struct HttpServer::State : ConnectionContext {
 
   void listen();
   void accept();
-  void repeat(std::chrono::steady_clock::duration period, std::function<void()> work);
+  void repeat(asio::steady_timer& timer, std::chrono::steady_clock::duration period,
+              std::function<void()> work);
   void close_all();
 
   tcp::acceptor acceptor;
   asio::steady_timer accept_timer;
-  std::optional<asio::steady_timer> repeat_timer;
+  std::list<asio::steady_timer> repeat_timers;  // of every(), one each
   int port = 0;
   asio::thread_pool short_lane{1}, long_lane{1};
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work;
@@ -159,19 +161,19 @@ void HttpServer::State::accept() {
   });
 }
 
-void HttpServer::State::repeat(std::chrono::steady_clock::duration period, std::function<void()> work) {
+void HttpServer::State::repeat(asio::steady_timer& timer, std::chrono::steady_clock::duration period,
+                               std::function<void()> work) {
   if (is_closing) return;
-  if (!repeat_timer) repeat_timer.emplace(context);
-  repeat_timer->expires_after(period);
-  repeat_timer->async_wait([this, period, work = std::move(work)](const error_code& cancelled) {
+  timer.expires_after(period);
+  timer.async_wait([this, &timer, period, work = std::move(work)](const error_code& cancelled) {
     if (cancelled || is_closing) return;
     work();
-    repeat(period, work);
+    repeat(timer, period, work);
   });
 }
 
 void HttpServer::State::close_all() {
-  if (repeat_timer) repeat_timer->cancel();
+  for (asio::steady_timer& timer : repeat_timers) timer.cancel();
   const std::vector<std::shared_ptr<Connection>> all(connections.begin(), connections.end());
   for (const auto& connection : all) connection->close();
 }
@@ -218,7 +220,9 @@ void HttpServer::prepare(size_t bytes, std::function<void()> work) {
 void HttpServer::every(double seconds, std::function<void()> work) {
   const auto period =
       std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
-  post([state = state_.get(), period, work = std::move(work)] { state->repeat(period, work); });
+  post([state = state_.get(), period, work = std::move(work)] {
+    state->repeat(state->repeat_timers.emplace_back(state->context), period, work);
+  });
 }
 
 void HttpServer::stop_accepting() {

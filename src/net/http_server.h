@@ -152,7 +152,8 @@ class HttpServer {
   // the preparation thread for bodies of `bytes` bytes. `work` must not throw.
   void post(std::function<void()> work);
   void prepare(size_t bytes, std::function<void()> work);
-  // Runs `work` on the I/O thread every `seconds` until close(). `work` must not throw.
+  // Runs `work` on the I/O thread every `seconds` until close(), beside the work of other calls. `work` must
+  // not throw.
   void every(double seconds, std::function<void()> work);
   void stop_accepting();
   // Drops functions that prepare() has queued, waits at most `seconds` for answers in progress, then closes

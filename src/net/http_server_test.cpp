@@ -238,6 +238,15 @@ TEST_F(HttpServerTest, DisconnectsAClientThatReadsNothingInTime) {
   EXPECT_TRUE(eventually([&] { return gone_ == 1; }));
 }
 
+TEST_F(HttpServerTest, EachWorkOfEveryIsRepeated) {
+  start();
+  std::atomic<int> often = 0, seldom = 0;
+  server_->every(0.001, [&] { ++often; });
+  server_->every(0.004, [&] { ++seldom; });
+  EXPECT_TRUE(eventually([&] { return often >= 5 && seldom >= 3; }));
+  server_->close(0);  // its thread uses the counts
+}
+
 TEST_F(HttpServerTest, RecognizesLoopbackAndTakenAddresses) {
   EXPECT_TRUE(is_loopback("127.0.0.1"));
   EXPECT_TRUE(is_loopback("::1"));

@@ -49,6 +49,23 @@ void ProgressFile::set_step(int64_t step) {
   write_if_due();
 }
 
+void ProgressFile::set_queue(Json queue) {
+  if (progress_.value("queue", Json()) == queue) return;
+  progress_["queue"] = std::move(queue);
+  is_written_ = false;
+  write_if_due();
+}
+
+void ProgressFile::set_threads(const std::vector<std::pair<std::string, std::string>>& doing) {
+  for (const auto& [thread, what] : doing) {
+    Json& known = progress_["threads"][thread];
+    if (known.is_object() && known["doing"] == what) continue;
+    known = {{"doing", what}, {"since", seconds_since_1970()}};
+    is_written_ = false;
+  }
+  write_if_due();
+}
+
 void ProgressFile::write_if_due() {
   if (!is_written_ && seconds_between(last_write_, clock_.now()) >= kLeastSeconds) write();
 }

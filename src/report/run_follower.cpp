@@ -7,6 +7,7 @@
 #include <charconv>
 #include <csignal>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "base/error.h"
@@ -25,7 +26,8 @@ constexpr size_t kMostProblemBytes = 4000;  // of a message
 constexpr size_t kReadBytes = size_t{1} << 20;
 
 constexpr std::string_view kRolloutsPrefix = "step_", kDroppedPrefix = "dropped_",
-                           kWaitingPrefix = "waiting_", kRolloutsSuffix = ".jsonl.zst";
+                           kWaitingPrefix = "waiting_", kEvaluationPrefix = "evaluation_",
+                           kRolloutsSuffix = ".jsonl.zst";
 
 // Returns 7 for "step_7.jsonl.zst" with the prefix "step_".
 std::optional<int64_t> number_of(std::string_view name, std::string_view prefix) {
@@ -53,6 +55,14 @@ fs::path dropped_in_step(const fs::path& folder, int64_t step) {
 
 fs::path waiting_group(const fs::path& folder, int64_t number) {
   return folder / "traces" / str(kWaitingPrefix, number, kRolloutsSuffix);
+}
+
+fs::path evaluation_of_step(const fs::path& folder, int64_t step) {
+  return folder / "traces" / str(kEvaluationPrefix, step, kRolloutsSuffix);
+}
+
+std::vector<int64_t> list_evaluated_steps(const fs::path& folder) {
+  return list_numbers(folder / "traces", kEvaluationPrefix);
 }
 
 std::vector<int64_t> list_numbers(const fs::path& folder, std::string_view prefix) {
@@ -208,6 +218,9 @@ bool RunFollower::list_steps() {
   const uintmax_t bytes = fs::file_size(dropped_in_step(folder_, step), missing);
   Json open;
   if (waiting > 0 || !missing) open = {{"step", step}, {"waiting", waiting}, {"bytes", missing ? 0 : bytes}};
+  std::vector<int64_t> all;
+  std::ranges::set_union(steps, list_evaluated_steps(folder_), std::back_inserter(all));
+  steps = std::move(all);
   if (steps == steps_ && open == open_) return false;
   steps_ = std::move(steps);
   open_ = std::move(open);

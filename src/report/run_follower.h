@@ -28,6 +28,9 @@ std::vector<int64_t> list_rollout_steps(const std::filesystem::path& folder);
 // traces/waiting_N.jsonl.zst, one group each.
 std::filesystem::path dropped_in_step(const std::filesystem::path& folder, int64_t step);
 std::filesystem::path waiting_group(const std::filesystem::path& folder, int64_t number);
+// traces/evaluation_N.jsonl.zst: samples of the weights after step N; and the steps that have one, ascending.
+std::filesystem::path evaluation_of_step(const std::filesystem::path& folder, int64_t step);
+std::vector<int64_t> list_evaluated_steps(const std::filesystem::path& folder);
 // The numbers N of the files FOLDER/<prefix>N.jsonl.zst, ascending.
 std::vector<int64_t> list_numbers(const std::filesystem::path& folder, std::string_view prefix);
 
@@ -63,7 +66,8 @@ class RunFollower {
   Json snapshot() const;
 
   const std::filesystem::path& folder() const { return folder_; }
-  const std::vector<int64_t>& steps() const { return steps_; }  // steps with a rollout file, ascending
+  // Steps with a rollout file or an evaluation's samples, ascending.
+  const std::vector<int64_t>& steps() const { return steps_; }
   const std::map<std::string, double>& last_values() const { return last_values_; }
   int64_t last_step() const { return last_step_; }
   struct Curve {

@@ -151,10 +151,18 @@ TEST_F(RunFollowerTest, WatchFitsTheTerminalAndShowsNoControlCharacters) {
   for (int step = 1; step <= 100; ++step)
     append("metrics.jsonl", str("{\"step\":", step, ",\"reward/mean\":", step, ",\"time/step\":2}\n"));
   append("log.txt", "2026-11-27 10:06:34.320 warning: \x1b[2Jgone " + std::string(300, 'x') + "\n");
-  const FakeClock clock;
+  FakeClock clock;
   ProgressFile progress(folder() / "progress.json", 130, clock);
+  clock.advance(std::chrono::seconds(1));
+  progress.set_threads({{"engine", "generate"}, {"trainer", ""}});
+  clock.advance(std::chrono::seconds(1));
+  progress.set_queue({{"running", 3}, {"awaiting", 1}, {"buffered", 2}});
   RunFollower follower(folder());
   const std::string text = watch_text(follower, 60);
+  EXPECT_NE(text.find("engine: generate "), std::string::npos) << text;
+  EXPECT_NE(text.find(", trainer: waits "), std::string::npos) << text;
+  EXPECT_NE(text.find("groups: 3 in generation, 1 waiting for rewards, 2 scored\n"), std::string::npos)
+      << text;
   EXPECT_NE(text.find("step 100 of 130, 1:00 left"), std::string::npos) << text;
   EXPECT_NE(text.find("reward                 100  ▁"), std::string::npos) << text;
   EXPECT_NE(text.find("warning (1):  [2Jgone xxx"), std::string::npos) << text;

@@ -87,6 +87,22 @@ std::string watch_text(const RunFollower& run, int columns) {
     steps += ", " + format_duration(mean * static_cast<double>(total - run.last_step())) + " left";
   }
   out += steps + "\n";
+  const Json queue = progress.is_object() ? progress.value("queue", Json()) : Json();
+  const Json threads = progress.is_object() ? progress.value("threads", Json()) : Json();
+  if (threads.is_object() && !has_ended(run)) {
+    std::string line;
+    for (const auto& [thread, state] : threads.items()) {
+      const std::string what = state.value("doing", "");
+      line += str(line.empty() ? "" : ", ", thread, ": ", what.empty() ? "waits" : what, " ",
+                  format_duration(std::max(0.0, seconds_since_1970() - state.value("since", 0.0))));
+    }
+    out += line + "\n";
+  }
+  if (queue.is_object() && !has_ended(run)) {
+    const auto number = [&](const char* name) { return queue.value(name, int64_t{0}); };
+    out += str("groups: ", number("running"), " in generation, ", number("awaiting"),
+               " waiting for rewards, ", number("buffered"), " scored\n");
+  }
   for (const WatchedCurve& watched : kWatched) {
     const auto found = curves.find(watched.metric);
     if (found == curves.end()) continue;

@@ -12,6 +12,7 @@
 #include "base/format.h"
 #include "net/http_server.h"
 #include "net/secrets.h"
+#include "report/chat_relay.h"
 #include "report/run_control.h"
 #include "report/run_follower.h"
 #include "report/run_page.h"
@@ -22,7 +23,9 @@ namespace {
 
 constexpr size_t kMostKeptBytes = size_t{256} << 10;  // of past events, for readers that connect again
 constexpr int64_t kUnreadBytes = int64_t{1} << 20;
-constexpr int kPollsPerSign = 30;  // a sign of life every 15 seconds
+constexpr int kPollsPerSign = 30;     // a sign of life every 15 seconds
+constexpr double kChatSeconds = 0.1;  // between the parts of a streamed answer
+constexpr size_t kMostChats = 4;
 
 const HttpHeaders& page_headers() {
   static const HttpHeaders headers = {{"Cache-Control", "no-store"},
@@ -74,6 +77,7 @@ struct ViewServer::State {
   void answer_step(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void open_stream(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void begin_command(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
+  void begin_chat(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void answer_commands(bool server_ends);
   Run& run_of(const HttpRequest& request);
   std::string snapshot();
@@ -90,6 +94,7 @@ struct ViewServer::State {
     std::shared_ptr<HttpExchange> exchange;
   };
   std::vector<OpenCommand> commands;
+  std::vector<std::unique_ptr<ChatRelay>> chats;
   std::vector<std::shared_ptr<HttpExchange>> streams;
   std::deque<Event> events;  // the last ones
   size_t kept_bytes = 0;
@@ -205,6 +210,13 @@ void ViewServer::State::begin_command(const HttpRequest& request,
   commands.push_back({std::make_unique<ControlRequest>(run_of(request).given.folder, command), exchange});
 }
 
+void ViewServer::State::begin_chat(const HttpRequest& request,
+                                   const std::shared_ptr<HttpExchange>& exchange) {
+  if (chats.size() >= kMostChats) throw UserError(str(chats.size(), " answers are being made already"));
+  chats.push_back(
+      std::make_unique<ChatRelay>(run_of(request).given.folder, request.body, exchange, page_headers()));
+}
+
 void ViewServer::State::answer_commands(bool server_ends) {
   std::erase_if(commands, [&](OpenCommand& open) {
     if (!open.exchange->is_open()) return true;
@@ -225,12 +237,12 @@ void ViewServer::State::answer(const HttpRequest& request, const std::shared_ptr
   };
   if (!is_for_this_machine(request))
     return refuse(403, "only programs on this machine are answered (headers Host and Origin)");
-  if (request.path == "/api/control") {
-    if (request.method != "POST") return refuse(405, "/api/control takes POST only");
+  if (const bool is_chat = request.path == "/api/chat"; is_chat || request.path == "/api/control") {
+    if (request.method != "POST") return refuse(405, request.path + " takes POST only");
     if (!same_key(request.header("x-bough-token"), token))
-      return refuse(403, "a command needs the header X-Bough-Token: open the page by the URL with its token");
+      return refuse(403, "this needs the header X-Bough-Token: open the page by the URL with its token");
     try {
-      return begin_command(request, exchange);
+      return is_chat ? begin_chat(request, exchange) : begin_command(request, exchange);
     } catch (const std::exception& error) {
       return refuse(409, error.what());
     }
@@ -270,11 +282,14 @@ ViewServer::ViewServer(std::vector<ViewedRun> runs, int64_t port) : state_(std::
   HttpServerOptions options{.host = "127.0.0.1", .port = static_cast<int>(port), .error_body = error_json};
   options.limits.max_unsent = {kUnreadBytes};
   options.limits.max_connections = 64;
-  options.limits.max_body = {1024};
+  options.limits.max_body = {int64_t{256} << 10};
   state_->server.emplace(std::move(options), [state = state_.get()](HttpRequest request, auto exchange) {
     state->answer(request, exchange);
   });
   state_->server->every(kPollSeconds, [state = state_.get()] { state->on_time(); });
+  state_->server->every(kChatSeconds, [state = state_.get()] {
+    std::erase_if(state->chats, [](const auto& chat) { return !chat->advance(); });
+  });
 }
 
 // The streams refer to connections of the server, so they end before it. A run that a command stopped answers
@@ -284,6 +299,8 @@ ViewServer::~ViewServer() {
     for (const auto& stream : state->streams) stream->finish();
     state->streams.clear();
     state->answer_commands(/*server_ends=*/true);
+    for (const auto& chat : state->chats) chat->end("the server of the page ends");
+    state->chats.clear();
   });
   state_->server->close();
 }

@@ -8,9 +8,11 @@
 //   GET /metrics              the last metrics as Prometheus text
 //   POST /api/control?run=R&command=C    a command to the run (run_control.h), answered when it is done: 200
 //                             {"text"}; 409 {"error"} if it was refused
+//   POST /api/chat?run=R      {"messages"}: an answer of the run's weights, streamed (chat_relay.h)
 //
-// Only requests for this machine are answered (Host, Origin). No answer admits other origins. A command needs
-// the header X-Bough-Token with the server's token, also from this machine. Nothing else can be changed.
+// Only requests for this machine are answered (Host, Origin). No answer admits other origins. Commands and
+// chats need the header X-Bough-Token with the server's token, also from this machine. Nothing else can be
+// changed.
 // Files are read while an event stream is open, every kPollSeconds, and by requests. A reader that leaves
 // more than 1 MiB of a stream unread is disconnected.
 #pragma once

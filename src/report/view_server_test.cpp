@@ -7,7 +7,9 @@
 #include "base/base_test_util.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "net/http_server.h"
 #include "net/net_test_util.h"
+#include "report/chat_relay.h"
 #include "report/html_text.h"
 #include "report/run_control.h"
 #include "report/run_page.h"
@@ -139,6 +141,53 @@ TEST_F(ViewServerTest, ACommandNeedsTheTokenAndALiveRun) {
   EXPECT_EQ(answer.substr(9, 3), "200");
   EXPECT_EQ(body_of(answer)["text"], "paused after step 3");
   EXPECT_EQ(answer.find("Access-Control"), std::string::npos);
+}
+
+TEST_F(ViewServerTest, AChatIsPassedToTheRunsServerWithItsKey) {
+  const std::string host = "Host: localhost\r\n", url = server_->url_with_token();
+  const std::string token = "X-Bough-Token: " + url.substr(url.rfind('=') + 1) + "\r\n";
+  const auto chat = [&](const std::string& headers, const std::string& body) {
+    RawClient client(port_);
+    client.send(str("POST /api/chat?run=0 HTTP/1.1\r\n", host, headers, "Content-Length: ", body.size(),
+                    "\r\nConnection: close\r\n\r\n", body));
+    return client.read_all();
+  };
+  const auto error_of = [](const std::string& answer) { return body_of(answer)["error"].get<std::string>(); };
+  const std::string body = "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}";
+  EXPECT_EQ(chat("", body).substr(9, 3), "403") << "no token";
+  EXPECT_NE(error_of(chat(token, "{\"messages\":[],\"n\":9}")).find("expected {\"messages\""),
+            std::string::npos);
+  EXPECT_EQ(error_of(chat(token, body)), "the run is not alive");
+  clear_control_folder(folder_.path());
+  const FolderLock lock(folder_.path());
+  EXPECT_NE(error_of(chat(token, body)).find("serve.port"), std::string::npos);
+
+  std::string key;
+  Json request;
+  HttpServer model(
+      {.host = "127.0.0.1", .error_body = [](int, const std::string&, const std::string&) { return "{}"; }},
+      [&](const HttpRequest& got, const std::shared_ptr<HttpExchange>& exchange) {
+        key = got.header("authorization");
+        request = Json::parse(got.body);
+        if (request["messages"].size() > 1)
+          return exchange->respond({.status = 429, .body = R"({"error":{"message":"too many"}})"});
+        exchange->begin_stream({});
+        exchange->write("data: {\"part\":1}\n\n");
+        exchange->write("data: [DONE]\n\n");
+        exchange->finish();
+      });
+  write_file_atomically(chat_server_file(folder_.path()),
+                        dump_line({{"url", model.url()}, {"api_key", "secret"}}));
+  const std::string answer = chat(token, body);
+  EXPECT_EQ(answer.substr(9, 3), "200");
+  EXPECT_NE(answer.find("data: {\"part\":1}\n\ndata: [DONE]"), std::string::npos);
+  EXPECT_EQ(answer.find("Access-Control"), std::string::npos);
+  EXPECT_EQ(key, "Bearer secret");
+  EXPECT_EQ(request["stream"], true);
+  EXPECT_EQ(request["messages"][0]["content"], "hello");
+  EXPECT_EQ(error_of(chat(token, "{\"messages\":[{},{}]}")), "too many") << "the server's own words";
+  model.close();
+  EXPECT_NE(error_of(chat(token, body)).find("no connection"), std::string::npos);
 }
 
 TEST_F(ViewServerTest, RefusesAFolderThatIsNone) {

@@ -458,6 +458,7 @@ RunComponents::RunComponents(const RunSettings& run_settings, const std::functio
   if (draft_costs) sparse_trainer->use_costs(draft_costs.get());
   if ((sparse.is_sparse() && !settings.sparse_training.trains_sparse()) || sparse_trainer)
     trainer.measure_acceptance();
+  if (settings.saver.rollouts) trainer.keep_token_values();
 }
 
 }  // namespace bough

@@ -100,7 +100,12 @@ bool RunLoop::run() {
   drive(controller_, workers_,
         {.stop = [&] { return stopping(); },
          .between_events = [&] { commands_.follow(); },
-         .on_activity = [&](const std::string& activity) { reporting_.show(activity, num_valid); }});
+         .on_activity =
+             [&](const std::string& activity) {
+               reporting_.show(activity, num_valid);
+               reporting_.show_queue(controller_.counts(), controller_.dropped_by_reason());
+               reporting_.show_threads(workers_.doing());
+             }});
   commands_.end();
   workers_.join();  // a thread logs its result after it has posted that it is done
   reporting_.write_timeline(workers_.timeline(), /*all=*/true);
@@ -174,6 +179,9 @@ std::optional<MetricValues> RunLoop::evaluate_policy(const std::string& name,
   options.environment = parts_.environment;
   options.conversations = parts_.conversations;
   options.in_rounds = takes_answers_in_rounds(settings_);
+  options.take_samples = [&](std::vector<Trajectory> samples) {
+    reporting_.keep_evaluated(std::move(samples), name);
+  };
   const auto result = bough::evaluate(parts_.engine, valid_, parts_.codec, parts_.reward, options);
   reporting_.set_evaluated(0);
   if (!result) return std::nullopt;

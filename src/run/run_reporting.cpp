@@ -1,6 +1,7 @@
 #include "run/run_reporting.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
@@ -35,7 +36,17 @@ void RunReporting::open() {
   timeline_file_ = std::make_unique<AppendFile>(timeline);
 }
 
+void RunReporting::keep_evaluated(std::vector<Trajectory> samples, const std::string& name) {
+  if (!traces_) return;
+  const MutexLock lock(mutex_);
+  evaluated_samples_[name] = std::move(samples);
+}
+
 void RunReporting::write_record(int64_t step, const MetricValues& values) {
+  if (values.contains("eval/avg_at_k")) {
+    const MutexLock lock(mutex_);
+    if (!evaluated_samples_.empty()) traces_->add_evaluation(step, std::exchange(evaluated_samples_, {}));
+  }
   metrics_->write(step, values);
   display_.write(step, values);
   progress_->set_step(step);
@@ -58,6 +69,16 @@ void RunReporting::show(const std::string& activity, int64_t num_valid) {
       evaluated == 0 ? activity : str(activity, " (", evaluated, "/", num_valid, " problems)");
   display_.set_activity(text);
   progress_->set_activity(text);
+}
+
+void RunReporting::show_queue(const Controller::Counts& counts,
+                              const std::map<std::string, int64_t>& dropped) {
+  progress_->set_queue({{"running", counts.running},
+                        {"awaiting", counts.awaiting},
+                        {"buffered", counts.buffered},
+                        {"training", counts.training},
+                        {"trained", counts.trained},
+                        {"dropped", dropped}});
 }
 
 void RunReporting::end(const std::string& state, const std::string& error) {

@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "control/controller.h"
 #include "report/display.h"
 #include "report/metrics.h"
@@ -47,8 +50,16 @@ class RunReporting {
   void write_timeline(Timeline& timeline, bool all);
   // `num_done` problems of the current evaluation; 0: no evaluation. Callable from any thread.
   void set_evaluated(int64_t num_done) { evaluated_.store(num_done); }
+  // Samples of an evaluation whose metrics have the prefix `name`. They are stored with the record that has
+  // these metrics. Callable from any thread.
+  void keep_evaluated(std::vector<Trajectory> samples, const std::string& name);
   // Shows the activity, and the progress of an evaluation. num_valid: problems of an evaluation.
   void show(const std::string& activity, int64_t num_valid);
+  // Writes the numbers of groups, and what each thread does, to progress.json.
+  void show_queue(const Controller::Counts& counts, const std::map<std::string, int64_t>& dropped);
+  void show_threads(const std::vector<std::pair<std::string, std::string>>& doing) {
+    progress_->set_threads(doing);
+  }
   // Says in progress.json how the run ended: finished, stopped or failed.
   void end(const std::string& state, const std::string& error = "");
   LiveDisplay& display() { return display_; }
@@ -66,6 +77,8 @@ class RunReporting {
   double timeline_begin_ = 0;  // seconds of earlier processes of this run
   bool is_evaluated_at_start_ = false;
   std::atomic<int64_t> evaluated_ = 0;
+  Mutex mutex_;
+  std::map<std::string, std::vector<Trajectory>> evaluated_samples_ GUARDED_BY(mutex_);  // by the prefix
 };
 
 // Times gradients of the last batches, alternately with and without the prefix tree. nullopt if the settings

@@ -84,8 +84,8 @@ struct SaverSettings {
       "minutes since the last checkpoint after which one is written; 0: by steps only", at_least(0.0));
     v("keep", keep, "number of newest checkpoints to keep", range(1, 1'000'000));
     v("rollouts", rollouts,
-      "save the batch of each step as rollouts/step_N.jsonl.zst, and dropped and waiting groups under "
-      "traces/");
+      "save the batch of each step as rollouts/step_N.jsonl.zst, and dropped and waiting groups and the "
+      "samples of evaluations under traces/");
     v("max_rollouts", max_rollouts,
       "bytes of rollouts/ and traces/ beyond which those of the oldest steps are removed; 0: no bound");
   }

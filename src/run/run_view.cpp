@@ -198,6 +198,16 @@ Json RunRollouts::sample_json(const Trajectory& row) {
       tokens["versions"] = std::vector<int32_t>(row.versions.begin() + static_cast<std::ptrdiff_t>(begin),
                                                 row.versions.begin() + static_cast<std::ptrdiff_t>(end));
   }
+  for (const auto& [name, column] :
+       {std::pair{"mismatches", kMismatchColumn}, {"entropies", kEntropyColumn}}) {
+    const auto found = row.columns.find(column);
+    if (found == row.columns.end()) continue;
+    Json values = Json::array();  // null where the policy did not sample the token
+    size_t sampled = 0;
+    for (size_t i = begin; i < end; ++i)
+      values.push_back(row.loss_mask[i] == 0 ? Json() : Json(found->second[sampled++]));
+    tokens[name] = std::move(values);
+  }
   if (row.advantage.size() == size) tokens["advantages"] = rounded(row.advantage, begin, end);
   if (!is_equal_everywhere(row.loss_mask, begin, end))
     tokens["mask"] = std::vector<int>(row.loss_mask.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -212,7 +222,7 @@ Json RunRollouts::step(int64_t step, int64_t first_group, int64_t most_samples) 
   Json groups = Json::array();
   int64_t num_samples = 0;
   size_t num_bytes = 0;
-  const size_t num_kept = stored.size() - stored.num_dropped();
+  const size_t num_kept = stored.num_kept();
   std::vector<Trajectory> trained;  // for the tree
   for (auto i = static_cast<size_t>(first_group); i < stored.size(); ++i) {
     const bool is_full = num_samples >= most_samples || num_bytes >= kMostStepBytes;
@@ -221,7 +231,8 @@ Json RunRollouts::step(int64_t step, int64_t first_group, int64_t most_samples) 
     if (first_group == 0 && i < num_kept) trained.insert(trained.end(), rows.begin(), rows.end());
     if (is_full) continue;
     Json group = {{"name", rows[0].group}, {"index", i}, {"samples", Json::array()}};
-    if (i >= num_kept) group["dropped"] = rows[0].fields.value(kDroppedField, "");
+    if (stored.is_dropped(i)) group["dropped"] = rows[0].fields.value(kDroppedField, "");
+    if (stored.is_evaluation(i)) group["evaluation"] = rows[0].fields.value(kEvaluationField, "");
     size_t begin = 0;
     while (begin < rows[0].loss_mask.size() && rows[0].loss_mask[begin] == 0) ++begin;
     group["prompt"] = rows[0].prompt ? cut_text(*rows[0].prompt, kMostSampleText)
@@ -236,7 +247,10 @@ Json RunRollouts::step(int64_t step, int64_t first_group, int64_t most_samples) 
     num_bytes += dump_line(group).size();
     groups.push_back(std::move(group));
   }
-  Json out = {{"step", step}, {"num_groups", stored.size()}, {"groups", std::move(groups)}};
+  Json out = {{"step", step},
+              {"num_groups", stored.size()},
+              {"first_evaluated", stored.first_evaluated()},
+              {"groups", std::move(groups)}};
   if (first_group > 0) return out;
   std::vector<TokenSpan> sequences;
   for (const Trajectory& rollout : trained) sequences.emplace_back(rollout.input_ids);
@@ -296,7 +310,8 @@ std::string run_report(const fs::path& folder) {
     }
     return false;
   };
-  const std::vector<int64_t>& steps = follower.steps();
+  // Without evaluations, whose samples only `bough view` shows; the last groups of a step are left out first.
+  const std::vector<int64_t> steps = list_rollout_steps(folder);
   if (!steps.empty()) add(steps.front(), kSamplesOfFirstStep, kMostReportBytes / 2);
   for (size_t i = steps.size(); i-- > 1 && num_samples < kMostReportSamples;)
     // A tenth of the bound is left for the page itself.

@@ -41,6 +41,8 @@ std::pair<int64_t, int64_t> sizes_of_step(const fs::path& run, int64_t step) {
 RolloutReadOptions as_written() {
   RolloutReadOptions options;
   options.require_reward_or_advantage = false;
+  options.allow_greedy = true;  // evaluations
+  options.columns.insert(options.columns.end(), {kMismatchColumn, kEntropyColumn});
   return options;
 }
 
@@ -98,15 +100,20 @@ std::vector<TraceRecord> records_of(const Json& line) {
   return records;
 }
 
-std::vector<TraceRecord> read_records(const fs::path& folder, int64_t step) {
+void add_records(const StepGroups& groups, int64_t step, size_t i, std::vector<TraceRecord>& out) {
+  add_records(groups.read(i),
+              {.step = step,
+               .group = static_cast<int64_t>(i),
+               .is_dropped = groups.is_dropped(i),
+               .is_evaluation = groups.is_evaluation(i)},
+              out);
+}
+
+std::vector<TraceRecord> read_records(const fs::path& folder, int64_t step, bool evaluation) {
   const StepGroups groups(folder, step);
   std::vector<TraceRecord> records;
   for (size_t i = 0; i < groups.size(); ++i)
-    add_records(groups.read(i),
-                {.step = step,
-                 .group = static_cast<int64_t>(i),
-                 .is_dropped = i >= groups.size() - groups.num_dropped()},
-                records);
+    if (groups.is_evaluation(i) == evaluation) add_records(groups, step, i, records);
   return records;
 }
 
@@ -116,10 +123,15 @@ std::vector<TraceRecord> read_records(const fs::path& folder, int64_t step) {
 
 TraceWriter::TraceWriter(fs::path folder, int64_t max_bytes)
     : folder_(std::move(folder)), max_bytes_(max_bytes), index_(index_file(folder_)) {
-  for (const int64_t step : list_traced_steps(folder_)) {
-    const auto [trained, dropped] = sizes_of_step(folder_, step);
-    num_bytes_ += step_bytes_[step] = trained + dropped;
-  }
+  for (const int64_t step : list_traced_steps(folder_)) count_bytes(step);
+  for (const int64_t step : list_evaluated_steps(folder_)) count_bytes(step);
+}
+
+void TraceWriter::count_bytes(int64_t step) {
+  const auto [trained, dropped] = sizes_of_step(folder_, step);
+  int64_t& bytes = step_bytes_[step];
+  num_bytes_ -= std::exchange(bytes, trained + dropped + size_or_zero(evaluation_of_step(folder_, step)));
+  num_bytes_ += bytes;
 }
 
 void TraceWriter::add_group(const ScoredGroup& group, int64_t step, const std::string& reason) {
@@ -169,7 +181,19 @@ void TraceWriter::end_step(const StepRecord& record) {
   index_.append(dump_line(index_line(record.step, sizes, records)) + "\n");
   for (const uint64_t id : record.groups)
     if (const auto waiting = waiting_.extract(id)) remove_tree(waiting_group(folder_, waiting.mapped()));
-  num_bytes_ += step_bytes_[record.step] = sizes.first + sizes.second;
+  count_bytes(record.step);
+  remove_oldest();
+}
+
+void TraceWriter::add_evaluation(int64_t step, std::map<std::string, std::vector<Trajectory>> samples) {
+  std::vector<Trajectory> rows;
+  for (auto& [name, of_policy] : samples)
+    for (Trajectory& row : of_policy) {
+      row.fields[kEvaluationField] = name;
+      rows.push_back(std::move(row));
+    }
+  write_rollouts(evaluation_of_step(folder_, step), rows);
+  count_bytes(step);
   remove_oldest();
 }
 
@@ -182,6 +206,7 @@ void TraceWriter::remove_oldest() {
                    "): from now on those of the oldest steps are removed, beginning with step ", step));
     remove_tree(rollouts_of_step(folder_, step));
     remove_tree(dropped_in_step(folder_, step));
+    remove_tree(evaluation_of_step(folder_, step));
     num_bytes_ -= bytes;
     step_bytes_.erase(step_bytes_.begin());
   }
@@ -194,6 +219,8 @@ void cut_traces_after(const fs::path& folder, int64_t step) {
   for (const int64_t number : list_numbers(traces, "waiting_")) remove_tree(waiting_group(folder, number));
   for (const int64_t later : list_numbers(traces, "dropped_"))
     if (later > step) remove_tree(dropped_in_step(folder, later));
+  for (const int64_t later : list_evaluated_steps(folder))
+    if (later > step) remove_tree(evaluation_of_step(folder, later));
 }
 
 // ---- Reading.
@@ -236,6 +263,7 @@ StepGroups::StepGroups(const fs::path& folder, int64_t step) {
     }
   }
   num_dropped_ = add(dropped_in_step(folder, step));
+  num_evaluated_ = add(evaluation_of_step(folder, step));
   if (size_ == 0 && !is_in_work)
     throw UserError(str(folder.string(), " has no samples of step ", step,
                         ": the step has not begun, its samples were removed (saver.max_rollouts), or the run "
@@ -284,22 +312,25 @@ std::vector<TraceRecord> list_traces(const fs::path& folder, const std::vector<i
   for (const int64_t step : steps) {
     const auto found = by_step.find(step);
     const std::vector<TraceRecord>& records =
-        found != by_step.end() ? found->second : by_step[step] = read_records(folder, step);
+        found != by_step.end() ? found->second
+                               : by_step[step] = read_records(folder, step, /*evaluation=*/false);
     all.insert(all.end(), records.begin(), records.end());
   }
   return all;
 }
 
+std::vector<TraceRecord> list_evaluated(const fs::path& folder, int64_t step) {
+  return read_records(folder, step, /*evaluation=*/true);
+}
+
 std::vector<Trajectory> rows_of(const StepGroups& groups, TraceRecord& record) {
   std::vector<Trajectory> rows, out;
   const auto group = static_cast<size_t>(record.group);
-  if (group < groups.size()) rows = groups.read(group);
   std::vector<TraceRecord> records;
-  add_records(rows,
-              {.step = record.step,
-               .group = record.group,
-               .is_dropped = group >= groups.size() - groups.num_dropped()},
-              records);
+  if (group < groups.size()) {
+    rows = groups.read(group);
+    add_records(groups, record.step, group, records);
+  }
   int64_t number = -1;
   for (size_t i = 0; i < rows.size(); ++i) {
     number += begins_trajectory(rows, i);
@@ -334,6 +365,7 @@ std::string trace_text(const TraceRecord& record, std::span<const Trajectory> ro
   if (!last.trained) add("filtered out");
   if (last.answer) add("expected ", quoted(*last.answer, 200));
   if (record.is_dropped) add("dropped: ", last.fields.value(kDroppedField, ""));
+  if (record.is_evaluation) add("evaluation (", last.fields.value(kEvaluationField, ""), ")");
   out += "\n";
   if (const std::string conversation = describe_conversation(last); !conversation.empty())
     return out + conversation;
@@ -358,6 +390,7 @@ Json trace_json(const TraceRecord& record, std::span<const Trajectory> rows) {
               {"failed", record.has_failed},
               {"rows", Json::array()}};
   if (record.is_dropped) out["dropped"] = rows.back().fields.value(kDroppedField, "");
+  if (record.is_evaluation) out["evaluation"] = rows.back().fields.value(kEvaluationField, "");
   for (const Trajectory& row : rows) out["rows"].push_back(rollout_to_json(row));
   return out;
 }

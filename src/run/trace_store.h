@@ -5,6 +5,8 @@
 //                                field `dropped`, the reason
 //   traces/waiting_K.jsonl.zst   a group that has its rewards and waits for its step; K: order of scoring.
 //                                Removed when the step's file has the group
+//   traces/evaluation_N.jsonl.zst   samples of the validation set by the weights after step N. Each row has
+//                                the field `evaluation`, the prefix of the metrics: eval or eval_sparse
 //   traces/index.jsonl           a line a step: rewards and lengths of its conversations, without tokens
 //
 // Each group is a zstd frame of its own, so that it is read without the others. A step is bound to a
@@ -29,6 +31,7 @@ namespace bough {
 
 // The field of a dropped group's rows that says why.
 inline constexpr const char* kDroppedField = "dropped";
+inline constexpr const char* kEvaluationField = "evaluation";
 
 // A conversation's numbers. Its id, "12.3.2", is the step, the number of the group and that of the
 // conversation in the group, both from 1.
@@ -38,6 +41,7 @@ struct TraceRecord {
   int64_t tokens = 0;                       // sampled
   bool has_failed = false;                  // its reward or its episode
   bool is_dropped = false;                  // its group
+  bool is_evaluation = false;
 
   std::string id() const;
 };
@@ -55,8 +59,11 @@ class TraceWriter {
   // Groups that were dropped after `step` belong to it from now on: a checkpoint of it knows of them.
   void bind_dropped(int64_t step);
   void end_step(const StepRecord& record);
+  // The weights after `step` were evaluated. By name of the metrics; replaces what the step has.
+  void add_evaluation(int64_t step, std::map<std::string, std::vector<Trajectory>> samples);
 
  private:
+  void count_bytes(int64_t step);
   void remove_oldest();
 
   const std::filesystem::path folder_;
@@ -75,27 +82,32 @@ class TraceWriter {
 void cut_traces_after(const std::filesystem::path& folder, int64_t step);
 
 // The groups of a step: first those that it was trained on (of the step in work: those that wait), then those
-// that were dropped.
+// that were dropped, then those of the evaluation after it. Step 0 has an evaluation only.
 class StepGroups {
  public:
   // Throws UserError if the step has no groups. The step in work may have none.
   StepGroups(const std::filesystem::path& folder, int64_t step);
 
   size_t size() const { return size_; }
-  size_t num_dropped() const { return num_dropped_; }
+  size_t num_kept() const { return size_ - num_dropped_ - num_evaluated_; }  // trained or waiting
+  size_t first_evaluated() const { return size_ - num_evaluated_; }          // size(): there is no evaluation
+  bool is_evaluation(size_t i) const { return i >= first_evaluated(); }
+  bool is_dropped(size_t i) const { return i >= num_kept() && !is_evaluation(i); }
   std::vector<Trajectory> read(size_t i) const;
 
  private:
   std::vector<RolloutGroups> files_;
-  size_t size_ = 0, num_dropped_ = 0;
+  size_t size_ = 0, num_dropped_ = 0, num_evaluated_ = 0;
 };
 
-// Steps with groups, ascending; the step in work is the last one.
+// Steps with groups of training, ascending; the step in work is the last one.
 std::vector<int64_t> list_traced_steps(const std::filesystem::path& folder);
 
-// All conversations of the steps, in their order, by the index. A step that the index does not have as its
-// files are is read.
+// All conversations of training in the steps, in their order, by the index. A step that the index does not
+// have as its files are is read.
 std::vector<TraceRecord> list_traces(const std::filesystem::path& folder, const std::vector<int64_t>& steps);
+// The conversations of the evaluation after a step.
+std::vector<TraceRecord> list_evaluated(const std::filesystem::path& folder, int64_t step);
 
 // The rows of the batch that belong to the record's conversation. Sets the record's numbers by them. Throws
 // UserError if there is none.

@@ -116,11 +116,48 @@ TEST_F(TraceStore, AResumedRunNeitherRepeatsNorLosesAGroup) {
   EXPECT_EQ(list_traced_steps(folder()), std::vector<int64_t>{1});
   const StepGroups groups(folder(), 1);
   ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(groups.num_dropped(), 2u);
+  EXPECT_EQ(groups.num_kept(), 1u);
   for (const size_t i : {0, 1, 2}) EXPECT_EQ(groups.read(i)[0].group, str("p", i == 0 ? 2 : i == 1 ? 1 : 3));
   EXPECT_EQ(ids({1}).size(), 6u) << "the index is older than the last dropped group";
   cut_traces_after(folder(), -1);
   EXPECT_FALSE(fs::exists(folder() / "traces"));
+}
+
+TEST_F(TraceStore, AnEvaluationStandsBehindItsStepAndIsNoSampleOfTraining) {
+  const auto samples = [](double reward) {
+    std::vector<Trajectory> rows = group(20, reward).rows();
+    const std::vector<Trajectory> more = group(21, reward + 2).rows();
+    rows.insert(rows.end(), more.begin(), more.end());
+    return rows;
+  };
+  {
+    TraceWriter writer(folder(), 0);
+    writer.add_evaluation(0, {{"eval", samples(0)}});
+    writer.add_group(group(3, 7), 1, "filter");
+    writer.end_step(record(1, {group(1, 0)}));
+    writer.add_evaluation(1, {{"eval", samples(4)}, {"eval_sparse", samples(8)}});
+    writer.add_evaluation(2, {{"eval", samples(0)}});
+  }
+  EXPECT_EQ(list_traced_steps(folder()), std::vector<int64_t>{1});
+  EXPECT_EQ(list_evaluated_steps(folder()), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(ids({1}).size(), 4u);
+  const StepGroups groups(folder(), 1);
+  ASSERT_EQ(groups.size(), 6u);
+  EXPECT_EQ(groups.num_kept(), 1u);
+  EXPECT_TRUE(groups.is_dropped(1));
+  EXPECT_FALSE(groups.is_dropped(2));
+  EXPECT_EQ(groups.first_evaluated(), 2u);
+  std::vector<TraceRecord> evaluated = list_evaluated(folder(), 1);
+  ASSERT_EQ(evaluated.size(), 8u);
+  EXPECT_EQ(evaluated[0].id(), "1.3.1");
+  EXPECT_EQ(evaluated[7].reward, 11);
+  const std::string text = trace_text(evaluated[7], rows_of(groups, evaluated[7]));
+  expect_names(text, {"== 1.6.2 p21: reward 11", "evaluation (eval_sparse)"});
+  EXPECT_EQ(StepGroups(folder(), 0).first_evaluated(), 0u) << "step 0 has nothing else";
+  cut_traces_after(folder(), 1);
+  EXPECT_EQ(list_evaluated_steps(folder()), (std::vector<int64_t>{0, 1}));
+  TraceWriter(folder(), 1).end_step(record(2, {group(5, 5)}));
+  EXPECT_TRUE(list_evaluated_steps(folder()).empty()) << "beyond the bound";
 }
 
 TEST_F(TraceStore, BeyondTheBoundTheOldestStepsGo) {

@@ -119,6 +119,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
   trainer.set_version(order.step - 1);
   metrics.merge(trainer.train_step(record.batch));
+  trainer.set_token_values(record.batch);
   metrics["memory/peak"] = static_cast<double>(trainer.peak_bytes());
   return record;
 }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "algo/minibatches.h"
@@ -221,6 +222,8 @@ void Trainer::update_weights(StepState& step, MiniBatch& mini) {
     updates.gradient_seconds += seconds_between(planned, clock_.now());
     merge(updates.sums, result.metrics);
     if (keeps_log_probs() && !mini.before.log_probs_R.defined()) mini.before = result.values;
+    if (keeps_token_values_ && !std::exchange(mini.has_stored_values, true))
+      store_token_values(step, mini, result.values);
     if (values) merge(updates.sums, critic_->result_of(*values).metrics);
     complete_step_.reset();
     updates.last = optimizer_.step();
@@ -230,6 +233,41 @@ void Trainer::update_weights(StepState& step, MiniBatch& mini) {
   complete_step_.reset();
   updates.last_of_critic = critic_->optimizer().step();
   updates.critic_grad_norm += updates.last_of_critic.grad_norm;
+}
+
+// The log-probabilities are pi_old if it was computed. Otherwise they are those of the first pass over the
+// mini-batch, after the updates of earlier mini-batches.
+void Trainer::store_token_values(const StepState& step, const MiniBatch& mini, const RowValues& values) {
+  const at::Tensor& proximal_R = mini.batch.fields.proximal_log_probs_R;
+  const auto on_cpu = [](const at::Tensor& x) { return x.detach().to(at::kCPU, at::kFloat); };
+  const at::Tensor log_probs_R = on_cpu(proximal_R.defined() ? proximal_R : values.log_probs_R);
+  const at::Tensor entropies_R = on_cpu(values.entropies_R);
+  const std::vector<int64_t>& offset = mini.batch.row_offset;
+  for (size_t i = 0; i < mini.members.size(); ++i) {
+    const int64_t begin = offset[i], count = offset[i + 1] - begin;
+    token_values_.push_back({step.kept[static_cast<size_t>(mini.members[i])],
+                             log_probs_R.narrow(0, begin, count).contiguous(),
+                             entropies_R.narrow(0, begin, count).contiguous()});
+  }
+}
+
+void Trainer::set_token_values(std::vector<Trajectory>& batch) {
+  const auto rounded = [](double value) { return std::round(value * 1e3) / 1e3; };
+  for (const TokenValues& values : std::exchange(token_values_, {})) {
+    Trajectory& row = batch[static_cast<size_t>(values.row - batch.data())];
+    const float* log_probs = values.log_probs.const_data_ptr<float>();
+    const float* entropies = values.entropies.const_data_ptr<float>();
+    std::vector<double> entropy, mismatch;
+    for (size_t i = 0; i < row.loss_mask.size(); ++i) {
+      if (row.loss_mask[i] == 0) continue;
+      const bool has_value = row.trains(i);  // not the first token
+      entropy.push_back(has_value ? rounded(double{*entropies++}) : 0);
+      const double log_prob = has_value ? double{*log_probs++} : 0;
+      if (!row.logprobs.empty()) mismatch.push_back(has_value ? rounded(log_prob - row.logprobs[i]) : 0);
+    }
+    row.columns[kEntropyColumn] = std::move(entropy);
+    if (!mismatch.empty()) row.columns[kMismatchColumn] = std::move(mismatch);
+  }
 }
 
 MetricValues Trainer::train_step(const std::vector<Trajectory>& batch) {
@@ -254,6 +292,7 @@ MetricValues Trainer::train_step_on_rank(const std::vector<Trajectory>& batch) {
 
 MetricValues Trainer::update_on(const std::vector<Trajectory>& batch) {
   const Clock::Time start = clock_.now();
+  token_values_.clear();
   StepState step{.trains_actor = !critic_ || num_batches_ >= critic_->settings().warmup_steps};
   ++num_batches_;
   for (const Trajectory& trajectory : batch)

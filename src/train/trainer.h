@@ -65,6 +65,10 @@ class BatchTrainer {
   // actor.keep_samples_by: acceptance. Costs one forward plan execution.
   virtual void set_acceptance(std::vector<Trajectory>&) {}
 
+  // Sets the columns kMismatchColumn and kEntropyColumn of the rows that the last train_step() trained, which
+  // must be those of `batch`. Does nothing unless the trainer was asked to keep them.
+  virtual void set_token_values(std::vector<Trajectory>&) {}
+
   // Sets the trainer's version: the number of batches trained on so far. Must be called before train_step()
   // if token ages matter.
   virtual void set_version(int64_t) {}
@@ -95,6 +99,7 @@ class Trainer final : public BatchTrainer {
   MetricValues train_step(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
   void set_acceptance(std::vector<Trajectory>& batch) override;
+  void set_token_values(std::vector<Trajectory>& batch) override;
   int64_t peak_bytes() const override { return peak_memory_bytes(model_.device()); }
   void set_version(int64_t version) override {
     gradient_.set_version(version);
@@ -113,6 +118,10 @@ class Trainer final : public BatchTrainer {
     measures_acceptance_ = true;
     gradient_.ask_for_engine_top();
   }
+
+  // From now on set_token_values() has an effect. No effect with several ranks, each of which has a part of
+  // the values.
+  void keep_token_values() { keeps_token_values_ = ranks_ == nullptr; }
 
   // Called by ranks other than 0. Executes rank 0's commands until rank 0 calls end_ranks(). `publish`, if
   // set, is called when rank 0 calls publish_ranks().
@@ -148,7 +157,8 @@ class Trainer final : public BatchTrainer {
     std::vector<int64_t> members;  // its sequences, by index in StepState::kept
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
-    RowValues before;  // the policy's outputs before the first update, if keeps_log_probs()
+    bool has_stored_values = false;  // store_token_values()
+    RowValues before;                // the policy's outputs before the first update, if keeps_log_probs()
   };
   // Sums over the updates of one batch.
   struct Updates {
@@ -180,6 +190,7 @@ class Trainer final : public BatchTrainer {
   void order_execution(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
   void set_kl_rewards(const std::vector<Trajectory*>& rows);
   void add_critic_gradient(MiniBatch& mini, Updates& updates);
+  void store_token_values(const StepState& step, const MiniBatch& mini, const RowValues& values);
   bool keeps_log_probs() const { return sparse_trainer_ || measures_acceptance_; }
   MetricValues follow_up(const StepState& step);
 
@@ -195,7 +206,13 @@ class Trainer final : public BatchTrainer {
   const Clock& clock_;
   StepCosts costs_, critic_costs_;  // of one rank's part of a pass
   std::shared_ptr<const PassCosts> whole_passes_;
-  bool measures_acceptance_ = false;
+  bool measures_acceptance_ = false, keeps_token_values_ = false;
+  // The last train_step()'s log-probabilities before the step, and entropies, of a row's trained tokens.
+  struct TokenValues {
+    const Trajectory* row;            // of the batch of train_step()
+    at::Tensor log_probs, entropies;  // CPU, fp32
+  };
+  std::vector<TokenValues> token_values_;
   int64_t num_batches_ = 0;  // trained on so far
   // The step whose weights and optimizer state the trainer holds. nullopt: a step has changed some of them
   // and is not complete.

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "train/flat_reference.h"
 #include "train/small_model.h"
 
 namespace bough {
@@ -330,6 +331,37 @@ TEST(Trainer, LoglinearInterpolatesUpToTheVersionItWasTold) {
   EXPECT_EQ(difference({}), difference(3)) << "nobody said it: the batch's newest";
   const auto model = small_model(at::kDouble);
   EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train_step(batch_of(2)), UserError);
+}
+
+TEST(Trainer, KeptTokenValuesAreThoseOfThePolicyBeforeTheStep) {
+  const SteadyClock clock;
+  const auto model = small_model(at::kDouble);
+  const FlatReference before(*model);
+  Trainer trainer(*model, nullptr, settings_with("path"), 10, clock);
+  std::vector<Trajectory> batch = batch_of(3);
+  batch[1].trained = false;
+  trainer.train_step(batch);
+  trainer.set_token_values(batch);
+  EXPECT_TRUE(batch[0].columns.empty()) << "nobody asked for them";
+  const auto again = small_model(at::kDouble);
+  Trainer keeping(*again, nullptr, settings_with("path"), 10, clock);
+  keeping.keep_token_values();
+  keeping.train_step(batch);
+  EXPECT_EQ(largest_difference(values_of(*model), values_of(*again)), 0);
+  keeping.set_token_values(batch);
+  EXPECT_TRUE(batch[1].columns.empty());
+  for (const Trajectory& row : batch) {
+    if (!row.trained) continue;
+    const auto expected = before.sequence({row.input_ids.begin(), row.input_ids.end()}, 1.0);
+    const std::vector<double>& entropy = row.columns.at(kEntropyColumn);
+    ASSERT_EQ(entropy.size(), 3u);
+    for (int64_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(entropy[static_cast<size_t>(i)], expected.entropies[4 + i].item<double>(), 6e-4);
+      const double mismatch =
+          expected.log_probs[4 + i].item<double>() - double{row.logprobs[static_cast<size_t>(5 + i)]};
+      EXPECT_NEAR(row.columns.at(kMismatchColumn)[static_cast<size_t>(i)], mismatch, 6e-4);
+    }
+  }
 }
 
 TEST(Trainer, TheTrainingPassIsPiOldOfOneUpdateOnly) {

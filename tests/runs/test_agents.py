@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, Browser
 from run_util import ENVIRONMENT, read_metrics, to_yaml
+from test_ctl import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "openai_agent/agent.py"
@@ -130,6 +132,33 @@ def experiment(bough):
         return config
 
     return write
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+def test_the_page_talks_to_the_weights_of_the_run(bough, experiment, tmp_path):
+    config = experiment(**{"report.port": 0}, **{"rollout.max_head_offpolicyness": 1})
+    with running(bough, config) as run, Browser(tmp_path / "profile") as page:
+        folder = bough.cwd / "runs/agents/trial0"
+        page_url = folder / "control/page_url"
+        wait_until(page_url.exists, run.process)
+        page.open(page_url.read_text().strip())
+        page.wait_for("!document.getElementById('talk').hidden")
+        assert json.loads((folder / "control/server.json").read_text())["url"] == run.url
+        page.run("document.querySelector('#talk textarea').value = 'Say a <b>letter</b>.'")
+        page.run(
+            "[...document.querySelectorAll('#talk button')].find(one => one.textContent === 'send').click()"
+        )
+        texts = "[...document.querySelectorAll('#talk .message pre')].map(one => one.textContent)"
+        page.wait_for(f"{texts}.length === 2 && !panels.find(one => one.id === 'talk').stop")
+        question, answer = page.run(texts)
+        assert question == "Say a <b>letter</b>." and answer
+        assert page.run("panels.find(one => one.id === 'talk').messages.map(one => one.role)") == [
+            "user",
+            "assistant",
+        ]
+        assert "requests_without_session_total 1\n" in run.metrics()
+        assert [run.episode(task) for task in ["a"] * 8 + ["b"] * 8] == [200] * 16
+        assert page.errors() == []
 
 
 STEPS = 14

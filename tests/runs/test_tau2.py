@@ -3,12 +3,14 @@ reports each of their tests, and trains on its conversations."""
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import tokenizers
 from case_files import ROOT, names_of, run_cases
-from run_util import ENVIRONMENT, read_metrics, to_yaml
+from run_util import ENVIRONMENT, read_metrics, read_rollouts, to_yaml
 
 CASES = sorted(Path(__file__).with_name("tau2_cases").glob("*_cases.py"))
 EXAMPLE = ROOT / "examples" / "tau2"
@@ -52,8 +54,9 @@ def run_example(bough, script, *arguments):
     subprocess.run([PYTHON, EXAMPLE / script, *arguments], check=True, cwd=bough.cwd)
 
 
-def make_model(bough, name):
-    bough("init", name, "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+def make_model(bough, name, *options):
+    shape = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1)
+    bough("init", name, *shape, *options, ok=True)
 
 
 def write_settings(bough, environment):
@@ -74,18 +77,20 @@ def write_settings(bough, environment):
     return settings
 
 
-def train(bough, environment):
-    write_settings(bough, {**environment, "tool_call_parser": "hermes"})
+def train(bough, environment, template=None):
+    write_settings(bough, {"tool_call_parser": "hermes", **environment})
+    if template:
+        shutil.copy(template, bough.cwd / "base/chat_template.jinja")
     bough("train", "config.yaml", ok=True, env=ENVIRONMENT)
     records = read_metrics(bough.cwd / "runs/tau2/trial0")
     assert len(records) == 2
     return records
 
 
-def train_on_mock(bough, environment):
-    """The prompts of mock are short. The model's turns are malformed."""
+def train_on_mock(bough, environment, template=None):
+    """The prompts of mock are short, if the template shows no tools. The model's turns are malformed."""
     run_example(bough, "tau2_problems.py", "mock", "--out", "mock.jsonl")
-    for record in train(bough, environment):
+    for record in train(bough, environment, template):
         assert record.get("reward/failures", 0) == 0
         assert record["reward/malformed/mean"] == 1 and record["reward/mean"] == 0
         assert record["conversation/invalid_calls"] == 8
@@ -96,11 +101,16 @@ def test_a_run_trains_on_conversations_in_worker_processes(bough):
 
 
 def test_a_run_trains_on_conversations_behind_an_endpoint(bough):
+    """The model has the chat template of the example, which shows the tools and names the format of calls."""
     with start((PYTHON, EXAMPLE / "tau2_server.py", "--port", 0)) as server:
         try:
-            train_on_mock(bough, {"type": "http", "url": server.stdout.readline().strip(), "workers": 8})
+            url = server.stdout.readline().strip()
+            environment = {"type": "http", "url": url, "workers": 8, "tool_call_parser": "auto"}
+            train_on_mock(bough, environment, template=EXAMPLE / "chat_template.jinja")
         finally:
             server.terminate()
+    rows = read_rollouts(bough.cwd / "runs/tau2/trial0/rollouts/step_1.jsonl.zst")
+    assert all('"name": "update_task_status"' in row["prompt"] for row in rows)
 
 
 def test_demonstrations_are_examples_of_sft(bough):
@@ -116,6 +126,77 @@ def test_demonstrations_are_examples_of_sft(bough):
         ok=True,
         env=ENVIRONMENT,
     )
+
+
+def test_the_tokens_of_whole_demonstrations_are_those_of_conversations(bough):
+    """Byte pairs and template of tau2_tokenizer.py, as tokenizers and as Bough read them."""
+    run_example(bough, "tau2_problems.py", "mock", "-n", "3", "--out", "mock.jsonl")
+    command = ("traces", "--whole", "--problems", "mock.jsonl", "--agent", "gold", "--out", "whole.jsonl")
+    run_example(bough, "tau2_play.py", *command)
+    sizes = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--vocab-size", 900)
+    bough("init", "base", *sizes, ok=True)
+    run_example(
+        bough, "tau2_tokenizer.py", *("--examples", "whole.jsonl", "--model", "base", "--vocab-size", "900")
+    )
+    examples = [json.loads(line) for line in (bough.cwd / "whole.jsonl").read_text().splitlines()]
+    environment = [f"{key}={value}" for key, value in WORKERS.items() if key != "type"]
+    words = ("rollout", "--model", "base", "--prompts", "mock.jsonl", "--out", "out.jsonl")
+    words += ("--max-new-tokens", 4, "--environment", "python", *environment, "tool_call_parser=hermes")
+    bough(*words, ok=True, env=ENVIRONMENT)
+    rows = [json.loads(line) for line in (bough.cwd / "out.jsonl").read_text().splitlines()]
+    tokenizer = tokenizers.Tokenizer.from_file(str(bough.cwd / "base/tokenizer.json"))
+    assert [row["input_ids"][: row["loss_mask"].index(1)] for row in rows] == [
+        tokenizer.encode(example["prompt"]).ids for example in examples
+    ]
+    words = ("sft", "--model", "base", "--data", "whole.jsonl", "--out", "warm", "--max-steps", 1, "--json")
+    summary = json.loads(bough(*words, ok=True, env=ENVIRONMENT).stdout.splitlines()[-1])
+    # Each example learns the turn's end beside its completion.
+    completions = [len(tokenizer.encode(example["completion"]).ids) + 1 for example in examples]
+    assert summary["trained_tokens"] == sum(completions)
+
+
+HOLD = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import tau2_trees
+from tau2_sets import Batch
+template = tau2_trees.EXAMPLE / "chat_template.jinja"
+tokenizer = tau2_trees.train_pairs()
+tau2_trees.save_tokenizer(tokenizer, template, Path("base"))
+held = list(tau2_trees.hold(Batch("mock", "", "gold", 3)))
+tau2_trees.write_rows(Path("rows.jsonl"), held, tau2_trees.Encoder(tokenizer, template), every_turn=True)
+with open("prompts.jsonl", "w") as file:
+    for conversation in held:
+        for i, message in enumerate(conversation["messages"]):
+            if message["role"] == "assistant":
+                prompt = {"messages": conversation["messages"][:i], "tools": conversation["tools"]}
+                file.write(json.dumps({"group": str(i), **prompt}) + "\\n")
+"""
+
+
+def test_rows_of_the_trees_have_the_prompts_of_a_run(bough):
+    """bench/tau2_trees.py encodes with tokenizers and transformers, a run with Bough's own code."""
+    make_model(bough, "base", "--vocab-size", 4096)
+    subprocess.run([PYTHON, "-c", HOLD, ROOT / "bench"], check=True, cwd=bough.cwd)
+    command = (
+        "--model",
+        "base",
+        "--prompts",
+        "prompts.jsonl",
+        "--out",
+        "sampled.jsonl",
+        "--max-new-tokens",
+        1,
+    )
+    bough("rollout", *command, "--n-samples", 1, ok=True, env=ENVIRONMENT)
+    rows, sampled = (
+        [json.loads(line) for line in (bough.cwd / name).read_text().splitlines()]
+        for name in ("rows.jsonl", "sampled.jsonl")
+    )
+    assert len(rows) == len(sampled) == 6
+    for row, run in zip(rows, sampled, strict=True):
+        assert row["input_ids"][: row["loss_mask"].index(1)] == run["input_ids"][: run["loss_mask"].index(1)]
 
 
 def test_bough_serve_is_the_user(bough):

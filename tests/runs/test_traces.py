@@ -58,7 +58,11 @@ def test_a_resumed_run_neither_repeats_nor_loses_a_conversation(bough, seed, eta
     if eta == 0:
         whole = bough.cwd / "runs/tiny/whole"
         bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
-        assert traced_groups(run) == traced_groups(whole)
+        stopped, at_once = traced_groups(run), traced_groups(whole)
+        steps = {file for file in at_once if file.startswith("step_")}
+        assert {file: stopped[file] for file in steps} == {file: at_once[file] for file in steps}
+        # A stop within a step binds the groups that it has dropped so far to the step before.
+        assert sorted(groups) == sorted(group for file in at_once.values() for group in file)
     assert not list((run / "traces").glob("waiting_*"))
 
 
@@ -93,6 +97,11 @@ def test_trace_prints_the_conversations_of_a_run(bough):
     text = bough("trace", run, "--id", id_of_failed, ok=True).stdout
     assert "no reward" in text and "[failure] " in text and "too odd" in text
     assert "of 12 conversations" not in bough("trace", run, ok=True).stdout  # 3 groups of 4: all fit
+    evaluated = bough("trace", run, "--evaluation", "--best", 2, "--json", ok=True).json["conversations"]
+    assert [one["evaluation"] for one in evaluated] == ["eval", "eval"] and evaluated[0]["step"] == 3
+    first = bough("trace", run, "--evaluation", "--step", 0, "--json", ok=True).json
+    assert first["count"] == len(read_rollouts(run / "traces/evaluation_0.jsonl.zst")) > 0
+    assert first["conversations"][0]["id"] == "0.1.1"
     for wrong in (["--id", "7"], ["--step", 9], ["--worst", 1, "--best", 1], ["--id", "1.99.1"]):
         refused = bough("trace", run, *wrong)
         assert refused.returncode == 2, str(refused)

@@ -1,6 +1,6 @@
 // The other panels: now, timeline, tree, settings, failures.
 const LANES = ["engine", "trainer", "rewards", "writer"];
-const WAITS = { engine: "waits for new weights (staleness limiter)", trainer: "waits for samples" };
+const WAITS = { engine: "waits for new weights (staleness limiter)", trainer: "waits for samples", rewards: "waits for samples", writer: "has nothing to write" };
 
 function tile(what, value, note, extra) {
   return h("div", { class: extra && extra.wide ? "tile wide" : "tile" }, h("span", {}, what), h("b", { class: extra && extra.mood }, value),
@@ -67,6 +67,19 @@ panels.push({
     const total = progress.total_steps || 0, left = timeLeft(one, steps, total);
     if (state.live && progress.activity)
       list.push(tile("Doing", progress.activity, progress.since ? "for " + duration(Math.max(0, Date.now() / 1000 - progress.since)) : "", { wide: true }));
+    const queue = progress.queue;
+    if (state.live && queue) {
+      const dropped = Object.entries(queue.dropped || {}).map(([reason, n]) => `${grouped(n)} ${reason}`).join(", ");
+      list.push(tile("Groups", `${queue.running} in generation, ${queue.awaiting} waiting for rewards, ${queue.buffered} scored`,
+        `now; ${grouped(queue.trained)} trained${dropped ? "; dropped: " + dropped : ""}`, { wide: true }));
+    }
+    if (state.live && progress.threads) {
+      const lines = LANES.filter(lane => progress.threads[lane]).map(lane => {
+        const { doing, since } = progress.threads[lane];
+        return h("div", {}, h("span", { class: "lane" }, lane, " "), (doing || (this.isPaused() ? "waits" : WAITS[lane])) + ", " + duration(Math.max(0, Date.now() / 1000 - since)));
+      });
+      list.push(h("div", { class: "tile wide lanes" }, h("span", {}, "Threads"), lines));
+    }
     list.push(tile("Run", state.text, state.note, { mood: state.mood }));
     list.push(tile("Step", grouped(steps) + (total ? " of " + grouped(total) : ""), "",
       { node: total ? h("progress", { max: total, value: steps, "aria-label": "Steps" }) : null }));
@@ -129,7 +142,7 @@ panels.push({
         h("td", { class: "number" }, duration(time)), h("td", { class: "number" }, (100 * time / Math.max(1e-9, one.end)).toFixed(1) + "%")));
       for (const [what, time] of busy) row(what, colours.get(what), time);
       const idle = one.end - busy.reduce((sum, each) => sum + each[1], 0);
-      if (WAITS[lane] && busy.length && idle > 0) row("idle: " + WAITS[lane], null, idle);
+      if (WAITS[lane] && lane !== "writer" && busy.length && idle > 0) row("idle: " + WAITS[lane], null, idle);
     }
     this.rows.replaceChildren(...rows);
     invalidate(this.canvas);

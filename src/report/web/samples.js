@@ -1,7 +1,7 @@
 // Rollouts of a step: a group's siblings side by side, or its conversations, with the place where each leaves its
 // nearest sibling. Tokens are coloured by one of their numbers.
 const COLOURINGS = [["", "no colour"], ["logprob", "log-probability"], ["advantage", "advantage"], ["version", "weights' version"],
-  ["mask", "trained or not"]];
+  ["mismatch", "mismatch: trainer minus engine"], ["entropy", "entropy"], ["mask", "trained or not"]];
 
 // The pieces of a sample's completion: its tokens, or the whole text if they are not known.
 const piecesOf = sample => sample.tokens ? sample.tokens.texts : [...sample.completion];
@@ -24,25 +24,31 @@ function tokenFact(sample, i, what) {
   const tokens = sample.tokens;
   if (what === "logprob") return tokens.logprobs && tokens.logprobs[i];
   if (what === "advantage") return tokens.advantages ? tokens.advantages[i] : sample.advantage;
+  if (what === "mismatch") return tokens.mismatches && tokens.mismatches[i];
+  if (what === "entropy") return tokens.entropies && tokens.entropies[i];
   if (what === "version") return tokens.versions ? tokens.versions[i] : sample.version;
   return tokens.mask ? tokens.mask[i] : 1;
 }
 
-// A background for a token, or null. `scale`: the largest |advantage|, or the range of versions, of the group.
+// A background for a token, or null. `scale`: the largest |advantage| and |mismatch|, and the range of versions, of
+// the group.
 function tokenColour(value, what, scale) {
   if (value === undefined || value === null) return null;
   const shade = (name, part) => part > 0.02 ? `rgb(${css(name)} / ${Math.min(0.65, part * 0.65).toFixed(3)})` : null;
   if (what === "logprob") return shade("--low", Math.min(1, -value / 4));
   if (what === "advantage") return shade(value < 0 ? "--low" : "--high", Math.abs(value) / (scale.advantage || 1));
+  if (what === "mismatch") return shade(value < 0 ? "--low" : "--high", Math.abs(value) / scale.mismatch);
+  if (what === "entropy") return shade("--mark", Math.min(1, value / 3));
   if (what === "version") return shade("--mark", (scale.newest - value + 1) / (scale.newest - scale.oldest + 1));
   return value ? shade("--mark", 0.45) : null;
 }
 
 function scaleOf(samples) {
-  const scale = { advantage: 0, oldest: Infinity, newest: -Infinity };
+  const scale = { advantage: 0, mismatch: 0.1, oldest: Infinity, newest: -Infinity };
   for (const sample of samples) {
     for (const each of (sample.tokens && sample.tokens.advantages) || [sample.advantage || 0])
       scale.advantage = Math.max(scale.advantage, Math.abs(each));
+    for (const each of (sample.tokens && sample.tokens.mismatches) || []) scale.mismatch = Math.max(scale.mismatch, Math.abs(each));
     for (const each of (sample.tokens && sample.tokens.versions) || [sample.version ?? Infinity])
       if (isFinite(each) && each >= 0) { scale.oldest = Math.min(scale.oldest, each); scale.newest = Math.max(scale.newest, each); }
   }
@@ -164,11 +170,12 @@ panels.push({
     this.later = button("Next step (n)", "step ›", () => this.moveStep(1));
     this.before = button("Group before (k)", "‹ group", () => this.moveGroup(-1));
     this.after = button("Next group (j)", "group ›", () => this.moveGroup(1));
+    this.evaluated = button("The evaluation after the step", "evaluation", () => this.go(this.step, this.shown.first_evaluated));
     this.where = h("span", {});
     const colour = h("select", { "aria-label": "Colour of tokens", onchange: () => { this.colouring = colour.value; this.render(); } },
       COLOURINGS.map(([key, label]) => h("option", { value: key }, label)));
     this.body = h("div", { "aria-live": "polite" });
-    section.append(h("div", { class: "bar-of-controls" }, this.earlier, this.select, this.later, this.before, this.where, this.after,
+    section.append(h("div", { class: "bar-of-controls" }, this.earlier, this.select, this.later, this.before, this.where, this.after, this.evaluated,
       h("label", {}, "tokens: ", colour)), this.body);
     // A step's rollouts are a file that the server must read: the last step is followed while it can be seen, and
     // at most every kFollowSeconds.
@@ -246,18 +253,25 @@ panels.push({
     this.later.disabled = at >= steps.length - 1;
     this.before.disabled = this.group <= 0;
     this.after.disabled = this.group >= available - 1;
-    this.where.textContent = this.shown ? `group ${this.group + 1} of ${this.shown.num_groups}` +
+    this.evaluated.hidden = !(this.shown && this.shown.first_evaluated < available);
+    const first = this.shown && this.shown.first_evaluated, isEvaluation = this.shown && first < this.shown.num_groups && this.group >= first;
+    this.where.textContent = this.shown ? (isEvaluation ? `evaluation, problem ${this.group - first + 1} of ${this.shown.num_groups - first}`
+      : `group ${this.group + 1} of ${first}`) +
       (available < this.shown.num_groups ? ` (${available} in this report)` : "") : "";
   },
   render() {
     const group = this.shown && this.shown.groups.find(each => each.index === this.group);
     this.controls();
-    if (!group) return;
+    if (!group) {  // the groups of the step in work went into the step before
+      this.body.replaceChildren(h("p", { class: "hint" }, "No samples of this step yet."));
+      return;
+    }
     const isOpen = this.body.querySelector(".prompt") && this.body.querySelector(".prompt").open;
     const prompt = h("details", { class: "panel padded prompt", open: isOpen },
       h("summary", {}, `Prompt of ${group.name || "the group"}: `, h("span", {}, promptEnd(group.prompt))), h("pre", { tabindex: 0 }, group.prompt));
     const samples = group.samples, forks = forksOf(samples), scale = scaleOf(samples);
-    const note = group.dropped !== undefined ? "dropped: " + group.dropped : this.shown.isOpen ? "waits for its step" : "";
+    const note = group.dropped !== undefined ? "dropped: " + group.dropped
+      : group.evaluation !== undefined ? `evaluation after step ${this.step} (${group.evaluation})` : this.shown.isOpen ? "waits for its step" : "";
     this.body.replaceChildren(prompt, note ? h("p", { class: "hint" }, note) : "", h("div", { class: "siblings", tabindex: 0, role: "group", "aria-label": "Siblings" },
       group.conversations ? group.conversations.map(talkCard)
         : samples.map((sample, i) => sampleCard(sample, i, forks[i], this.colouring, scale))));

@@ -22,7 +22,7 @@ function chooseRun(index) {
 
 function start() {
   const main = document.getElementById("main"), nav = document.getElementById("panels");
-  const treeOnly = SAVED && SAVED.tree, order = ["now", "curves", "samples", "tree", "timeline", "failures", "settings"];
+  const treeOnly = SAVED && SAVED.tree, order = ["now", "curves", "samples", "tree", "timeline", "failures", "talk", "settings"];
   panels.sort((a, b) => order.indexOf(a.id) - order.indexOf(b.id));
   const chooser = h("select", { id: "run", "aria-label": "Run", hidden: true, onchange: () => chooseRun(chooser.selectedIndex) });
   document.getElementById("title").after(chooser);

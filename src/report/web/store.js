@@ -147,6 +147,23 @@ async function control(command) {
   if (!answer.ok) throw new Error(body.error);
   return body.text;
 }
+// Lets the run answer a conversation. Calls `take` with each part: {content, reasoning_content, tool_calls}, all
+// optional. Rejects with the run's reason.
+async function chat(index, messages, signal, take) {
+  const answer = await fetch(`/api/chat?run=${index}`, { method: "POST", headers: { "X-Bough-Token": TOKEN }, body: JSON.stringify({ messages }), signal });
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", part; !(part = await reader.read()).done;) {
+    const lines = (rest + part.value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: {")) continue;
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new Error(event.error.message);
+      for (const choice of event.choices || []) take(choice.delta || {}, choice.finish_reason);
+    }
+  }
+}
 function say(text) { document.getElementById("connection").textContent = text; }
 
 // Rollouts of a step: from the report's own data, or from the server. Rejects with a message for the reader.

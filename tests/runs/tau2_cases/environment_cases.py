@@ -6,7 +6,6 @@ import socket
 import threading
 from base64 import urlsafe_b64encode
 from collections import Counter
-from http.server import ThreadingHTTPServer
 from importlib.metadata import distribution
 
 import pytest
@@ -17,7 +16,7 @@ from tau2.gym.gym_agent import AgentGymEnv
 from tau2.utils import load_file
 from tau2_environment import Tau2Environment
 from tau2_fixtures import AIRPLANE, action, opened, problem
-from tau2_play import Gold, Play, ReplayedUser, play
+from tau2_play import Gold, Play, play, replayed_user
 from tau2_problems import problems
 
 
@@ -132,16 +131,15 @@ def test_a_silent_agent_gets_nothing_from_the_scripted_user():
 
 
 def test_a_served_model_is_the_user():
-    with ThreadingHTTPServer(("127.0.0.1", 0), ReplayedUser) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        user = f"http://127.0.0.1:{server.server_port}/v1"
+    with replayed_user() as user:
         for domain in ("retail", "airline"):
             (line,) = problems(domain, split="test", user=user, count=1)
             assert play(line, "gold").reward == 1.0
             begun = Tau2Environment().reset(line, 7)
             assert [message["role"] for message in begun["messages"]] == ["system", "assistant", "user"]
-            assert begun["messages"][2]["content"] == "Please go on."
-        server.shutdown()
+            told = tau2_library.find_task(domain, line["tau2"]["task"]).user_scenario.instructions
+            reason = " ".join(told.reason_for_call.split())
+            assert begun["messages"][2]["content"].startswith(reason), "the user says why it calls"
 
 
 def test_a_broken_vpn_stays_in_its_conversation():
@@ -216,7 +214,7 @@ def test_the_reference_calls_reach_the_reward_in_mock():
 def test_an_ended_conversation_leaves_no_thread():
     before = threading.active_count()
     plays = [
-        Play(line, Gold(tau2_library.find_task("mock", line["tau2"]["task"]), True))
+        Play(line, Gold(tau2_library.find_task("mock", line["tau2"]["task"]), ""))
         for line in problems("mock")
     ]
     for conversation in plays:

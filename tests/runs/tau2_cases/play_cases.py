@@ -102,3 +102,12 @@ def test_an_expert_without_mistakes_draws_nothing():
         "get_customer_by_phone",
         {"phone_number": "555-123-2002"},
     )
+
+
+def test_the_expert_names_device_actions_to_the_scripted_user():
+    for line in problems("telecom", user="scripted", count=12):
+        conversation = play(line, "expert")
+        assert conversation.reward == 1.0, line["id"]
+        asked = [m["content"] for m in conversation.messages if m["role"] == "assistant" and m["content"]]
+        assert any(text.startswith("Please do this on your phone: ") for text in asked)
+        assert not any("did not understand" in (m["content"] or "") for m in conversation.messages)
