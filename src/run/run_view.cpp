@@ -310,12 +310,21 @@ std::string run_report(const fs::path& folder) {
     }
     return false;
   };
-  // Without evaluations, whose samples only `bough view` shows; the last groups of a step are left out first.
   const std::vector<int64_t> steps = list_rollout_steps(folder);
   if (!steps.empty()) add(steps.front(), kSamplesOfFirstStep, kMostReportBytes / 2);
   for (size_t i = steps.size(); i-- > 1 && num_samples < kMostReportSamples;)
     // A tenth of the bound is left for the page itself.
     if (!add(steps[i], kMostReportSamples - num_samples, kMostReportBytes * 9 / 10)) break;
+  if (const std::vector<int64_t> evaluated = list_evaluated_steps(folder); !evaluated.empty()) {
+    const int64_t step = evaluated.back();
+    const auto first = static_cast<int64_t>(StepGroups(folder, step).first_evaluated());
+    Json last = rollouts.step(step, first, kMostReportSamples);
+    Json& of_step = saved[str("0/", step)];
+    if (of_step.is_null()) of_step = std::move(last);
+    else if (num_bytes + std::ssize(inside_script(last)) <= kMostReportBytes * 9 / 10)
+      for (Json& group : last["groups"])
+        if (group["index"] > of_step["groups"].back()["index"]) of_step["groups"].push_back(std::move(group));
+  }
   const std::string title = run["title"].get<std::string>();
   const Json data = {{"runs", Json::array({std::move(run)})}, {"saved", std::move(saved)}};
   return run_page(title, &data);

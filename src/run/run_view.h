@@ -60,7 +60,8 @@ Json about_run(const std::filesystem::path& folder);
 ViewedRun view_of_run(const std::filesystem::path& folder);
 
 // The page of a run with its data inside: curves, timeline, problems, settings, and of the rollouts the
-// samples of the last steps and some of the first one, kMostReportSamples together. At most kMostReportBytes.
+// samples of the last steps and some of the first one, kMostReportSamples together, and as many of the last
+// evaluation. At most kMostReportBytes.
 inline constexpr int64_t kMostReportSamples = 200, kMostReportBytes = 20'000'000;
 std::string run_report(const std::filesystem::path& folder);
 

@@ -135,6 +135,14 @@ def test_the_page_follows_a_run_and_its_report_shows_the_same(bough, browser):
     assert "finished" in text_of(browser, "now")
     label = browser.wait_for("document.querySelector('#tree canvas')?.getAttribute('aria-label')")
     assert label.startswith("Prefix tree")
+    browser.run("panels.find(each => each.id === 'samples').evaluated.click()")
+    browser.wait_for(has("samples", "evaluation, problem 1 of "))
+    browser.wait_for(has("samples", "evaluation after step 40 (eval)"))
+    browser.press("j")
+    browser.wait_for(has("samples", "evaluation, problem 2 of "))
+    browser.run("panels.find(each => each.id === 'samples').moveGroup(-1)")
+    browser.run("panels.find(each => each.id === 'samples').moveGroup(-1)")
+    browser.wait_for("/group \\d+ of/.test(document.getElementById('samples').innerText)")
     assert len((run / "report.html").read_bytes()) < 20_000_000
 
 

@@ -215,9 +215,14 @@ panels.push({
   },
   moveGroup(by) {
     if (!this.shown) return;
-    const next = this.group + by;
-    const available = store.live ? Math.max(this.shown.num_groups, this.newest(this.step) + 1) : this.shown.groups.length;
-    if (next >= 0 && next < available) this.go(this.step, next);
+    const next = this.nextGroup(by);
+    if (next !== undefined) this.go(this.step, next);
+  },
+  // A report has some of the groups only.
+  nextGroup(by) {
+    const groups = this.shown.groups, next = this.group + by;
+    if (!store.live) return (groups[groups.findIndex(each => each.index === this.group) + by] || {}).index;
+    return next >= 0 && next < Math.max(this.shown.num_groups, this.newest(this.step) + 1) ? next : undefined;
   },
   async go(step, group) {
     const steps = stepsToShow(store.current), index = store.current;
@@ -248,16 +253,17 @@ panels.push({
   },
   controls() {
     const steps = stepsToShow(store.current), at = steps.indexOf(this.step);
-    const available = this.shown ? (store.live ? Math.max(this.shown.num_groups, this.newest(this.step) + 1) : this.shown.groups.length) : 0;
     this.earlier.disabled = at <= 0;
     this.later.disabled = at >= steps.length - 1;
-    this.before.disabled = this.group <= 0;
-    this.after.disabled = this.group >= available - 1;
-    this.evaluated.hidden = !(this.shown && this.shown.first_evaluated < available);
-    const first = this.shown && this.shown.first_evaluated, isEvaluation = this.shown && first < this.shown.num_groups && this.group >= first;
-    this.where.textContent = this.shown ? (isEvaluation ? `evaluation, problem ${this.group - first + 1} of ${this.shown.num_groups - first}`
-      : `group ${this.group + 1} of ${first}`) +
-      (available < this.shown.num_groups ? ` (${available} in this report)` : "") : "";
+    this.before.disabled = !this.shown || this.nextGroup(-1) === undefined;
+    this.after.disabled = !this.shown || this.nextGroup(1) === undefined;
+    this.evaluated.hidden = !this.shown || !(store.live ? this.shown.first_evaluated < this.shown.num_groups
+      : this.shown.groups.some(each => each.evaluation !== undefined));
+    if (!this.shown) { this.where.textContent = ""; return; }
+    const first = this.shown.first_evaluated, isEvaluation = first < this.shown.num_groups && this.group >= first;
+    const [which, all, part] = isEvaluation ? ["evaluation, problem ", this.shown.num_groups - first, this.group - first + 1] : ["group ", first, this.group + 1];
+    const kept = this.shown.groups.filter(each => (each.evaluation !== undefined) === isEvaluation).length;
+    this.where.textContent = which + part + " of " + all + (!store.live && kept < all ? ` (${kept} in this report)` : "");
   },
   render() {
     const group = this.shown && this.shown.groups.find(each => each.index === this.group);
