@@ -44,7 +44,7 @@ class Sft {
   const SftSettings& settings_;
   const SftOptions& options_;
   std::vector<Trajectory> sequences_;
-  // Each example's sequences, one for each message that is learned: the first one, and the one after the last.
+  // Each example's sequences, one for each message that is learned: the first one, and the end.
   std::vector<std::pair<size_t, size_t>> examples_;
   std::unique_ptr<Model> model_;
   CostModel costs_;
