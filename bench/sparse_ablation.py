@@ -68,7 +68,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import sparse_report  # noqa: E402
 from command_line import parser_of  # noqa: E402
 from host_env import host_environment  # noqa: E402
-from run_results import read_metrics, write_aside  # noqa: E402
+from run_results import once_begun, read_metrics, write_aside  # noqa: E402
 from trace_task import WarmModel, source, write_record  # noqa: E402
 
 NUM_TRAINED = 8  # samples of a prompt
@@ -264,6 +264,18 @@ class Experiment:
         others = [name for name, at in self.cases() if at == seed and self.baseline(name) == arm != name]
         return not results.of_seed(arm, seed) or any(self.is_needed((name, seed), results) for name in others)
 
+    def print_forecast(self, record, name, results):
+        seconds = record["time/step"]
+        minutes = seconds * self.args.steps / 60
+        missing = [case for case in self.cases() if self.is_needed(case, results)]
+        hours = self.forecast(missing, results, seconds, name) / 3600
+        print(
+            f"forecast after step {record['step']}: {minutes:.0f} minutes of training; "
+            f"{len(missing)} missing runs take {hours:.1f} hours, {results.seconds() / 3600:.1f} of "
+            f"{self.args.hours:g} are used",
+            flush=True,
+        )
+
     def forecast(self, cases, results, step_seconds=None, arm=None):
         """Seconds of runs: means of finished runs of their arm, or of all. step_seconds: a step of `arm`."""
         known = {}
@@ -362,7 +374,7 @@ class Experiment:
         if arm.warms_phi:
             phi, seconds["phi"] = self.warm_phi(run, settings)
             settings.append(f"sparse_training.lora.path={phi}")
-        watch = Watch(self, (name, seed), results, self.out / "runs" / run)
+        watch = once_begun(self.out / "runs" / run, lambda record: self.print_forecast(record, name, results))
         folder, checkpoint = self.train(run, settings, self.args.steps, watch)
         records = [record for record in read_metrics(folder) if record["step"] > 0]
         seconds["train"] = sum(record["time/step"] for record in records)
@@ -400,31 +412,6 @@ class Experiment:
         elif arm.mode != "exact_top_k":  # in plain loops its evaluation takes longer than its training
             scores["sparse"] = warm.evaluate(model, self.sparse_settings(arm))
         return scores
-
-
-class Watch:
-    """Prints the forecast once, after the first step of a run."""
-
-    def __init__(self, experiment, case, results, folder):
-        self.experiment, self.case, self.results, self.folder = experiment, case, results, folder
-        self.is_done = False
-
-    def __call__(self):
-        records = [] if self.is_done else read_metrics(self.folder)
-        if not records:
-            return
-        self.is_done = True
-        seconds = records[-1]["time/step"]
-        arm, _ = self.case
-        missing = [case for case in self.experiment.cases() if self.experiment.is_needed(case, self.results)]
-        hours = self.experiment.forecast(missing, self.results, seconds, arm) / 3600
-        minutes = seconds * self.experiment.args.steps / 60
-        print(
-            f"forecast after step {records[-1]['step']}: {minutes:.0f} minutes of training; {len(missing)} "
-            f"missing runs take {hours:.1f} hours, {self.results.seconds() / 3600:.1f} of "
-            f"{self.experiment.args.hours:g} are used",
-            flush=True,
-        )
 
 
 def main():

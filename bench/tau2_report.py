@@ -42,39 +42,40 @@ def mean_success(score):
     return statistics.mean(score["success"])
 
 
+def values_of(records, name):
+    return [record[name] for record in records if name in record]
+
+
+def costs(records):
+    """Time and memory of steps; seconds are medians."""
+    return {
+        "step_seconds": round(statistics.median(values_of(records, "time/step")), 2),
+        "train_seconds": round(statistics.median(values_of(records, "time/train")), 2),
+        "memory_mib": round(max(values_of(records, "memory/peak"), default=0) / 2**20),
+    }
+
+
 def summary(records):
     """The parts of a run's metrics that a result has."""
 
     def values(name):
-        return [record[name] for record in records if name in record]
+        return values_of(records, name)
 
     def mean(name, digits=4):
         return round(statistics.mean(values(name)), digits) if values(name) else None
 
     curves = ("reward/mean", "conversation/calls_mean", "rollout/zero_std_groups", "staleness/mean")
-    return {
-        "step_seconds": round(statistics.median(values("time/step")), 2),
-        "train_seconds": round(statistics.median(values("time/train")), 2),
+    return costs(records) | {
         "staleness": [mean("staleness/mean"), max(values("staleness/max"), default=None)],
         "idle_seconds": [mean("idle/trainer_seconds", 2), mean("idle/engine_seconds", 2)],
         "compression": mean("tree/compression", 2),
-        "memory_mib": round(max(values("memory/peak"), default=0) / 2**20),
         "curves": {name: [float(f"{value:.4g}") for value in values(name)] for name in curves},
     }
 
 
 def pass_summary(records):
-    """Time and memory of a few steps; seconds are medians."""
-
-    def values(name):
-        return [record[name] for record in records if name in record]
-
-    return {
-        "step_seconds": round(statistics.median(values("time/step")), 2),
-        "train_seconds": round(statistics.median(values("time/train")), 2),
-        "memory_mib": round(max(values("memory/peak")) / 2**20),
-        "rewards": [round(value, 4) for value in values("reward/mean")],
-    }
+    """Costs of a few steps, and their rewards."""
+    return costs(records) | {"rewards": [round(value, 4) for value in values_of(records, "reward/mean")]}
 
 
 def seconds_of(record):

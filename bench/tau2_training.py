@@ -62,7 +62,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import tau2_report  # noqa: E402
 from command_line import parser_of  # noqa: E402
-from run_results import read_metrics, write_aside  # noqa: E402
+from run_results import once_begun, read_metrics, write_aside  # noqa: E402
 from tau2_warm import WarmExperiment  # noqa: E402
 from trace_task import count_parameters, source, write_record  # noqa: E402
 
@@ -240,7 +240,8 @@ class Experiment(WarmExperiment):
         args = self.args
         name = f"{self.results.name}-seed{seed}"
         print(f"seed {seed}", flush=True)
-        folder = self.train(name, seed, args.steps, Watch(self, self.out / "runs" / name))
+        watch = once_begun(self.out / "runs" / name, self.print_forecast)
+        folder = self.train(name, seed, args.steps, watch)
         begin = time.monotonic()
         scores = self.score_model(folder / "checkpoints" / (folder / "latest").read_text().strip() / "model")
         records = [record for record in read_metrics(folder) if record["step"] > 0]
@@ -251,6 +252,19 @@ class Experiment(WarmExperiment):
         record["seconds"] = {key: round(value, 1) for key, value in seconds.items()}
         record |= tau2_report.summary(records) | {"scores": scores}
         write_record(self.results / f"seed{seed}.json", record)
+
+    def print_forecast(self, record):
+        args = self.args
+        warm = json.loads((self.results / "warm.json").read_text())
+        one = record["time/step"] * args.steps + warm["seconds"]["evaluation"]
+        missing = [seed for seed in args.seeds if not (self.results / f"seed{seed}.json").exists()]
+        used = tau2_report.used_seconds(args.results) / 3600
+        print(
+            f"forecast after step {record['step']}: {one / 60:.0f} minutes a run with its scores; "
+            f"{len(missing)} missing runs take {one * len(missing) / 3600:.1f} hours, {used:.1f} of "
+            f"{args.hours:g} are used",
+            flush=True,
+        )
 
     def compare_passes(self):
         """Synchronous steps from the warm model: their first batches are the same."""
@@ -264,30 +278,6 @@ class Experiment(WarmExperiment):
             record["seconds"][mode] = round(sum(found["time/step"] for found in records), 1)
             record[mode] = tau2_report.pass_summary(records)
         write_record(self.results / "passes.json", record)
-
-
-class Watch:
-    """Prints the forecast once, after the first step of a run."""
-
-    def __init__(self, experiment, folder):
-        self.experiment, self.folder, self.is_done = experiment, folder, False
-
-    def __call__(self):
-        records = [] if self.is_done else [r for r in read_metrics(self.folder) if r["step"] > 0]
-        if not records:
-            return
-        self.is_done = True
-        experiment, args = self.experiment, self.experiment.args
-        warm = json.loads((experiment.results / "warm.json").read_text())
-        one = records[-1]["time/step"] * args.steps + warm["seconds"]["evaluation"]
-        missing = [seed for seed in args.seeds if not (experiment.results / f"seed{seed}.json").exists()]
-        used = tau2_report.used_seconds(args.results) / 3600
-        print(
-            f"forecast after step {records[-1]['step']}: {one / 60:.0f} minutes a run with its scores; "
-            f"{len(missing)} missing runs take {one * len(missing) / 3600:.1f} hours, {used:.1f} of "
-            f"{args.hours:g} are used",
-            flush=True,
-        )
 
 
 def main():

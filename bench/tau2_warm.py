@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tau2_report
 from host_env import host_environment
-from run_results import write_aside
+from run_results import keep_settings, write_aside
 
 CONVERSATIONS = ["workers=300", "max_turns=40", "max_invalid_calls=0", "tool_call_parser=hermes"]
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "tau2"
@@ -91,13 +91,7 @@ class WarmExperiment:
 
     def prepare(self):
         args = self.args
-        path = self.out / "settings.json"
-        if not path.exists():
-            write_aside(path, json.dumps(self.settings(), indent=1))
-        elif json.loads(path.read_text()) != self.settings():
-            raise SystemExit(
-                f"{path} has other settings of data or warm model; use the same, or another --out"
-            )
+        keep_settings(self.out / "settings.json", self.settings())
         self.make_problems("train", "--split", "train", "-n", args.train_tasks)
         self.make_problems("test", "--split", "test", "-n", args.test_tasks)
         others = ["--without", "train", "test"]

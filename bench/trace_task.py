@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from run_results import write_aside
+from run_results import keep_settings, write_aside
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_PARAMETERS = 5_000_000
@@ -59,13 +59,7 @@ class WarmModel:
 
     def prepare(self):
         args, task = self.args, self.task
-        path = self.folder / "warm_settings.json"
-        if not path.exists():
-            write_aside(path, json.dumps(self.settings(), indent=1))
-        elif json.loads(path.read_text()) != self.settings():
-            raise SystemExit(
-                f"{path} has other settings of data or warm start; use the same, or another --out"
-            )
+        keep_settings(self.folder / "warm_settings.json", self.settings())
         least, most = task.steps
         self.make_data("train", args.train_programs, [least, most], split="train")
         self.make_data("test", args.test_programs, [least, most], split="test")

@@ -18,6 +18,28 @@ def mean_and_range(values, digits=3):
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
+def once_begun(folder, tell):
+    """A function to call while a run works: after the run's first step it calls tell(last record), once."""
+    is_told = False
+
+    def look():
+        nonlocal is_told
+        records = [] if is_told else [record for record in read_metrics(folder) if record["step"] > 0]
+        if records:
+            is_told = True
+            tell(records[-1])
+
+    return look
+
+
+def keep_settings(path, settings):
+    """Writes the settings of data and warm model once. Ends the program if the file has others."""
+    if not path.exists():
+        write_aside(path, json.dumps(settings, indent=1))
+    elif json.loads(path.read_text()) != settings:
+        raise SystemExit(f"{path} has other settings of data or warm model; use the same, or another --out")
+
+
 def write_aside(path, text):
     """Writes a file that is complete or absent."""
     aside = path.with_suffix(".part")

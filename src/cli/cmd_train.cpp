@@ -13,8 +13,8 @@
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
 #include "net/http_client.h"
-#include "report/chat_relay.h"
 #include "report/display.h"
+#include "report/run_control.h"
 #include "run/engine_process.h"
 #include "run/idle_settings.h"
 #include "run/run.h"
@@ -93,7 +93,7 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
   auto server =
       std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
   // The folder is the user's alone, so the key may stand there.
-  write_file_atomically(chat_server_file(run_folder_of(run)),
+  write_file_atomically(model_server_file(run_folder_of(run)),
                         dump_line({{"url", server->url()}, {"api_key", key}}) + "\n");
   if (json) print_json({{"url", server->url()}, {"folder", run_folder_of(run).string()}});
   else print_text("agents: " + server->url() + "\n");

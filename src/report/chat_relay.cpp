@@ -11,10 +11,6 @@ namespace bough {
 
 namespace fs = std::filesystem;
 
-fs::path chat_server_file(const fs::path& run) {
-  return page_url_file(run).replace_filename("server.json");
-}
-
 ChatRelay::ChatRelay(const fs::path& run, const std::string& body, std::shared_ptr<HttpExchange> exchange,
                      HttpHeaders headers)
     : exchange_(std::move(exchange)), headers_(std::move(headers)) {
@@ -22,9 +18,9 @@ ChatRelay::ChatRelay(const fs::path& run, const std::string& body, std::shared_p
   if (!request.is_object() || request.size() != 1 || !request.contains("messages"))
     throw UserError("the body of a chat: expected {\"messages\": [...]}");
   if (!is_run_alive(run)) throw UserError("the run is not alive");
-  if (!fs::exists(chat_server_file(run)))
+  if (!fs::exists(model_server_file(run)))
     throw UserError("the run does not serve its model: start it with serve.port");
-  const Json server = Json::parse(read_file(chat_server_file(run)));
+  const Json server = Json::parse(read_file(model_server_file(run)));
   const HttpUrl url = parse_http_url(server.at("url").get<std::string>() + "/v1/chat/completions", "serve");
   constexpr double kConnectSeconds = 0.2;  // on this machine
   const HttpAddress address = wait_for_endpoint("the run's server", url, kConnectSeconds, "serve.port");
@@ -58,11 +54,9 @@ bool ChatRelay::advance() {
   }
   // The server's own words, if it has any.
   const Json error = Json::parse(answer->body, nullptr, /*allow_exceptions=*/false);
-  const Json* text = error.is_object() && error.contains("error") && error["error"].is_object() &&
-                             error["error"].value("message", Json()).is_string()
-                         ? &error["error"]["message"]
-                         : nullptr;
-  end(text ? text->get<std::string>() : "the run's server: " + answer->message);
+  const Json::json_pointer place("/error/message");
+  const bool has_words = error.contains(place) && error[place].is_string();
+  end(has_words ? error[place].get<std::string>() : "the run's server: " + answer->message);
   return false;
 }
 

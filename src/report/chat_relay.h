@@ -1,7 +1,5 @@
 // The page's box to talk to a run that serves its model (serve.port): passes the conversation on to the run's
 // server. It is a request without a session (docs/serve.md), so nobody trains on it.
-//
-//   RUN/control/server.json   {"url", "api_key"} of the run's server, written by the run
 #pragma once
 
 #include <filesystem>
@@ -13,8 +11,6 @@
 #include "net/http_server.h"
 
 namespace bough {
-
-std::filesystem::path chat_server_file(const std::filesystem::path& run);
 
 // One request, {"messages": [...]} as in OpenAI's chat completions. The answer is streamed as the run's
 // server streams it. Without one it is {"error"}, status 409.

@@ -57,6 +57,10 @@ fs::path page_url_file(const fs::path& run) {
   return control_folder(run) / "page_url";
 }
 
+fs::path model_server_file(const fs::path& run) {
+  return control_folder(run) / "server.json";
+}
+
 // ---- The client.
 
 ControlRequest::ControlRequest(fs::path run, const std::string& command)

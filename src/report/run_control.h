@@ -4,6 +4,7 @@
 //   RUN/control/ID.answer    {"done": true, "text": "paused after step 12"}, written by the run when it is
 //                            done or refused, removed by the client
 //   RUN/control/page_url     the URL of the run's own page with its token, only with report.port
+//   RUN/control/server.json  {"url", "api_key"} of the run's own server, only with serve.port
 //
 // Only the run's user can read and write the folder control/. A run is alive while a process holds the lock
 // of its folder (base/file.h).
@@ -52,6 +53,7 @@ bool is_run_alive(const std::filesystem::path& run);
 // Makes the folder control/ for the run's user alone, without requests of earlier processes.
 void clear_control_folder(const std::filesystem::path& run);
 std::filesystem::path page_url_file(const std::filesystem::path& run);
+std::filesystem::path model_server_file(const std::filesystem::path& run);
 
 // The run's side.
 class ControlQueue {

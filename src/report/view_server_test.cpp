@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "net/http_server.h"
 #include "net/net_test_util.h"
-#include "report/chat_relay.h"
 #include "report/html_text.h"
 #include "report/run_control.h"
 #include "report/run_page.h"
@@ -176,7 +175,7 @@ TEST_F(ViewServerTest, AChatIsPassedToTheRunsServerWithItsKey) {
         exchange->write("data: [DONE]\n\n");
         exchange->finish();
       });
-  write_file_atomically(chat_server_file(folder_.path()),
+  write_file_atomically(model_server_file(folder_.path()),
                         dump_line({{"url", model.url()}, {"api_key", "secret"}}));
   const std::string answer = chat(token, body);
   EXPECT_EQ(answer.substr(9, 3), "200");

@@ -319,11 +319,15 @@ std::string run_report(const fs::path& folder) {
     const int64_t step = evaluated.back();
     const auto first = static_cast<int64_t>(StepGroups(folder, step).first_evaluated());
     Json last = rollouts.step(step, first, kMostReportSamples);
-    Json& of_step = saved[str("0/", step)];
-    if (of_step.is_null()) of_step = std::move(last);
-    else if (num_bytes + std::ssize(inside_script(last)) <= kMostReportBytes * 9 / 10)
+    const std::string key = str("0/", step);
+    const bool fits = num_bytes + std::ssize(inside_script(last)) <= kMostReportBytes * 9 / 10;
+    if (fits && !saved.contains(key)) {
+      saved[key] = std::move(last);
+    } else if (fits) {
+      Json& groups = saved[key]["groups"];
       for (Json& group : last["groups"])
-        if (group["index"] > of_step["groups"].back()["index"]) of_step["groups"].push_back(std::move(group));
+        if (group["index"] > groups.back()["index"]) groups.push_back(std::move(group));
+    }
   }
   const std::string title = run["title"].get<std::string>();
   const Json data = {{"runs", Json::array({std::move(run)})}, {"saved", std::move(saved)}};

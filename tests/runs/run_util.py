@@ -2,6 +2,7 @@
 equal."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,15 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 # Prefixes of metrics that may differ between two runs with one seed (docs/numerics.md, "Reproducibility").
 UNEQUAL = ("time/", "perf/", "memory/", "tree/predicted_over_measured")
+
+
+def run_experiment(command: list[str], cwd: Path, out: Path) -> str:
+    """What a script of bench/ prints. If it fails, the message has the logs in its folder `out`."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in out.glob("*.log"))
+    return done.stdout
 
 
 def write_experiment(bough, **settings: Any) -> Path:

@@ -3,15 +3,13 @@
 import dataclasses
 import importlib
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from run_util import ENVIRONMENT, read_metrics, read_rollouts
+from run_util import read_metrics, read_rollouts, run_experiment
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -161,11 +159,7 @@ def test_a_small_experiment_runs_to_the_tables_and_skips_finished_runs(bough):
     )
 
     def run():
-        done = subprocess.run(
-            command, cwd=bough.cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in out.glob("*.log"))
-        return done.stdout
+        return run_experiment(command, bough.cwd, out)
 
     text = run()
     assert "dense, seed 1\nforecast after step" in text

@@ -3,15 +3,13 @@ model."""
 
 import importlib
 import json
-import os
 import shlex
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 from case_files import ROOT
-from run_util import ENVIRONMENT, read_metrics
+from run_util import read_metrics, run_experiment
 
 PYTHON = ROOT / ".venv-tau2" / "bin" / "python"
 
@@ -149,11 +147,7 @@ def test_a_whole_experiment_of_a_tiny_model_leaves_results_and_is_not_repeated(b
     command += shlex.split("--warm-batch 2 --test-tasks 2 --test-samples 2 --held-out 2 --held-out-samples 1")
 
     def run():
-        done = subprocess.run(
-            command, cwd=bough.cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in out.glob("*.log"))
-        return done.stdout
+        return run_experiment(command, bough.cwd, out)
 
     text = run()
     assert "seed 1\nforecast after step" in text

@@ -61,6 +61,6 @@ panels.push({
   update() {
     const one = run();
     this.section.hidden = !(one && store.live && TOKEN && stateOf(one).live && (one.settings || []).some(([key]) => key === "serve.port"));
-    if (this.section.hidden !== this.link.hidden) this.link.hidden = this.section.hidden;
+    this.link.hidden = this.section.hidden;
   },
 });
