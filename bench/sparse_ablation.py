@@ -118,8 +118,8 @@ ARMS = {
     "draft": Arm("draft"),
 }
 # The search for a cause if distill falls behind (--explore): one change at a time, and as many for dense. A
-# text is a setting, fields replace those of the arm. Its seeds and programs are not those of the experiment. A stronger warm model is a search of its own, with
-# --warm-slips 0.009, --out and --results.
+# text is a setting, fields replace those of the arm. Its seeds and programs are not those of the experiment.
+# A stronger warm model is a search of its own, with --warm-slips 0.009, --out and --results.
 LEVERS = {
     "dense": {
         "half": "actor.optimizer.lr=2.5e-5",
