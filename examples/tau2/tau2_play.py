@@ -22,13 +22,13 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import tau2_library
 from tau2_environment import Tau2Environment
 from tau2_expert import Expert
 from tau2_problems import problems, write_lines
+from tau2_server import Server
 from tau2_ticket import Script, choose_all, kind_of
 from tau2_tokenizer import END_OF_TURN, renderer
 
@@ -168,29 +168,17 @@ def choose(problems):
     return choose_all(problems, ticket_of, lambda problem, agent: Play(problem, agent).to_end().reward)
 
 
-class ReplayedUser(BaseHTTPRequestHandler):
-    """Answers requests of OpenAI's chat API as a user who says why it calls, and has nothing to add."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-        begins = all(message["role"] != "assistant" for message in messages)  # the user's own turns
-        reason = REASON.search(messages[0]["content"]) if begins else None
-        words = " ".join(reason[1].replace("Known info:", "").split()) if reason else "Please go on."
-        message = {"role": "assistant", "content": words}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = {"id": "user", "object": "chat.completion", "created": 0, "model": "user", "usage": usage}
-        body = json.dumps(answer | {"choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+def user_answer(request):
+    """Answers a request of OpenAI's chat API as a user who says why it calls, and has nothing to add."""
+    messages = request["messages"]
+    begins = all(message["role"] != "assistant" for message in messages)  # the user's own turns
+    reason = REASON.search(messages[0]["content"]) if begins else None
+    words = " ".join(reason[1].replace("Known info:", "").split()) if reason else "Please go on."
+    message = {"role": "assistant", "content": words}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    answer = {"id": "user", "object": "chat.completion", "created": 0, "model": "user", "usage": usage}
+    return answer | {"choices": [choice]}
 
 
 def resident_mib():
@@ -201,9 +189,9 @@ def resident_mib():
 @contextmanager
 def replayed_user():
     """The URL of a user's model."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), ReplayedUser) as server:
+    with Server(user_answer, "v1") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
+        yield server.url
         server.shutdown()
 
 

@@ -9,7 +9,7 @@ from tau2_expert import Expert, Seen, next_call
 from tau2_fixtures import AIRPLANE, action, problem
 from tau2_play import load, play
 from tau2_problems import problems
-from tau2_server import Server
+from tau2_server import Conversations, Server
 
 KINDS = ("service_issue", "mobile_data_issue", "mms_issue")
 
@@ -65,7 +65,8 @@ def test_an_example_of_sft_ends_with_each_turn():
 
 
 def test_one_endpoint_holds_many_conversations():
-    with Server(0) as server:
+    conversations = Conversations()
+    with Server(conversations.answer, "env") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def call(episode, **request):
@@ -83,7 +84,7 @@ def test_one_endpoint_holds_many_conversations():
         assert rewards == [0.0, 1.0] * 6
         for name in names:
             call(name, method="close")
-        assert server.conversations.open == {}
+        assert conversations.open == {}
         assert "no conversation 'e1'" in call("e1", method="step", action=action("done"))["error"]
         assert (
             "has no solo mode" in call("x", method="reset", problem=problem("airline", "3"), seed=1)["error"]
