@@ -112,11 +112,13 @@ def test_demonstrations_are_examples_of_sft(bough):
     command = ("traces", "--problems", "mock.jsonl", "--agent", "gold", "--out", "traces.jsonl")
     run_example(bough, "tau2_play.py", *command)
     lines = [json.loads(line) for line in (bough.cwd / "traces.jsonl").read_text().splitlines()]
-    assert len(lines) == 12 and lines[0]["messages"][-1]["tool_calls"]
+    turns = [m for line in lines for m in line["messages"] if m["role"] == "assistant"]
+    assert len(lines) == 6 and len(turns) == 12 and all(turn["tool_calls"] for turn in turns)
     make_model(bough, "base")
     shutil.copy(TEMPLATE, bough.cwd / "base")
     bough(
         *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2),
+        "learned_messages=all",
         ok=True,
         env=ENVIRONMENT,
     )
