@@ -45,7 +45,7 @@ Differences from AReaL-DTA's experiment on tau2-bench (arXiv 2602.00482), writte
   rows         one for a conversation, since the template renders earlier turns unchanged
   warm-up      supervised, on the expert's conversations with --slips mistakes a turn, on the train split and
                on tasks that are in neither test set. With 0.1 the expert succeeds in 0.59 of the test split's
-               conversations, so a model that learns well is valid, too; with 0.16 only in 0.48. It also learns the answers of tools, since a whole
+               conversations, with 0.16 in 0.48. The model also learns the answers of tools, since a whole
                conversation is one example
   machine      one, whose cores are divided between generation and training
 """
