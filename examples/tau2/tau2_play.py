@@ -7,8 +7,8 @@
 
 `traces` writes demonstrations for `bough sft learned_messages=all`, one conversation a line. `success` says
 how many conversations reach the reward. `load` reports memory and tau2's own seconds.
-The agent `expert` (telecom, alone or with the scripted user) checks, fixes and is done. `gold` makes the calls
-of the task's reference and is done; it sees nothing of the conversation.
+The agent `expert` (telecom, alone or with the scripted user) checks, fixes and is done. `gold` makes the
+calls of the task's reference and is done; it sees nothing of the conversation.
 `ticket` makes the calls of a list that depends on the ticket alone (tau2_ticket.py).
 """
 
