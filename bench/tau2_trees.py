@@ -6,7 +6,6 @@
     $python bench/tau2_trees.py table --qwen FILE     # the same with Qwen3's tokenizer
     $python bench/tau2_trees.py table                 # the same with byte pairs of tau2's text
     $python bench/tau2_trees.py sets                  # the sets of bench/step_vs_peers.py
-    $python bench/tau2_trees.py tokenizer --out DIR   # the byte pairs, with a chat template
 
 The agents are those of examples/tau2/tau2_play.py. The text of a conversation is that of a chat template, by
 default examples/tau2/chat_template.jinja, which writes the tools first. Prompt and turns are encoded apart,
@@ -35,12 +34,11 @@ import tau2_play  # noqa: E402
 import tiktoken  # noqa: E402
 from tau2_environment import agent_tools  # noqa: E402
 from tau2_problems import problems  # noqa: E402
+from tau2_tokenizer import SPECIAL, TEMPLATE, make_tokenizer, renderer  # noqa: E402
 from tiktoken.load import load_tiktoken_bpe  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
-from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
+from tokenizers import Tokenizer, pre_tokenizers  # noqa: E402
 
 KEPT = ROOT / "build/bench/tau2"
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TURN = re.compile(r"(?<=<\|im_start\|>assistant\n).*?<\|im_end\|>", re.DOTALL)  # an agent's turn in ChatML
 MESSAGE_ENDS = re.compile(r"(?<=<\|im_end\|>)(?=\n<\|im_start\|>)")
 
@@ -105,7 +103,7 @@ class QwenTokenizer:
 
 class Encoder:
     def __init__(self, tokenizer: Tokenizer | QwenTokenizer, template: Path):
-        self.tokenizer, self.template = tokenizer, template.read_text()
+        self.tokenizer, self.render = tokenizer, renderer(template)
         self.encode = functools.cache(self.encode_once)
 
     def encode_once(self, text: str) -> Segment:
@@ -115,15 +113,6 @@ class Encoder:
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return Segment(len(ids), ",".join(map(str, ids)))
 
-    def render(self, messages, tools, add_generation_prompt=False) -> str:
-        texts, _ = render_jinja_template(
-            [messages],
-            tools=tools,
-            chat_template=self.template,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return texts[0]
-
     def turns(self, conversation: dict) -> list[tuple[list, Segment]]:
         """The prompt, as pairs (segment, whether the policy sampled it), and the sampled tokens of each turn.
 
@@ -131,7 +120,7 @@ class Encoder:
         template writes between the turns.
         """
         opening = conversation["messages"][: conversation["opening"]]
-        prompt = self.render(opening, conversation["tools"], add_generation_prompt=True)
+        prompt = self.render(opening, conversation["tools"], opens_turn=True)
         whole = self.render(conversation["messages"], conversation["tools"])
         if not whole.startswith(prompt):
             raise SystemExit(
@@ -198,28 +187,8 @@ def own_texts():
 def train_pairs() -> Tokenizer:
     """Byte pairs with the vocabulary of the models of bench/step_vs_peers.py. Digits are tokens of their
     own, as in SmolLM2's tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=SPECIAL,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(dict.fromkeys(own_texts()), trainer)
-    return tokenizer
-
-
-def save_tokenizer(tokenizer: Tokenizer, template: Path, folder: Path) -> None:
-    """Writes the tokenizer's files of a model directory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[2], "pad_token": SPECIAL[0]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(template.read_text())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return make_tokenizer(dict.fromkeys(own_texts()), VOCAB, digits, words=True)
 
 
 # ---- The commands.
@@ -275,7 +244,7 @@ def parse_arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--template", type=Path, default=EXAMPLE / "chat_template.jinja")
+    shared.add_argument("--template", type=Path, default=TEMPLATE)
     shared.add_argument("--conversations", type=Path, default=KEPT, help="folder of the conversations")
     commands = parser.add_subparsers(dest="command", required=True)
     table = commands.add_parser("table", parents=[shared])
@@ -292,7 +261,6 @@ def parse_arguments():
     sets = commands.add_parser("sets", parents=[shared])
     sets.add_argument("names", nargs="*", default=list(SETS), metavar="SET", help=f"({' '.join(SETS)})")
     sets.add_argument("--out", type=Path, default=KEPT)
-    commands.add_parser("tokenizer", parents=[shared]).add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
@@ -304,9 +272,7 @@ def main():
         tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     else:
         tokenizer = train_pairs()
-    if args.command == "tokenizer":
-        save_tokenizer(tokenizer, args.template, args.out)
-    elif args.command == "sets":
+    if args.command == "sets":
         write_sets(args, Encoder(tokenizer, args.template))
     else:
         print_table(args, Encoder(tokenizer, args.template))

@@ -111,7 +111,8 @@ def read_resume_line(*_):
 
 def read_get_data_usage(_, answer, __):
     usage = json.loads(answer)
-    return {"exceeded": usage["data_used_gb"] >= usage["data_limit_gb"] + usage["data_refueling_gb"]}
+    used, limit, refueled = (float(usage[f"data_{key}_gb"]) for key in ("used", "limit", "refueling"))
+    return {"exceeded": used >= limit + refueled}
 
 
 def read_refuel_data(*_):

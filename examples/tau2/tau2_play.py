@@ -5,10 +5,10 @@
   python tau2_play.py choose --problems train.jsonl --out lists.json
   python tau2_play.py load telecom -n 300
 
-`traces` writes demonstrations for `bough sft`, one turn a line. `success` says how many conversations reach
-the reward. `load` reports memory and tau2's own seconds. The agent `expert` (telecom, alone or with the
-scripted user) checks, fixes and is done. `gold` makes the calls of the task's reference and is done; it sees
-nothing of the conversation.
+`traces` writes demonstrations for `bough sft learned_messages=all`, one conversation a line. `success` says
+how many conversations reach the reward. `load` reports memory and tau2's own seconds.
+The agent `expert` (telecom, alone or with the scripted user) checks, fixes and is done. `gold` makes the
+calls of the task's reference and is done; it sees nothing of the conversation.
 `ticket` makes the calls of a list that depends on the ticket alone (tau2_ticket.py).
 """
 
@@ -22,13 +22,13 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import tau2_library
 from tau2_environment import Tau2Environment
 from tau2_expert import Expert
 from tau2_problems import problems, write_lines
+from tau2_server import Server
 from tau2_ticket import Script, choose_all, kind_of
 from tau2_tokenizer import END_OF_TURN, renderer
 
@@ -119,18 +119,20 @@ class Play:
             self.turn()
         return self
 
-    def lines(self):
-        """An example for `bough sft` for each turn: it learns the last message."""
-        ends = [i + 1 for i, message in enumerate(self.messages) if message["role"] == "assistant"]
-        return [{"messages": self.messages[:end], "tools": self.tools} for end in ends]
+    def end(self):
+        """The number of messages up to the agent's last turn."""
+        return 1 + max(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+
+    def example(self):
+        """The conversation for `bough sft learned_messages=all`, which learns the agent's turns."""
+        return {"messages": self.messages[: self.end()], "tools": self.tools}
 
     def whole(self, render):
         """The conversation as one example for `bough sft`, which learns turns and answers. The text is that
         of the model's chat template; `bough sft` adds the token that ends a turn."""
         begin = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
-        end = 1 + max(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
         prompt = render(self.messages[:begin], self.tools, opens_turn=True)
-        text = render(self.messages[:end], self.tools)
+        text = render(self.messages[: self.end()], self.tools)
         assert text.startswith(prompt), "the template renders an opened turn otherwise than a finished one"
         return {"prompt": prompt, "completion": text[len(prompt) :].rstrip("\n").removesuffix(END_OF_TURN)}
 
@@ -168,29 +170,17 @@ def choose(problems):
     return choose_all(problems, ticket_of, lambda problem, agent: Play(problem, agent).to_end().reward)
 
 
-class ReplayedUser(BaseHTTPRequestHandler):
-    """Answers requests of OpenAI's chat API as a user who says why it calls, and has nothing to add."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-        begins = all(message["role"] != "assistant" for message in messages)  # the user's own turns
-        reason = REASON.search(messages[0]["content"]) if begins else None
-        words = " ".join(reason[1].replace("Known info:", "").split()) if reason else "Please go on."
-        message = {"role": "assistant", "content": words}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = {"id": "user", "object": "chat.completion", "created": 0, "model": "user", "usage": usage}
-        body = json.dumps(answer | {"choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+def user_answer(request):
+    """Answers a request of OpenAI's chat API as a user who says why it calls, and has nothing to add."""
+    messages = request["messages"]
+    begins = all(message["role"] != "assistant" for message in messages)  # the user's own turns
+    reason = REASON.search(messages[0]["content"]) if begins else None
+    words = " ".join(reason[1].replace("Known info:", "").split()) if reason else "Please go on."
+    message = {"role": "assistant", "content": words}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    answer = {"id": "user", "object": "chat.completion", "created": 0, "model": "user", "usage": usage}
+    return answer | {"choices": [choice]}
 
 
 def resident_mib():
@@ -201,9 +191,9 @@ def resident_mib():
 @contextmanager
 def replayed_user():
     """The URL of a user's model."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), ReplayedUser) as server:
+    with Server(user_answer, "v1") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
+        yield server.url
         server.shutdown()
 
 
@@ -272,8 +262,9 @@ def run_agent(args):
     with open(args.out or os.devnull, "w") as out:
         for path, conversation in played(args, lists):
             results[path].append((conversation.reward, conversation.turns))
-            lines = [conversation.whole(render)] if args.whole else conversation.lines()
-            out.writelines(json.dumps(line) + "\n" for line in lines if args.out)
+            if args.out:
+                line = conversation.whole(render) if args.whole else conversation.example()
+                out.write(json.dumps(line) + "\n")
     for path, found in results.items():
         counts = counts_of(found, args.samples)
         success = sum(counts["success"]) / len(counts["success"])
@@ -297,8 +288,10 @@ def main():
         add("--slips", type=float, default=0.0, help="share of the expert's turns with a mistake")
         add("--samples", type=int, default=1, help="conversations of each problem")
         add("--seed", type=int, default=0)
-        add("--out", required=name == "traces", help="file of conversations, one turn a line")
-        add("--whole", action="store_true", help="--out has whole conversations as prompt and completion")
+        add("--out", required=name == "traces", help="file of conversations, one a line")
+        add(
+            "--whole", action="store_true", help="--out has prompts and completions: answers are learned, too"
+        )
         add("--counts", help="file of the success of each problem and of the calls, one line a file")
         command.set_defaults(run=run_agent)
     command = commands.add_parser("choose")

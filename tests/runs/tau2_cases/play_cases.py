@@ -9,7 +9,7 @@ from tau2_expert import Expert, Seen, next_call
 from tau2_fixtures import AIRPLANE, action, problem
 from tau2_play import load, play
 from tau2_problems import problems
-from tau2_server import Server
+from tau2_server import Conversations, Server
 
 KINDS = ("service_issue", "mobile_data_issue", "mms_issue")
 
@@ -56,16 +56,30 @@ def test_the_expert_leaves_what_it_cannot_mend_to_a_human():
     assert names[-2:] == ["transfer_to_human_agents", "done"]
 
 
-def test_an_example_of_sft_ends_with_each_turn():
+def test_an_example_of_sft_is_a_conversation_that_ends_with_the_agents_last_turn():
     conversation = play(problem("telecom", AIRPLANE), "expert")
-    lines = conversation.lines()
-    assert len(lines) == conversation.turns
-    assert all(line["messages"][-1]["role"] == "assistant" and line["tools"] for line in lines)
-    assert lines[-1]["messages"][-1]["tool_calls"][0]["function"]["name"] == "done"
+    example = conversation.example()
+    assert sum(m["role"] == "assistant" for m in example["messages"]) == conversation.turns
+    assert example["messages"][-1]["tool_calls"][0]["function"]["name"] == "done" and example["tools"]
+    conversation.messages.append({"role": "tool", "content": "an answer after the last turn"})
+    assert conversation.example() == example
+
+
+def test_the_expert_refuels_only_if_the_data_are_used_up():
+    """get_data_usage answers with texts, and "8.7" is a greater text than "15.0"."""
+
+    def exceeded(used):
+        seen = Seen({"customer": "C", "lines": []})
+        usage = {"data_used_gb": used, "data_limit_gb": "15.0", "data_refueling_gb": "0.0"}
+        seen.read("get_data_usage", {}, json.dumps(usage))
+        return seen["exceeded"]
+
+    assert [exceeded("8.7"), exceeded("15.1")] == [False, True]
 
 
 def test_one_endpoint_holds_many_conversations():
-    with Server(0) as server:
+    conversations = Conversations()
+    with Server(conversations.answer, "env") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def call(episode, **request):
@@ -83,7 +97,7 @@ def test_one_endpoint_holds_many_conversations():
         assert rewards == [0.0, 1.0] * 6
         for name in names:
             call(name, method="close")
-        assert server.conversations.open == {}
+        assert conversations.open == {}
         assert "no conversation 'e1'" in call("e1", method="step", action=action("done"))["error"]
         assert (
             "has no solo mode" in call("x", method="reset", problem=problem("airline", "3"), seed=1)["error"]

@@ -17,7 +17,7 @@ WITH_USER = Batch("telecom", "scripted", "expert", 2)
 
 @cache
 def encoder():
-    return tau2_trees.Encoder(tau2_trees.train_pairs(), tau2_trees.EXAMPLE / "chat_template.jinja")
+    return tau2_trees.Encoder(tau2_trees.train_pairs(), tau2_trees.TEMPLATE)
 
 
 @cache
