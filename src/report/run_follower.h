@@ -72,7 +72,7 @@ class RunFollower {
   };
   const std::map<std::string, Curve>& curves() const { return curves_; }
   const Json& progress() const { return progress_; }  // null: the run writes none
-  // Lines of log.txt of level warning and above by kind: those that differ only in their numbers. Objects with
+  // Warnings and errors of log.txt by kind: messages of one kind differ only in their numbers. Objects with
   // level, text (of the first), count, first, last (times).
   const Json& problems() const { return problems_; }
 

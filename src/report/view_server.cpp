@@ -77,10 +77,10 @@ Relay command_relay(const fs::path& run, const std::string& command, const Excha
   };
 }
 
-// The page's box to talk to a run that serves its model (serve.port): passes the conversation, {"messages"} as in
-// OpenAI's chat completions, on to the run's server, and streams the answer as that server does. It is a request
-// without a session (docs/serve.md), so nobody trains on it. Throws UserError if the body is malformed, or the
-// run is not alive, serves no model or does not answer.
+// The page's box to talk to a run that serves its model (serve.port): passes the conversation, {"messages"}
+// as in OpenAI's chat completions, on to the run's server, and streams the answer as that server does. It is
+// a request without a session (docs/serve.md), so nobody trains on it. Throws UserError if the body is
+// malformed, or the run is not alive, serves no model or does not answer.
 Relay chat_relay(const fs::path& run, const std::string& body, const Exchange& exchange) {
   Json request = Json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!request.is_object() || request.size() != 1 || !request.contains("messages"))

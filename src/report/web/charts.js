@@ -115,7 +115,7 @@ class Chart {
     const { context, width } = prepareCanvas(this.canvas, HEIGHT);
     this.width = width;
     this.legend.replaceChildren(...(lines.length > 1 ? lines.map(line =>
-      h("span", {}, h("i", { class: "key k" + line.colour.slice(1) }), line.name)) : []));
+      h("span", {}, h("i", { class: `key k${line.colour.slice(1)}${line.dash ? " dashed" : ""}` }), line.name)) : []));
     let low = Infinity, high = -Infinity, bottom = this.plan.zero ? 0 : Infinity, top = this.plan.zero ? 0 : -Infinity;
     for (const line of lines) {
       low = Math.min(low, line.steps[0]);
@@ -299,10 +299,10 @@ function chartPlans(names) {
         series.push(Array.isArray(band) ? { metric, label, low: band[0], high: band[1] } : { metric, label, spread: band });
       }
     }
-    // A curve that never leaves 0, such as the staleness of a synchronous run, takes space and says nothing. Nor
-    // does an effective sample size that never leaves 1.
+    // A curve that never leaves 0, such as the staleness of a synchronous run, takes space and says nothing, unless it is
+    // the reward. Nor does an effective sample size that never leaves 1.
     const isRest = (metric, value) => value === 0 || (value === 1 && metric.endsWith("effective_sample_size"));
-    const says = series.some(each => store.runs.some(one =>
+    const says = series.some(each => each.metric === "reward/mean" || store.runs.some(one =>
       (curve(one, each.metric) || { values: [] }).values.some(value => !isRest(each.metric, value))));
     if (says) plans.push({ title, unit, zero: Boolean(zero), series });
   }
