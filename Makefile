@@ -22,8 +22,11 @@ test: build  ## run all tests; the last line counts them
 
 ci: build  ## run the checks of .ci/run: tests, also those of `asan` and of the newest torch, layout, lock annotations
 	@scripts/build asan
-	@scripts/build newest-torch bough bough_python
-	@scripts/test --gates --sanitized --newest-torch $(ARGS)
+	@newest=--newest-torch; \
+	  if [ "$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}')" -ge 3 ]; \
+	  then scripts/build newest-torch bough bough_python || exit; \
+	  else echo "ci: left out: the tests of the newest torch, which need 3 GiB of disk space" >&2; newest=; fi; \
+	  scripts/test --gates --sanitized $$newest $(ARGS)
 
 test-slow: build  ## run the slow suite: whole training runs, three seeds
 	@scripts/test --preset $(PRESET) --slow $(ARGS)

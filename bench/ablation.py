@@ -16,12 +16,15 @@ accuracy after the last step.
   collapses  it is below the warm model's accuracy
 
 Each run leaves one small file in --results, which can be committed, so several sessions can add to one
-experiment. A run whose file exists is skipped, an interrupted run resumes. With --asynchronous generation and
-training run at once, k only bounds the age, and ages depend on the machine's speed. The script prints these
-tables: the scores; accuracy and its 95% interval of each run; accuracy at each evaluation against samples and
-seconds; share of tokens, effective sample size and clip fraction by token age, over all steps.
+experiment. The warm model depends on the machine's rounding. So results are in a folder per warm model, demo-
+HASH, and a run is compared with k 0 of the same warm model and seed. A run whose file exists is skipped, an
+interrupted run resumes. With --asynchronous generation and training run at once, k only bounds the age, and
+ages depend on the machine's speed. The script prints these tables: the scores; accuracy and its 95% interval
+of each run; accuracy at each evaluation against samples and seconds; share of tokens, effective sample size
+and clip fraction by token age, over all steps.
 """
 
+import hashlib
 import json
 import os
 import statistics
@@ -63,7 +66,16 @@ def parse_arguments():
     args = parser.parse_args()
     name = "asynchronous_results" if args.asynchronous else "staleness_results"
     args.results = args.results or ROOT / "bench" / name
+    args.warm = None if args.table_only else warm_name(args.demo)
     return args
+
+
+def warm_name(demo):
+    """The folder of the results of runs from this warm model."""
+    model = demo / "warm/model.safetensors"
+    if not model.exists():
+        raise SystemExit(f"--demo {demo}: no {model}; `make demo` makes it")
+    return f"demo-{hashlib.sha256(model.read_bytes()).hexdigest()[:8]}"
 
 
 def name_of(lr, k, loss, seed):
@@ -101,11 +113,13 @@ def run(args, lr, k, loss, seed):
         raise SystemExit(
             f"stopped at {settings['trial_name']}; the same command continues, after the run's own message"
         )
-    args.results.mkdir(parents=True, exist_ok=True)
+    folder = args.results / args.warm
+    folder.mkdir(parents=True, exist_ok=True)
     result = {"lr": lr, "k": k, "loss": loss, "seed": seed, "steps": args.steps}
     result |= summary(args.out / experiment / settings["trial_name"])
-    write_aside(args.results / f"{settings['trial_name']}.json", json.dumps(result, indent=1) + "\n")
-    return result
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
+    write_aside(folder / f"{settings['trial_name']}.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    return result | {"warm": args.warm}
 
 
 def summary(folder):
@@ -143,14 +157,33 @@ def of_age(records, age):
 class Results:
     def __init__(self, args):
         self.args = args
-        paths = args.results.glob("*.json")
-        rows = [json.loads(path.read_text()) for path in paths]
-        self.rows = {(row["lr"], row["k"], row["loss"], row["seed"]): row for row in rows}
+        self.rows = {}
+        for path in args.results.glob("*/*.json"):
+            row = json.loads(path.read_text()) | {"warm": path.parent.name}
+            self.rows[case_of(row)] = row
 
-    def get(self, case):
-        if case not in self.rows and not self.args.table_only:
-            self.rows[case] = run(self.args, *case)
-        return self.rows.get(case)
+    def get(self, lr, k, loss, seed):
+        """The result of a run, or None if it is missing and --table-only is given."""
+        known = [row for case, row in self.rows.items() if case[:4] == (lr, k, loss, seed)]
+        if known or self.args.table_only:
+            return known[0] if known else None
+        if k > 0 and not self.zero(lr, seed, self.args.warm):
+            self.run(lr, 0, self.args.losses[0], seed)
+        return self.run(lr, k, loss, seed)
+
+    def run(self, *case):
+        row = run(self.args, *case)
+        self.rows[case_of(row)] = row
+        return row
+
+    def zero(self, lr, seed, warm):
+        """The run at k 0 that a run with this seed from this warm model is compared with."""
+        cases = [case for case in self.rows if (case[0], case[1], *case[3:]) == (lr, 0, seed, warm)]
+        return self.rows[cases[0]] if cases else None
+
+
+def case_of(row):
+    return row["lr"], row["k"], row["loss"], row["seed"], row["warm"]
 
 
 def cases_of(args, lr):
@@ -161,53 +194,56 @@ def cases_of(args, lr):
     return [case for case in cases if case[1] > 0 or case[2] == args.losses[0]]
 
 
-def after(row):
-    return row["curve"][-1][3]
-
-
 def main():
     args = parse_arguments()
     results = Results(args)
-    for lr in args.lrs:
-        results.get((lr, 0, args.losses[0], args.seeds[0]))
-    first = [results.rows.get((lr, 0, args.losses[0], args.seeds[0])) for lr in args.lrs]
+    first = [results.get(lr, 0, args.losses[0], args.seeds[0]) for lr in args.lrs]
     if not all(first):
         raise SystemExit(f"no results of k 0 for all of --lrs in {args.results}")
     best = args.lrs[max(range(len(first)), key=lambda i: after(first[i]))]
     print(f"learning rate: {best:g}, of", ", ".join(f"{row['lr']:g} ({after(row):.1%})" for row in first))
     for lr in (best, 2 * best):
         for case in cases_of(args, lr):
-            results.get(case)
+            results.get(*case)
     for lr in (best, 2 * best):
-        print_scores(args, results, lr)
+        print_scores(results, lr)
     print_runs(results.rows)
     print_curves(results.rows)
     print_ages(results.rows)
 
 
-def print_scores(args, results, lr):
+def print_scores(results, lr):
     """The scores with their verdicts: a table of docs/asynchrony.md."""
     groups = {}
     for row in results.rows.values():
         if row["lr"] == lr:
             groups.setdefault((row["k"], row["loss"]), []).append(row)
-    baseline = groups.get((0, args.losses[0]))
-    if not baseline:
-        return
-    zero = statistics.mean(map(after, baseline))
-    warm = baseline[0]["curve"][0][3]
-    print(f"\nlearning rate {lr:g}; the warm model has {warm:.1%}\n")
-    print("| k | loss | seeds | after | lowest to highest | clipped tokens | verdict |")
-    print("|---|---|---|---|---|---|---|")
+    before = {row["warm"]: row["curve"][0][3] for rows in groups.values() for row in rows}
+    text = ", ".join(f"{warm} {accuracy:.1%}" for warm, accuracy in sorted(before.items()))
+    print(f"\nlearning rate {lr:g}; before training: {text}\n")
+    print("| k | loss | seeds | after | lowest to highest | above k 0 | clipped tokens | verdict |")
+    print("|---|---|---|---|---|---|---|---|")
     for (k, loss), rows in sorted(groups.items()):
         scores = [after(row) for row in rows]
-        score = statistics.mean(scores)
-        verdict = "holds" if score >= zero - MARGIN else "degrades" if score >= warm else "collapses"
+        spread = f"{min(scores):.1%} to {max(scores):.1%}"
+        clipped = statistics.mean(row["clipped"] for row in rows)
+        name = "both (equal bits)" if k == 0 else loss
+        pairs = [(row, results.zero(lr, row["seed"], row["warm"])) for row in rows]
+        gains = [after(row) - after(zero) for row, zero in pairs if zero]
+        difference = verdict = ""
+        if k > 0 and gains:
+            difference = f"{100 * statistics.mean(gains):+.1f} points"
+            is_above_warm = statistics.mean(scores) >= statistics.mean(before[row["warm"]] for row in rows)
+            verdict = "degrades" if is_above_warm else "collapses"
+            verdict = "holds" if statistics.mean(gains) >= -MARGIN else verdict
         print(
-            f"| {k} | {'both (equal bits)' if k == 0 else loss} | {len(rows)} | {score:.1%} |"
-            f" {min(scores):.1%} to {max(scores):.1%} |"
-            f" {statistics.mean(row['clipped'] for row in rows):.2%} | {'' if k == 0 else verdict} |"
+            f"| {k} | {name} | {len(rows)} | {statistics.mean(scores):.1%} | {spread} | {difference} |"
+            f" {clipped:.2%} | {verdict} |"
         )
+
+
+def after(row):
+    return row["curve"][-1][3]
 
 
 def label(row):

@@ -117,23 +117,23 @@ ARMS = {
     "distill_long": Arm("distill", 1, task="long", block=8, budget=288),
     "draft": Arm("draft"),
 }
-# The search for a cause if distill falls behind (--explore): one setting at a time, and as many for dense.
-# Its seeds and programs are not those of the experiment. A stronger warm model is a search of its own, with
+# The search for a cause if distill falls behind (--explore): one change at a time, and as many for dense. A
+# text is a setting, fields replace those of the arm. Its seeds and programs are not those of the experiment. A stronger warm model is a search of its own, with
 # --warm-slips 0.009, --out and --results.
 LEVERS = {
     "dense": {
-        "signal": "actor.dynamic_sampling=true",
         "half": "actor.optimizer.lr=2.5e-5",
         "double": "actor.optimizer.lr=1e-4",
+        "signal": "actor.dynamic_sampling=true",
         "token": "actor.loss_aggregation=token_mean",
         "beta": "actor.optimizer.beta2=0.95",
         "clip": "actor.optimizer.gradient_clipping=0.5",
     },
     "distill": {
-        "signal": "actor.dynamic_sampling=true",
+        "warmed": {"warms_phi": True},
         "lambda": "sparse_training.kl_loss_coef=0.1",
+        "signal": "actor.dynamic_sampling=true",
         "fast": "sparse_training.lr_ratio=20",
-        "rank": "sparse_training.lora.rank=8",
         "tis": "actor.correction=tis",
         "replay": "rollout.sparse.replay=true",
     },
@@ -142,8 +142,9 @@ EXPLORED = {name: dataclasses.replace(ARMS[name], seeds=3) for name in LEVERS}
 for pair in zip(
     *[[(arm, *lever) for lever in levers.items()] for arm, levers in LEVERS.items()], strict=True
 ):
-    for arm, name, setting in pair:
-        EXPLORED[f"{arm}_{name}"] = dataclasses.replace(EXPLORED[arm], extra=(setting,))
+    for arm, name, change in pair:
+        fields = change if isinstance(change, dict) else {"extra": (change,)}
+        EXPLORED[f"{arm}_{name}"] = dataclasses.replace(EXPLORED[arm], **fields)
 
 
 def parse_arguments(arguments=None):

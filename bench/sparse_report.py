@@ -144,8 +144,10 @@ def value_of(run, value, policy):
 
 def signed(values):
     low, high = interval(values)
-    text = f"{statistics.mean(values):+.3f}"
-    return text if len(values) < 2 else f"{text} ({low:+.3f} to {high:+.3f})"
+    mean = statistics.mean(values)
+    digits = 3 if abs(mean) >= 0.005 else 5
+    text = f"{mean:+.{digits}f}"
+    return text if len(values) < 2 else f"{text} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def main_table(results):
@@ -185,7 +187,7 @@ def main_table(results):
             f"| {arm} | {len(runs)} | {cell([score['score'] for score in scores])} | "
             f"{cell([score['score'] for score in other if score])} | {steps} | "
             f"{cell([score['length'] for score in scores], 0)} | "
-            f"{cell([run['acceptance'] for run in runs if run['acceptance'] is not None])} | "
+            f"{cell([run['acceptance'] for run in runs if run['acceptance'] is not None], 4)} | "
             f"{cell([run['signal'] for run in runs], 1)} | {step_time(runs)} | "
             f"{sum(map(results.is_collapsed, runs))} | {difference} | {verdict} |"
         )

@@ -97,6 +97,8 @@ function(bough_kernels)
   file(GLOB_RECURSE amx_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_amx.cpp)
   file(GLOB_RECURSE avx512_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_avx512.cpp)
   set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS "${intrinsics}")
+  file(GLOB_RECURSE avx2_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_avx2.cpp)
+  set_source_files_properties(${avx2_sources} PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v3")
   file(GLOB_RECURSE bf16_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_bf16.cpp)
   set_source_files_properties(${bf16_sources}
     PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mprfchw")

@@ -23,9 +23,8 @@ def amx_is_half_virtualised(cpuinfo: str) -> bool:
 
 def is_batch_invariant() -> bool:
     """Whether fp32 log-probabilities are independent of the batch composition (docs/numerics.md)."""
-    isa = os.environ.get("BOUGH_MAX_ISA", "avx512")
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        return "avx512dq" in file.read(65536) and isa in ("avx512", "avx512_bf16", "amx")
+        return " avx2 " in file.read(65536) and os.environ.get("BOUGH_MAX_ISA") != "baseline"
 
 
 def host_environment() -> dict[str, str]:

@@ -13,10 +13,10 @@
 #include "cost/calibration_cells.h"
 #include "cost/cost_model.h"
 #include "cost/rates.h"
+#include "kernels/common/avx.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
 #include "kernels/common/device.h"
-#include "kernels/common/isa.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/tree_attention/tree_attention_cost.h"
 
@@ -168,11 +168,12 @@ DeviceKernels kernels_of(at::Device device, at::ScalarType dtype) {
             .widens_factors = !has_cuda_kernel("bough::add_matrix_product_"),
             .threads = 1};
   const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
-  const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
+  const bool tiles = dtype != at::kDouble && has_avx();
   return {.attention = bf16_tiles ? Attention::kBf16Tiles
                        : tiles    ? Attention::kTiles
                                   : Attention::kReference,
           .packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat)),
+          .copies_factors = copies_to_fp32(dtype),
           .threads = at::get_num_threads()};
 }
 

@@ -48,6 +48,7 @@ void visit(Profile& p, Visitor&& v) {
   v("threads", p.kernels.threads);
   v("attention", p.kernels.attention);
   v("packs_factors", p.kernels.packs_factors);
+  v("copies_factors", p.kernels.copies_factors);
   v("widens_factors", p.kernels.widens_factors);
   v("launches_overlap", p.launches_overlap);
   v("linear_forward", p.linear_forward);
@@ -192,7 +193,8 @@ DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& wher
   Json complete = json;
   for (const char* key : {"memory_bytes_per_s", "host_bytes_per_s"})
     if (json.is_object() && !json.contains(key)) complete[key] = 0.0;
-  if (json.is_object() && !json.contains("widens_factors")) complete["widens_factors"] = false;
+  for (const char* later : {"copies_factors", "widens_factors"})
+    if (json.is_object() && !json.contains(later)) complete[later] = false;
   visit(profile, Reader(complete, where));
   return profile;
 }

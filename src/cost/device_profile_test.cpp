@@ -97,6 +97,8 @@ TEST(DeviceProfile, JsonThatIsNotOneIsRefusedByKey) {
     other[key] = Json::array({Json::object()});
     // Profiles of older runs lack the fields that were not measured then.
     if (key == "memory_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").memory_bytes_per_s, 0);
+    else if (key == "copies_factors")
+      EXPECT_FALSE(DeviceProfile::from_json(missing, "").kernels.copies_factors);
     else if (key == "widens_factors")
       EXPECT_FALSE(DeviceProfile::from_json(missing, "").kernels.widens_factors);
     else if (key == "host_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").host_bytes_per_s, 0);

@@ -215,7 +215,7 @@ struct RolloutSettings {
       "memory, in a run by its memory plan");
     v("batch_invariant", batch_invariant,
       "log-probabilities are bit-identical for every batch composition and in generation and training; needs "
-      "device cpu with fp32 on AVX-512 or bf16 on AVX512-BF16; null: on for fp32 if supported");
+      "device cpu with fp32 on AVX2 or bf16 on AVX512-BF16; null: on for fp32 if supported");
     v("quantization", quantization,
       "int8: generate with 8-bit layer weights, converted from the trained weights at each update; the "
       "metric mismatch/logprob_abs_diff shows the error",

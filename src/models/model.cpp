@@ -59,7 +59,7 @@ std::optional<std::string> Model::why_not_batch_invariant() const {
   if (!device().is_cpu()) return "it needs the device cpu";
   if (dtype() != at::kFloat && dtype() != at::kBFloat16) return "it needs the dtype fp32 or bf16";
   if (!has_tiles(dtype()))
-    return dtype() == at::kFloat ? "in fp32 it needs a CPU with AVX-512"
+    return dtype() == at::kFloat ? "in fp32 it needs a CPU with AVX2"
                                  : "in bf16 it needs a CPU with AVX512-BF16 or AMX; use fp32";
   return std::nullopt;
 }

@@ -10,7 +10,7 @@ struct DeviceKernels {
   enum class Attention {
     kTiles,      // our CPU kernels in units of 32 x 32, in the accumulator type
     kBf16Tiles,  // the same with bf16 tiles (kernels/matrix_product), which bf16 matrix products use, too
-    kReference,  // dense score matrices (fp64, CPUs without AVX-512)
+    kReference,  // dense score matrices (fp64, CPUs without AVX2)
     kFused,      // GPU kernels: the only temporaries are gradients in the accumulator type
     // On a GPU, dense score matrices: in fp64, and if the self-test left out the GPU kernels.
     kReferenceOnGpu,
@@ -21,6 +21,8 @@ struct DeviceKernels {
   // products: with kBf16Tiles the bf16 products, with other attention kernels the products in the accumulator
   // type. libtorch computes all other products.
   bool packs_factors = false;
+  // Whether bf16 factors of a product are copied to fp32, a block at a time (CPUs without AVX-512).
+  bool copies_factors = false;
   // On a GPU, if the self-test left out add_matrix_product_: gradients of bf16 weights are products of fp32
   // copies of the factors.
   bool widens_factors = false;

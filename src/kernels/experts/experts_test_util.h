@@ -68,7 +68,8 @@ struct ExpectedMixture {
                gate_up = leaf(f.gate_up.value), down = leaf(f.down.value);
     const auto h = f.has_norm ? xd * (xd.square().mean(-1, true) + kNormEps).rsqrt() * norm : xd;
     auto weights = at::softmax(at::mm(h, router.t()), 1).gather(1, experts_TK);
-    if (f.renormalise) weights = weights / weights.sum(1, true);
+    // A single expert has weight 1 and no gradient. The quotient's gradient would be 0 only to rounding.
+    if (f.renormalise) weights = f.num_chosen == 1 ? at::ones_like(weights) : weights / weights.sum(1, true);
     y = experts_mlp_reference(h, experts_TK, weights, gate_up, down, f.activation);
     if (f.residual) y = y + xd;
     y.backward(d_y.to(at::kDouble));

@@ -10,7 +10,8 @@
 // transposed view of a weight is not copied. Implementations:
 //   bf16  on a GPU: cuBLAS with fp32 sums (matrix_product_cuda_ops.cpp)
 //   bf16  on a CPU with AMX tiles or AVX512-BF16: our kernels
-//   fp32  on a CPU with AVX-512 that is not Intel's: our kernels, because MKL is only half as fast there
+//   bf16  on a CPU without AVX-512: blocks are copied to fp32, which is multiplied as below
+//   fp32  on a CPU with AVX2 or AVX-512 that is not Intel's: our kernels (MKL is at half rate in AVX-512)
 //   all others: libtorch
 #pragma once
 
@@ -40,6 +41,8 @@ void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const a
 
 // Whether our kernels, not libtorch's, compute products of this type on this CPU.
 bool products_are_ours(at::ScalarType type);
+// Whether products of this type multiply fp32 copies of their factors on this CPU.
+bool copies_to_fp32(at::ScalarType type);
 
 // Tests and benchmarks call our CPU kernels directly, also if products_are_ours() is false. has_tiles() is
 // true for fp32 and bf16 if the CPU can run the kernels. Every sum adds in ascending order of k (bf16: of the

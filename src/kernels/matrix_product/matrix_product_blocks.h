@@ -42,11 +42,11 @@ struct Fp32Tiles : Fp32Blocking {
   static void begin() {}
   static void end() {}
   static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
-    avx512::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
+    BOUGH_AVX_CALL(pack_panel, panel, b.data, b.stride, b.transposed, depth, columns);
   }
   static bool must_pack(const Factor<float>& a, int64_t) { return a.transposed; }
   static void pack_block(float* block, const Factor<float>& a, int64_t rows, int64_t depth) {
-    avx512::pack_transposed_block(block, a.data, a.stride, rows, depth);
+    BOUGH_AVX_CALL(pack_transposed_block, block, a.data, a.stride, rows, depth);
   }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
                        const float* panel, int64_t rows, int64_t columns, int64_t depth,
@@ -54,8 +54,8 @@ struct Fp32Tiles : Fp32Blocking {
     for (int64_t i = 0; written.rows && i < kRows; ++i)
       for (int64_t line = 0; line < written.lines; ++line)
         __builtin_prefetch(static_cast<const char*>(written.rows) + i * written.stride + line * 64, 1);
-    avx512::multiply_block(c, stride, accumulate, a.data, packed ? kRows : a.stride, packed, panel,
-                           kPanelColumns, rows, columns, depth, read);
+    BOUGH_AVX_CALL(multiply_block, c, stride, accumulate, a.data, packed ? kRows : a.stride, packed, panel,
+                   kPanelColumns, rows, columns, depth, read);
   }
   static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                     const float*) {
@@ -64,7 +64,7 @@ struct Fp32Tiles : Fp32Blocking {
   }
   static void store_turned(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                            const float*) {
-    avx512::store_block_turned(c, stride, block, rows, columns);
+    BOUGH_AVX_CALL(store_block_turned, c, stride, block, rows, columns);
   }
 };
 

@@ -21,10 +21,23 @@ int64_t fp32_bytes(int64_t threads, int64_t rows, int64_t depth, int64_t columns
   return packed_bytes<Fp32Blocking>(threads, rows, std::min(depth, Fp32Blocking::kDepthPerPass), columns);
 }
 
+// product_of_fp32_copies() of matrix_product_cpu.cpp.
+int64_t copied_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows, int64_t depth,
+                     int64_t columns) {
+  const int64_t copied_rows = std::min(rows, Fp32Copies::kRows);
+  const int64_t copied_columns = std::min(columns, Fp32Copies::columns(depth));
+  const bool alone = ceil_div(columns, copied_columns) < kernels.threads;
+  int64_t block = (depth + copied_rows) * copied_columns * sizes.accumulator;
+  if (kernels.packs_factors)
+    block += fp32_bytes(alone ? kernels.threads : 1, copied_rows, depth, copied_columns);
+  return copied_rows * depth * sizes.accumulator + (alone ? 1 : kernels.threads) * block;
+}
+
 }  // namespace
 
 int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows,
                              int64_t depth, int64_t columns) {
+  if (kernels.copies_factors) return copied_bytes(kernels, sizes, rows, depth, columns);
   if (!kernels.packs_factors) return 0;
   if (!kernels.has_bf16_tiles())
     return sizes.element == sizes.accumulator ? fp32_bytes(kernels.threads, rows, depth, columns) : 0;

@@ -26,7 +26,7 @@ constexpr int64_t kPackedRows = 1024;  // rows of A that are packed at a time, i
 
 struct Fp32Blocking {
   using Element = float;
-  static constexpr int64_t kRows = avx512::kBlockRows;
+  static constexpr int64_t kRows = kBlockRows;
   static constexpr int64_t kDepth = 1;
   static constexpr bool kPadsRows = false;
   // Depth of one pass over A and B. C holds the sums between passes. The L1 cache holds a block of rows of A
@@ -57,6 +57,15 @@ struct Bf16Blocking {
   // holds the part of A of one block.
   static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
   static constexpr int64_t kMostBlocks = 8;
+};
+
+// bf16 products on a CPU without AVX-512: each block of columns of B is copied to fp32 and stays in the L2
+// cache, and so many rows of A are copied at a time.
+struct Fp32Copies {
+  static constexpr int64_t kRows = 1024;
+  static int64_t columns(int64_t depth) {
+    return std::clamp<int64_t>((128 << 10) / std::max<int64_t>(depth, 1), kPanelColumns, 4096);
+  }
 };
 
 // The sizes, in elements, of the workspace in which one thread computes some panels of a product.

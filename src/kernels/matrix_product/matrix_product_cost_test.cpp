@@ -67,6 +67,29 @@ TEST_P(MatrixProductCost, EqualsTheBytesThatAWeightGradientPacks) {
       }
 }
 
+TEST(MatrixProductCopies, AreCovered) {
+  if (!copies_to_fp32(at::kBFloat16)) GTEST_SKIP() << "this CPU multiplies bf16 without copies";
+  install_cpu_allocator();
+  const int threads = at::get_num_threads();
+  for (const int64_t together : {1, 2}) {
+    at::set_num_threads(static_cast<int>(together));
+    const DeviceKernels kernels{
+        .packs_factors = products_are_ours(at::kFloat), .copies_factors = true, .threads = together};
+    for (const int64_t rows : {8, 300, 3000})
+      for (const int64_t depth : {96, 1536})
+        for (const int64_t columns : {1000, 5000}) {
+          SCOPED_TRACE(testing::Message() << rows << " x " << depth << " x " << columns);
+          const auto a = random_tensor({rows, depth}, at::kBFloat16, 1),
+                     b = random_tensor({columns, depth}, at::kBFloat16, 2);
+          const int64_t measured = peak_bytes([&] { matrix_product(a, b.t()); }) - rows * columns * 2;
+          const int64_t counted = matrix_product_bytes(kernels, {2, 4}, rows, depth, columns);
+          EXPECT_LE(measured, counted);
+          EXPECT_LE(counted, 3 * measured);  // threads do not reach their peaks at the same time
+        }
+  }
+  at::set_num_threads(threads);
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, MatrixProductCost, testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& info) { return info.param == at::kFloat ? "Fp32" : "Bf16"; });
 

@@ -216,12 +216,44 @@ void product_by_tiles(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::
   });
 }
 
+// Overwrites c (bf16). c and the residual are as in product_of_few_rows().
+void product_of_fp32_copies(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                            const std::optional<at::Tensor>& bias_O,
+                            const std::optional<at::Tensor>& residual_RO) {
+  const int64_t n = b_KO.size(1), columns = Fp32Copies::columns(b_KO.size(0));
+  const int64_t blocks = ceil_div(n, columns);
+  for (int64_t row = 0; row < a_RK.size(0); row += Fp32Copies::kRows) {
+    const auto rows_of = [&](const at::Tensor& x) {
+      return x.narrow(0, row, std::min(Fp32Copies::kRows, x.size(0) - row));
+    };
+    const auto a = rows_of(a_RK).to(at::kFloat);
+    const auto run = [&](int64_t begin, int64_t end) {
+      const at::AutoDispatchBelowAutograd guard;  // threads do not inherit it
+      for (int64_t first = begin * columns; first < std::min(n, end * columns); first += columns) {
+        const int64_t count = std::min(columns, n - first);
+        const auto b = b_KO.narrow(1, first, count).to(at::kFloat);
+        const auto sums = products_are_ours(at::kFloat) ? matrix_product_tiles(a, b) : at::mm(a, b);
+        if (bias_O) sums.add_(bias_O->narrow(0, first, count));
+        if (residual_RO) sums.add_(rows_of(*residual_RO).narrow(1, first, count));
+        rows_of(c_RO).narrow(1, first, count).copy_(sums);
+      }
+    };
+    if (blocks < at::get_num_threads()) run(0, blocks);  // the threads divide each product
+    else at::parallel_for(0, blocks, 1, run);
+  }
+}
+
 at::Tensor matrix_product_cpu(const at::Tensor& a_RK, const at::Tensor& b_KO,
                               const std::optional<at::Tensor>& bias_O,
                               const std::optional<at::Tensor>& residual_RO) {
   if (is_of_few_rows(a_RK, b_KO)) {
     auto c = at::empty({a_RK.size(0), b_KO.size(1)}, a_RK.options());
     product_of_few_rows(c, a_RK, b_KO, bias_O, residual_RO);
+    return c;
+  }
+  if (copies_to_fp32(a_RK.scalar_type())) {
+    auto c = at::empty({a_RK.size(0), b_KO.size(1)}, a_RK.options());
+    product_of_fp32_copies(c, a_RK, b_KO, bias_O, residual_RO);
     return c;
   }
   return products_are_ours(a_RK.scalar_type()) ? matrix_product_tiles(a_RK, b_KO, bias_O, residual_RO)
@@ -245,12 +277,14 @@ void add_matrix_product_cpu_(const at::Tensor& c_RO, const at::Tensor& a_RK, con
     add_matrix_product_tiles_(c_RO, a_RK, b_KO);
   else if (!rounds && a_RK.scalar_type() != c_RO.scalar_type() && products_are_ours(c_RO.scalar_type()))
     add_matrix_product_tiles_(c_RO, a_RK.to(c_RO.scalar_type()), b_KO.to(c_RO.scalar_type()));
+  else if (rounds && copies_to_fp32(a_RK.scalar_type()))
+    product_of_fp32_copies(c_RO, a_RK, b_KO, std::nullopt, c_RO);
   else add_matrix_product_reference_(c_RO, a_RK, b_KO);
 }
 }  // namespace
 
 bool has_tiles(at::ScalarType type) {
-  return type == at::kFloat ? best_isa() == Isa::kAvx512 : type == at::kBFloat16 && has_avx512_bf16();
+  return type == at::kFloat ? has_avx() : type == at::kBFloat16 && has_avx512_bf16();
 }
 
 // The bf16 functions choose between AMX and dot products at each call, once per block.
@@ -274,6 +308,11 @@ void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, cons
   (has_amx() ? amx::add_products : dots::add_products)(c, c_stride, a, b, count);
 }
 }  // namespace bf16
+
+// libtorch multiplies bf16 in plain loops there, two hundred times slower than fp32: oneDNN needs AVX-512.
+bool copies_to_fp32(at::ScalarType type) {
+  return type == at::kBFloat16 && best_isa() != Isa::kAvx512;
+}
 
 bool products_are_ours(at::ScalarType type) {
   // MKL (libtorch's fp32 products) runs at full rate on Intel CPUs and at half rate on others.

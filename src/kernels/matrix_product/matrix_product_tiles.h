@@ -2,7 +2,7 @@
 // range is the depth. Each kernel computes a block of `rows` x 32 elements of C = A·B from a packed panel (32
 // columns) of B and from rows of A, in place or packed:
 //
-//   fp32: up to 12 x 32, by AVX-512; a packed B is [k][32], a packed A [k][12].
+//   fp32: up to 12 x 32, by AVX-512 or AVX2; a packed B is [k][32], a packed A [k][12].
 //   bf16: 32 x 32, by AMX tiles or by AVX-512's dot products of pairs (bf16_products.h);
 //         a packed B is [k/32][2][16 pairs of k][16][2], a packed A [k/32][2][16 rows][32].
 //
@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/avx.h"
 #include "kernels/common/element_types.h"
 
 namespace bough {
@@ -25,23 +26,27 @@ struct Upcoming {
   int64_t lines = 0;
 };
 
-namespace avx512 {
-constexpr int64_t kBlockRows = 12;
+constexpr int64_t kBlockRows = 12;  // of an fp32 block
+}  // namespace bough
 
 // Packs a panel of `columns` <= 32 columns of b, padded with zeros to 32. b[k][n] is source[k * stride + n],
 // or source[n * stride + k] if transposed.
-void pack_panel(float* panel, const float* source, int64_t stride, bool transposed, int64_t depth,
-                int64_t columns);
+BOUGH_AVX_DECLARE(void pack_panel(float* panel, const float* source, int64_t stride, bool transposed,
+                                  int64_t depth, int64_t columns))
 // Packs `rows` <= 12 rows of a[m][k] = source[k * stride + m], padded with zeros to 12.
-void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth);
+BOUGH_AVX_DECLARE(void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows,
+                                             int64_t depth))
 // c[rows][columns] = or += a·b, up to 12 x 32. a[i][k] is at a[i * a_stride + k], or at a[k * a_stride + i]
 // if turned (a packed block has a_stride 12). Rows of b are b_stride apart (in a panel: 32).
-void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
-                    bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
-                    int64_t depth, const Upcoming& read = {});
+BOUGH_AVX_DECLARE(void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a,
+                                      int64_t a_stride, bool turned, const float* b, int64_t b_stride,
+                                      int64_t rows, int64_t columns, int64_t depth,
+                                      const Upcoming& read = {}))
 // c[j][i] = block[i][j], for up to 12 x 32 elements.
-void store_block_turned(float* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
-}  // namespace avx512
+BOUGH_AVX_DECLARE(void store_block_turned(float* c, int64_t c_stride, const float* block, int64_t rows,
+                                          int64_t columns))
+
+namespace bough {
 
 namespace bf16 {
 constexpr int64_t kBlockRows = 32;
@@ -53,7 +58,7 @@ constexpr int64_t kDepth = 32;  // depth of one step
 void begin_tiles();
 void end_tiles();
 
-// Packs a panel as avx512::pack_panel does, also padded with zeros to a depth that is a multiple of 32.
+// Packs a panel as avx2::pack_panel does, also padded with zeros to a depth that is a multiple of 32.
 void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t depth, int64_t columns);
 // Packs up to 32 rows of a, padded with zeros to 32 rows and to a depth that is a multiple of 32. a[m][k] is

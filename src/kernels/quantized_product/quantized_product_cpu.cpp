@@ -80,17 +80,17 @@ struct Bf16Int8 {
   }
 };
 
-struct Avx512Int8 {
+struct Fp32Int8 {
   using Element = float;
-  static constexpr int64_t kRows = avx512::kBlockRows, kDepth = 1, kPart = 256;
+  static constexpr int64_t kRows = kBlockRows, kDepth = 1, kPart = 256;
   static void begin() {}
   static void end() {}
   static void pack(Element* panel, const Element* x, int64_t stride, int64_t depth, int64_t rows) {
-    avx512::pack_panel(panel, x, stride, /*transposed=*/true, depth, rows);
+    BOUGH_AVX_CALL(pack_panel, panel, x, stride, /*transposed=*/true, depth, rows);
   }
   static void widen(Element* block, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
                     bool rows_follow) {
-    avx512::widen_block(block, weights, stride, rows, depth, rows_follow);
+    BOUGH_AVX_CALL(widen_block, block, weights, stride, rows, depth, rows_follow);
   }
   static bool multiply_one(float*, const Int8Product<Element>&, int64_t, int64_t, const Element*, int64_t,
                            bool, Element*) {
@@ -98,8 +98,8 @@ struct Avx512Int8 {
   }
   static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t rows,
                        int64_t depth) {
-    avx512::multiply_block(sums, kPanelColumns, accumulate, block, depth, /*turned=*/false, panel,
-                           kPanelColumns, kRows, rows, depth);
+    BOUGH_AVX_CALL(multiply_block, sums, kPanelColumns, accumulate, block, depth, /*turned=*/false, panel,
+                   kPanelColumns, kRows, rows, depth, {});
   }
   static void store(const Int8Product<Element>& p, float* sums, int64_t output, int64_t outputs, int64_t row,
                     int64_t rows) {
@@ -309,7 +309,7 @@ at::Tensor quantized_product_cpu(const at::Tensor& x_RK, const at::Tensor& weigh
     multiply(product_of<T>(x_RK, weight_OK, scale_O, bias_O, residual_RO, y_RO));
   };
   if (type == at::kFloat) {
-    if (has_tiles(type)) run.template operator()<float>(multiply_tiles<Avx512Int8>);
+    if (has_tiles(type)) run.template operator()<float>(multiply_tiles<Fp32Int8>);
     else run.template operator()<float>([](const auto& p) { multiply_portable(p, p.x); });
   } else {
     if (has_tiles(type)) run.template operator()<BFloat16Bits>(multiply_tiles<Bf16Int8>);

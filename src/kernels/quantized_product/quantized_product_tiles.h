@@ -5,16 +5,15 @@
 
 #include <cstdint>
 
+#include "kernels/common/avx.h"
 #include "kernels/common/element_types.h"
 
-namespace bough {
-
-namespace avx512 {
 // Widens `rows` <= 12 rows of `depth` weights: block[i * depth + k] = weights[i * stride + k]. Rows from
 // `rows` to 11 become zeros. If rows_follow, also prefetches the 12 rows that follow.
-void widen_block(float* block, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
-                 bool rows_follow);
-}  // namespace avx512
+BOUGH_AVX_DECLARE(void widen_block(float* block, const int8_t* weights, int64_t stride, int64_t rows,
+                                   int64_t depth, bool rows_follow))
+
+namespace bough {
 
 namespace bf16 {
 // Widens `rows` <= 32 rows to a packed block, padded with zeros to 32 rows and to a depth that is a multiple

@@ -3,18 +3,17 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "kernels/common/isa.h"
+#include "kernels/common/avx.h"
 #include "kernels/matrix_product/matrix_product.h"
 
 namespace bough {
 
 namespace {
-enum class Way { kBf16, kAvx512, kReference };
+enum class Way { kBf16, kFp32, kReference };
 
 Way way(at::ScalarType type) {
   if (type == at::kBFloat16 && has_tiles(type)) return Way::kBf16;
-  return (type == at::kFloat || type == at::kBFloat16) && best_isa() == Isa::kAvx512 ? Way::kAvx512
-                                                                                     : Way::kReference;
+  return (type == at::kFloat || type == at::kBFloat16) && has_avx() ? Way::kFp32 : Way::kReference;
 }
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -29,7 +28,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
   auto o = at::empty_like(q);
   auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
   way(q.scalar_type()) == Way::kBf16 ? tree_attention_forward_bf16(in, o, lse)
-                                     : tree_attention_forward_avx512(in, o, lse);
+                                     : tree_attention_forward_fp32(in, o, lse);
   return {o, lse};
 }
 
@@ -39,9 +38,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
     const std::optional<at::Tensor>& /*spans*/, const at::Tensor& o, const at::Tensor& lse, double scale,
     const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
-  const auto backward = way(q.scalar_type()) == Way::kBf16     ? tree_attention_backward_bf16
-                        : way(q.scalar_type()) == Way::kAvx512 ? tree_attention_backward_avx512
-                                                               : tree_attention_backward_reference;
+  const auto backward = way(q.scalar_type()) == Way::kBf16   ? tree_attention_backward_bf16
+                        : way(q.scalar_type()) == Way::kFp32 ? tree_attention_backward_fp32
+                                                             : tree_attention_backward_reference;
   auto d = backward(in, {o, lse}, d_o, d_k_stack, d_v_stack);
   return {d.d_q_TNH, d.d_k_TGH, d.d_v_TGH};
 }

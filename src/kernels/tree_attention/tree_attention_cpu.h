@@ -35,11 +35,10 @@ TreeAttentionGradient tree_attention_backward_bf16(const TreeAttentionInput& in,
                                                    const TreeAttentionOutput& out, const at::Tensor& d_o,
                                                    const at::Tensor& d_k_stack, const at::Tensor& d_v_stack);
 
-// Compute attention of fp32 or bf16 inputs in fp32 by AVX-512. best_isa() must be kAvx512.
-void tree_attention_forward_avx512(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
-TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& in,
-                                                     const TreeAttentionOutput& out, const at::Tensor& d_o,
-                                                     const at::Tensor& d_k_stack,
-                                                     const at::Tensor& d_v_stack);
+// Compute attention of fp32 or bf16 inputs in fp32. has_avx() must be true.
+void tree_attention_forward_fp32(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
+TreeAttentionGradient tree_attention_backward_fp32(const TreeAttentionInput& in,
+                                                   const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                                   const at::Tensor& d_k_stack, const at::Tensor& d_v_stack);
 
 }  // namespace bough

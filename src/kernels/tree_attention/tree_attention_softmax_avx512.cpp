@@ -1,4 +1,4 @@
-#include "kernels/tree_attention/tree_attention_softmax_avx512.h"
+#include "kernels/tree_attention/tree_attention_softmax.h"
 
 #include <immintrin.h>
 

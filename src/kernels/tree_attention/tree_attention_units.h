@@ -14,7 +14,7 @@
 #include "kernels/common/scratch.h"
 #include "kernels/tree_attention/tree_attention_cost.h"
 #include "kernels/tree_attention/tree_attention_cpu.h"
-#include "kernels/tree_attention/tree_attention_softmax_avx512.h"
+#include "kernels/tree_attention/tree_attention_softmax.h"
 #include "kernels/tree_attention/unit_mask.h"
 
 namespace bough {
@@ -129,9 +129,9 @@ struct KeyGradients {
       const auto& unit = x.units[first + i];
       const int64_t offset = unit.rows.begin * x.shape.k_stride() + group * x.shape.head_dim;
       const auto store_rows = [&](const float* sums, float factor, float* own, float* stack) {
-        avx512::store_gradients(sums + i * x.factor_elements(), x.width, factor, unit.rows.size(),
-                                unit.on_stack, (unit.on_stack ? stack : own) + offset, x.shape.k_stride(),
-                                x.shape.head_dim);
+        BOUGH_AVX_CALL(store_gradients, sums + i * x.factor_elements(), x.width, factor, unit.rows.size(),
+                       unit.on_stack, (unit.on_stack ? stack : own) + offset, x.shape.k_stride(),
+                       x.shape.head_dim);
       };
       store_rows(d_k, scale, d_k_own, d_k_stack);
       store_rows(d_v, 1.0f, d_v_own, d_v_stack);

@@ -5,11 +5,11 @@
 #include <array>
 #include <cmath>
 
-#include "kernels/tree_attention/tree_attention_avx512.h"
+#include "kernels/tree_attention/tree_attention_fp32.h"
 
 namespace bough {
 
-namespace avx512 {
+namespace fp32 {
 namespace {
 constexpr int64_t kForwardUnits = 4;  // units of keys at a time; scores and a head's sums stay in cache
 
@@ -56,7 +56,7 @@ void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t
     for (int64_t h = 0; h < heads; ++h) {
       load_block(query_rows, queries_turned + h * elements, x, data<T>(x.in.q_TNH), queries,
                  group * heads + h);
-      begin_softmax(rows[h]);
+      BOUGH_AVX_CALL(begin_softmax, rows[h]);
     }
     for (const Range& run : visible_runs(x, queries)) {
       std::array<UnitMask, kForwardUnits> masks;
@@ -66,7 +66,7 @@ void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t
       for (int64_t h = 0; h < heads; ++h) {
         multiply(scores, kUnit, false, {keys + run.begin * elements, width}, queries_turned + h * elements,
                  kUnit, {num_keys, kUnit, width});
-        online_softmax(scores, masks.data(), run.size(), scale, rows[h]);
+        BOUGH_AVX_CALL(online_softmax, scores, masks.data(), run.size(), scale, rows[h]);
         multiply(rows[h].o, width, true, {scores, kUnit, true}, values + run.begin * elements, width,
                  {kUnit, width, num_keys});
       }
@@ -96,11 +96,11 @@ void forward(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor
   });
 }
 }  // namespace
-}  // namespace avx512
+}  // namespace fp32
 
-void tree_attention_forward_avx512(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
-  in.q_TNH.scalar_type() == at::kFloat ? avx512::forward<float>(in, o, lse)
-                                       : avx512::forward<BFloat16Bits>(in, o, lse);
+void tree_attention_forward_fp32(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
+  in.q_TNH.scalar_type() == at::kFloat ? fp32::forward<float>(in, o, lse)
+                                       : fp32::forward<BFloat16Bits>(in, o, lse);
 }
 
 }  // namespace bough

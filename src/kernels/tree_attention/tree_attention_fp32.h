@@ -6,7 +6,7 @@
 #include "kernels/tree_attention/tree_attention_isa.h"
 #include "kernels/tree_attention/tree_attention_units.h"
 
-namespace bough::avx512 {
+namespace bough::fp32 {
 
 // The Session type of for_each_share for the fp32 kernels, which need no state per thread.
 struct NoSession {};
@@ -27,9 +27,9 @@ inline void multiply(float* c, int64_t c_stride, bool accumulate, const Left& a,
   constexpr int64_t kRows = 11;  // divides 32 or 64 rows into blocks of nearly equal size
   for (int64_t j = 0; j < shape.n; j += kPanelColumns)
     for (int64_t i = 0; i < shape.m; i += kRows)
-      multiply_block(c + i * c_stride + j, c_stride, accumulate, a.data + i * (a.turned ? 1 : a.stride),
-                     a.stride, a.turned, b + j, b_stride, std::min(kRows, shape.m - i),
-                     std::min(kPanelColumns, shape.n - j), shape.k);
+      BOUGH_AVX_CALL(multiply_block, c + i * c_stride + j, c_stride, accumulate,
+                     a.data + i * (a.turned ? 1 : a.stride), a.stride, a.turned, b + j, b_stride,
+                     std::min(kRows, shape.m - i), std::min(kPanelColumns, shape.n - j), shape.k, {});
 }
 
 // Loads units [first, first + count) of one head's keys or values as fp32 to dst [count][32][width].
@@ -52,7 +52,7 @@ void load_block(float* rows, float* turned, const UnitInputs<T>& x, const T* sou
   BOUGH_ISA_CALL(load_rows, rows, x.width, kUnit,
                  source + queries.begin * x.shape.q_stride() + head * x.shape.head_dim, x.shape.q_stride(),
                  queries.size(), x.shape.head_dim);
-  pack_panel(turned, rows, x.width, true, x.width, kUnit);
+  BOUGH_AVX_CALL(pack_panel, turned, rows, x.width, true, x.width, kUnit);
 }
 
-}  // namespace bough::avx512
+}  // namespace bough::fp32

@@ -5,11 +5,11 @@
 #include <array>
 #include <limits>
 
-#include "kernels/tree_attention/tree_attention_avx512.h"
+#include "kernels/tree_attention/tree_attention_fp32.h"
 
 namespace bough {
 
-namespace avx512 {
+namespace fp32 {
 namespace {
 constexpr int64_t kBackwardUnits = kFp32BackwardUnits;
 // Units of keys and blocks of queries of one Step (below). The scores of a Step stay in the L1 cache.
@@ -122,9 +122,9 @@ Computed compute_scores(const UnitInputs<T>& x, int64_t first_unit, const Step& 
     multiply(s.d_p + at, kScoreStride, false, {s.v + rows.begin * elements, x.width},
              queries.d_o_turned(step.head, block), kUnit, shape);
     for (int64_t i = rows.begin; i < rows.end; ++i)
-      softmax_backward(s.scores + place(i), s.d_p + place(i), kScoreStride,
-                       KeyUnits::mask(x.units[first_unit + i], block_range), scale,
-                       queries.lse(step.head, block), queries.dots(step.head, block));
+      BOUGH_AVX_CALL(softmax_backward, s.scores + place(i), s.d_p + place(i), kScoreStride,
+                     KeyUnits::mask(x.units[first_unit + i], block_range), scale,
+                     queries.lse(step.head, block), queries.dots(step.head, block));
   }
   return computed;
 }
@@ -177,7 +177,7 @@ template <class T>
 struct Way {
   using Element = T;
   using Session = NoSession;
-  using QueryBlocks = avx512::QueryBlocks<T>;
+  using QueryBlocks = fp32::QueryBlocks<T>;
   using Scratch = BackwardScratch;
   static constexpr int64_t kUnits = kBackwardUnits;
 
@@ -192,15 +192,14 @@ struct Way {
   }
 };
 }  // namespace
-}  // namespace avx512
+}  // namespace fp32
 
-TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& in,
-                                                     const TreeAttentionOutput& out, const at::Tensor& d_o,
-                                                     const at::Tensor& d_k_stack,
-                                                     const at::Tensor& d_v_stack) {
+TreeAttentionGradient tree_attention_backward_fp32(const TreeAttentionInput& in,
+                                                   const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                                   const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
   return in.q_TNH.scalar_type() == at::kFloat
-             ? backward_in_units<avx512::Way<float>>(in, out, d_o, d_k_stack, d_v_stack)
-             : backward_in_units<avx512::Way<BFloat16Bits>>(in, out, d_o, d_k_stack, d_v_stack);
+             ? backward_in_units<fp32::Way<float>>(in, out, d_o, d_k_stack, d_v_stack)
+             : backward_in_units<fp32::Way<BFloat16Bits>>(in, out, d_o, d_k_stack, d_v_stack);
 }
 
 }  // namespace bough
