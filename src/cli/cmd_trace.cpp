@@ -1,6 +1,7 @@
 // bough trace: the conversations of a run, as its page shows them.
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 
 #include "base/error.h"
 #include "cli/command.h"
@@ -26,18 +27,11 @@ int64_t given_filters(const TraceOptions& options) {
          !options.id.empty();
 }
 
-// The `most` first records by `key`, equal ones in their order. Records without a key are left out.
-void keep_first(std::vector<TraceRecord>& records, int64_t most, const auto& key) {
-  std::erase_if(records, [&](const TraceRecord& record) { return !key(record); });
-  std::stable_sort(records.begin(), records.end(),
-                   [&](const TraceRecord& a, const TraceRecord& b) { return *key(a) < *key(b); });
-  if (std::ssize(records) > most) records.resize(static_cast<size_t>(most));
-}
-
 // The conversations to show, and how many there are.
 std::pair<std::vector<TraceRecord>, int64_t> choose_traces(const TraceOptions& options,
                                                            const std::filesystem::path& folder) {
-  std::vector<int64_t> steps = options.evaluation ? list_evaluated_steps(folder) : list_traced_steps(folder);
+  std::vector<int64_t> steps =
+      options.evaluation ? kEvaluationFiles.numbers(folder) : list_traced_steps(folder);
   if (options.step >= 0) {
     steps = {options.step};
   } else if ((options.evaluation || given_filters(options) == 0) && !steps.empty()) {
@@ -45,18 +39,19 @@ std::pair<std::vector<TraceRecord>, int64_t> choose_traces(const TraceOptions& o
   }
   std::vector<TraceRecord> records;
   if (!options.evaluation) records = list_traces(folder, steps);
-  else if (!steps.empty()) records = list_evaluated(folder, steps.back());
+  else if (!steps.empty()) records = read_traces(folder, steps.back(), /*evaluation=*/true);
   if (options.failed)
     std::erase_if(records, [](const TraceRecord& one) { return !one.has_failed && !one.is_dropped; });
-  using Key = std::optional<double>;
-  if (options.worst > 0)
-    keep_first(records, options.worst, [](const TraceRecord& one) { return one.reward; });
-  if (options.best > 0)
-    keep_first(records, options.best,
-               [](const TraceRecord& one) { return one.reward ? Key(-*one.reward) : Key(); });
-  if (options.longest > 0)
-    keep_first(records, options.longest,
-               [](const TraceRecord& one) { return Key(-static_cast<double>(one.tokens)); });
+  if (options.worst + options.best > 0)
+    std::erase_if(records, [](const TraceRecord& one) { return !one.reward; });
+  // Equal ones stay in their order.
+  const auto keep_first = [&](int64_t most, auto order, auto key) {
+    if (most > 0) std::ranges::stable_sort(records, order, key);
+    if (most > 0 && std::ssize(records) > most) records.resize(static_cast<size_t>(most));
+  };
+  keep_first(options.worst, std::less{}, &TraceRecord::reward);
+  keep_first(options.best, std::greater{}, &TraceRecord::reward);
+  keep_first(options.longest, std::greater{}, &TraceRecord::tokens);
   const int64_t count = std::ssize(records);
   if (count > kMostListed && options.worst + options.best + options.longest == 0)
     records.erase(records.begin(), records.end() - kMostListed);  // the newest are last
@@ -69,14 +64,8 @@ void show_traces(const TraceOptions& options) {
     throw UserError("give one of --worst, --best, --longest, --failed and --id");
   std::vector<TraceRecord> records;
   int64_t count = 1;
-  if (options.id.empty()) {
-    std::tie(records, count) = choose_traces(options, folder);
-  } else if (const auto record = parse_trace_id(options.id)) {
-    records = {*record};
-  } else {
-    throw UserError(
-        str("--id: got ", quoted(options.id), ", expected STEP.GROUP.CONVERSATION, such as 12.3.2"));
-  }
+  if (options.id.empty()) std::tie(records, count) = choose_traces(options, folder);
+  else records = {parse_trace_id(options.id)};
   Json list = Json::array();
   std::optional<StepGroups> groups;
   for (int64_t step = -1; TraceRecord record : records) {

@@ -93,7 +93,7 @@ std::unique_ptr<ExternalRollouts> serve_agents(const RunSettings& run, Engine& e
   auto server =
       std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
   // The folder is the user's alone, so the key may stand there.
-  write_file_atomically(model_server_file(run_folder_of(run)),
+  write_file_atomically(control_file(run_folder_of(run), kModelServer),
                         dump_line({{"url", server->url()}, {"api_key", key}}) + "\n");
   if (json) print_json({{"url", server->url()}, {"folder", run_folder_of(run).string()}});
   else print_text("agents: " + server->url() + "\n");

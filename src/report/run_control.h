@@ -42,8 +42,6 @@ class ControlRequest {
   std::optional<ControlAnswer> poll();
 
  private:
-  std::optional<ControlAnswer> take_answer();
-
   const std::filesystem::path run_;
   const std::filesystem::path request_, answer_;
 };
@@ -52,8 +50,9 @@ bool is_run_alive(const std::filesystem::path& run);
 
 // Makes the folder control/ for the run's user alone, without requests of earlier processes.
 void clear_control_folder(const std::filesystem::path& run);
-std::filesystem::path page_url_file(const std::filesystem::path& run);
-std::filesystem::path model_server_file(const std::filesystem::path& run);
+// A file of that folder. The run writes kPageUrl and kModelServer.
+std::filesystem::path control_file(const std::filesystem::path& run, const std::string& name);
+inline constexpr const char *kPageUrl = "page_url", *kModelServer = "server.json";
 
 // The run's side.
 class ControlQueue {
@@ -70,7 +69,7 @@ class ControlQueue {
   void answer(const std::string& id, const ControlAnswer& answer);
 
  private:
-  const std::filesystem::path folder_;
+  const std::filesystem::path run_;
   const Clock& clock_;
   std::optional<Clock::Time> last_look_;
 };

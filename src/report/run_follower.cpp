@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <fstream>
 #include <iterator>
-#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -23,21 +21,8 @@ namespace {
 
 constexpr size_t kMostProblems = 200;       // kinds of them
 constexpr size_t kMostProblemBytes = 4000;  // of a message
-constexpr size_t kReadBytes = size_t{1} << 20;
 
-constexpr std::string_view kRolloutsPrefix = "step_", kDroppedPrefix = "dropped_",
-                           kWaitingPrefix = "waiting_", kEvaluationPrefix = "evaluation_",
-                           kRolloutsSuffix = ".jsonl.zst";
-
-// Returns 7 for "step_7.jsonl.zst" with the prefix "step_".
-std::optional<int64_t> number_of(std::string_view name, std::string_view prefix) {
-  if (!name.starts_with(prefix) || !name.ends_with(kRolloutsSuffix)) return {};
-  name = name.substr(prefix.size(), name.size() - prefix.size() - kRolloutsSuffix.size());
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (error != std::errc() || end != name.data() + name.size()) return {};
-  return number;
-}
+constexpr std::string_view kSampleSuffix = ".jsonl.zst";
 
 Json span_json(const TimelineSpan& span) {
   return Json::array({span.lane, span.what, span.begin, span.end});
@@ -45,37 +30,27 @@ Json span_json(const TimelineSpan& span) {
 
 }  // namespace
 
-fs::path rollouts_of_step(const fs::path& folder, int64_t step) {
-  return folder / "rollouts" / str(kRolloutsPrefix, step, kRolloutsSuffix);
+fs::path SampleFiles::path(const fs::path& run, int64_t number) const {
+  return run / folder / str(prefix, number, kSampleSuffix);
 }
 
-fs::path dropped_in_step(const fs::path& folder, int64_t step) {
-  return folder / "traces" / str(kDroppedPrefix, step, kRolloutsSuffix);
-}
-
-fs::path waiting_group(const fs::path& folder, int64_t number) {
-  return folder / "traces" / str(kWaitingPrefix, number, kRolloutsSuffix);
-}
-
-fs::path evaluation_of_step(const fs::path& folder, int64_t step) {
-  return folder / "traces" / str(kEvaluationPrefix, step, kRolloutsSuffix);
-}
-
-std::vector<int64_t> list_evaluated_steps(const fs::path& folder) {
-  return list_numbers(folder / "traces", kEvaluationPrefix);
-}
-
-std::vector<int64_t> list_numbers(const fs::path& folder, std::string_view prefix) {
+std::vector<int64_t> SampleFiles::numbers(const fs::path& run) const {
   std::vector<int64_t> numbers;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    if (const auto number = number_of(entry.path().filename().string(), prefix)) numbers.push_back(*number);
+  for (const auto& entry : fs::directory_iterator(run / folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(prefix) || !name.ends_with(kSampleSuffix)) continue;
+    const size_t begin = std::string_view(prefix).size(), end = name.size() - kSampleSuffix.size();
+    const Json number = Json::parse(name.substr(begin, end - begin), nullptr, /*allow_exceptions=*/false);
+    if (number.is_number_integer()) numbers.push_back(number.get<int64_t>());
+  }
   std::sort(numbers.begin(), numbers.end());
   return numbers;
 }
 
-std::vector<int64_t> list_rollout_steps(const fs::path& folder) {
-  return list_numbers(folder / "rollouts", kRolloutsPrefix);
+int64_t step_in_work(const fs::path& run) {
+  const std::vector<int64_t> steps = kTrainedFiles.numbers(run);
+  return steps.empty() ? 1 : steps.back() + 1;
 }
 
 bool LineTail::read(const std::function<void(std::string_view line)>& use) {
@@ -91,14 +66,9 @@ bool LineTail::read(const std::function<void(std::string_view line)>& use) {
   if (status.st_size == position_) return true;
   std::ifstream file(path_, std::ios::binary);
   file.seekg(position_);
-  std::string text, chunk(kReadBytes, '\0');
-  while (file.read(chunk.data(), std::ssize(chunk)), file.gcount() > 0) {
-    text.append(chunk.data(), static_cast<size_t>(file.gcount()));
-    size_t begin = 0;
-    for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-      use(std::string_view(text).substr(begin, end - begin));
-    position_ += static_cast<int64_t>(begin);
-    text.erase(0, begin);
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    use(line);
+    position_ += std::ssize(line) + 1;
   }
   return true;
 }
@@ -111,40 +81,24 @@ RunFollower::RunFollower(fs::path folder)
   poll();
 }
 
-void RunFollower::clear() {
-  const fs::path folder = folder_;
-  *this = RunFollower(folder);
-}
-
 std::vector<Json> RunFollower::poll() {
   std::vector<Json> events;
   Json spans = Json::array();
-  const size_t num_problems = problems_.size();
-  bool has_log_lines = false;
-  const bool is_continued = metrics_file_.read([&](std::string_view line) { take_metrics(line, events); }) &
-                            timeline_file_.read([&](std::string_view line) {
-                              const auto span = parse_timeline_line(line);
-                              if (!span) return;
-                              spans.push_back(span_json(*span));
-                              busy_[span->lane][span->what] += span->end - span->begin;
-                              timeline_end_ = std::max(timeline_end_, span->end);
-                              spans_.push_back(*span);
-                              if (spans_.size() > kMostSpans) spans_.pop_front();
-                            }) &
-                            log_file_.read([&](std::string_view line) {
-                              take_log_line(line);
-                              has_log_lines = has_log_lines || is_problem_;
-                            });
+  bool has_problems = false;
+  const bool is_continued =
+      metrics_file_.read([&](std::string_view line) { take_metrics(line, events); }) &
+      timeline_file_.read([&](std::string_view line) { take_span(line, spans); }) &
+      log_file_.read([&](std::string_view line) { has_problems |= take_log_line(line); });
   if (!is_continued) {
-    clear();
+    *this = RunFollower(fs::path(folder_));
     return {{{"kind", "reload"}}};
   }
   if (!spans.empty())
     events.push_back({{"kind", "timeline"}, {"spans", spans}, {"busy", busy_}, {"end", timeline_end_}});
-  if (has_log_lines || problems_.size() != num_problems)
-    events.push_back({{"kind", "problems"}, {"problems", problems()}});
-  if (read_progress()) events.push_back({{"kind", "progress"}, {"progress", progress_}});
-  if (list_steps()) events.push_back({{"kind", "steps"}, {"steps", steps_}, {"open", open_}});
+  if (has_problems) events.push_back({{"kind", "problems"}, {"problems", problems_}});
+  if (Json now = read_progress(); !now.is_null() && now != progress_)
+    events.push_back({{"kind", "progress"}, {"progress", progress_ = std::move(now)}});
+  if (Json now = list_steps(); now != steps_) events.push_back(steps_ = std::move(now));
   return events;
 }
 
@@ -158,84 +112,76 @@ void RunFollower::take_metrics(std::string_view line, std::vector<Json>& events)
     Curve& curve = curves_[name];
     curve.steps.push_back(last_step_);
     curve.values.push_back(value.get<double>());
-    last_values_[name] = value.get<double>();
     values[name] = value;
   }
   events.push_back({{"kind", "metrics"}, {"step", last_step_}, {"values", std::move(values)}});
 }
 
+void RunFollower::take_span(std::string_view line, Json& spans) {
+  const auto span = parse_timeline_line(line);
+  if (!span) return;
+  spans.push_back(span_json(*span));
+  busy_[span->lane][span->what] += span->end - span->begin;
+  timeline_end_ = std::max(timeline_end_, span->end);
+  spans_.push_back(*span);
+  if (spans_.size() > kMostSpans) spans_.pop_front();
+}
+
 // A line is "2026-11-27 10:06:34.320 warning: text". Lines without a time continue the line before.
-void RunFollower::take_log_line(std::string_view line) {
+bool RunFollower::take_log_line(std::string_view line) {
   constexpr size_t kTime = 23;
   const bool has_time = line.size() > kTime + 2 && line[4] == '-' && line[10] == ' ' && line[kTime] == ' ';
   if (!has_time) {
-    if (is_problem_ && !problems_.empty() && problems_.back().count == 1 &&
-        problems_.back().text.size() + line.size() < kMostProblemBytes)
-      problems_.back().text += "\n" + std::string(line);
-    return;
+    if (!is_problem_ || problems_.empty() || problems_.back()["count"] != 1) return is_problem_;
+    auto& text = problems_.back()["text"].get_ref<std::string&>();
+    if (text.size() + line.size() < kMostProblemBytes) text += "\n" + std::string(line);
+    return true;
   }
-  is_problem_ = false;
-  const std::string_view rest = line.substr(kTime + 1);
-  const size_t colon = rest.find(": ");
-  if (colon == std::string_view::npos) return;
-  const std::string_view level = rest.substr(0, colon), text = rest.substr(colon + 2);
-  if (level != "warning" && level != "error" && level != "critical") return;
-  is_problem_ = true;
-  const std::string time(line.substr(0, kTime - 4));
+  const std::string_view rest = line.substr(kTime + 1), level = rest.substr(0, rest.find(": "));
+  is_problem_ = level != rest && (level == "warning" || level == "error" || level == "critical");
+  if (!is_problem_) return false;
+  const std::string_view text = rest.substr(level.size() + 2), time = line.substr(0, kTime - 4);
   const auto [known, is_new] = problem_of_.try_emplace(without_numbers(text), problems_.size());
   if (!is_new) {
-    Problem& problem = problems_[known->second];
-    problem.last = time;
-    ++problem.count;
+    Json& problem = problems_[known->second];
+    problem["last"] = time;
+    problem["count"] = problem["count"].get<int64_t>() + 1;
   } else if (problems_.size() < kMostProblems) {
-    problems_.push_back({std::string(level), cut_text(text, kMostProblemBytes), time, time, 1});
+    problems_.push_back({{"level", level},
+                         {"text", cut_text(text, kMostProblemBytes)},
+                         {"count", 1},
+                         {"first", time},
+                         {"last", time}});
   } else {
     problem_of_.erase(known);
   }
+  return true;
 }
 
 // Adds `is_alive`: whether the process that writes the run's files still exists. null if it ran on another
 // machine.
-bool RunFollower::read_progress() {
+Json RunFollower::read_progress() const {
   std::ifstream file(folder_ / "progress.json");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  Json progress = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!progress.is_object()) return false;  // none, or it is being written
+  Json progress = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!progress.is_object()) return nullptr;
   progress["is_alive"] = nullptr;
   const Json pid = progress.value("pid", Json());
   if (progress.value("host", Json()) == host_name() && pid.is_number_integer() && pid.get<int64_t>() > 0)
     progress["is_alive"] = ::kill(static_cast<pid_t>(pid.get<int64_t>()), 0) == 0 || errno == EPERM;
-  if (progress == progress_) return false;
-  progress_ = std::move(progress);
-  return true;
+  return progress;
 }
 
-bool RunFollower::list_steps() {
-  std::vector<int64_t> steps = list_rollout_steps(folder_);
-  const size_t waiting = list_numbers(folder_ / "traces", kWaitingPrefix).size();
-  const int64_t step = steps.empty() ? 1 : steps.back() + 1;
+Json RunFollower::list_steps() const {
+  const int64_t step = step_in_work(folder_);
+  const size_t waiting = kWaitingFiles.numbers(folder_).size();
   std::error_code missing;
-  const uintmax_t bytes = fs::file_size(dropped_in_step(folder_, step), missing);
+  const uintmax_t bytes = fs::file_size(kDroppedFiles.path(folder_, step), missing);
   Json open;
   if (waiting > 0 || !missing) open = {{"step", step}, {"waiting", waiting}, {"bytes", missing ? 0 : bytes}};
-  std::vector<int64_t> all;
-  std::ranges::set_union(steps, list_evaluated_steps(folder_), std::back_inserter(all));
-  steps = std::move(all);
-  if (steps == steps_ && open == open_) return false;
-  steps_ = std::move(steps);
-  open_ = std::move(open);
-  return true;
-}
-
-Json RunFollower::problems() const {
-  Json list = Json::array();
-  for (const Problem& problem : problems_)
-    list.push_back({{"level", problem.level},
-                    {"text", problem.text},
-                    {"count", problem.count},
-                    {"first", problem.first},
-                    {"last", problem.last}});
-  return list;
+  std::vector<int64_t> steps;
+  std::ranges::set_union(kTrainedFiles.numbers(folder_), kEvaluationFiles.numbers(folder_),
+                         std::back_inserter(steps));
+  return {{"kind", "steps"}, {"steps", std::move(steps)}, {"open", std::move(open)}};
 }
 
 Json RunFollower::snapshot() const {
@@ -259,10 +205,10 @@ Json RunFollower::snapshot() const {
           {"spans", std::move(spans)},
           {"busy", busy_},
           {"end", timeline_end_},
-          {"problems", problems()},
+          {"problems", problems_},
           {"progress", progress_},
-          {"steps", steps_},
-          {"open", open_}};
+          {"steps", steps_["steps"]},
+          {"open", steps_["open"]}};
 }
 
 }  // namespace bough

@@ -21,18 +21,17 @@
 
 namespace bough {
 
-// The rollout file of a step, rollouts/step_N.jsonl.zst, and the steps that have one, ascending.
-std::filesystem::path rollouts_of_step(const std::filesystem::path& folder, int64_t step);
-std::vector<int64_t> list_rollout_steps(const std::filesystem::path& folder);
-// The groups that are in no step's file (run/trace_store.h): traces/dropped_N.jsonl.zst of a step, and
-// traces/waiting_N.jsonl.zst, one group each.
-std::filesystem::path dropped_in_step(const std::filesystem::path& folder, int64_t step);
-std::filesystem::path waiting_group(const std::filesystem::path& folder, int64_t number);
-// traces/evaluation_N.jsonl.zst: samples of the weights after step N; and the steps that have one, ascending.
-std::filesystem::path evaluation_of_step(const std::filesystem::path& folder, int64_t step);
-std::vector<int64_t> list_evaluated_steps(const std::filesystem::path& folder);
-// The numbers N of the files FOLDER/<prefix>N.jsonl.zst, ascending.
-std::vector<int64_t> list_numbers(const std::filesystem::path& folder, std::string_view prefix);
+// The files of one kind in a run's folder (run/trace_store.h): `prefix`, a number, ".jsonl.zst".
+struct SampleFiles {
+  const char *folder, *prefix;
+  std::filesystem::path path(const std::filesystem::path& run, int64_t number) const;
+  std::vector<int64_t> numbers(const std::filesystem::path& run) const;  // of the files that exist, ascending
+};
+inline constexpr SampleFiles kTrainedFiles = {"rollouts", "step_"}, kDroppedFiles = {"traces", "dropped_"},
+                             kWaitingFiles = {"traces", "waiting_"},
+                             kEvaluationFiles = {"traces", "evaluation_"};
+// The step whose groups are in work: the one after the last trained step.
+int64_t step_in_work(const std::filesystem::path& run);
 
 // Reads the complete lines that were appended to a file since the last call.
 class LineTail {
@@ -66,9 +65,6 @@ class RunFollower {
   Json snapshot() const;
 
   const std::filesystem::path& folder() const { return folder_; }
-  // Steps with a rollout file or an evaluation's samples, ascending.
-  const std::vector<int64_t>& steps() const { return steps_; }
-  const std::map<std::string, double>& last_values() const { return last_values_; }
   int64_t last_step() const { return last_step_; }
   struct Curve {
     std::vector<int64_t> steps;
@@ -76,37 +72,31 @@ class RunFollower {
   };
   const std::map<std::string, Curve>& curves() const { return curves_; }
   const Json& progress() const { return progress_; }  // null: the run writes none
-  // Warnings and errors of log.txt by kind: objects with level, text (of the first), count, first, last
-  // (times).
-  Json problems() const;
+  // Warnings and errors of log.txt by kind: messages of one kind differ only in their numbers. Objects with
+  // level, text (of the first), count, first, last (times).
+  const Json& problems() const { return problems_; }
 
  private:
-  // Lines of log.txt of level warning and above that differ only in their numbers.
-  struct Problem {
-    std::string level, text, first, last;  // text: the first message; first and last: times
-    int64_t count = 0;
-  };
-
-  void clear();
   void take_metrics(std::string_view line, std::vector<Json>& events);
-  void take_log_line(std::string_view line);
-  bool read_progress();  // true: it changed
-  bool list_steps();     // true: they, or the groups of the step in work, changed
+  void take_span(std::string_view line, Json& spans);
+  bool take_log_line(std::string_view line);  // true: a problem, or a part of one
+  Json read_progress() const;                 // null: none, or it is being written
+  // The event `steps`: those with a rollout file or an evaluation's samples, ascending. `open`: the step in
+  // work, {"step", "waiting" (groups), "bytes" (of dropped groups)}; null: no groups.
+  Json list_steps() const;
 
   std::filesystem::path folder_;
   LineTail metrics_file_, timeline_file_, log_file_;
   std::map<std::string, Curve> curves_;
-  std::map<std::string, double> last_values_;
   int64_t last_step_ = -1;
   std::deque<TimelineSpan> spans_;
   std::map<std::string, std::map<std::string, double>> busy_;  // seconds by lane and activity, all spans
   double timeline_end_ = 0;
-  std::vector<Problem> problems_;
+  Json problems_ = Json::array();
   std::map<std::string, size_t> problem_of_;  // by the message without its numbers
   bool is_problem_ = false;                   // whether the last line of the log with a time is one
   Json progress_;                             // null: the run writes none
-  std::vector<int64_t> steps_;
-  Json open_;  // the step in work: {"step", "waiting" (groups), "bytes" (of dropped groups)}; null: no groups
+  Json steps_;                                // the last event of this kind
 };
 
 }  // namespace bough

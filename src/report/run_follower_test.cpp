@@ -55,7 +55,7 @@ TEST_F(RunFollowerTest, GivesWhatIsThereAndThenWhatIsAdded) {
   append("metrics.jsonl", "ard/mean\":2}\n");
   EXPECT_EQ(kinds(follower.poll()), "metrics");
   EXPECT_EQ(follower.last_step(), 4);
-  EXPECT_EQ(follower.last_values().at("reward/mean"), 2);
+  EXPECT_EQ(follower.curves().at("reward/mean").values.back(), 2);
 }
 
 TEST_F(RunFollowerTest, AResumedRunThatCutsItsFilesIsReadAgain) {

@@ -3,12 +3,13 @@
 //
 //   GET /                     the page
 //   GET /api/snapshot         {"runs": [RunFollower::snapshot() and `about`], "serial": N}
-//   GET /api/events?after=N   the events since then, as they come; each has `run`, its index
+//   GET /api/events           events as they come, numbered on; each has `run`, its index. The page opens the
+//                             stream first. The snapshot then contains the events up to its `serial`
 //   GET /api/step?run=R&step=S&first=G   groups of the step's rollouts, from the G-th on, and their tree
 //   GET /metrics              the last metrics as Prometheus text
 //   POST /api/control?run=R&command=C    a command to the run (run_control.h), answered when it is done: 200
 //                             {"text"}; 409 {"error"} if it was refused
-//   POST /api/chat?run=R      {"messages"}: an answer of the run's weights, streamed (chat_relay.h)
+//   POST /api/chat?run=R      {"messages"}: an answer of the run's weights, streamed
 //
 // Only requests for this machine are answered (Host, Origin). No answer admits other origins. Commands and
 // chats need the header X-Bough-Token with the server's token, also from this machine. Nothing else can be
@@ -41,7 +42,7 @@ class ViewServer {
  public:
   static constexpr double kPollSeconds = 0.5;
 
-  // port 0: any free one. Throws UserError if a folder is none, or the port is taken.
+  // port: 0 to 65535; 0: any free one. Throws UserError if it is taken.
   ViewServer(std::vector<ViewedRun> runs, int64_t port);
   ~ViewServer();
   ViewServer(const ViewServer&) = delete;

@@ -93,7 +93,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
   if (!parts_.settings.report.port) return;
   view_.emplace(std::vector{view_of_run(parts_.folder->path())}, *parts_.settings.report.port);
   // log.txt is not for the user alone, so it does not have the token.
-  const std::filesystem::path file = page_url_file(parts_.folder->path());
+  const std::filesystem::path file = control_file(parts_.folder->path(), kPageUrl);
   write_file_atomically(file, view_->url_with_token() + "\n");
   log_info(str("the page of the run: ", view_->url(), " (with its buttons: the URL in ", file.string(), ")"));
 }

@@ -147,8 +147,6 @@ void RunFolder::cut_after(int64_t step) {
   remove_leftovers(path_);
   remove_leftovers(path_ / "rollouts");
   truncate_metrics_after(path_ / "metrics.jsonl", step);
-  for (const int64_t later : steps_with_rollouts())
-    if (later > step) remove_tree(rollout_file(later));
   cut_traces_after(path_, step);
   if (step >= 0) return;
   std::vector<fs::path> events;
@@ -160,11 +158,11 @@ void RunFolder::cut_after(int64_t step) {
 }
 
 fs::path RunFolder::rollout_file(int64_t step) const {
-  return rollouts_of_step(path_, step);
+  return kTrainedFiles.path(path_, step);
 }
 
 std::vector<int64_t> RunFolder::steps_with_rollouts() const {
-  return list_rollout_steps(path_);
+  return kTrainedFiles.numbers(path_);
 }
 
 std::unique_ptr<Metrics> RunFolder::open_metrics() const {

@@ -310,12 +310,12 @@ std::string run_report(const fs::path& folder) {
     }
     return false;
   };
-  const std::vector<int64_t> steps = list_rollout_steps(folder);
+  const std::vector<int64_t> steps = kTrainedFiles.numbers(folder);
   if (!steps.empty()) add(steps.front(), kSamplesOfFirstStep, kMostReportBytes / 2);
   for (size_t i = steps.size(); i-- > 1 && num_samples < kMostReportSamples;)
     // A tenth of the bound is left for the page itself.
     if (!add(steps[i], kMostReportSamples - num_samples, kMostReportBytes * 9 / 10)) break;
-  if (const std::vector<int64_t> evaluated = list_evaluated_steps(folder); !evaluated.empty()) {
+  if (const std::vector<int64_t> evaluated = kEvaluationFiles.numbers(folder); !evaluated.empty()) {
     const int64_t step = evaluated.back();
     const auto first = static_cast<int64_t>(StepGroups(folder, step).first_evaluated());
     Json last = rollouts.step(step, first, kMostReportSamples);

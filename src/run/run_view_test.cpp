@@ -88,7 +88,7 @@ class RunViewTest : public ::testing::Test {
     std::vector<Trajectory> rows;
     for (const char* group : {"g", "h"})
       for (int i = 0; i < num_samples; ++i) rows.push_back(sample(group, completion + std::to_string(i)));
-    write_rollouts(rollouts_of_step(folder(), step), rows);
+    write_rollouts(kTrainedFiles.path(folder(), step), rows);
   }
 
   TemporaryFolder folder_;
@@ -147,6 +147,12 @@ TEST_F(RunViewTest, AReportHasTheLastSamplesAndSomeOfTheFirstStep) {
   EXPECT_EQ(data["runs"][0]["curves"]["reward/mean"]["values"], Json({0.5}));
   EXPECT_NE(data["runs"][0]["config"].get<std::string>().find("seed: 17"), std::string::npos);
   EXPECT_THROW(run_report(folder() / "config.yaml"), UserError);
+}
+
+TEST_F(RunViewTest, OnlyARunsFolderIsShown) {
+  EXPECT_EQ(view_of_run(folder()).folder, folder());
+  for (const char* wrong : {"none", "config.yaml", "rollouts"})
+    EXPECT_THROW(view_of_run(folder() / wrong), UserError) << wrong;
 }
 
 TEST_F(RunViewTest, AReportOfLongSamplesStaysBelowItsBound) {

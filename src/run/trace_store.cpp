@@ -1,8 +1,12 @@
 #include "run/trace_store.h"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <cmath>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -17,6 +21,8 @@ namespace bough {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr std::array kFilesOfStep = {kTrainedFiles, kDroppedFiles, kEvaluationFiles};
 
 fs::path traces_folder(const fs::path& run) {
   return run / "traces";
@@ -33,9 +39,14 @@ int64_t size_or_zero(const fs::path& file) {
   return missing ? 0 : static_cast<int64_t>(size);
 }
 
-// Bytes of the step's trained and dropped groups.
-std::pair<int64_t, int64_t> sizes_of_step(const fs::path& run, int64_t step) {
-  return {size_or_zero(rollouts_of_step(run, step)), size_or_zero(dropped_in_step(run, step))};
+// Bytes of the step's trained and dropped groups: as long as they are the same, so is the step's index line.
+Json sizes_of_step(const fs::path& run, int64_t step) {
+  return {size_or_zero(kTrainedFiles.path(run, step)), size_or_zero(kDroppedFiles.path(run, step))};
+}
+
+// The files of a step, which are removed with it.
+void remove_step(const fs::path& run, int64_t step) {
+  for (const SampleFiles& files : kFilesOfStep) remove_tree(files.path(run, step));
 }
 
 RolloutReadOptions as_written() {
@@ -46,11 +57,15 @@ RolloutReadOptions as_written() {
   return options;
 }
 
-// Appends the conversations of a group's rows.
+// Appends the conversations of rows. `of_group` is of the first group, and the others follow it.
 void add_records(std::span<const Trajectory> rows, TraceRecord of_group, std::vector<TraceRecord>& out) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const Trajectory& row = rows[i];
     if (begins_trajectory(rows, i)) {
+      if (i > 0 && row.group != rows[i - 1].group) {
+        ++of_group.group;
+        of_group.number = 0;
+      }
       out.push_back(of_group);
       ++of_group.number;
     }
@@ -74,12 +89,15 @@ Json number_json(const std::optional<double>& value) {
   return std::round(*value * 1e6) / 1e6;
 }
 
-Json index_line(int64_t step, std::pair<int64_t, int64_t> sizes, const std::vector<TraceRecord>& records) {
+// A conversation in a line of the index: group, number, reward, advantage, tokens, has_failed, is_dropped.
+using IndexEntry = std::tuple<int64_t, int64_t, Json, Json, int64_t, bool, bool>;
+
+Json index_line(const fs::path& run, int64_t step, const std::vector<TraceRecord>& records) {
   Json list = Json::array();
   for (const TraceRecord& one : records)
-    list.push_back(Json::array({one.group, one.number, number_json(one.reward), number_json(one.advantage),
-                                one.tokens, one.has_failed, one.is_dropped}));
-  return {{"step", step}, {"bytes", {sizes.first, sizes.second}}, {"conversations", std::move(list)}};
+    list.push_back(IndexEntry{one.group, one.number, number_json(one.reward), number_json(one.advantage),
+                              one.tokens, one.has_failed, one.is_dropped});
+  return {{"step", step}, {"bytes", sizes_of_step(run, step)}, {"conversations", std::move(list)}};
 }
 
 // The inverse. Throws if the line is no index line.
@@ -88,33 +106,19 @@ std::vector<TraceRecord> records_of(const Json& line) {
     return value.is_null() ? std::nullopt : std::optional(value.get<double>());
   };
   std::vector<TraceRecord> records;
-  for (const Json& one : line.at("conversations"))
-    records.push_back({.step = line.at("step").get<int64_t>(),
-                       .group = one.at(0).get<int64_t>(),
-                       .number = one.at(1).get<int64_t>(),
-                       .reward = number(one.at(2)),
-                       .advantage = number(one.at(3)),
-                       .tokens = one.at(4).get<int64_t>(),
-                       .has_failed = one.at(5).get<bool>(),
-                       .is_dropped = one.at(6).get<bool>()});
+  for (const Json& entry : line.at("conversations")) {
+    const auto [group, place, reward, advantage, tokens, failed, dropped] = entry.get<IndexEntry>();
+    records.push_back({line.at("step").get<int64_t>(), group, place, number(reward), number(advantage),
+                       tokens, failed, dropped});
+  }
   return records;
 }
 
-void add_records(const StepGroups& groups, int64_t step, size_t i, std::vector<TraceRecord>& out) {
-  add_records(groups.read(i),
-              {.step = step,
-               .group = static_cast<int64_t>(i),
-               .is_dropped = groups.is_dropped(i),
-               .is_evaluation = groups.is_evaluation(i)},
-              out);
-}
-
-std::vector<TraceRecord> read_records(const fs::path& folder, int64_t step, bool evaluation) {
-  const StepGroups groups(folder, step);
-  std::vector<TraceRecord> records;
-  for (size_t i = 0; i < groups.size(); ++i)
-    if (groups.is_evaluation(i) == evaluation) add_records(groups, step, i, records);
-  return records;
+TraceRecord record_of_group(const StepGroups& groups, int64_t step, size_t i) {
+  return {.step = step,
+          .group = static_cast<int64_t>(i),
+          .is_dropped = groups.is_dropped(i),
+          .is_evaluation = groups.is_evaluation(i)};
 }
 
 }  // namespace
@@ -123,14 +127,14 @@ std::vector<TraceRecord> read_records(const fs::path& folder, int64_t step, bool
 
 TraceWriter::TraceWriter(fs::path folder, int64_t max_bytes)
     : folder_(std::move(folder)), max_bytes_(max_bytes), index_(index_file(folder_)) {
-  for (const int64_t step : list_traced_steps(folder_)) count_bytes(step);
-  for (const int64_t step : list_evaluated_steps(folder_)) count_bytes(step);
+  for (const SampleFiles& files : kFilesOfStep)
+    for (const int64_t step : files.numbers(folder_)) count_bytes(step);
 }
 
 void TraceWriter::count_bytes(int64_t step) {
-  const auto [trained, dropped] = sizes_of_step(folder_, step);
   int64_t& bytes = step_bytes_[step];
-  num_bytes_ -= std::exchange(bytes, trained + dropped + size_or_zero(evaluation_of_step(folder_, step)));
+  num_bytes_ -= std::exchange(bytes, 0);
+  for (const SampleFiles& files : kFilesOfStep) bytes += size_or_zero(files.path(folder_, step));
   num_bytes_ += bytes;
 }
 
@@ -140,7 +144,8 @@ void TraceWriter::add_group(const ScoredGroup& group, int64_t step, const std::s
   if (reason.empty()) {
     waiting_[group.group->id] = num_waiting_;
     // Readers see whole groups only. There is no fsync, because a run that resumes removes waiting groups.
-    const fs::path part = traces_folder(folder_) / "new.part", whole = waiting_group(folder_, num_waiting_++);
+    const fs::path part = traces_folder(folder_) / "new.part",
+                   whole = kWaitingFiles.path(folder_, num_waiting_++);
     remove_tree(part);
     AppendFile(part).append(rollouts_frame(rows));
     std::error_code error;
@@ -149,7 +154,7 @@ void TraceWriter::add_group(const ScoredGroup& group, int64_t step, const std::s
     return;
   }
   for (Trajectory& row : rows) row.fields[kDroppedField] = reason;
-  AppendFile(dropped_in_step(folder_, step)).append(rollouts_frame(rows));
+  AppendFile(kDroppedFiles.path(folder_, step)).append(rollouts_frame(rows));
   std::vector<TraceRecord>& dropped = dropped_[step];
   const int64_t number = dropped.empty() ? 0 : dropped.back().group + 1;
   add_records(rows, {.step = step, .group = number, .is_dropped = true}, dropped);
@@ -157,30 +162,25 @@ void TraceWriter::add_group(const ScoredGroup& group, int64_t step, const std::s
 
 // The index does not know of these groups, so the reader reads the step.
 void TraceWriter::bind_dropped(int64_t step) {
-  const fs::path later = dropped_in_step(folder_, step + 1);
+  const fs::path later = kDroppedFiles.path(folder_, step + 1);
   if (dropped_.erase(step + 1) == 0) return;
-  AppendFile(dropped_in_step(folder_, step)).append(read_file(later));
+  AppendFile(kDroppedFiles.path(folder_, step)).append(read_file(later));
   remove_tree(later);
 }
 
 void TraceWriter::end_step(const StepRecord& record) {
-  write_rollouts(rollouts_of_step(folder_, record.step), record.batch);
+  write_rollouts(kTrainedFiles.path(folder_, record.step), record.batch);
   std::vector<TraceRecord> records;
-  int64_t group = 0;
-  for (size_t begin = 0, end = 0; begin < record.batch.size(); begin = end, ++group) {
-    while (end < record.batch.size() && record.batch[end].group == record.batch[begin].group) ++end;
-    add_records(std::span(record.batch).subspan(begin, end - begin), {.step = record.step, .group = group},
-                records);
-  }
+  add_records(record.batch, {.step = record.step}, records);
+  const int64_t num_groups = records.empty() ? 0 : records.back().group + 1;
   if (const auto dropped = dropped_.extract(record.step))
     for (TraceRecord& one : dropped.mapped()) {
-      one.group += group;
+      one.group += num_groups;
       records.push_back(one);
     }
-  const auto sizes = sizes_of_step(folder_, record.step);
-  index_.append(dump_line(index_line(record.step, sizes, records)) + "\n");
+  index_.append(dump_line(index_line(folder_, record.step, records)) + "\n");
   for (const uint64_t id : record.groups)
-    if (const auto waiting = waiting_.extract(id)) remove_tree(waiting_group(folder_, waiting.mapped()));
+    if (const auto waiting = waiting_.extract(id)) remove_tree(kWaitingFiles.path(folder_, waiting.mapped()));
   count_bytes(record.step);
   remove_oldest();
 }
@@ -192,7 +192,7 @@ void TraceWriter::add_evaluation(int64_t step, std::map<std::string, std::vector
       row.fields[kEvaluationField] = name;
       rows.push_back(std::move(row));
     }
-  write_rollouts(evaluation_of_step(folder_, step), rows);
+  write_rollouts(kEvaluationFiles.path(folder_, step), rows);
   count_bytes(step);
   remove_oldest();
 }
@@ -204,33 +204,27 @@ void TraceWriter::remove_oldest() {
       log_info(str("rollouts/ and traces/ have reached saver.max_rollouts (",
                    Bytes{.count = max_bytes_}.to_string(),
                    "): from now on those of the oldest steps are removed, beginning with step ", step));
-    remove_tree(rollouts_of_step(folder_, step));
-    remove_tree(dropped_in_step(folder_, step));
-    remove_tree(evaluation_of_step(folder_, step));
+    remove_step(folder_, step);
     num_bytes_ -= bytes;
     step_bytes_.erase(step_bytes_.begin());
   }
 }
 
 void cut_traces_after(const fs::path& folder, int64_t step) {
-  const fs::path traces = traces_folder(folder);
-  if (step < 0) return remove_tree(traces);
-  truncate_metrics_after(traces / "index.jsonl", step);
-  for (const int64_t number : list_numbers(traces, "waiting_")) remove_tree(waiting_group(folder, number));
-  for (const int64_t later : list_numbers(traces, "dropped_"))
-    if (later > step) remove_tree(dropped_in_step(folder, later));
-  for (const int64_t later : list_evaluated_steps(folder))
-    if (later > step) remove_tree(evaluation_of_step(folder, later));
+  for (const SampleFiles& files : kFilesOfStep)
+    for (const int64_t later : files.numbers(folder))
+      if (later > step) remove_step(folder, later);
+  for (const int64_t number : kWaitingFiles.numbers(folder)) remove_tree(kWaitingFiles.path(folder, number));
+  if (step < 0) return remove_tree(traces_folder(folder));
+  truncate_metrics_after(traces_folder(folder) / "index.jsonl", step);
 }
 
 // ---- Reading.
 
 std::vector<int64_t> list_traced_steps(const fs::path& folder) {
-  std::vector<int64_t> steps = list_rollout_steps(folder);
-  const int64_t open = steps.empty() ? 1 : steps.back() + 1;
-  const std::vector<int64_t> dropped = list_numbers(traces_folder(folder), "dropped_");
-  steps.insert(steps.end(), dropped.begin(), dropped.end());
-  if (!list_numbers(traces_folder(folder), "waiting_").empty()) steps.push_back(open);
+  std::vector<int64_t> steps = kTrainedFiles.numbers(folder);
+  std::ranges::copy(kDroppedFiles.numbers(folder), std::back_inserter(steps));
+  if (!kWaitingFiles.numbers(folder).empty()) steps.push_back(step_in_work(folder));
   std::sort(steps.begin(), steps.end());
   steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
   return steps;
@@ -238,32 +232,28 @@ std::vector<int64_t> list_traced_steps(const fs::path& folder) {
 
 StepGroups::StepGroups(const fs::path& folder, int64_t step) {
   const auto add = [&](const fs::path& file) {
-    std::error_code ignored;
     // It may have been removed since it was listed, or be new and empty.
-    const auto bytes = fs::file_size(file, ignored);
-    if (ignored || bytes == 0) return size_t{0};
+    if (size_or_zero(file) == 0) return size_t{0};
     files_.emplace_back(file, as_written());
     size_ += files_.back().size();
     return files_.back().size();
   };
+  const fs::path trained = kTrainedFiles.path(folder, step);
   bool is_in_work = false;
-  if (add(rollouts_of_step(folder, step)) == 0) {
-    const std::vector<int64_t> steps = list_rollout_steps(folder);
-    is_in_work = step == (steps.empty() ? 1 : steps.back() + 1);
+  if (add(trained) == 0) {
+    is_in_work = step == step_in_work(folder);
     if (is_in_work)
-      for (const int64_t number : list_numbers(traces_folder(folder), "waiting_"))
-        add(waiting_group(folder, number));
+      for (const int64_t number : kWaitingFiles.numbers(folder)) add(kWaitingFiles.path(folder, number));
     // The run writes the step's file first and then removes the groups that waited. If it has done so
     // meanwhile, groups may be missing.
-    const fs::path trained = rollouts_of_step(folder, step);
     if (fs::exists(trained)) {
       files_.clear();
       size_ = 0;
       add(trained);
     }
   }
-  num_dropped_ = add(dropped_in_step(folder, step));
-  num_evaluated_ = add(evaluation_of_step(folder, step));
+  num_dropped_ = add(kDroppedFiles.path(folder, step));
+  num_evaluated_ = add(kEvaluationFiles.path(folder, step));
   if (size_ == 0 && !is_in_work)
     throw UserError(str(folder.string(), " has no samples of step ", step,
                         ": the step has not begun, its samples were removed (saver.max_rollouts), or the run "
@@ -282,17 +272,23 @@ std::string TraceRecord::id() const {
   return str(step, ".", group + 1, ".", number + 1);
 }
 
-std::optional<TraceRecord> parse_trace_id(const std::string& id) {
-  int64_t numbers[3] = {};
-  const char *at = id.data(), *const end = id.data() + id.size();
-  for (int i = 0; i < 3; ++i) {
-    if (i > 0 && (at == end || *at++ != '.')) return {};
-    const auto [next, error] = std::from_chars(at, end, numbers[i]);
-    if (error != std::errc()) return {};
-    at = next;
-  }
-  if (at != end || numbers[1] < 1 || numbers[2] < 1) return {};
-  return TraceRecord{.step = numbers[0], .group = numbers[1] - 1, .number = numbers[2] - 1};
+TraceRecord parse_trace_id(const std::string& id) {
+  TraceRecord record;
+  char dot = 0, second_dot = 0;
+  std::istringstream in(id);
+  in >> std::noskipws >> record.step >> dot >> record.group >> second_dot >> record.number;
+  if (!in || in.peek() != EOF || dot != '.' || second_dot != '.' || --record.group < 0 || --record.number < 0)
+    throw UserError(str("--id: got ", quoted(id), ", expected STEP.GROUP.CONVERSATION, such as 12.3.2"));
+  return record;
+}
+
+std::vector<TraceRecord> read_traces(const fs::path& folder, int64_t step, bool evaluation) {
+  const StepGroups groups(folder, step);
+  std::vector<TraceRecord> records;
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (groups.is_evaluation(i) == evaluation)
+      add_records(groups.read(i), record_of_group(groups, step, i), records);
+  return records;
 }
 
 std::vector<TraceRecord> list_traces(const fs::path& folder, const std::vector<int64_t>& steps) {
@@ -303,41 +299,35 @@ std::vector<TraceRecord> list_traces(const fs::path& folder, const std::vector<i
     try {
       const int64_t step = line.at("step").get<int64_t>();
       if (!std::binary_search(steps.begin(), steps.end(), step)) return;
-      const auto [trained, dropped] = sizes_of_step(folder, step);
-      if (line.at("bytes") == Json({trained, dropped})) by_step[step] = records_of(line);
+      if (line.at("bytes") == sizes_of_step(folder, step)) by_step[step] = records_of(line);
     } catch (const Json::exception&) {  // not an index line: the step is read
     }
   });
   std::vector<TraceRecord> all;
   for (const int64_t step : steps) {
     const auto found = by_step.find(step);
-    const std::vector<TraceRecord>& records =
-        found != by_step.end() ? found->second
-                               : by_step[step] = read_records(folder, step, /*evaluation=*/false);
-    all.insert(all.end(), records.begin(), records.end());
+    std::ranges::copy(
+        found != by_step.end() ? found->second : read_traces(folder, step, /*evaluation=*/false),
+        std::back_inserter(all));
   }
   return all;
 }
 
-std::vector<TraceRecord> list_evaluated(const fs::path& folder, int64_t step) {
-  return read_records(folder, step, /*evaluation=*/true);
-}
-
 std::vector<Trajectory> rows_of(const StepGroups& groups, TraceRecord& record) {
-  std::vector<Trajectory> rows, out;
   const auto group = static_cast<size_t>(record.group);
-  std::vector<TraceRecord> records;
-  if (group < groups.size()) {
-    rows = groups.read(group);
-    add_records(groups, record.step, group, records);
-  }
+  const std::vector<Trajectory> rows = group < groups.size() ? groups.read(group) : std::vector<Trajectory>{};
+  std::vector<Trajectory> out;
   int64_t number = -1;
   for (size_t i = 0; i < rows.size(); ++i) {
     number += begins_trajectory(rows, i);
     if (number == record.number) out.push_back(rows[i]);
   }
   if (out.empty()) throw UserError(str("there is no conversation ", record.id()));
-  record = records[static_cast<size_t>(record.number)];
+  TraceRecord of_group = record_of_group(groups, record.step, group);
+  of_group.number = record.number;
+  std::vector<TraceRecord> records;
+  add_records(out, of_group, records);
+  record = records.front();
   return out;
 }
 
@@ -351,15 +341,12 @@ std::string trace_text(const TraceRecord& record, std::span<const Trajectory> ro
   for (const auto& [name, value] : last.rewards) add(name, " ", format_significant(value, 4));
   if (record.advantage) add("advantage ", format_significant(*record.advantage, 4));
   add(record.tokens, " tokens");
-  int32_t oldest = -1, newest = -1;
+  std::set<int32_t> versions;  // without those of tokens that no weights sampled
   for (const Trajectory& row : rows)
-    for (const int32_t version : row.versions) {
-      if (version < 0) continue;
-      oldest = oldest < 0 ? version : std::min(oldest, version);
-      newest = std::max(newest, version);
-    }
-  if (newest >= 0 && oldest == newest) add("version ", newest);
-  else if (newest >= 0) add("versions ", oldest, " to ", newest);
+    std::ranges::copy_if(row.versions, std::inserter(versions, versions.end()),
+                         [](int32_t version) { return version >= 0; });
+  if (versions.size() == 1) add("version ", *versions.begin());
+  else if (!versions.empty()) add("versions ", *versions.begin(), " to ", *versions.rbegin());
   if (last.finish_reason) add(*last.finish_reason);
   if (last.baseline) add("greedy baseline");
   if (!last.trained) add("filtered out");

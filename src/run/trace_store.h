@@ -45,8 +45,8 @@ struct TraceRecord {
 
   std::string id() const;
 };
-// The step, group and number of an id; nullopt: it is none.
-std::optional<TraceRecord> parse_trace_id(const std::string& id);
+// The step, group and number of an id. Throws UserError if it is none.
+TraceRecord parse_trace_id(const std::string& id);
 
 // Written by the run's control thread. Throws IoError if the disk is full.
 class TraceWriter {
@@ -106,8 +106,8 @@ std::vector<int64_t> list_traced_steps(const std::filesystem::path& folder);
 // All conversations of training in the steps, in their order, by the index. A step that the index does not
 // have as its files are is read.
 std::vector<TraceRecord> list_traces(const std::filesystem::path& folder, const std::vector<int64_t>& steps);
-// The conversations of the evaluation after a step.
-std::vector<TraceRecord> list_evaluated(const std::filesystem::path& folder, int64_t step);
+// Those of one step, or of the evaluation after it, by its files.
+std::vector<TraceRecord> read_traces(const std::filesystem::path& folder, int64_t step, bool evaluation);
 
 // The rows of the batch that belong to the record's conversation. Sets the record's numbers by them. Throws
 // UserError if there is none.

@@ -71,7 +71,7 @@ TEST_F(TraceStore, AConversationIsStoredOnceAsItWaitsAndAsItWasTrained) {
   EXPECT_EQ(StepGroups(folder(), 2).read(0)[0].group, "p8");
   writer.end_step(record(2, {group(8, 2)}));
   EXPECT_EQ(list_traced_steps(folder()), (std::vector<int64_t>{1, 2}));
-  EXPECT_TRUE(list_numbers(folder() / "traces", "waiting_").empty());
+  EXPECT_TRUE(kWaitingFiles.numbers(folder()).empty());
   EXPECT_EQ(StepGroups(folder(), 3).size(), 0u) << "the step in work";
   EXPECT_THROW(StepGroups(folder(), 4), UserError);
 }
@@ -110,7 +110,6 @@ TEST_F(TraceStore, AResumedRunNeitherRepeatsNorLosesAGroup) {
     writer.add_group(group(5, 5), 2, "");
     writer.end_step(record(2, {group(5, 5)}));
   }
-  fs::remove(rollouts_of_step(folder(), 2));  // as RunFolder does
   cut_traces_after(folder(), 1);
   TraceWriter writer(folder(), 0);
   EXPECT_EQ(list_traced_steps(folder()), std::vector<int64_t>{1});
@@ -139,7 +138,7 @@ TEST_F(TraceStore, AnEvaluationStandsBehindItsStepAndIsNoSampleOfTraining) {
     writer.add_evaluation(2, {{"eval", samples(0)}});
   }
   EXPECT_EQ(list_traced_steps(folder()), std::vector<int64_t>{1});
-  EXPECT_EQ(list_evaluated_steps(folder()), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(kEvaluationFiles.numbers(folder()), (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(ids({1}).size(), 4u);
   const StepGroups groups(folder(), 1);
   ASSERT_EQ(groups.size(), 6u);
@@ -147,7 +146,7 @@ TEST_F(TraceStore, AnEvaluationStandsBehindItsStepAndIsNoSampleOfTraining) {
   EXPECT_TRUE(groups.is_dropped(1));
   EXPECT_FALSE(groups.is_dropped(2));
   EXPECT_EQ(groups.first_evaluated(), 2u);
-  std::vector<TraceRecord> evaluated = list_evaluated(folder(), 1);
+  std::vector<TraceRecord> evaluated = read_traces(folder(), 1, /*evaluation=*/true);
   ASSERT_EQ(evaluated.size(), 8u);
   EXPECT_EQ(evaluated[0].id(), "1.3.1");
   EXPECT_EQ(evaluated[7].reward, 11);
@@ -155,9 +154,9 @@ TEST_F(TraceStore, AnEvaluationStandsBehindItsStepAndIsNoSampleOfTraining) {
   expect_names(text, {"== 1.6.2 p21: reward 11", "evaluation (eval_sparse)"});
   EXPECT_EQ(StepGroups(folder(), 0).first_evaluated(), 0u) << "step 0 has nothing else";
   cut_traces_after(folder(), 1);
-  EXPECT_EQ(list_evaluated_steps(folder()), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(kEvaluationFiles.numbers(folder()), (std::vector<int64_t>{0, 1}));
   TraceWriter(folder(), 1).end_step(record(2, {group(5, 5)}));
-  EXPECT_TRUE(list_evaluated_steps(folder()).empty()) << "beyond the bound";
+  EXPECT_TRUE(kEvaluationFiles.numbers(folder()).empty()) << "beyond the bound";
 }
 
 TEST_F(TraceStore, BeyondTheBoundTheOldestStepsGo) {
@@ -172,21 +171,20 @@ TEST_F(TraceStore, BeyondTheBoundTheOldestStepsGo) {
 TEST_F(TraceStore, AnIdNamesItsConversation) {
   TraceWriter writer(folder(), 0);
   writer.end_step(record(12, {group(1, 0), group(2, 5)}));
-  std::optional<TraceRecord> one = parse_trace_id("12.2.1");
-  ASSERT_TRUE(one);
+  TraceRecord one = parse_trace_id("12.2.1");
   const StepGroups groups(folder(), 12);
-  const std::vector<Trajectory> rows = rows_of(groups, *one);
+  const std::vector<Trajectory> rows = rows_of(groups, one);
   ASSERT_EQ(rows.size(), 1u);
   EXPECT_EQ(rows[0].group, "p2");
-  EXPECT_EQ(one->reward, 5);
-  const std::string text = trace_text(*one, rows);
+  EXPECT_EQ(one.reward, 5);
+  const std::string text = trace_text(one, rows);
   expect_names(text, {"== 12.2.1 p2: reward 5", "advantage 4.5", "2 tokens", "versions 4 to 5",
                       "[completion] answer 2\n    of two lines\n"});
-  EXPECT_EQ(trace_json(*one, rows)["rows"][0]["input_ids"], Json({1, 2, 3}));
-  std::optional<TraceRecord> none = parse_trace_id("12.2.3");
-  EXPECT_THROW(rows_of(groups, *none), UserError);
-  for (const char* wrong : {"", "12", "12.2", "12.0.1", "12.1.1.", "x.1.1", "12.1.-1"})
-    EXPECT_FALSE(parse_trace_id(wrong)) << wrong;
+  EXPECT_EQ(trace_json(one, rows)["rows"][0]["input_ids"], Json({1, 2, 3}));
+  TraceRecord none = parse_trace_id("12.2.3");
+  EXPECT_THROW(rows_of(groups, none), UserError);
+  for (const char* wrong : {"", "12", "12.2", "12.0.1", "12.1.1.", "x.1.1", "12.1.-1", " 12.1.1", "12. 1.1"})
+    EXPECT_THROW(parse_trace_id(wrong), UserError) << wrong;
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser, in_chromium
 from run_util import ENVIRONMENT, read_metrics, to_yaml
 from test_ctl import wait_until
 
@@ -134,7 +134,7 @@ def experiment(bough):
     return write
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+@in_chromium
 def test_the_page_talks_to_the_weights_of_the_run(bough, experiment, tmp_path):
     config = experiment(**{"report.port": 0}, **{"rollout.max_head_offpolicyness": 1})
     with running(bough, config) as run, Browser(tmp_path / "profile") as page:

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser, in_chromium
 from run_util import ENVIRONMENT, last_checkpoint, read_rollouts, write_experiment
 from test_ctl import has_steps, wait_until
 from test_view import has, viewer
@@ -107,7 +107,7 @@ def test_trace_prints_the_conversations_of_a_run(bough):
         assert refused.returncode == 2, str(refused)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+@in_chromium
 def test_the_page_shows_samples_before_their_step_ends_and_those_that_were_dropped(bough, tmp_path):
     (bough.cwd / "filter.py").write_text(FILTER)
     config = write_experiment(

@@ -1,5 +1,5 @@
-// Curves: line charts on canvases, drawn when they are visible. One run: a colour a series. Several runs: a colour
-// a run, a dash a series.
+// Curves: line charts on canvases, drawn when they are visible. One run: a colour a series, from the fifth on with a
+// dash. Several runs: a colour a run, a dash a series.
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -104,7 +104,7 @@ class Chart {
         steps: points.steps, values: points.values,
         low: spread ? points.values.map((value, i) => value - spread[i]) : low,
         high: spread ? points.values.map((value, i) => value + spread[i]) : high,
-        colour: "c" + (several ? r : s) % 4, dash: several ? s % 4 : 0,
+        colour: "c" + (several ? r : s) % 4, dash: several ? s % 4 : Math.floor(s / 4),
       });
     }));
     return out;
@@ -115,7 +115,7 @@ class Chart {
     const { context, width } = prepareCanvas(this.canvas, HEIGHT);
     this.width = width;
     this.legend.replaceChildren(...(lines.length > 1 ? lines.map(line =>
-      h("span", {}, h("i", { class: "key k" + line.colour.slice(1) }), line.name)) : []));
+      h("span", {}, h("i", { class: `key k${line.colour.slice(1)}${line.dash ? " dashed" : ""}` }), line.name)) : []));
     let low = Infinity, high = -Infinity, bottom = this.plan.zero ? 0 : Infinity, top = this.plan.zero ? 0 : -Infinity;
     for (const line of lines) {
       low = Math.min(low, line.steps[0]);
@@ -237,7 +237,7 @@ class Chart {
 }
 
 // ---- The charts of the panel. [title, unit, from zero, [metric, label, spread or [low, high]], ...]. A pattern
-// in place of a metric stands for all metrics that match, in the order of their numbers, at most four.
+// in place of a metric stands for all metrics that match, in the order of their numbers, at most eight.
 const CHARTS = [
   ["Reward: mean and standard deviation", "", 0, ["reward/mean", "reward", "reward/std"]],
   ["Accuracy on held-out problems, 95% interval", "", 0, ["eval/avg_at_k", "avg@k", ["eval/avg_at_k_low", "eval/avg_at_k_high"]],
@@ -249,13 +249,13 @@ const CHARTS = [
     ["staleness/kl", "older weights"]],
   ["Clipped rows", "", 1, ["policy/clip_fraction", "clipped"], ["mismatch/masked_fraction", "masked for mismatch"]],
   ["Mismatch of engine and trainer: mean |log-probability difference|", "", 1, ["mismatch/logprob_abs_diff", "difference"]],
-  ["Effective sample size by age of the weights", "", 1, [/^age_(\d+)\/effective_sample_size$/, "age "]],
+  ["Effective sample size by age of the weights", "", 1, [/^age_(\w+)\/effective_sample_size$/, "age "]],
   ["Gradient norm", "", 1, ["optim/grad_norm", "policy"], ["critic/grad_norm", "critic"]],
   ["Critic: means of values and returns", "", 0, ["critic/value_mean", "values"], ["critic/return_mean", "returns"]],
   ["Groups without a signal, refused or dropped", "", 1, ["rollout/zero_std_groups", "equal rewards"],
     ["rollout/groups_refused", "refused"], ["rollout/groups_dropped", "dropped"], ["age/dropped_groups", "too old"]],
   ["Staleness: versions behind", "", 1, ["staleness/mean", "mean"], ["staleness/max", "largest"]],
-  ["Tokens by age of the weights", "tokens", 1, [/^age_(\d+)\/tokens$/, "age "]],
+  ["Tokens by age of the weights", "tokens", 1, [/^age_(\w+)\/tokens$/, "age "]],
   ["Idle time per step", "s", 1, ["idle/trainer_seconds", "trainer waits for samples"], ["idle/engine_seconds", "engine waits for weights"]],
   ["Time per step", "s", 1, ["time/step", "step"], ["time/rollout", "rollout"], ["time/train", "train"]],
   ["Parts of training", "s", 1, ["time/recompute", "recompute"], ["time/update", "update"], ["time/sparse_train", "sparse policy's step"]],
@@ -293,16 +293,16 @@ function chartPlans(names) {
     const series = [];
     for (const [metric, label, band] of entries) {
       if (metric instanceof RegExp) {
-        const matches = names.map(name => metric.exec(name)).filter(Boolean).sort((a, b) => a[1] - b[1]).slice(0, 4);
-        for (const match of matches) series.push({ metric: match[0], label: label + match[1] });
+        const matches = names.map(name => metric.exec(name)).filter(Boolean).sort((a, b) => parseInt(a[1]) - parseInt(b[1])).slice(0, 8);
+        for (const match of matches) series.push({ metric: match[0], label: label + match[1].replace(/_/g, " ") });
       } else if (known.has(metric)) {
         series.push(Array.isArray(band) ? { metric, label, low: band[0], high: band[1] } : { metric, label, spread: band });
       }
     }
-    // A curve that never leaves 0, such as the staleness of a synchronous run, takes space and says nothing. Nor
-    // does an effective sample size that never leaves 1.
+    // A curve that never leaves 0, such as the staleness of a synchronous run, takes space and says nothing, unless it is
+    // the reward. Nor does an effective sample size that never leaves 1.
     const isRest = (metric, value) => value === 0 || (value === 1 && metric.endsWith("effective_sample_size"));
-    const says = series.some(each => store.runs.some(one =>
+    const says = series.some(each => each.metric === "reward/mean" || store.runs.some(one =>
       (curve(one, each.metric) || { values: [] }).values.some(value => !isRest(each.metric, value))));
     if (says) plans.push({ title, unit, zero: Boolean(zero), series });
   }

@@ -322,7 +322,7 @@ panels.push({
     this.body.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, ["", "first message of its kind", "times", "first", "last"].map((name, i) =>
       h("th", { class: i === 2 ? "number" : "" }, name)))), h("tbody", {},
       error ? h("tr", {}, h("td", { class: "bad" }, "end"), h("td", {}, h("pre", {}, error)), h("td", {}), h("td", {}), h("td", {})) : null,
-      one.problems.map(each => h("tr", {}, h("td", { class: each.level === "warning" ? "" : "bad" }, each.level), h("td", {}, h("pre", {}, each.text)),
+      one.problems.map(each => h("tr", {}, h("td", { class: each.level === "warning" ? "level" : "level bad" }, each.level), h("td", {}, h("pre", {}, each.text)),
         h("td", { class: "number" }, grouped(each.count)), h("td", {}, each.first), h("td", {}, each.count > 1 ? each.last : ""))))));
   },
 });

@@ -238,6 +238,7 @@ panels.push({
       try {
         const data = await loadStep(index, step, group);
         if (this.step !== step || this.group !== group || store.current !== index) return;  // the reader went on
+        if (!data.groups.length && group > 0) { this.go(step, 0); return; }  // they went into the step before
         this.shown = Object.assign({ index, isOpen }, data);
         if (data.tree) trees.set(index + "/" + step, data.tree);
         touch("tree");

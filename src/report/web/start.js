@@ -67,7 +67,7 @@ function start() {
     panels.find(panel => panel.id === "tree").update();
   } else {
     store.live = true;
-    load();
+    connect();
   }
 }
 start();

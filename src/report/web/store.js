@@ -85,7 +85,9 @@ function touch(kind) {
   }, 250);
 }
 
-function takeEvent(event) {
+function takeEvent(event, serial) {
+  if (queue) queue.push([event, serial]);
+  if (queue || serial <= store.serial) return;
   const one = store.runs[event.run];
   if (event.kind === "reload" || !one) { load(); return; }
   if (event.kind === "metrics") {
@@ -105,29 +107,30 @@ function takeEvent(event) {
   touch(event.kind);
 }
 
-// ---- The server.
-let source = null;
-async function load() {
-  if (source) source.close();
-  source = null;
-  try {
-    const answer = await fetch("/api/snapshot");
-    const snapshot = await answer.json();
-    store.runs = snapshot.runs;
-    store.serial = snapshot.serial;
-  } catch (error) {
-    say("the server does not answer; trying again");
-    setTimeout(load, 3000);
-    return;
-  }
-  touch("all");
-  source = new EventSource("/api/events?after=" + store.serial);
-  source.onopen = () => say("live");
-  source.onmessage = message => takeEvent(JSON.parse(message.data));
+// ---- The server. Whenever the stream of events opens, the page takes a snapshot. Events that come meanwhile are queued,
+// and those that the snapshot contains are left out.
+let source = null, queue = null;
+function connect() {
+  source = new EventSource("/api/events");
+  source.onopen = load;
+  source.onmessage = message => takeEvent(JSON.parse(message.data), Number(message.lastEventId));
   source.onerror = () => {
     say("connection lost; trying again");
-    if (source && source.readyState === EventSource.CLOSED) setTimeout(load, 3000);
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);  // else the browser tries again
   };
+}
+async function load() {
+  const events = queue = [];
+  let snapshot = null;
+  try { snapshot = await (await fetch("/api/snapshot")).json(); } catch (error) { say("the server does not answer; trying again"); }
+  if (queue !== events) return;  // a later call takes a newer one
+  if (!snapshot) { setTimeout(load, 3000); return; }
+  store.runs = snapshot.runs;
+  store.serial = snapshot.serial;
+  queue = null;
+  say("live");
+  touch("all");
+  for (const [event, serial] of events) takeEvent(event, serial);
 }
 // The token that the page's URL gave, as ?token=...; the address line loses it. Without it there are no buttons.
 const TOKEN = (() => {
