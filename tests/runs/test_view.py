@@ -271,8 +271,8 @@ def test_the_page_works_by_keyboard_at_both_widths_and_themes(bough, browser):
         browser.press("t")
     browser.wait_for("document.documentElement.classList.contains('dark')")
     chart = "document.querySelector('#curves canvas')"
+    browser.run(f"{chart}.focus()")  # scrolls it into view, so that it is drawn in the new colours
     browser.wait_for(f"!{chart}.stale")
-    browser.run(f"{chart}.focus()")
     browser.press("ArrowLeft")
     browser.wait_for("!document.getElementById('tip').hidden")
     browser.wait_for("document.getElementById('tip').textContent.includes('step')")
