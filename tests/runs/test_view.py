@@ -223,7 +223,7 @@ def test_text_from_data_is_shown_as_text(bough, browser, saved):
 
 
 @in_chromium
-def test_tokens_of_every_age_have_a_curve(bough, browser):
+def test_tokens_of_every_age_have_a_curve_and_the_last_batch_a_histogram(bough, browser):
     run = write_hostile_run(bough.cwd / "runs/tiny/trial0")
     ages = ["0", "1", "2", "3_to_4", "5_to_8", "9_up"]
     lines = [{"step": step, **{f"age_{age}/tokens": step for age in ages}} for step in (1, 2)]
@@ -233,6 +233,11 @@ def test_tokens_of_every_age_have_a_curve(bough, browser):
         browser.open(url)
         for age in ages:
             browser.wait_for(has("curves", "age " + age.replace("_", " ")))
+        browser.wait_for(has("now", "Staleness of the last batch"))
+        rows = "[...document.querySelectorAll('.ages div')]"
+        names = ["0", "1", "2", "3 to 4", "5 to 8", "9+"]
+        assert browser.run(f"{rows}.map(row => row.textContent)") == [name + "2" for name in names]
+        assert browser.run(f"{rows}.every(row => row.children[1].clientWidth > 100)")
 
 
 @in_chromium

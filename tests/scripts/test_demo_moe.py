@@ -39,7 +39,8 @@ def test_compares_modes_and_skips_what_is_finished(demo, tmp_path):
     first = demo("--steps", "2", "--arms", "none")
     (none,) = rows(first)
     assert none["routing_replay"] == "none" and none["seeds"] == "1"
-    assert 0 < float(none["abs(log w)"]) < 1 and 0 < float(none["effective sample size"]) <= 1
+    # It is 0 where the run is batch-invariant, as in fp32.
+    assert 0 <= float(none["abs(log w)"]) < 1 and 0 < float(none["effective sample size"]) <= 1
     assert none["routes that differ"] == "–"
     folder = tmp_path / "out/seed1-sft2"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}

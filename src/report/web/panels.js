@@ -7,6 +7,20 @@ function tile(what, value, note, extra) {
     note ? h("small", {}, note) : null, extra && extra.node);
 }
 
+// The tokens of the last batch by how many versions old the weights were that generated them; null if all are new.
+function ageTile(one) {
+  const ages = Object.entries(one.curves).map(([name, points]) => [/^age_(\w+)\/tokens$/.exec(name), points]).filter(([found]) => found);
+  const last = Math.max(...ages.map(([, points]) => points.steps[points.steps.length - 1]));
+  const now = ages.filter(([, points]) => points.steps[points.steps.length - 1] === last)
+    .map(([found, points]) => [found[1].replace("_up", "+").replaceAll("_", " "), points.values[points.values.length - 1]])
+    .sort(([a], [b]) => parseInt(a, 10) - parseInt(b, 10));
+  if (!now.some(([age, tokens]) => age !== "0" && tokens > 0)) return null;
+  const most = Math.max(...now.map(([, tokens]) => tokens));
+  return tile("Staleness of the last batch", "", "tokens, by how many versions old their weights were", { wide: true,
+    node: h("div", { class: "ages" }, now.map(([age, tokens]) => h("div", {}, h("span", {}, age),
+      h("i", { style: { width: `${Math.round(70 * tokens / most)}%` } }), grouped(tokens)))) });
+}
+
 // The state of the run: live, finished, failed or gone, by progress.json.
 function stateOf(one) {
   const progress = one.progress;
@@ -104,6 +118,8 @@ panels.push({
     if (rate !== undefined) list.push(tile("Generated", grouped(rate.toPrecision(3)), "tokens/s"));
     const peak = lastValue(one, "memory/peak"), planned = lastValue(one, "memory/predicted");
     if (peak) list.push(tile("Memory, peak", bytes(peak), planned ? `a step is planned with ${bytes(planned)} beside weights and gradients` : ""));
+    const ages = ageTile(one);
+    if (ages) list.push(ages);
     this.tiles.replaceChildren(...list);
   },
 });
