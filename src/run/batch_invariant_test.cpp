@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/rollouts.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "plan/plan.h"
 #include "rollout/rollout_test_util.h"
 #include "train/executor.h"
@@ -72,7 +73,8 @@ TEST(BatchInvariant, SoDoesAHeadInFp32) {
   expect_equal_bits(small_config(), HeadType::kAccumulator);
 }
 
-// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference.
+// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference. A CPU
+// without bf16 instructions sums in fp32 in the same order on both sides, so there may be no difference.
 TEST(HeadType, LogitsInFp32BringGenerationAndTrainingCloser) {
   const auto model = small_rollout_model(at::kBFloat16, 6);
   double differences[2] = {};
@@ -88,8 +90,9 @@ TEST(HeadType, LogitsInFp32BringGenerationAndTrainingCloser) {
     differences[head == HeadType::kAccumulator] =
         (got - batch.fields.behaviour_log_probs_R).abs().mean().item<double>();
   }
-  EXPECT_GT(differences[0], 0);
-  EXPECT_LT(differences[1], differences[0]);
+  if (has_tiles(at::kBFloat16)) EXPECT_GT(differences[0], 0);
+  if (differences[0] > 0) EXPECT_LT(differences[1], differences[0]);
+  else EXPECT_EQ(differences[1], 0);
   std::cerr << "mean |difference|: " << differences[0] << " with bf16 logits, " << differences[1] << "\n";
 }
 

