@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "engine/rollouts.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "plan/plan.h"
@@ -73,8 +75,8 @@ TEST(BatchInvariant, SoDoesAHeadInFp32) {
   expect_equal_bits(small_config(), HeadType::kAccumulator);
 }
 
-// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference. A CPU
-// without bf16 instructions sums in fp32 in the same order on both sides, so there may be no difference.
+// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference. Without
+// bf16 instructions both sides may multiply in fp32 and differ by rounding only.
 TEST(HeadType, LogitsInFp32BringGenerationAndTrainingCloser) {
   const auto model = small_rollout_model(at::kBFloat16, 6);
   double differences[2] = {};
@@ -91,8 +93,7 @@ TEST(HeadType, LogitsInFp32BringGenerationAndTrainingCloser) {
         (got - batch.fields.behaviour_log_probs_R).abs().mean().item<double>();
   }
   if (has_tiles(at::kBFloat16)) EXPECT_GT(differences[0], 0);
-  if (differences[0] > 0) EXPECT_LT(differences[1], differences[0]);
-  else EXPECT_EQ(differences[1], 0);
+  EXPECT_LT(differences[1], std::max(differences[0], 1e-5));
   std::cerr << "mean |difference|: " << differences[0] << " with bf16 logits, " << differences[1] << "\n";
 }
 

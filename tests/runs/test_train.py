@@ -417,7 +417,7 @@ def test_logits_in_fp32_bring_training_closer_to_generation(bough):
         records = read_metrics(bough.cwd / "runs/tiny" / head)
         differences[head] = sum(record["mismatch/logprob_abs_diff"] for record in records)
         assert all(record["optim/grad_norm"] > 0 for record in records)
-    # A CPU without bf16 instructions may compute the same bits on both sides.
-    assert differences["fp32"] < differences["model"] or set(differences.values()) == {0}
+    # Without bf16 instructions both sides may multiply in fp32 and differ by rounding only.
+    assert differences["fp32"] < max(differences["model"], 1e-5)
     refused = bough("train", config, "model.head_dtype=fp32", "dtype=fp32", "trial_name=no")
     assert refused.returncode == 2 and "head_dtype" in refused.stderr
