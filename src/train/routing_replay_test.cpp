@@ -123,7 +123,8 @@ TEST(RoutingReplay, AFlippedRouteChangesTheLogProbabilities) {
   while (other == row[0] || other == row[1]) ++other;
   rows[0].routed_experts.experts[static_cast<size_t>(2 * rows[0].routed_experts.row_size())] = other;
   const at::Tensor change_R = (log_probs() - before_R).abs();
-  EXPECT_EQ(change_R[1].item<double>(), 0);     // token 2 is predicted by token 1, before the flip
+  // Token 2 is predicted by token 1, before the flip. An expert with other rows may round otherwise.
+  EXPECT_LE(change_R[1].item<double>(), 1e-12);
   EXPECT_GT(change_R[2].item<double>(), 1e-6);  // token 3 by token 2
 }
 
