@@ -24,7 +24,6 @@ of each run; accuracy at each evaluation against samples and seconds; share of t
 and clip fraction by token age, over all steps.
 """
 
-import hashlib
 import json
 import os
 import statistics
@@ -36,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from command_line import parser_of  # noqa: E402
 from host_env import host_environment  # noqa: E402
-from run_results import read_metrics, write_aside  # noqa: E402
+from run_results import folder_of_results, read_metrics, write_record  # noqa: E402
 
 GROUP = 16  # samples per prompt, as in configs/sums.yaml
 MARGIN = 0.03
@@ -75,7 +74,7 @@ def warm_name(demo):
     model = demo / "warm/model.safetensors"
     if not model.exists():
         raise SystemExit(f"--demo {demo}: no {model}; `make demo` makes it")
-    return f"demo-{hashlib.sha256(model.read_bytes()).hexdigest()[:8]}"
+    return folder_of_results("demo", demo / "warm")
 
 
 def name_of(lr, k, loss, seed):
@@ -113,12 +112,9 @@ def run(args, lr, k, loss, seed):
         raise SystemExit(
             f"stopped at {settings['trial_name']}; the same command continues, after the run's own message"
         )
-    folder = args.results / args.warm
-    folder.mkdir(parents=True, exist_ok=True)
     result = {"lr": lr, "k": k, "loss": loss, "seed": seed, "steps": args.steps}
     result |= summary(args.out / experiment / settings["trial_name"])
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    write_aside(folder / f"{settings['trial_name']}.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    write_record(args.results / args.warm / f"{settings['trial_name']}.json", result)
     return result | {"warm": args.warm}
 
 

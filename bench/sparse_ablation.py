@@ -68,8 +68,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 import sparse_report  # noqa: E402
 from command_line import parser_of  # noqa: E402
 from host_env import host_environment  # noqa: E402
-from run_results import once_begun, read_metrics, write_aside  # noqa: E402
-from trace_task import WarmModel, source, write_record  # noqa: E402
+from run_results import once_begun, read_metrics, write_aside, write_record  # noqa: E402
+from trace_task import WarmModel, source  # noqa: E402
 
 NUM_TRAINED = 8  # samples of a prompt
 MAIN_SEEDS = 5

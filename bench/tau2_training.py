@@ -51,7 +51,6 @@ Differences from AReaL-DTA's experiment on tau2-bench (arXiv 2602.00482), writte
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -63,9 +62,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import tau2_report  # noqa: E402
 from command_line import parser_of  # noqa: E402
-from run_results import once_begun, read_metrics, write_aside  # noqa: E402
+from run_results import folder_of_results, once_begun, read_metrics, write_aside, write_record  # noqa: E402
 from tau2_warm import WarmExperiment  # noqa: E402
-from trace_task import count_parameters, source, write_record  # noqa: E402
+from trace_task import count_parameters, source  # noqa: E402
 
 SCRIPTS = {
     "ticket": ["--agent", "ticket", "--lists", "lists.json"],
@@ -177,8 +176,7 @@ class Experiment(WarmExperiment):
 
     def run(self):
         self.prepare()
-        digest = hashlib.sha256((self.out / "warm/model.safetensors").read_bytes()).hexdigest()
-        self.results = self.args.results / f"warm-{digest[:8]}"
+        self.results = self.args.results / folder_of_results("warm", self.out / "warm")
         self.score_scripts()
         self.score_warm()
         warm = json.loads((self.results / "warm.json").read_text())

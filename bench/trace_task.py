@@ -1,7 +1,6 @@
 """The task `trace` of bench/sparse_ablation.py: programs, a warm model, and scores of models."""
 
 import dataclasses
-import hashlib
 import json
 import re
 import statistics
@@ -10,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from run_results import keep_settings, write_aside
+from run_results import folder_of_results, keep_settings, write_aside, write_record
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_PARAMETERS = 5_000_000
@@ -47,8 +46,7 @@ class WarmModel:
         self.task = dataclasses.replace(TASKS[name], **changed)
         self.data_seed = 21 if self.args.explore else 1
         self.prepare()
-        digest = hashlib.sha256((self.folder / "warm/model.safetensors").read_bytes()).hexdigest()
-        self.results = self.args.results / f"{name}-{digest[:8]}"
+        self.results = self.args.results / folder_of_results(name, self.folder / "warm")
 
     def settings(self):
         args = vars(self.args)
@@ -171,12 +169,6 @@ def source():
     commit = subprocess.run([*git, "describe", "--always", "--dirty"], capture_output=True, text=True)
     models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {"commit": commit.stdout.strip(), "cpu": models[0] if models else "unknown"}
-
-
-def write_record(path, record):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
-    write_aside(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def count_parameters(path):

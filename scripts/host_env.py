@@ -21,6 +21,12 @@ def amx_is_half_virtualised(cpuinfo: str) -> bool:
     return has_amx and level is not None and level < CPUID_LEAF_OF_AMX_TILES
 
 
+def copies_bf16_to_fp32() -> bool:
+    """Whether bf16 products are computed in fp32: generation and training differ by rounding only."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        return "avx512dq" not in file.read(65536) or os.environ.get("BOUGH_MAX_ISA") in ("baseline", "avx2")
+
+
 def is_batch_invariant() -> bool:
     """Whether fp32 log-probabilities are independent of the batch composition (docs/numerics.md)."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

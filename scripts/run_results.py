@@ -1,5 +1,6 @@
 """Results of runs, read from their folders, for scripts that compare runs."""
 
+import hashlib
 import json
 import statistics
 
@@ -38,6 +39,19 @@ def keep_settings(path, settings):
         write_aside(path, json.dumps(settings, indent=1))
     elif json.loads(path.read_text()) != settings:
         raise SystemExit(f"{path} has other settings of data or warm model; use the same, or another --out")
+
+
+def folder_of_results(name, model):
+    """NAME-HASH: the folder of the results of runs from one warm model, which is in the folder `model`."""
+    digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    return f"{name}-{digest[:8]}"
+
+
+def write_record(path, record):
+    """Writes a JSON object with one line per field."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
+    write_aside(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def write_aside(path, text):

@@ -5,7 +5,6 @@ import importlib
 import json
 import shlex
 import sys
-from types import SimpleNamespace
 
 import pytest
 from case_files import ROOT
@@ -126,9 +125,7 @@ def test_a_warm_model_outside_the_range_stops_the_experiment(training, tmp_path,
     (tmp_path / "out/warm/model.safetensors").write_bytes(b"weights")
     monkeypatch.setattr(training.Experiment, "prepare", lambda self: None)
     monkeypatch.setattr(training.Experiment, "score_scripts", lambda self: None)
-    monkeypatch.setattr(
-        training, "hashlib", SimpleNamespace(sha256=lambda _: SimpleNamespace(hexdigest=lambda: "a"))
-    )
+    monkeypatch.setattr(training, "folder_of_results", lambda name, _: f"{name}-a")
     with pytest.raises(SystemExit, match=r"success is 0.500, expected 0.6 to 0.7; change --warm-enough"):
         experiment.run()
 

@@ -6,6 +6,8 @@
 
 namespace bough {
 
+constexpr float kLowest = -3.0e38f;  // maximum of no values; finite, so that a difference of two is not NaN
+
 // Whether one of the two sets is there and allowed.
 static inline bool has_avx() {
   return best_isa() >= Isa::kAvx2;

@@ -2,7 +2,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/common/exp2_avx512.h"
+#include "kernels/common/exp2_avx.h"
 
 namespace bough::avx512 {
 

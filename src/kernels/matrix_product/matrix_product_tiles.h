@@ -40,8 +40,7 @@ BOUGH_AVX_DECLARE(void pack_transposed_block(float* block, const float* source, 
 // if turned (a packed block has a_stride 12). Rows of b are b_stride apart (in a panel: 32).
 BOUGH_AVX_DECLARE(void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a,
                                       int64_t a_stride, bool turned, const float* b, int64_t b_stride,
-                                      int64_t rows, int64_t columns, int64_t depth,
-                                      const Upcoming& read = {}))
+                                      int64_t rows, int64_t columns, int64_t depth, const Upcoming& read))
 // c[j][i] = block[i][j], for up to 12 x 32 elements.
 BOUGH_AVX_DECLARE(void store_block_turned(float* c, int64_t c_stride, const float* block, int64_t rows,
                                           int64_t columns))
@@ -58,7 +57,7 @@ constexpr int64_t kDepth = 32;  // depth of one step
 void begin_tiles();
 void end_tiles();
 
-// Packs a panel as avx2::pack_panel does, also padded with zeros to a depth that is a multiple of 32.
+// Packs a panel as the fp32 function does, also padded with zeros to a depth that is a multiple of 32.
 void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t depth, int64_t columns);
 // Packs up to 32 rows of a, padded with zeros to 32 rows and to a depth that is a multiple of 32. a[m][k] is

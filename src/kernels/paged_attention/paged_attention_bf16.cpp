@@ -12,7 +12,7 @@
 
 #include <cstring>
 
-#include "kernels/common/exp2_avx512.h"
+#include "kernels/common/exp2_avx.h"
 #include "kernels/matrix_product/bf16_products.h"
 #include "kernels/paged_attention/paged_attention_products.h"
 #include "kernels/paged_attention/paged_attention_task.h"

@@ -1,6 +1,6 @@
 // AVX512-BF16, 32 neighbouring elements at a time. swiglu_loops_isa.cpp has the equations.
 #include "kernels/common/bf16_lanes.h"
-#include "kernels/common/exp2_avx512.h"
+#include "kernels/common/exp2_avx.h"
 #include "kernels/swiglu/swiglu_loops.h"
 
 namespace bough::bf16 {

@@ -26,6 +26,13 @@ std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   return runs;
 }
 
+// Initializes the running softmax before the first keys.
+void begin_softmax(const OnlineSoftmax& rows) {
+  std::fill_n(rows.max, kUnit, kLowest);
+  std::fill_n(rows.sums, kUnit, 0.0f);
+  std::fill_n(rows.o, kUnit * rows.width, 0.0f);
+}
+
 // Computes the attention of blocks of queries number share, share + num_shares, ... of key/value head
 // `group`.
 template <class T>
@@ -56,7 +63,7 @@ void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t
     for (int64_t h = 0; h < heads; ++h) {
       load_block(query_rows, queries_turned + h * elements, x, data<T>(x.in.q_TNH), queries,
                  group * heads + h);
-      BOUGH_AVX_CALL(begin_softmax, rows[h]);
+      begin_softmax(rows[h]);
     }
     for (const Range& run : visible_runs(x, queries)) {
       std::array<UnitMask, kForwardUnits> masks;

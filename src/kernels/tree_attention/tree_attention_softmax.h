@@ -16,10 +16,10 @@ struct OnlineSoftmax {
   int64_t width;  // a multiple of 16
 };
 
+constexpr float kSlack = 8;  // exponent of 2; avoids most rescaling and costs no precision
+
 }  // namespace bough
 
-// Initializes the running softmax before the first keys.
-BOUGH_AVX_DECLARE(void begin_softmax(const OnlineSoftmax& rows))
 // Replaces scores q·k [units][32 keys][32 queries] by unnormalised probabilities in place, and adds the
 // probabilities to sums. If a scaled score is more than 8 above max, max is raised, and sums and o are
 // rescaled.

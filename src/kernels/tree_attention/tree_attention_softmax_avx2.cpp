@@ -1,34 +1,12 @@
 #include <immintrin.h>
 
+#include "kernels/common/exp2_avx.h"
 #include "kernels/tree_attention/tree_attention_softmax.h"
 
 namespace bough::avx2 {
 
 namespace {
-constexpr int64_t kEight = 8;     // lanes
-constexpr float kSlack = 8;       // exponent of 2; avoids most rescaling and costs no precision
-constexpr float kLeast = -3e38f;  // maximum of no values; finite, so that a difference of two is not NaN
-
-// 2^x within a few units in the last place of fp32: 2^floor(x) · 2^f, with a polynomial for 2^f. NaN stays
-// NaN. If 2^x is below fp32's normal numbers the result is 0, above its range infinity.
-inline __m256 exp2_fp32(__m256 x) {
-  constexpr float kCoefficients[] = {2.170225489e-4f,
-                                     1.243968727e-3f,
-                                     9.678840637e-3f,
-                                     5.548334122e-2f,
-                                     2.402298301e-1f,
-                                     6.931470037e-1f,
-                                     1.0f};
-  // With NaN, min and max return their second operand.
-  x = _mm256_min_ps(_mm256_set1_ps(128), _mm256_max_ps(_mm256_set1_ps(-150), x));
-  const __m256 whole = _mm256_floor_ps(x), f = _mm256_sub_ps(x, whole);
-  __m256 y = _mm256_set1_ps(kCoefficients[0]);
-#pragma GCC unroll 6
-  for (int i = 1; i < 7; ++i) y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(kCoefficients[i]));
-  const __m256i exponent = _mm256_max_epi32(
-      _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), _mm256_setzero_si256());
-  return _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
-}
+constexpr int64_t kEight = 8;  // lanes
 
 // All bits of the lanes of queries `first` to first + 7 of a unit that see `key`. mask.end must not be
 // nullptr.
@@ -68,14 +46,6 @@ void rescale(const OnlineSoftmax& rows, int64_t first, __m256 largest) {
 }
 }  // namespace
 
-void begin_softmax(const OnlineSoftmax& rows) {
-  for (int64_t i = 0; i < kUnit; ++i) {
-    rows.max[i] = kLeast;
-    rows.sums[i] = 0;
-  }
-  for (int64_t i = 0; i < kUnit * rows.width; ++i) rows.o[i] = 0;
-}
-
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows) {
   for (int64_t u = 0; u < units; ++u)
@@ -83,13 +53,13 @@ void online_softmax(float* scores, const UnitMask* masks, int64_t units, float s
   const __m256 factor = _mm256_set1_ps(scale);
   for (int64_t i = 0; i < kUnit; i += kEight, scores += kEight) {
     // Two independent chains of maxima and of sums. The number of keys is even.
-    __m256 most[2] = {_mm256_set1_ps(kLeast), _mm256_set1_ps(kLeast)};
+    __m256 most[2] = {_mm256_set1_ps(kLowest), _mm256_set1_ps(kLowest)};
     for (int64_t j = 0; j < units * kUnit; j += 2)
       for (int64_t c = 0; c < 2; ++c)
         most[c] = _mm256_max_ps(_mm256_load_ps(scores + (j + c) * kUnit), most[c]);
     // The maximum is finite even if no key is visible, so that nothing becomes NaN.
     const __m256 largest =
-        _mm256_max_ps(_mm256_mul_ps(_mm256_max_ps(most[0], most[1]), factor), _mm256_set1_ps(kLeast));
+        _mm256_max_ps(_mm256_mul_ps(_mm256_max_ps(most[0], most[1]), factor), _mm256_set1_ps(kLowest));
     const __m256 above = _mm256_sub_ps(largest, _mm256_load_ps(rows.max + i));
     if (_mm256_movemask_ps(_mm256_cmp_ps(above, _mm256_set1_ps(kSlack), _CMP_GT_OQ)))
       rescale(rows, i, largest);

@@ -2,14 +2,13 @@
 
 #include <immintrin.h>
 
-#include "kernels/common/exp2_avx512.h"
+#include "kernels/common/exp2_avx.h"
 #include "kernels/tree_attention/unit_mask_avx512.h"
 
 namespace bough::avx512 {
 
 namespace {
-constexpr int kChains = 4;   // independent chains of maxima and of sums, for each half of the queries
-constexpr float kSlack = 8;  // exponent of 2; avoids most rescaling and costs no precision
+constexpr int kChains = 4;  // independent chains of maxima and of sums, for each half of the queries
 
 void mask_scores(float* scores, const UnitMask& mask) {
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
@@ -48,14 +47,6 @@ void rescale(const OnlineSoftmax& rows, int64_t half, __m512 largest) {
   }
 }
 }  // namespace
-
-void begin_softmax(const OnlineSoftmax& rows) {
-  for (int64_t i = 0; i < kUnit; ++i) {
-    rows.max[i] = kLowest;
-    rows.sums[i] = 0;
-  }
-  for (int64_t i = 0; i < kUnit * rows.width; i += kLanes) _mm512_store_ps(rows.o + i, _mm512_setzero_ps());
-}
 
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows) {

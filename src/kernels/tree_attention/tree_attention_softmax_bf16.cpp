@@ -2,7 +2,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/common/exp2_avx512.h"
+#include "kernels/common/exp2_avx.h"
 #include "kernels/matrix_product/transpose_16x16.h"
 #include "kernels/tree_attention/unit_mask_avx512.h"
 
