@@ -73,7 +73,7 @@ TEST(BatchInvariant, SoDoesAHeadInFp32) {
   expect_equal_bits(small_config(), HeadType::kAccumulator);
 }
 
-// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference. Where
+// Without batch invariance. The bits of hidden states differ, and logits in bf16 enlarge the difference. If
 // bf16 is multiplied as fp32, both sides differ by rounding only.
 TEST(HeadType, LogitsInFp32BringGenerationAndTrainingCloser) {
   const auto model = small_rollout_model(at::kBFloat16, 6);
