@@ -25,10 +25,10 @@ ci: build  ## run the checks of .ci/run: tests, also those of `asan` and of the 
 	@newest=--newest-torch; \
 	  free=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); now=$$(date +%s); \
 	  minutes=$$(((now - $${BOUGH_CI_BEGAN:-$$now}) / 60)); \
-	  if [ "$$free" -ge 3 ] && [ "$$minutes" -le 35 ]; \
+	  if [ "$$free" -ge 3 ] && [ "$$minutes" -le 25 ]; \
 	  then scripts/build newest-torch bough bough_python || exit; \
 	  else newest=; echo "ci: left out: the tests of the newest torch: $$free GiB of disk space (needed: 3)," \
-	    "$$minutes minutes so far (at most 35)" >&2; fi; \
+	    "$$minutes minutes so far (at most 25)" >&2; fi; \
 	  scripts/test --gates --sanitized $$newest $(ARGS)
 
 test-slow: build  ## run the slow suite: whole training runs, three seeds

@@ -52,7 +52,7 @@ TEST_F(ServerEngineTest, AStopStringEndsASampleWithTheTokenThatCompletesIt) {
 // twice. The server ends its requests before it loads the weights.
 TEST_F(ServerEngineTest, AnUpdateInterruptsAndEachTokenHasItsVersion) {
   FakeServer server;
-  server.pause_microseconds = 2000;
+  server.holds_after = 40;  // so no sample ends before the update
   ServerEngine engine(options({server.url()}));
   update(engine, 1);  // version 1: tokens increase by two
   engine.submit(request(1, 8, 60));
@@ -60,6 +60,7 @@ TEST_F(ServerEngineTest, AnUpdateInterruptsAndEachTokenHasItsVersion) {
   server.busy_resets = 2;
   EXPECT_TRUE(engine.ready_for_weights());
   update(engine, 4);
+  server.holds_after = FakeServer::kNever;
   EXPECT_FALSE(engine.ready_for_weights()) << "interrupted samples have drawn nothing since";
   EXPECT_FALSE(std::filesystem::exists(folder_ / "v1"));
   EXPECT_TRUE(std::filesystem::exists(folder_ / "v4"));
@@ -210,12 +211,14 @@ TEST_F(ServerEngineTest, RequestsFollowTheirPrefixUnlessItsServerIsFull) {
 TEST_F(ServerEngineTest, ParkedRequestsGoOnAndCancelledOnesEnd) {
   FakeServer server;
   server.pause_microseconds = 1000;
+  server.holds_after = 15;  // so no request ends before it is parked
   ServerEngine engine(options({server.url()}));
   update(engine, 0);
   engine.submit(request(1, 2, 30));
   engine.submit(request(2, 2, 4000));
   while (engine.statistics().new_tokens < 20) engine.step();
   engine.park();
+  server.holds_after = FakeServer::kNever;
   EXPECT_TRUE(engine.idle());
   EXPECT_EQ(engine.generate({request(1, 1, 3)})[0].samples[0].token_ids.size(), 3u);
   engine.unpark();

@@ -155,12 +155,13 @@ TEST_F(ServerExpertsTest, ASampleThatAStopStringEndsWaitsForItsRows) {
 
 TEST_F(ServerExpertsTest, ASampleThatNewWeightsInterruptHasTheRowsOfItsLastStream) {
   FakeServer server;
-  server.pause_microseconds = 2000;
+  server.holds_after = 40;  // so no sample ends before the update
   ServerEngine engine(recording(server));
   update(engine, 1);
   engine.submit(request(1, 8, 60));
   while (engine.statistics().new_tokens < 100) engine.step();
   update(engine, 4);
+  server.holds_after = FakeServer::kNever;
   const auto results = engine.drain();
   for (const GeneratedSample& sample : results[0].samples) {
     ASSERT_EQ(sample.token_ids.size(), 60u);

@@ -73,8 +73,10 @@ class FakeServer {
     return targets_;
   }
 
-  std::atomic<int> pause_microseconds = 0;  // pause between two tokens
-  std::atomic<int> break_after = 0;         // tokens before a stream breaks; 0: never
+  static constexpr int64_t kNever = 1'000'000'000;
+  std::atomic<int> pause_microseconds = 0;    // pause between two tokens
+  std::atomic<int64_t> holds_after = kNever;  // tokens before a stream waits until this number is higher
+  std::atomic<int> break_after = 0;           // tokens before a stream breaks; 0: never
   std::atomic<int> version = 0;
   std::atomic<int> busy_resets = 0;  // resets of the prefix cache that fail
   std::atomic<bool> is_raw = false;  // log-probabilities ignore the temperature
@@ -113,6 +115,10 @@ class FakeServer {
     connection.answer("{}");
   }
 
+  void hold(int64_t sent) {
+    while (sent >= holds_after && !stops_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
   void stream(const Endpoint::Connection& connection) {
     {
       const MutexLock lock(mutex_);
@@ -127,6 +133,7 @@ class FakeServer {
     const int partial = version;
     for (int64_t i = 0; i < count && !stops_; ++i) {
       if (break_after > 0 && i == break_after) break;
+      hold(i);
       token += 1 + partial;
       const double logprob = is_raw || temperature == 0 ? -0.125 : -0.125 / temperature;
       const bool is_last = i + 1 == count || stops.contains(token);
@@ -168,6 +175,7 @@ class FakeServer {
       return connection.send(str("data: ", dump_line({{"choices", {choice}}}), "\n\n"));
     };
     for (int64_t i = 0; i < count && !stops_; ++i) {
+      hold(i);
       ids.push_back(ids.back() + 1 + own_version);
       const Json entry = {{"token_id", ids.back()}, {"logprob", -0.125}};
       Json content = entry;

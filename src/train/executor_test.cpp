@@ -46,18 +46,19 @@ void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, in
 }
 
 TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
-  expect_every_plan_exact(0, 300, 50, 10);
+  expect_every_plan_exact(0, 100, 50, 10);
 }
 
 TEST(Executor, EveryPlanOfAMixtureHasTheFlatBatchsGradients) {
-  expect_every_plan_exact(0, 300, 150, 50, random_mixture_config);
+  expect_every_plan_exact(0, 100, 150, 50, random_mixture_config);
 }
 
 TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
   // A large tree takes as long as 60 small ones. The periods 211 and 23 are primes, so that large trees meet
   // every kind of model.
-  expect_every_plan_exact(300, 3000, 211, 23);
+  expect_every_plan_exact(100, 3000, 211, 23);
+  expect_every_plan_exact(100, 300, 150, 50, random_mixture_config);
 }
 
 // Calls test(batch, expect) for random batches and models. expect(plan, what, least_run) checks that the plan

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/common/element_types.h"
 #include "kernels/common/isa.h"
@@ -14,17 +15,20 @@
 #define BOUGH_INLINE inline __attribute__((always_inline))
 
 // Defines void NAME##_avx512, _avx2 and _baseline (PARAMETERS), which call BODY, and NAME, which calls the
-// best.
+// best. In BODY kVectorBytes is the size of the instruction set's vectors. GCC 12 keeps larger vectors in memory.
 #define BOUGH_ON_BEST_ISA(NAME, PARAMETERS, ARGUMENTS, BODY)                                             \
   __attribute__((target(                                                                                 \
       "avx512f,avx512bw,avx512vl,avx512dq,avx512cd,avx2,fma,bmi2,prefer-vector-width=512"))) static void \
       NAME##_avx512 PARAMETERS {                                                                         \
+    [[maybe_unused]] constexpr int64_t kVectorBytes = 64;                                                \
     BODY ARGUMENTS;                                                                                      \
   }                                                                                                      \
   __attribute__((target("avx2,fma,bmi2"))) static void NAME##_avx2 PARAMETERS {                          \
+    [[maybe_unused]] constexpr int64_t kVectorBytes = 32;                                                \
     BODY ARGUMENTS;                                                                                      \
   }                                                                                                      \
   static void NAME##_baseline PARAMETERS {                                                               \
+    [[maybe_unused]] constexpr int64_t kVectorBytes = 16;                                                \
     BODY ARGUMENTS;                                                                                      \
   }                                                                                                      \
   static void NAME PARAMETERS {                                                                          \
@@ -102,13 +106,18 @@ BOUGH_INLINE void narrow(BFloat16Bits& y, float x) {  // round to nearest even; 
   y.bits = is_nan ? 0x7FC0u : static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Vectors of 8, 4 and 2 lanes of an accumulator type.
-template <class A>
-struct Halves {
-  typedef A By8 __attribute__((vector_size(8 * sizeof(A))));
-  typedef A By4 __attribute__((vector_size(4 * sizeof(A))));
-  typedef A By2 __attribute__((vector_size(2 * sizeof(A))));
+// A vector of `lanes` elements, and one of integers of the same width.
+template <class A, int64_t lanes>
+struct VectorOf {
+  using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+  typedef A Vector __attribute__((vector_size(lanes * sizeof(A))));
+  typedef Integer Integers __attribute__((vector_size(lanes * sizeof(A))));
 };
+template <class Vector>
+using ElementOf = std::remove_cvref_t<decltype(std::declval<Vector&>()[0])>;
+template <class Vector>
+using Like = VectorOf<ElementOf<Vector>, sizeof(Vector) / sizeof(ElementOf<Vector>)>;
+
 template <class Half, class Vector>
 BOUGH_INLINE void halve(Half& low, Half& high, const Vector& v) {
   static_assert(sizeof(Vector) == 2 * sizeof(Half));
@@ -120,40 +129,38 @@ BOUGH_INLINE void halve(Half& low, Half& high, const Vector& v) {
 // vectorizes a loop over the lanes.)
 template <class Vector>
 BOUGH_INLINE auto sum_of(const Vector& v) {
-  using A = std::remove_cvref_t<decltype(v[0])>;
-  typename Halves<A>::By8 low8, high8;
-  typename Halves<A>::By4 low4, high4;
-  typename Halves<A>::By2 low2, high2;
-  halve(low8, high8, v);
-  low8 += high8;
-  halve(low4, high4, low8);
-  low4 += high4;
-  halve(low2, high2, low4);
-  low2 += high2;
-  return low2[0] + low2[1];
+  using A = ElementOf<Vector>;
+  constexpr int64_t kHalf = sizeof(Vector) / sizeof(A) / 2;
+  if constexpr (kHalf == 1) {
+    return v[0] + v[1];
+  } else {
+    typename VectorOf<A, kHalf>::Vector low, high;
+    halve(low, high, v);
+    low += high;
+    return sum_of(low);
+  }
 }
 template <class Vector>
 BOUGH_INLINE auto max_of(const Vector& v) {
-  using A = std::remove_cvref_t<decltype(v[0])>;
-  typename Halves<A>::By8 low8, high8;
-  typename Halves<A>::By4 low4, high4;
-  halve(low8, high8, v);
-  low8 = low8 < high8 ? high8 : low8;
-  halve(low4, high4, low8);
-  low4 = low4 < high4 ? high4 : low4;
-  const A even = low4[0] < low4[2] ? low4[2] : low4[0], odd = low4[1] < low4[3] ? low4[3] : low4[1];
-  return even < odd ? odd : even;
+  using A = ElementOf<Vector>;
+  constexpr int64_t kHalf = sizeof(Vector) / sizeof(A) / 2;
+  if constexpr (kHalf == 1) {
+    const A first = v[0], second = v[1];
+    return first < second ? second : first;
+  } else {
+    typename VectorOf<A, kHalf>::Vector low, high;
+    halve(low, high, v);
+    low = low < high ? high : low;
+    return max_of(low);
+  }
 }
 
 // GCC 12 compiles comparisons of vectors wider than the machine's to scalar code. The functions below use bit
 // operations instead. sign_mask() sets all bits of the lanes in which the sign bit of x is set.
-BOUGH_INLINE void sign_mask(Int16& mask, const Float16& x) {
+template <class Integers, class Vector>
+BOUGH_INLINE void sign_mask(Integers& mask, const Vector& x) {
   std::memcpy(&mask, &x, sizeof mask);
-  mask >>= 31;
-}
-BOUGH_INLINE void sign_mask(Long16& mask, const Double16& x) {
-  std::memcpy(&mask, &x, sizeof mask);
-  mask >>= 63;
+  mask >>= 8 * sizeof(ElementOf<Vector>) - 1;
 }
 // x <- mask ? other : x
 template <class Vector, class Integers>
@@ -184,42 +191,46 @@ BOUGH_INLINE void nan_mask(Long16& mask, const Double16& x) {
 // x <- exp(x) for x <= 0, with an error below 2 units in the last place. Below the exponent range, and at
 // -infinity, the result is 0. exp(x) = 2^n exp(r) with |r| <= log(2) / 2 and the Taylor polynomial of
 // exp(r). Adding 1.5 * 2^(mantissa bits) rounds to an integer and leaves the integer in the low bits.
-BOUGH_INLINE void exp_nonpositive(Float16& x) {
-  const Float16 smallest = Float16{} - 87.0f;
-  Int16 vanishes;
-  sign_mask(vanishes, Float16(x - smallest));
-  Float16 clamped = x;
+template <class Vector>
+  requires std::is_same_v<ElementOf<Vector>, float>
+BOUGH_INLINE void exp_nonpositive(Vector& x) {
+  const Vector smallest = Vector{} - 87.0f;
+  typename Like<Vector>::Integers vanishes;
+  sign_mask(vanishes, Vector(x - smallest));
+  Vector clamped = x;
   replace(clamped, vanishes, smallest);
-  const Float16 shifted = clamped * 1.44269504088896341f + 12582912.0f;
-  const Float16 n = shifted - 12582912.0f;
-  Float16 r = clamped - n * 0.693359375f;  // log(2) in two parts, the first exact when multiplied by n
+  const Vector shifted = clamped * 1.44269504088896341f + 12582912.0f;
+  const Vector n = shifted - 12582912.0f;
+  Vector r = clamped - n * 0.693359375f;  // log(2) in two parts, the first exact when multiplied by n
   r = r + n * 2.12194440e-4f;
-  Float16 p = r * (1.0f / 5040) + 1.0f / 720;
+  Vector p = r * (1.0f / 5040) + 1.0f / 720;
   p = p * r + 1.0f / 120;
   p = p * r + 1.0f / 24;
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  Int16 exponent;
+  typename Like<Vector>::Integers exponent;
   std::memcpy(&exponent, &shifted, sizeof exponent);
   exponent = (exponent - 0x4B400000 + 127) << 23;
-  Float16 scale;
+  Vector scale;
   std::memcpy(&scale, &exponent, sizeof scale);
   x = p * scale;
-  replace(x, vanishes, Float16{});
+  replace(x, vanishes, Vector{});
 }
-BOUGH_INLINE void exp_nonpositive(Double16& x) {
-  const Double16 smallest = Double16{} - 708.0;
-  Long16 vanishes;
-  sign_mask(vanishes, Double16(x - smallest));
-  Double16 clamped = x;
+template <class Vector>
+  requires std::is_same_v<ElementOf<Vector>, double>
+BOUGH_INLINE void exp_nonpositive(Vector& x) {
+  const Vector smallest = Vector{} - 708.0;
+  typename Like<Vector>::Integers vanishes;
+  sign_mask(vanishes, Vector(x - smallest));
+  Vector clamped = x;
   replace(clamped, vanishes, smallest);
-  const Double16 shifted = clamped * 1.4426950408889634074 + 6755399441055744.0;
-  const Double16 n = shifted - 6755399441055744.0;
-  Double16 r = clamped - n * 6.93147180369123816490e-01;
+  const Vector shifted = clamped * 1.4426950408889634074 + 6755399441055744.0;
+  const Vector n = shifted - 6755399441055744.0;
+  Vector r = clamped - n * 6.93147180369123816490e-01;
   r = r - n * 1.90821492927058770002e-10;
-  Double16 p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
+  Vector p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
   p = p * r + 1.0 / 39916800.0;
   p = p * r + 1.0 / 3628800.0;
   p = p * r + 1.0 / 362880.0;
@@ -232,13 +243,13 @@ BOUGH_INLINE void exp_nonpositive(Double16& x) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  Long16 exponent;
+  typename Like<Vector>::Integers exponent;
   std::memcpy(&exponent, &shifted, sizeof exponent);
   exponent = (exponent - 0x4338000000000000 + 1023) << 52;
-  Double16 scale;
+  Vector scale;
   std::memcpy(&scale, &exponent, sizeof scale);
   x = p * scale;
-  replace(x, vanishes, Double16{});
+  replace(x, vanishes, Vector{});
 }
 
 }  // namespace bough::simd

@@ -33,100 +33,133 @@ constexpr int64_t kPairSize = sizeof(T) == 2 ? 2 : 1;
 constexpr int64_t kProductsWorthThreads = 200000;
 
 // Loads two vectors from a page. If elements are stored in pairs (pages.h): the first and the second elements
-// of 16 pairs. Otherwise: two rows of 16 elements.
-BOUGH_INLINE void load_two(simd::Float16& even, simd::Float16& odd, const BFloat16Bits* pairs, int64_t) {
-  simd::UInt16 bits;
+// of as many pairs. Otherwise: a part of two rows.
+template <class Vector>
+BOUGH_INLINE void load_two(Vector& even, Vector& odd, const BFloat16Bits* pairs, int64_t) {
+  typename simd::Like<Vector>::Integers bits;
   std::memcpy(&bits, pairs, sizeof bits);
-  const simd::UInt16 low = bits << 16, high = bits & 0xFFFF0000u;
+  const auto low = bits << 16, high = bits & static_cast<int32_t>(0xFFFF0000u);
   std::memcpy(&even, &low, sizeof even);
   std::memcpy(&odd, &high, sizeof odd);
 }
 template <class Vector, class A>
 BOUGH_INLINE void load_two(Vector& even, Vector& odd, const A* rows, int64_t stride) {
-  simd::load(even, rows);
-  simd::load(odd, rows + stride);
+  std::memcpy(&even, rows, sizeof even);
+  std::memcpy(&odd, rows + stride, sizeof odd);
 }
 
-// Computes one page for B entries: scores, running maximum and sum, weighted sum of values.
-template <int B, class T>
+template <class Vector, class A>
+BOUGH_INLINE void multiply(A* values, const Vector& factor) {
+  Vector v;
+  std::memcpy(&v, values, sizeof v);
+  v *= factor;
+  simd::store(values, v);
+}
+
+// Computes one page for B entries: scores, running maximum and sum, weighted sum of values. The page's 16 lanes
+// go through in parts that fit into a register of `vector_bytes`.
+template <int64_t vector_bytes, int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
                              const uint16_t* visible, const T* keys, const T* values) {
   using Acc = typename simd::Types<T>::Acc;
-  using Vector = typename simd::Types<T>::Vector;
-  using Integers = typename simd::Types<T>::Integers;
+  constexpr int64_t kWidth = std::min<int64_t>(kLanes, vector_bytes / sizeof(Acc)), kParts = kLanes / kWidth;
+  using Vector = typename simd::VectorOf<Acc, kWidth>::Vector;
+  using Integers = typename simd::VectorOf<Acc, kWidth>::Integers;
   const int64_t H = layer.H, padded_H = layer.padded_H;
   const Acc* q = task.q + entry * padded_H;
-  Vector even[B] = {}, odd[B] = {};  // two chains per entry hide the latency of the additions
-  int64_t h = 0;
-  for (; h + 1 < H; h += 2) {
-    Vector k0, k1;
-    load_two(k0, k1, keys + h * kLanes, kLanes);
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      even[b] += q[b * padded_H + h] * k0;
-      odd[b] += q[b * padded_H + h + 1] * k1;
-    }
-  }
-  if (h < H) {
-    Vector k0, padding;
-    load_two(k0, padding, keys + h * kLanes, kLanes);
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) even[b] += q[b * padded_H + h] * k0;
-  }
-  const Integers lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                         1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
   alignas(64) Acc weights[B][kLanes];
+  for (int64_t part = 0; part < kLanes; part += kWidth) {
+    const T* own = keys + part * kPairSize<T>;
+    Vector even[B] = {}, odd[B] = {};  // two chains per entry hide the latency of the additions
+    int64_t h = 0;
+    for (; h + 1 < H; h += 2) {
+      Vector k0, k1;
+      load_two(k0, k1, own + h * kLanes, kLanes);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        even[b] += q[b * padded_H + h] * k0;
+        odd[b] += q[b * padded_H + h + 1] * k1;
+      }
+    }
+    if (h < H) {
+      Vector k0, padding;
+      load_two(k0, padding, own + h * kLanes, kLanes);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) even[b] += q[b * padded_H + h] * k0;
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) simd::store(&weights[b][part], Vector(even[b] + odd[b]));
+  }
   unsigned seen = 0;  // keys that an entry sees
 #pragma GCC unroll 4
   for (int b = 0; b < B; ++b) {
     const Vector nothing = Vector{} - std::numeric_limits<Acc>::infinity();
-    Vector scores = even[b] + odd[b];
-    using Index = std::remove_cvref_t<decltype(lane[0])>;
-    if (visible[b] != kAllKeys) scores = (lane & static_cast<Index>(visible[b])) != 0 ? scores : nothing;
+    Vector scores[kParts], largest = nothing;
+#pragma GCC unroll 8
+    for (int64_t part = 0; part < kParts; ++part) {
+      std::memcpy(&scores[part], &weights[b][part * kWidth], sizeof scores[part]);
+      if (visible[b] != kAllKeys) {
+        Integers lane;
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kWidth; ++i) lane[i] = 1 << (part * kWidth + i);
+        using Index = simd::ElementOf<Integers>;
+        scores[part] = (lane & static_cast<Index>(visible[b])) != 0 ? scores[part] : nothing;
+      }
+      largest = largest < scores[part] ? scores[part] : largest;
+    }
     seen |= visible[b];
     Acc& maximum = task.maximum[entry + b];
     Acc* output = task.output + (entry + b) * padded_H;
-    Vector sum;
-    simd::load(sum, task.sum + (entry + b) * kLanes);
-    const Acc page_maximum = simd::max_of(scores);
+    Acc* sum = task.sum + (entry + b) * kLanes;
+    const Acc page_maximum = simd::max_of(largest);
     if (page_maximum > maximum) {
       Vector shrink = Vector{} + (maximum - page_maximum);  // -infinity at the first page: exp gives 0
       simd::exp_nonpositive(shrink);
-      sum *= shrink;
-      for (int64_t c = 0; c < padded_H; c += kLanes) {
-        Vector o;
-        simd::load(o, output + c);
-        o *= shrink;
-        simd::store(output + c, o);
-      }
+      for (int64_t c = 0; c < kLanes; c += kWidth) multiply(sum + c, shrink);
+      for (int64_t c = 0; c < padded_H; c += kWidth) multiply(output + c, shrink);
       maximum = page_maximum;
     }
-    scores -= maximum;
-    simd::exp_nonpositive(scores);
-    sum += scores;
-    simd::store(task.sum + (entry + b) * kLanes, sum);
-    simd::store(&weights[b][0], scores);
+#pragma GCC unroll 8
+    for (int64_t part = 0; part < kParts; ++part) {
+      scores[part] -= maximum;
+      simd::exp_nonpositive(scores[part]);
+      Vector total;
+      std::memcpy(&total, sum + part * kWidth, sizeof total);
+      total += scores[part];
+      simd::store(sum + part * kWidth, total);
+      simd::store(&weights[b][part * kWidth], scores[part]);
+    }
   }
-  for (int64_t c = 0; c < padded_H; c += kLanes) {
-    Vector o[B];
+  constexpr int64_t kTogether = kParts == 1 ? 1 : 2;  // vectors of an output that share each weight's load
+  for (int64_t c = 0; c < padded_H; c += kTogether * kWidth) {
+    Vector o[kTogether][B];
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kTogether; ++i)
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) simd::load(o[b], task.output + (entry + b) * padded_H + c);
+      for (int b = 0; b < B; ++b)
+        std::memcpy(&o[i][b], task.output + (entry + b) * padded_H + c + i * kWidth, sizeof o[i][b]);
     for (int64_t j = 0; seen >> j != 0; j += 2) {
       if ((seen >> j & 3) == 0) continue;
-      Vector v0, v1;
-      load_two(v0, v1, values + j * padded_H + c * kPairSize<T>, padded_H);
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < kTogether; ++i) {
+        Vector v0, v1;
+        load_two(v0, v1, values + j * padded_H + (c + i * kWidth) * kPairSize<T>, padded_H);
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) o[b] += weights[b][j] * v0;
-      if ((seen >> j & 2) == 0) continue;
+        for (int b = 0; b < B; ++b) o[i][b] += weights[b][j] * v0;
+        if ((seen >> j & 2) == 0) continue;
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) o[b] += weights[b][j + 1] * v1;
+        for (int b = 0; b < B; ++b) o[i][b] += weights[b][j + 1] * v1;
+      }
     }
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kTogether; ++i)
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) simd::store(task.output + (entry + b) * padded_H + c, o[b]);
+      for (int b = 0; b < B; ++b)
+        simd::store(task.output + (entry + b) * padded_H + c + i * kWidth, o[i][b]);
   }
 }
 
-template <class T>
+template <int64_t vector_bytes, class T>
 BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>* task_view) {
   using Acc = typename simd::Types<T>::Acc;
   using Vector = typename simd::Types<T>::Vector;
@@ -153,10 +186,10 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
         uint16_t visible[4];
         for (int64_t b = 0; b < block; ++b) visible[b] = task.visible(task.rows[(e + b) / heads], p);
         switch (block) {
-          case 4: visit_page<4>(layer, task, e, visible, keys, values); break;
-          case 3: visit_page<3>(layer, task, e, visible, keys, values); break;
-          case 2: visit_page<2>(layer, task, e, visible, keys, values); break;
-          default: visit_page<1>(layer, task, e, visible, keys, values);
+          case 4: visit_page<vector_bytes, 4>(layer, task, e, visible, keys, values); break;
+          case 3: visit_page<vector_bytes, 3>(layer, task, e, visible, keys, values); break;
+          case 2: visit_page<vector_bytes, 2>(layer, task, e, visible, keys, values); break;
+          default: visit_page<vector_bytes, 1>(layer, task, e, visible, keys, values);
         }
         e += block;
       }
@@ -174,7 +207,8 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
 }
 
 #define BOUGH_RUN_TASK(T) \
-  BOUGH_ON_BEST_ISA(run, (const Layer<T>* layer, const TaskView<AccOf<T>>* task), (layer, task), run_task<T>)
+  BOUGH_ON_BEST_ISA(run, (const Layer<T>* layer, const TaskView<AccOf<T>>* task), (layer, task), \
+                    (run_task<kVectorBytes, T>))
 BOUGH_RUN_TASK(float)
 BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
