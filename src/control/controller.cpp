@@ -139,6 +139,7 @@ void Controller::on(Event event) {
 void Controller::handle(GroupGenerated& event) {
   const uint64_t id = event.group->id;
   BOUGH_CHECK(running_.erase(id) == 1, "group ", id, " was generated, but it is not running");
+  last_generated_ = clock_.now();
   if (checkpoint_ && !checkpoint_->has_running && checkpoint_->running.erase(id) > 0)
     checkpoint_->state.awaiting.emplace(id, event.group);
   awaiting_.emplace(id, event.group);
@@ -320,6 +321,7 @@ void Controller::handle(ResumeRequested&) {
   trainer_free_since_ += pause;
   if (step_begin_) *step_begin_ += pause;
   if (has_samples_since_) *has_samples_since_ += pause;
+  last_generated_ += pause;
 }
 
 void Controller::handle(CheckpointRequested&) {
@@ -484,7 +486,9 @@ void Controller::add_own_metrics(StepRecord& record) {
   MetricValues& metrics = record.metrics;
   const Clock::Time now = clock_.now();
   const Clock::Time begin = step_begin_.value_or(train_begin_);
-  const Clock::Time generated = std::min(has_samples_since_.value_or(train_begin_), train_begin_);
+  // An engine that takes turns with the trainer may generate later batches after this one's samples.
+  const Clock::Time generated =
+      std::min(computes_beside() ? has_samples_since_.value_or(train_begin_) : last_generated_, train_begin_);
   sums_.engine = workers_.engine_statistics();
   sums_.engine_idle = workers_.engine_idle_seconds();
   sums_.dropped = dropped_;

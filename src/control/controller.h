@@ -387,7 +387,7 @@ class Controller {
 
   // The step that is being collected.
   std::optional<Clock::Time> step_begin_, has_samples_since_;
-  Clock::Time train_begin_, trainer_free_since_, last_event_;
+  Clock::Time train_begin_, trainer_free_since_, last_event_, last_generated_;
   double stall_warned_seconds_ = 0;
   struct Sums {
     EngineStatistics engine;

@@ -326,6 +326,7 @@ TEST(Controller, WithFixedStalenessABatchIsExactlyAsOldAsTheBoundAndEngineAndTra
     while (generated < run.workers.partial.size()) {
       EXPECT_EQ(std::ssize(run.workers.orders), version) << "training began beside the engine";
       version_of_group.push_back(version);
+      run.clock.advance(std::chrono::seconds(1));
       run.generate(generated++);
     }
     ASSERT_EQ(std::ssize(run.workers.orders), version + 1);
@@ -336,6 +337,10 @@ TEST(Controller, WithFixedStalenessABatchIsExactlyAsOldAsTheBoundAndEngineAndTra
     EXPECT_EQ(generated, run.workers.partial.size());
     if (version < 4) run.controller.on(WeightsTaken{version + 1, 0});
   }
+  ASSERT_EQ(run.records.size(), 5u);
+  for (const auto& [step, metrics] : run.records)  // also if the batch was there before the step
+    EXPECT_EQ(metrics.at("time/rollout"),
+              std::count(version_of_group.begin(), version_of_group.end(), step - 1));
   EXPECT_EQ(ages, (std::vector<int64_t>{0, 0, 1, 1, 2, 2, 2, 2, 2, 2}));
   EXPECT_EQ(version_of_group, (std::vector<int64_t>{0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 2}));
 }
