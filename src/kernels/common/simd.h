@@ -15,7 +15,8 @@
 #define BOUGH_INLINE inline __attribute__((always_inline))
 
 // Defines void NAME##_avx512, _avx2 and _baseline (PARAMETERS), which call BODY, and NAME, which calls the
-// best. In BODY kVectorBytes is the size of the instruction set's vectors. GCC 12 keeps larger vectors in memory.
+// best. In BODY kVectorBytes is the size of the instruction set's vectors; GCC 12 keeps larger ones in
+// memory.
 #define BOUGH_ON_BEST_ISA(NAME, PARAMETERS, ARGUMENTS, BODY)                                             \
   __attribute__((target(                                                                                 \
       "avx512f,avx512bw,avx512vl,avx512dq,avx512cd,avx2,fma,bmi2,prefer-vector-width=512"))) static void \
@@ -192,8 +193,7 @@ BOUGH_INLINE void nan_mask(Long16& mask, const Double16& x) {
 // -infinity, the result is 0. exp(x) = 2^n exp(r) with |r| <= log(2) / 2 and the Taylor polynomial of
 // exp(r). Adding 1.5 * 2^(mantissa bits) rounds to an integer and leaves the integer in the low bits.
 template <class Vector>
-  requires std::is_same_v<ElementOf<Vector>, float>
-BOUGH_INLINE void exp_nonpositive(Vector& x) {
+requires(std::is_same_v<ElementOf<Vector>, float>) BOUGH_INLINE void exp_nonpositive(Vector& x) {
   const Vector smallest = Vector{} - 87.0f;
   typename Like<Vector>::Integers vanishes;
   sign_mask(vanishes, Vector(x - smallest));
@@ -219,8 +219,7 @@ BOUGH_INLINE void exp_nonpositive(Vector& x) {
   replace(x, vanishes, Vector{});
 }
 template <class Vector>
-  requires std::is_same_v<ElementOf<Vector>, double>
-BOUGH_INLINE void exp_nonpositive(Vector& x) {
+requires(std::is_same_v<ElementOf<Vector>, double>) BOUGH_INLINE void exp_nonpositive(Vector& x) {
   const Vector smallest = Vector{} - 708.0;
   typename Like<Vector>::Integers vanishes;
   sign_mask(vanishes, Vector(x - smallest));

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -56,8 +57,8 @@ BOUGH_INLINE void multiply(A* values, const Vector& factor) {
   simd::store(values, v);
 }
 
-// Computes one page for B entries: scores, running maximum and sum, weighted sum of values. The page's 16 lanes
-// go through in parts that fit into a register of `vector_bytes`.
+// Computes one page for B entries: scores, running maximum and sum, weighted sum of values. The page's 16
+// lanes are computed in parts that fit into a register of `vector_bytes`.
 template <int64_t vector_bytes, int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
                              const uint16_t* visible, const T* keys, const T* values) {
@@ -154,8 +155,7 @@ BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& ta
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kTogether; ++i)
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b)
-        simd::store(task.output + (entry + b) * padded_H + c + i * kWidth, o[i][b]);
+      for (int b = 0; b < B; ++b) simd::store(task.output + (entry + b) * padded_H + c + i * kWidth, o[i][b]);
   }
 }
 
@@ -206,7 +206,7 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
   }
 }
 
-#define BOUGH_RUN_TASK(T) \
+#define BOUGH_RUN_TASK(T)                                                                        \
   BOUGH_ON_BEST_ISA(run, (const Layer<T>* layer, const TaskView<AccOf<T>>* task), (layer, task), \
                     (run_task<kVectorBytes, T>))
 BOUGH_RUN_TASK(float)
