@@ -173,6 +173,25 @@ TEST(EmbeddedEngine, WithLongestPrefixAConversationThatGoesOnPrecedesAPromptThat
   }
 }
 
+TEST(EmbeddedEngine, WithLongestPrefixNoPromptWaitsForever) {
+  const CountingModel model(counting_config());
+  EmbeddedEngineOptions options = engine_options(1, 512);
+  options.settings.admission = "longest_prefix";
+  EmbeddedEngine engine(model, options);
+  const auto common = random_tokens(1, 40, 50);
+  engine.generate({request_of(1, common, 1, 20)});
+  engine.submit(request_of(2, random_tokens(3, 40, 50), 1, 5));
+  for (uint64_t id = 3; id < 20; ++id) {
+    auto prompt = common;
+    prompt.push_back(static_cast<int32_t>(id));
+    engine.submit(request_of(id, prompt, 1, 5));
+  }
+  std::vector<uint64_t> ended;
+  for (const GenerationResult& result : engine.drain()) ended.push_back(result.id);
+  ASSERT_EQ(ended.size(), 18u);
+  EXPECT_EQ(ended[Scheduler::kMostOvertaking], 2u) << "one slot: four others precede it";
+}
+
 TEST(EmbeddedEngine, PrefillComesInChunksBesideDecode) {
   const CountingModel model(counting_config());
   EmbeddedEngine engine(model, engine_options(8, 16));

@@ -38,6 +38,7 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
   const uint64_t id = request.id;
   if (contains(id)) throw UserError(str("request ", id, ": a request with this id is in flight already"));
   auto active = std::make_unique<ActiveRequest>();
+  active->submission = ++submissions_;
   active->request = std::move(request);
   active->stop_tokens = std::move(stop_tokens);
   std::vector<PartialRollout> partial = std::exchange(active->request.partial, {});
@@ -260,7 +261,9 @@ std::vector<ActiveRequest*> Scheduler::admission_order() const {
   const auto count = static_cast<std::ptrdiff_t>(std::min(requests.size(), kSortedPrompts));
   std::unordered_map<const ActiveRequest*, int64_t> known;
   for (const ActiveRequest* request : std::span(requests).first(static_cast<size_t>(count)))
-    known[request] = pool_.match_length(path(*request), request->prompt_length() - 1);
+    known[request] = request->overtaken < kMostOvertaking * max_running_
+                         ? pool_.match_length(path(*request), request->prompt_length() - 1)
+                         : INT64_MAX;
   std::stable_sort(requests.begin(), requests.begin() + count,
                    [&](const ActiveRequest* a, const ActiveRequest* b) { return known[a] > known[b]; });
   return requests;
@@ -275,6 +278,7 @@ void Scheduler::admit_prompts(Pass& pass, int64_t& budget) {
       drop_prompt(*request);
       return;
     }
+    for (ActiveRequest* other : waiting_) other->overtaken += other->submission < request->submission;
   }
 }
 

@@ -59,6 +59,8 @@ struct ActiveRequest {
   at::Tensor logits_1V;              // of the prompt's last token, while samples have not started
   std::deque<ActiveSample> samples;  // a deque keeps their addresses
   int64_t num_not_started = 0, num_running = 0, num_done = 0;
+  int64_t submission = 0;  // its number among all requests
+  int64_t overtaken = 0;   // prompts submitted later and admitted before it
 
   int64_t prompt_length() const { return static_cast<int64_t>(request.prompt_ids.size()); }
   ActiveSample& first_not_started() { return samples[samples.size() - static_cast<size_t>(num_not_started)]; }
@@ -89,10 +91,12 @@ class Scheduler {
  public:
   // is_sparse: sampled tokens use sparse attention. Their keys and values are reused only for sampled tokens.
   // longest_prefix: of the first kSortedPrompts waiting prompts, those with the longest prefix in the index
-  // are admitted first. Otherwise prompts are admitted in the order of submission.
+  // are admitted first, but at most kMostOvertaking * max_running before a prompt that was submitted earlier.
+  // Otherwise prompts are admitted in the order of submission.
   Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse = false,
             bool longest_prefix = false);
   static constexpr size_t kSortedPrompts = 512;  // bounds the time of lookups in the index
+  static constexpr int64_t kMostOvertaking = 4;
 
   // Queues a request that passed check_request(). Its partial rollouts become preempted samples. Throws
   // UserError if a request with its id is in flight.
@@ -157,6 +161,7 @@ class Scheduler {
   int64_t max_running_, prefill_chunk_tokens_;
   bool is_sparse_, longest_prefix_;
   PagePool pool_;
+  int64_t submissions_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;
   std::deque<ActiveRequest*> waiting_;     // samples not started, prompt not admitted; in order of submission
   std::deque<ActiveRequest*> prefilling_;  // in order of admission
