@@ -278,6 +278,7 @@ void Scheduler::admit_prompts(Pass& pass, int64_t& budget) {
       drop_prompt(*request);
       return;
     }
+    if (!longest_prefix_) continue;
     for (ActiveRequest* other : waiting_) other->overtaken += other->submission < request->submission;
   }
 }
