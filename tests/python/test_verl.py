@@ -2,12 +2,11 @@
 once, and reports each of their tests."""
 
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
 from case_files import names_of, run_cases, set_up
+from script_module import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = sorted(Path(__file__).with_name("verl_cases").glob("*_cases.py"))
@@ -23,11 +22,8 @@ def results(bough_program, tmp_path_factory):
     folder = tmp_path_factory.mktemp("verl")
     info = folder / "bough-0.dist-info"
     info.mkdir()
-    loader = SourceFileLoader("wheel_script", str(ROOT / "scripts" / "wheel"))
-    wheel = module_from_spec(spec_from_loader("wheel_script", loader))
-    loader.exec_module(wheel)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bough\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(wheel.ENTRY_POINTS)
+    (info / "entry_points.txt").write_text(load_script("wheel").ENTRY_POINTS)
     variables = {
         "BOUGH_BUILD_DIR": str(bough_program.parents[1]),
         "PYTHONPATH": f"{ROOT / 'python'}:{folder}:{CASES[0].parent}",

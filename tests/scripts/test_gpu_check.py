@@ -3,20 +3,12 @@
 import json
 import os
 import time
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
+from script_module import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load():
-    loader = SourceFileLoader("gpu_check", str(ROOT / "scripts" / "gpu_check"))
-    module = module_from_spec(spec_from_loader("gpu_check", loader))
-    loader.exec_module(module)
-    return module
 
 
 class Fake:
@@ -25,7 +17,7 @@ class Fake:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("BOUGH_SELF_TEST", "")  # so that what gpu_check sets is undone after the test
         monkeypatch.delenv("BOUGH_SELF_TEST")
-        self.module = load()
+        self.module = load_script("gpu_check")
         self.now = 0.0
         self.ran: list[str] = []
         self.seconds: dict[str, float] = {}
@@ -75,7 +67,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 def test_correctness_comes_before_speed_and_the_sanitizer_last():
-    names = [part.__name__ for part in load().PARTS]
+    names = [part.__name__ for part in load_script("gpu_check").PARTS]
     wanted = ["opens", "ops", "generation", "training", "parity", "train", "decode", "steps", "sanitizer"]
     assert [name for name in names if name in wanted] == wanted
     assert names[-1] == "sanitizer" and names.index("kernels") < names.index("steps")
@@ -160,7 +152,7 @@ def test_bad_use_is_refused(check: Fake):
 
 
 def test_a_part_names_the_tests_that_failed(tmp_path):
-    module = load()
+    module = load_script("gpu_check")
     program = tmp_path / "build" / "test" / "train_test"
     program.parent.mkdir(parents=True)
     failure = {"failure": "x.cpp:1\nExpected: (a) <= (b), actual: 2 vs 1"}

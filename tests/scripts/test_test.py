@@ -1,7 +1,5 @@
 """scripts/test with made-up runners: what it counts, what it prints last, and how it ends."""
 
-import importlib.machinery
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -10,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from script_module import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,9 +210,6 @@ def test_the_slow_suite_runs_what_is_slow_and_nothing_else(checkout: Checkout):
 
 
 def test_instruction_sets_are_those_of_the_cpu():
-    loader = importlib.machinery.SourceFileLoader("runners", str(ROOT / "scripts" / "test"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("runners", loader))
-    sys.modules["runners"] = module
-    loader.exec_module(module)
+    module = load_script("test")
     assert module.isas_of("flags\t: fpu sse2 avx2 rdrand\nbugs\t:") == ["baseline", "avx2"]
     assert module.isas_of("flags\t: sse2 avx2 avx512f avx512_bf16\n")[2:] == ["avx512", "avx512_bf16"]
