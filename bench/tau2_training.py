@@ -88,6 +88,7 @@ def parse_arguments(arguments=None):
     add("--pass-steps", type=int, default=5, help="steps with dense passes, and with trees; 0: none")
     add("--settings", nargs="*", default=[], help="further settings of every run")
     add("--threads", type=int, default=2)
+    add("--dtype", default="bf16", help="of warm-up, runs and scores; fp32 is as fast without AVX-512")
     add("--slips", type=float, default=0.1, help="share of turns with a mistake in demonstrations")
     add("--demonstrations", type=int, default=16, help="conversations of each task of the train split")
     add("--further-tasks", type=int, default=1771, help="further tasks with demonstrations: all")
@@ -100,7 +101,7 @@ def parse_arguments(arguments=None):
         nargs="+",
         default=["1e-3:500"] * 18,
         metavar="LR:STEPS",
-        help="the warm-up in parts, each with its own falling learning rate; an interrupted one is repeated",
+        help="the warm-up in parts, each with its own falling learning rate",
     )
     add(
         "--warm-enough",
@@ -216,6 +217,7 @@ class Experiment(WarmExperiment):
             "experiment_name": "runs",
             "seed": seed,
             "threads": args.threads,
+            "dtype": args.dtype,
             "model.path": self.out / "warm",
             "train_dataset.path": self.out / "train.jsonl",
             "train_dataset.batch_size": args.tasks,

@@ -74,7 +74,7 @@ class WarmExperiment:
     def settings(self):
         """The settings of data and warm model."""
         names = ["slips", "demonstrations", "further_tasks", "further_demonstrations", "vocab_size"]
-        names += ["layers", "hidden_size", "warm_parts", "warm_enough", "warm_batch", "threads"]
+        names += ["layers", "hidden_size", "warm_parts", "warm_enough", "warm_batch", "dtype", "threads"]
         names += ["train_tasks", "test_tasks", "held_out"]
         return {name: getattr(self.args, name) for name in names}
 
@@ -152,7 +152,7 @@ class WarmExperiment:
         lr, steps = part.split(":")
         words = ["--model", self.out / model, "--data", "demonstrations.jsonl", "--out", out, "--lr", lr]
         words += ["--max-steps", steps, "--batch-size", self.args.warm_batch, "--seed", number]
-        words += ["--dtype", "bf16", "--threads", self.args.threads, "optimizer.beta2=0.95"]
+        words += ["--dtype", self.args.dtype, "--threads", self.args.threads, "optimizer.beta2=0.95"]
         print(f"warm-up, part {number}: {steps} steps", flush=True)
         self.bough("sft", *words, log="warm.log")
 
@@ -168,7 +168,7 @@ class WarmExperiment:
         path = self.out / "samples.jsonl"
         with self.server() as url:
             words = ["--model", model, "--prompts", f"{name}.jsonl", "--n-samples", samples, "--out", path]
-            words += ["--max-new-tokens", 64, "--dtype", "bf16", "--threads", self.args.threads]
+            words += ["--max-new-tokens", 64, "--dtype", self.args.dtype, "--threads", self.args.threads]
             words += ["--max-concurrent", 256, "--environment", "http", f"url={url}", *CONVERSATIONS]
             self.bough("rollout", *words, log="eval.log")
         ids = [json.loads(line)["id"] for line in (self.out / f"{name}.jsonl").read_text().splitlines()]

@@ -29,8 +29,8 @@ ControllerState RunTasks::restore(const Json& saved) {
 
 bool CheckpointSchedule::is_due(int64_t step) const {
   const double minutes = seconds_between(last_, clock_.now()) / 60;
-  return (saver_.freq_steps > 0 && step % saver_.freq_steps == 0) ||
-         (saver_.freq_minutes > 0 && minutes >= saver_.freq_minutes);
+  return (settings_.freq_steps > 0 && step % settings_.freq_steps == 0) ||
+         (settings_.freq_minutes > 0 && minutes >= settings_.freq_minutes);
 }
 
 RunCheckpoints::RunCheckpoints(RunComponents& parts, RunTasks& tasks, CheckpointSchedule& schedule,

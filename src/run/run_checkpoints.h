@@ -33,17 +33,17 @@ class RunTasks final : public TaskList {
   ProblemOrder order_ GUARDED_BY(mutex_);  // caches the last requested epoch
 };
 
-// When a checkpoint is due: every saver.freq_steps steps, and saver.freq_minutes after the last one.
+// When a checkpoint is due: every freq_steps steps, and freq_minutes after the last one.
 class CheckpointSchedule {
  public:
-  CheckpointSchedule(const SaverSettings& saver, const Clock& clock)
-      : saver_(saver), clock_(clock), last_(clock.now()) {}
+  CheckpointSchedule(const CheckpointSettings& settings, const Clock& clock)
+      : settings_(settings), clock_(clock), last_(clock.now()) {}
 
   bool is_due(int64_t step) const;
   void has_written() { last_ = clock_.now(); }  // callable from any thread
 
  private:
-  const SaverSettings saver_;
+  const CheckpointSettings settings_;
   const Clock& clock_;
   std::atomic<Clock::Time> last_;
 };

@@ -70,18 +70,26 @@ struct EvaluatorSettings {
   void check() const;  // throws UserError: several samples at temperature 0 would all be equal
 };
 
-struct SaverSettings {
+struct CheckpointSettings {
   int64_t freq_steps = 0;
   double freq_minutes = 10;
-  int64_t keep = 2;
-  bool rollouts = true;
-  Bytes max_rollouts = {int64_t{16} << 30};
 
   template <class V>
   void visit(V& v) {
     v("freq_steps", freq_steps, "steps between checkpoints; 0: by time only", at_least(0));
     v("freq_minutes", freq_minutes,
       "minutes since the last checkpoint after which one is written; 0: by steps only", at_least(0.0));
+  }
+};
+
+struct SaverSettings : CheckpointSettings {
+  int64_t keep = 2;
+  bool rollouts = true;
+  Bytes max_rollouts = {int64_t{16} << 30};
+
+  template <class V>
+  void visit(V& v) {
+    CheckpointSettings::visit(v);
     v("keep", keep, "number of newest checkpoints to keep", range(1, 1'000'000));
     v("rollouts", rollouts,
       "save the batch of each step as rollouts/step_N.jsonl.zst, and dropped and waiting groups and the "

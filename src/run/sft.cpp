@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/parallel.h"
@@ -16,10 +17,11 @@
 #include "cost/run_costs.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
-#include "run/run_components.h"
+#include "run/run_checkpoints.h"
 #include "text/stop_tokens.h"
 #include "train/executor.h"
 #include "train/router_losses.h"
+#include "train/run_checkpoint.h"
 
 namespace bough {
 
@@ -40,6 +42,13 @@ class Sft {
   // The examples of a training step. Each epoch has its own order. An epoch's last batch may be smaller.
   std::vector<const Trajectory*> batch_of(int64_t step);
   double train(const std::vector<const Trajectory*>& examples);
+  void train_all();
+  void resume();
+  void check_unfinished(const std::filesystem::path& settings_file) const;
+  void write_checkpoint();
+  uint64_t fingerprint() const;  // of the examples' tokens and masks
+  void write_model();
+  SftSummary summary() const;
 
   const SftSettings& settings_;
   const SftOptions& options_;
@@ -54,8 +63,12 @@ class Sft {
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<size_t> order_;
   int64_t ordered_epoch_ = -1;
+  const std::filesystem::path unfinished_;  // holds the checkpoint
+  std::vector<double> losses_;              // of the steps so far
   int64_t flat_tokens_ = 0, tree_tokens_ = 0, trained_tokens_ = 0;
-  WeightedSums metrics_;  // of the last step
+  const Clock::Time start_ = SteadyClock().now();
+  double seconds_before_ = 0;  // of the training that this one continues
+  WeightedSums metrics_;       // of the last step
 };
 
 std::unique_ptr<Model> load_trained(const SftSettings& settings) {
@@ -72,7 +85,8 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
     : settings_(settings),
       options_(options),
       model_(load_trained(settings)),
-      costs_(model_costs(*model_, options_.stop, settings.router_losses.is_used())) {
+      costs_(model_costs(*model_, options_.stop, settings.router_losses.is_used())),
+      unfinished_(std::filesystem::path(settings.out) / "unfinished") {
   encode_examples();
   const auto count = static_cast<int64_t>(examples_.size());
   const int64_t batch = settings.train_dataset.batch_size;
@@ -234,31 +248,90 @@ double mean_of(const std::vector<double>& values, size_t begin, size_t end) {
   return end > begin ? sum / static_cast<double>(end - begin) : 0.0;
 }
 
-SftSummary Sft::work() {
-  const Clock::Time start = SteadyClock().now();
-  std::vector<double> losses;
-  {
-    Progress progress("sft", total_steps_, "steps",
-                      options_.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
-    for (int64_t step = 0; step < total_steps_; ++step) {
-      if (options_.stop && options_.stop()) {
-        throw Interrupted(
-            str("sft stopped after step ", step, " of ", total_steps_, "; nothing was written"));
-      }
-      losses.push_back(train(batch_of(step)));
-      progress.advance(1, str("loss ", format_significant(losses.back(), 3)));
-    }
+uint64_t Sft::fingerprint() const {
+  std::vector<uint64_t> hashes;
+  for (const Trajectory& sequence : sequences_) {
+    hashes.push_back(stable_hash(sequence.input_ids.data(), sequence.input_ids.size() * sizeof(int32_t)));
+    hashes.push_back(stable_hash(sequence.loss_mask.data(), sequence.loss_mask.size()));
   }
-  SaveOptions save;
-  save.copy_from = settings_.model.path;
+  return stable_hash(hashes.data(), hashes.size() * sizeof(uint64_t));
+}
+
+// Throws UserError if settings differ of which the weights depend.
+void Sft::check_unfinished(const std::filesystem::path& settings_file) const {
+  std::string changes;
+  for (const SettingDifference& change : settings_diff(load_settings<SftSettings>(settings_file), settings_))
+    if (change.key != "out" && !change.key.starts_with("saver."))
+      changes += str("\n  ", change.key, ": was ", quoted(change.left), ", now ", quoted(change.right));
+  if (!changes.empty())
+    throw UserError(str(unfinished_.string(), ": an unfinished training has other settings:", changes,
+                        "\nRestore them to continue it, remove this folder, or name another out"));
+}
+
+void Sft::resume() {
+  clean_run_checkpoints(unfinished_);
+  const std::filesystem::path settings_file = unfinished_ / "settings.yaml";
+  const auto checkpoint = find_latest_checkpoint(unfinished_);
+  if (checkpoint) {
+    check_unfinished(settings_file);
+    const Json state = load_run_checkpoint(*checkpoint, *model_, *optimizer_);
+    if (state.at("examples") != fingerprint())
+      throw UserError(str(unfinished_.string(), ": an unfinished training has other examples than ",
+                          settings_.train_dataset.path,
+                          " now; restore the file to continue it, remove this folder, or name another out"));
+    losses_ = state.at("losses").get<std::vector<double>>();
+    flat_tokens_ = state.at("flat_tokens");
+    tree_tokens_ = state.at("tree_tokens");
+    trained_tokens_ = state.at("trained_tokens");
+    seconds_before_ = state.at("seconds");
+    log_info(str("resumed from ", checkpoint->directory.string(), ": step ", checkpoint->step, " of ",
+                 total_steps_));
+  }
+  write_file_atomically(settings_file, settings_yaml(settings_));
+}
+
+void Sft::write_checkpoint() {
+  const Json state = {
+      {"examples", fingerprint()},         {"losses", losses_},
+      {"flat_tokens", flat_tokens_},       {"tree_tokens", tree_tokens_},
+      {"trained_tokens", trained_tokens_}, {"seconds", seconds_before_ + seconds_since(start_)}};
+  save_run_checkpoint(unfinished_, std::ssize(losses_), *model_, optimizer_->snapshot(/*copies=*/false),
+                      state, {.source_model = settings_.model.path, .keep_last = 1});
+}
+
+void Sft::train_all() {
+  const SteadyClock clock;
+  CheckpointSchedule schedule(settings_.saver, clock);
+  const int64_t first = std::ssize(losses_);
+  Progress progress(first > 0 ? str("sft after step ", first) : "sft", total_steps_ - first, "steps",
+                    options_.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
+  while (std::ssize(losses_) < total_steps_) {
+    const int64_t step = std::ssize(losses_);
+    const bool stops = options_.stop && options_.stop();
+    if (step > first && (stops || schedule.is_due(step))) {
+      write_checkpoint();
+      schedule.has_written();
+    }
+    if (stops)
+      throw Interrupted(str("sft stopped after step ", step, " of ", total_steps_,
+                            "; the same command continues from there"));
+    losses_.push_back(train(batch_of(step)));
+    progress.advance(1, str("loss ", format_significant(losses_.back(), 3)));
+  }
+}
+
+void Sft::write_model() {
   if (settings_.lora.enabled()) save_adapter(settings_.out, *model_, settings_.model.path);
-  else save_model(settings_.out, *model_, save);
-  const size_t tenth = std::max<size_t>(1, losses.size() / 10);
+  else save_model(settings_.out, *model_, {.copy_from = settings_.model.path});
+}
+
+SftSummary Sft::summary() const {
+  const size_t tenth = std::max<size_t>(1, losses_.size() / 10);
   SftSummary summary;
-  summary.examples = static_cast<int64_t>(examples_.size());
+  summary.examples = std::ssize(examples_);
   summary.steps = total_steps_;
-  summary.first_loss = mean_of(losses, 0, std::min(tenth, losses.size()));
-  summary.last_loss = mean_of(losses, losses.size() - std::min(tenth, losses.size()), losses.size());
+  summary.first_loss = mean_of(losses_, 0, std::min(tenth, losses_.size()));
+  summary.last_loss = mean_of(losses_, losses_.size() - std::min(tenth, losses_.size()), losses_.size());
   if (const auto found = metrics_.find("experts/aux_loss"); found != metrics_.end())
     summary.aux_loss = found->second.value();
   if (const auto found = metrics_.find("experts/z_loss"); found != metrics_.end())
@@ -266,8 +339,18 @@ SftSummary Sft::work() {
   summary.trained_tokens = trained_tokens_;
   summary.compression =
       tree_tokens_ > 0 ? static_cast<double>(flat_tokens_) / static_cast<double>(tree_tokens_) : 1.0;
-  summary.seconds = seconds_since(start);
+  summary.seconds = seconds_before_ + seconds_since(start_);
   return summary;
+}
+
+SftSummary Sft::work() {
+  make_directories(unfinished_);
+  const FolderLock lock(unfinished_, "out");
+  resume();
+  train_all();
+  write_model();
+  remove_tree(unfinished_);
+  return summary();
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ struct SftSettings {
   RouterLossSettings router_losses;
   LoraSettings lora;
   OptimizerSettings optimizer = {.lr = 1e-4, .lr_scheduler_type = "cosine"};
+  CheckpointSettings saver;
 
   template <class V>
   void visit(V& v) {
@@ -47,6 +48,7 @@ struct SftSettings {
     router_losses.visit(v);
     v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
     v("optimizer", optimizer, "AdamW");
+    v("saver", saver, "checkpoints, from which the same command continues");
   }
   void complete() {  // sets what depends on the device
     if (dtype == "auto") dtype = dtype_on(device);
@@ -73,13 +75,15 @@ struct SftSummary {
 };
 
 struct SftOptions {
-  std::function<bool()> stop;  // checked between steps; true: throws Interrupted, writes nothing
+  std::function<bool()> stop;  // checked between steps; true: writes a checkpoint, throws Interrupted
   bool show_progress = true;
 };
 
-// Trains and writes the Hugging Face directory `out`, or PEFT's if adapters are trained. Throws UserError
-// as read_sft does, if an example does not fit the model's positions (setting overlong_prompts), and if no
-// token is trained.
+// Trains and writes the Hugging Face directory `out`, or PEFT's if adapters are trained. Until then
+// OUT/unfinished has the last checkpoint (train/run_checkpoint.h) and the settings. If it exists, continues
+// from there, with the bits of a training that was not interrupted. Throws UserError as read_sft does, if an
+// example does not fit the model's positions (setting overlong_prompts), if no token is trained, and if
+// OUT/unfinished has other settings or examples.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 
 Json to_json(const SftSummary& summary);

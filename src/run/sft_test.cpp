@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "models/checkpoint.h"
 #include "rollout/rollout_test_util.h"
 #include "text/stop_tokens.h"
@@ -41,7 +42,13 @@ class SftTest : public ::testing::Test {
       file << Json{{"prompt", prompt}, {"completion", completion}}.dump() << "\n";
   }
   SftSummary run(std::function<bool()> stop = {}) const {
-    return run_sft(settings_, {.stop = std::move(stop), .show_progress = false});
+    SftSettings settings = settings_;
+    settings.complete();
+    return run_sft(settings, {.stop = std::move(stop), .show_progress = false});
+  }
+  // Asks for a stop before step `steps` of this process.
+  static std::function<bool()> stop_at(int64_t& polls, int64_t steps) {
+    return [&polls, steps] { return ++polls > steps; };
   }
 
   fs::path root_;
@@ -108,12 +115,59 @@ TEST_F(SftTest, WithLoraOnlyTheAdapterIsWritten) {
   EXPECT_FALSE(fs::exists(fs::path(settings_.out) / "model.safetensors"));
 }
 
-TEST_F(SftTest, AStopWritesNothing) {
+TEST_F(SftTest, AStoppedTrainingContinuesWithTheSameBits) {
   settings_.max_steps = 9;
-  int polls = 0;
-  const std::string message = message_of<Interrupted>([&] { run([&] { return ++polls > 3; }); });
-  EXPECT_NE(message.find("of 9; nothing was written"), std::string::npos) << message;
-  EXPECT_FALSE(fs::exists(settings_.out));
+  for (const char* dtype : {"fp32", "bf16"}) {
+    settings_.dtype = dtype;
+    const fs::path whole_out = root_ / "whole" / dtype, out = root_ / "stopped" / dtype;
+    settings_.out = whole_out.string();
+    const SftSummary whole = run();
+    settings_.out = out.string();
+    for (const int64_t steps : {3, 0, 4}) {
+      int64_t polls = 0;
+      const std::string message = message_of<Interrupted>([&] { run(stop_at(polls, steps)); });
+      EXPECT_NE(message.find("of 9; the same command continues"), std::string::npos) << message;
+      EXPECT_FALSE(fs::exists(out / "model.safetensors"));
+    }
+    const SftSummary continued = run();
+    EXPECT_EQ(read_file(out / "model.safetensors"), read_file(whole_out / "model.safetensors"));
+    EXPECT_EQ(continued.first_loss, whole.first_loss);
+    EXPECT_EQ(continued.trained_tokens, whole.trained_tokens);
+    EXPECT_EQ(continued.compression, whole.compression);
+    EXPECT_FALSE(fs::exists(out / "unfinished"));
+  }
+}
+
+TEST_F(SftTest, OtherSettingsOrExamplesDoNotContinueATraining) {
+  settings_.max_steps = 9;
+  settings_.saver.freq_steps = 2;
+  int64_t polls = 0;
+  EXPECT_THROW(run(stop_at(polls, 3)), Interrupted);
+  settings_.saver.freq_steps = 0;  // changes no weight
+  settings_.optimizer.lr = 2e-3;
+  std::string message = message_of<UserError>([&] { run(); });
+  EXPECT_NE(message.find("optimizer.lr: was '0.001', now '0.002'"), std::string::npos) << message;
+  settings_.optimizer.lr = 1e-3;
+  write_examples({{"Add: 1+1=", "2"}});
+  message = message_of<UserError>([&] { run(); });
+  EXPECT_NE(message.find("data.jsonl now"), std::string::npos) << message;
+  fs::remove_all(root_ / "out/unfinished");
+  EXPECT_EQ(run().steps, 9);
+}
+
+TEST_F(SftTest, CheckpointsAreWrittenWhileItTrains) {
+  settings_.max_steps = 9;
+  settings_.saver.freq_steps = 4;
+  std::vector<std::string> latest;
+  run([&] {
+    const fs::path file = root_ / "out/unfinished/latest";
+    latest.push_back(fs::exists(file) ? read_file(file) : "");
+    return false;
+  });
+  ASSERT_EQ(latest.size(), 9U);
+  EXPECT_EQ(latest[4], "");
+  EXPECT_EQ(latest[5], "step_4\n") << "written before step 5";
+  EXPECT_EQ(latest[8], "step_4\n");
 }
 
 TEST_F(SftTest, AnExampleThatTheModelCannotHoldIsNamed) {
