@@ -7,7 +7,6 @@ The field `tau2` of a problem (tau2_problems.py writes them) has `domain`, `task
 alone (tau2's solo mode), `user`: the URL of a served model, or `scripted`.
 """
 
-import functools
 import queue
 import threading
 
@@ -67,7 +66,7 @@ class ServiceAgent(AnswersFromOutside, GymAgent):
         return SYSTEM_PROMPT.format(agent_instruction=AGENT_INSTRUCTION, domain_policy=self.domain_policy)
 
 
-@functools.cache
+@tau2_library.cached_once
 def agent_tools(domain, solo):
     """The tools that an agent sees. Only environments call tools, so all agents of a domain share these."""
     environment = tau2_library.make_environment(domain, solo)

@@ -7,6 +7,7 @@ mends four things in memory that matter if one process holds many conversations 
 import functools
 import hashlib
 import os
+import threading
 
 os.environ.setdefault(
     "LITELLM_LOCAL_MODEL_COST_MAP", "True"
@@ -38,7 +39,21 @@ def check_domain(domain: str, solo: bool) -> None:
         )
 
 
-@functools.cache
+def cached_once(function):
+    """functools.cache whose callers wait for the first one: the conversations of a batch begin together, and
+    each would compute the value."""
+    lock, cached = threading.Lock(), functools.cache(function)
+
+    @functools.wraps(function)
+    def call(*arguments):
+        with lock:
+            return cached(*arguments)
+
+    call.cache_clear = cached.cache_clear
+    return call
+
+
+@cached_once
 def tasks(domain: str) -> dict[str, Task]:
     """All tasks of a domain by id. The 14 MB of telecom are parsed once a process."""
     return {task.id: task for task in registry.get_tasks_loader(domain)(None)}
@@ -80,7 +95,7 @@ def mend() -> None:
       class for every tool, and takes most of tau2's time otherwise.
     """
 
-    @functools.cache
+    @cached_once
     def database_text(kind: type[DB], path: str) -> str:
         return load(kind, path).model_dump_json()
 
@@ -107,13 +122,14 @@ def mend() -> None:
 
     TelecomTools._apply_one_time_charge = with_numbered_bill
 
-    validate, valid = Environment.validate_solo_mode, set()
+    validate, lock, valid = Environment.validate_solo_mode, threading.Lock(), set()
 
     def validate_once(self):
         kinds = type(self.tools), type(self.user_tools)
-        if kinds not in valid:
-            validate(self)
-            valid.add(kinds)
+        with lock:
+            if kinds not in valid:
+                validate(self)
+                valid.add(kinds)
 
     Environment.validate_solo_mode = validate_once
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from base64 import urlsafe_b64encode
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution
 
 import pytest
@@ -187,8 +188,9 @@ def test_tasks_are_parsed_once(monkeypatch):
     load = telecom.load_file
     monkeypatch.setattr(telecom, "load_file", lambda path: (read.update([str(path)]), load(path))[1])
     tau2_library.tasks.cache_clear()
-    for _ in range(3):
-        assert opened("telecom", AIRPLANE).step(action("done"))["reward"] == 0.0
+    play_nothing = lambda _: opened("telecom", AIRPLANE).step(action("done"))["reward"]  # noqa: E731
+    with ThreadPoolExecutor(4) as threads:  # conversations of a batch begin together
+        assert list(threads.map(play_nothing, range(4))) == [0.0] * 4
     assert sum(count for path, count in read.items() if path.endswith("tasks.json")) == 1
 
 
