@@ -46,7 +46,7 @@ class Sft {
   void resume();
   void check_unfinished(const std::filesystem::path& settings_file) const;
   void write_checkpoint();
-  uint64_t fingerprint() const;  // of the examples' tokens and masks
+  uint64_t hash_examples() const;  // their tokens and masks
   void write_model();
   SftSummary summary() const;
 
@@ -64,6 +64,7 @@ class Sft {
   std::vector<size_t> order_;
   int64_t ordered_epoch_ = -1;
   const std::filesystem::path unfinished_;  // holds the checkpoint
+  uint64_t fingerprint_ = 0;                // hash_examples()
   std::vector<double> losses_;              // of the steps so far
   int64_t flat_tokens_ = 0, tree_tokens_ = 0, trained_tokens_ = 0;
   const Clock::Time start_ = SteadyClock().now();
@@ -88,6 +89,7 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
       costs_(model_costs(*model_, options_.stop, settings.router_losses.is_used())),
       unfinished_(std::filesystem::path(settings.out) / "unfinished") {
   encode_examples();
+  fingerprint_ = hash_examples();
   const auto count = static_cast<int64_t>(examples_.size());
   const int64_t batch = settings.train_dataset.batch_size;
   steps_per_epoch_ = (count + batch - 1) / batch;
@@ -248,7 +250,7 @@ double mean_of(const std::vector<double>& values, size_t begin, size_t end) {
   return end > begin ? sum / static_cast<double>(end - begin) : 0.0;
 }
 
-uint64_t Sft::fingerprint() const {
+uint64_t Sft::hash_examples() const {
   std::vector<uint64_t> hashes;
   for (const Trajectory& sequence : sequences_) {
     hashes.push_back(stable_hash(sequence.input_ids.data(), sequence.input_ids.size() * sizeof(int32_t)));
@@ -257,7 +259,7 @@ uint64_t Sft::fingerprint() const {
   return stable_hash(hashes.data(), hashes.size() * sizeof(uint64_t));
 }
 
-// Throws UserError if settings differ of which the weights depend.
+// Throws UserError if settings differ on which the weights depend.
 void Sft::check_unfinished(const std::filesystem::path& settings_file) const {
   std::string changes;
   for (const SettingDifference& change : settings_diff(load_settings<SftSettings>(settings_file), settings_))
@@ -275,7 +277,7 @@ void Sft::resume() {
   if (checkpoint) {
     check_unfinished(settings_file);
     const Json state = load_run_checkpoint(*checkpoint, *model_, *optimizer_);
-    if (state.at("examples") != fingerprint())
+    if (state.at("examples") != fingerprint_)
       throw UserError(str(unfinished_.string(), ": an unfinished training has other examples than ",
                           settings_.train_dataset.path,
                           " now; restore the file to continue it, remove this folder, or name another out"));
@@ -292,7 +294,7 @@ void Sft::resume() {
 
 void Sft::write_checkpoint() {
   const Json state = {
-      {"examples", fingerprint()},         {"losses", losses_},
+      {"examples", fingerprint_},          {"losses", losses_},
       {"flat_tokens", flat_tokens_},       {"tree_tokens", tree_tokens_},
       {"trained_tokens", trained_tokens_}, {"seconds", seconds_before_ + seconds_since(start_)}};
   save_run_checkpoint(unfinished_, std::ssize(losses_), *model_, optimizer_->snapshot(/*copies=*/false),
