@@ -172,7 +172,7 @@ struct RolloutSettings {
   int64_t ranks = 0;
   int64_t max_concurrent_rollouts = 128;
   std::optional<int64_t> prefill_chunk_tokens;
-  std::string admission = "first_come";
+  std::string admission = "longest_prefix";
   Bytes kv_memory = {};
   std::optional<bool> batch_invariant;
   std::string quantization = "none";
@@ -207,8 +207,8 @@ struct RolloutSettings {
       "GPU 4096",
       range(1, 1000000));
     v("admission", admission,
-      "which waiting prompt the engine computes next: first_come; longest_prefix (the one with the most "
-      "tokens in the prefix cache, so conversations that go on before new ones)",
+      "which waiting prompt the engine computes next: longest_prefix (the one with the most tokens in the "
+      "prefix cache, so conversations that go on before new ones); first_come",
       one_of({"first_come", "longest_prefix"}));
     v("kv_memory", kv_memory,
       "memory limit for the keys and values of the embedded engine; auto: 4GiB, on a GPU a share of the free "

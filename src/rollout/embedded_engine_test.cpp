@@ -158,7 +158,7 @@ TEST(EmbeddedEngine, WithLongestPrefixAConversationThatGoesOnPrecedesAPromptThat
   const CountingModel model(counting_config());
   for (const bool longest_prefix : {false, true}) {
     EmbeddedEngineOptions options = engine_options(1, 512);
-    if (longest_prefix) options.settings.admission = "longest_prefix";
+    if (!longest_prefix) options.settings.admission = "first_come";
     EmbeddedEngine engine(model, options);
     auto turn = random_tokens(1, 40, 50);
     engine.generate({request_of(1, turn, 1, 20)});
@@ -175,9 +175,7 @@ TEST(EmbeddedEngine, WithLongestPrefixAConversationThatGoesOnPrecedesAPromptThat
 
 TEST(EmbeddedEngine, WithLongestPrefixNoPromptWaitsForever) {
   const CountingModel model(counting_config());
-  EmbeddedEngineOptions options = engine_options(1, 512);
-  options.settings.admission = "longest_prefix";
-  EmbeddedEngine engine(model, options);
+  EmbeddedEngine engine(model, engine_options(1, 512));
   const auto common = random_tokens(1, 40, 50);
   engine.generate({request_of(1, common, 1, 20)});
   engine.submit(request_of(2, random_tokens(3, 40, 50), 1, 5));
