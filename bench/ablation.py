@@ -27,14 +27,12 @@ and clip fraction by token age, over all steps.
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from command_line import parser_of  # noqa: E402
-from host_env import host_environment  # noqa: E402
+from command_line import parser_of, run_part  # noqa: E402
 from run_results import folder_of_results, read_metrics, write_record  # noqa: E402
 
 GROUP = 16  # samples per prompt, as in configs/sums.yaml
@@ -107,11 +105,7 @@ def run(args, lr, k, loss, seed):
         settings["rollout.fixed_staleness"] = "true"
     command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml")]
     command += [f"{key}={value}" for key, value in settings.items()] + LOSSES[loss]
-    environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
-    if subprocess.run(command, env=environment).returncode != 0:
-        raise SystemExit(
-            f"stopped at {settings['trial_name']}; the same command continues, after the run's own message"
-        )
+    run_part(command)
     result = {"lr": lr, "k": k, "loss": loss, "seed": seed, "steps": args.steps}
     result |= summary(args.out / experiment / settings["trial_name"])
     write_record(args.results / args.warm / f"{settings['trial_name']}.json", result)

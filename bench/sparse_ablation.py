@@ -56,7 +56,6 @@ Differences from the paper, written before any run:
 import dataclasses
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -66,8 +65,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import sparse_report  # noqa: E402
-from command_line import parser_of  # noqa: E402
-from host_env import host_environment  # noqa: E402
+from command_line import parser_of, run_part  # noqa: E402
 from run_results import once_begun, read_metrics, write_aside, write_record  # noqa: E402
 from trace_task import WarmModel, source  # noqa: E402
 
@@ -211,22 +209,8 @@ class Experiment:
         self.warms = {}
 
     def bough(self, *command, log="data.log", watch=None):
-        """Runs a command. Messages go to `log`. `watch` is called every second and last."""
-        environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
-        environment["OMP_NUM_THREADS"] = str(max(1, self.args.threads // self.args.share))
-        words = [str(self.args.bough), *map(str, command)]
-        path = self.out / log
-        with path.open("a") as file:
-            process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
-            while process.poll() is None:
-                try:
-                    process.wait(1 if watch else None)
-                except subprocess.TimeoutExpired:
-                    watch()
-            if watch:
-                watch()
-        if process.returncode != 0:
-            raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command continues")
+        threads = max(1, self.args.threads // self.args.share)
+        run_part([self.args.bough, *command], self.out / log, watch, OMP_NUM_THREADS=str(threads))
 
     def warm(self, task):
         """The warm model of a task, made if it does not exist."""

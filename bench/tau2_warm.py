@@ -3,14 +3,13 @@
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import tau2_report
-from host_env import host_environment
+from command_line import run_part
 from run_results import keep_settings, write_aside
 
 CONVERSATIONS = ["workers=300", "max_turns=40", "max_invalid_calls=0", "tool_call_parser=hermes"]
@@ -28,25 +27,7 @@ class WarmExperiment:
     # ---- Processes.
 
     def call(self, words, log, watch=None):
-        """Runs a command. Messages go to `log`. `watch` is called every second."""
-        environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
-        environment["OMP_NUM_THREADS"] = str(self.args.threads)
-        words = [str(word) for word in words]
-        path = self.out / log
-        with path.open("a") as file:
-            process = subprocess.Popen(words, env=environment, cwd=self.out, stdout=file, stderr=file)
-            try:
-                while process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(1 if watch else None)
-                    if watch:
-                        watch()
-            finally:
-                if process.poll() is None:  # interrupted: a run writes its checkpoint
-                    process.terminate()
-                    process.wait()
-        if process.returncode != 0:
-            raise SystemExit(f"stopped at {' '.join(words)}; see {path}; the same command continues")
+        run_part(words, self.out / log, watch, folder=self.out, OMP_NUM_THREADS=str(self.args.threads))
 
     def bough(self, *words, log, watch=None):
         self.call([self.args.bough, *words], log, watch)

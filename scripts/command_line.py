@@ -1,8 +1,11 @@
 """Command lines of the scripts that measure."""
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
+import sys
 
 from host_env import host_environment
 
@@ -26,3 +29,32 @@ def run_bough(program, words, folder, **variables):
     if done.returncode != 0:
         raise SystemExit(f"exit code {done.returncode} from\n  {' '.join(command)}\n{done.stderr[-2000:]}")
     return done.stdout
+
+
+def run_part(words, log=None, watch=None, folder=None, **variables):
+    """Runs a command that a later call can continue, with further environment variables. stdout and stderr are
+    appended to the file `log`. `watch` is called every second and last. SIGTERM and Ctrl-C end this script only
+    after the command has ended by SIGTERM: `bough train` writes a checkpoint then."""
+    words = [str(word) for word in words]
+    environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive", **variables}
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with log.open("a") if log else contextlib.nullcontext() as file:
+            process = subprocess.Popen(words, cwd=folder, env=environment, stdout=file, stderr=file)
+            try:
+                while process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(1 if watch else None)
+                    if watch:
+                        watch()
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    if process.returncode != 0:
+        place = f"see {log}" if log else "its messages are above"
+        raise SystemExit(
+            f"exit code {process.returncode} from {' '.join(words)}; {place}; the same command continues"
+        )
