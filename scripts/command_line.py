@@ -32,9 +32,9 @@ def run_bough(program, words, folder, **variables):
 
 
 def run_part(words, log=None, watch=None, folder=None, **variables):
-    """Runs a command that a later call can continue, with further environment variables. stdout and stderr are
-    appended to the file `log`. `watch` is called every second and last. SIGTERM and Ctrl-C end this script only
-    after the command has ended by SIGTERM: `bough train` writes a checkpoint then."""
+    """Runs a command that a later call can continue, with further environment variables. stdout and stderr
+    are appended to the file `log`. `watch` is called every second and last. SIGTERM and Ctrl-C end this
+    script only after the command has ended by SIGTERM: `bough train` writes a checkpoint then."""
     words = [str(word) for word in words]
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive", **variables}
     former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
