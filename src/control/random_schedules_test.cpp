@@ -1,5 +1,5 @@
-// The controller under a simulated clock, with random schedules of all events, stops and resumptions included.
-// The tests check its guarantees on staleness, counts, order and the distribution of lengths.
+// The controller under a simulated clock, with random schedules of all events, stops and resumptions
+// included. The tests check its guarantees on staleness, counts, order and the distribution of lengths.
 #include <gtest/gtest.h>
 
 #include <algorithm>
