@@ -25,14 +25,13 @@ and clip fraction by token age, over all steps.
 """
 
 import json
-import os
 import statistics
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from command_line import parser_of, run_part  # noqa: E402
+from command_line import add_bough, parser_of, run_part  # noqa: E402
 from run_results import folder_of_results, read_metrics, write_record  # noqa: E402
 
 GROUP = 16  # samples per prompt, as in configs/sums.yaml
@@ -47,7 +46,7 @@ LOSSES = {
 def parse_arguments():
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     add("--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model")
     add("--out", type=Path, default=ROOT / "runs/ablation", help="folder of the runs")
     add("--results", type=Path, help="folder of the results (default: bench/staleness_results)")

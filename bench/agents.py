@@ -15,7 +15,6 @@ medians:
 
 import asyncio
 import json
-import os
 import random
 import statistics
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from command_line import parser_of, run_bough  # noqa: E402
+from command_line import add_bough, parser_of, run_bough  # noqa: E402
 
 ORDERS = ["first_come", "longest_prefix"]
 STOPS = "aeioustr"  # random bytes have one after 32 tokens in the mean: the end of a turn
@@ -34,7 +33,7 @@ WORDS = ["alpha", "beta", "report", "value", "table", "error", "found", "line", 
 def parse_arguments():
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     add("--out", type=Path, default=ROOT / "runs/agents")
     add("--conversations", type=int, default=500)
     add("--tasks", type=int, default=50, help="different questions")

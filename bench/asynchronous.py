@@ -15,7 +15,6 @@ the steps after the first two. A ratio above 1 means that the first named run is
 memory of both runs stands beside it.
 """
 
-import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from command_line import parser_of, run_bough  # noqa: E402
+from command_line import add_bough, parser_of, run_bough  # noqa: E402
 from run_results import read_metrics  # noqa: E402
 
 SLEEPING_REWARD = """\
@@ -72,7 +71,7 @@ PAIRS = {
 def parse_arguments():
     parser = parser_of(__doc__)
     parser.add_argument("pairs", nargs="*", help=f"pairs to run: {', '.join(PAIRS)} (default: all)")
-    parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     parser.add_argument(
         "--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model"
     )

@@ -54,7 +54,6 @@ Differences from the paper, written before any run:
 """
 
 import dataclasses
-import os
 import statistics
 import sys
 import tempfile
@@ -65,7 +64,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import sparse_report  # noqa: E402
-from command_line import parser_of, run_part  # noqa: E402
+from command_line import add_bough, parser_of, run_part  # noqa: E402
 from run_results import once_begun, read_metrics, write_aside, write_record  # noqa: E402
 from trace_task import WarmModel, source  # noqa: E402
 
@@ -148,7 +147,7 @@ for pair in zip(
 def parse_arguments(arguments=None):
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     add("--out", type=Path, help="folder of models and runs (default: runs/sparse_ablation)")
     add("--results", type=Path, help="folder of the results (default: bench/sparse_results)")
     add("--explore", action="store_true", help="single settings of distill and dense, seeds 11 to 13")

@@ -14,7 +14,6 @@ The times are time/* of the run's metrics (docs/formats.md).
 """
 
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from command_line import parser_of, run_bough  # noqa: E402
+from command_line import add_bough, parser_of, run_bough  # noqa: E402
 
 TIMES = ["step", "rollout", "recompute", "update", "sparse_train"]
 
@@ -30,7 +29,7 @@ TIMES = ["step", "rollout", "recompute", "update", "sparse_train"]
 def parse_arguments():
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     add("--out", type=Path, default=ROOT / "runs/sparse_step")
     add("--lengths", type=int, nargs="+", default=[8192, 16384], help="tokens of a response")
     add("--samples", type=int, default=8, help="samples per step, all of one prompt")

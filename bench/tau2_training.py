@@ -53,7 +53,6 @@ Differences from AReaL-DTA's experiment on tau2-bench (arXiv 2602.00482), writte
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -62,7 +61,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "bench"))
 import tau2_report  # noqa: E402
-from command_line import parser_of  # noqa: E402
+from command_line import add_bough, parser_of  # noqa: E402
 from run_results import folder_of_results, once_begun, read_metrics, write_aside, write_record  # noqa: E402
 from tau2_warm import WarmExperiment  # noqa: E402
 from trace_task import count_parameters, source  # noqa: E402
@@ -77,7 +76,7 @@ SCRIPTS = {
 def parse_arguments(arguments=None):
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     add("--python", type=Path, default=ROOT / ".venv-tau2/bin/python", help="with tau2 installed")
     add("--out", type=Path, default=ROOT / "runs/tau2_training", help="folder of data, models and runs")
     add("--results", type=Path, default=ROOT / "bench/tau2_results", help="folder of the results")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from host_env import host_environment
 
@@ -20,10 +21,29 @@ def parser_of(doc):
     )
 
 
+def add_bough(parser):
+    """Adds --bough. The variable BOUGH overrides the default program."""
+    built = Path(__file__).resolve().parent.parent / "build/bin/bough"
+    parser.add_argument(
+        "--bough",
+        type=lambda text: Path(text).absolute(),  # programs run in other folders
+        default=os.environ.get("BOUGH") or str(built),
+        metavar="PROGRAM",
+        help="the program ($BOUGH, else build/bin/bough)",
+    )
+
+
+def check_program(words):
+    """Ends the script if the first word names a file that does not exist."""
+    if os.sep in words[0] and not os.access(words[0], os.X_OK):
+        raise SystemExit(f"no program at {words[0]}: `make build` makes build/bin/bough; or set BOUGH")
+
+
 def run_bough(program, words, folder, **variables):
     """Runs `program WORDS` in a folder, with further environment variables. Returns its stdout. Ends the
     script with the command and its messages if it fails."""
     command = [str(program), *map(str, words)]
+    check_program(command)
     environment = {**os.environ, **host_environment(), **variables}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
@@ -36,6 +56,7 @@ def run_part(words, log=None, watch=None, folder=None, **variables):
     are appended to the file `log`. `watch` is called every second and last. SIGTERM and Ctrl-C end this
     script only after the command has ended by SIGTERM: `bough train` writes a checkpoint then."""
     words = [str(word) for word in words]
+    check_program(words)
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive", **variables}
     former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -55,3 +55,16 @@ def test_a_failed_command_is_named_with_its_log(tmp_path):
         "exit code 3 from sh -c echo words; exit 3; see part.log; the same command continues\n"
     )
     assert (tmp_path / "part.log").read_text() == "words\n"
+
+
+def test_a_program_that_is_missing_is_named_with_the_remedy(tmp_path):
+    body = """
+        from command_line import add_bough, parser_of, run_bough
+        parser = parser_of("A script.")
+        add_bough(parser)
+        run_bough(parser.parse_args(["--bough", "bin/bough"]).bough, ["init"], "/")
+    """
+    done = subprocess.run([sys.executable, "-c", script(body)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    remedy = "`make build` makes build/bin/bough; or set BOUGH"
+    assert done.stderr == f"no program at {tmp_path}/bin/bough: {remedy}\n"
