@@ -103,31 +103,36 @@ def measure(args, folder, name, settings):
     return tokens / seconds, age, steps[-1]["memory/peak"] / 2**20
 
 
+def compare(args, folder, pair):
+    """Measures the two runs of a pair in turn and prints a line."""
+    first, second, both = PAIRS[pair]
+    measured = {"first": [], "second": []}
+    for turn in range(args.rounds):
+        for side, settings in (("first", first), ("second", second)):
+            measured[side].append(measure(args, folder, f"{pair}-{side}{turn}", both + settings))
+    (a, age, memory), (b, _, other_memory) = (
+        map(statistics.median, zip(*measured[side], strict=True)) for side in ("first", "second")
+    )
+    print(
+        f"{pair:<20} {a:>10.0f} {b:>10.0f} {a / b:>6.2f}   {age:>9.2f}   {memory:.0f} and "
+        f"{other_memory:.0f} MiB",
+        flush=True,
+    )
+
+
 def main():
     args = parse_arguments()
     print(
         f"{'pair':<20} {'first':>10} {'second':>10} {'ratio':>6}   staleness   memory"
         f"  (tokens/s, medians of {args.rounds})"
     )
-    for pair in args.pairs or PAIRS:
-        first, second, both = PAIRS[pair]
-        measured = {"first": [], "second": []}
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "reward.py").write_text(SLEEPING_REWARD)
-            words = ["init", "base", "--hidden-size", 128, "--layers", 3, "--heads", 4, "--kv-heads", 2]
-            run_bough(args.bough, [*words, "--vocab-size", 1024], folder)
-            for turn in range(args.rounds):
-                for side, settings in (("first", first), ("second", second)):
-                    measured[side].append(measure(args, folder, f"{side}{turn}", both + settings))
-        (a, age, memory), (b, _, other_memory) = (
-            map(statistics.median, zip(*measured[side], strict=True)) for side in ("first", "second")
-        )
-        print(
-            f"{pair:<20} {a:>10.0f} {b:>10.0f} {a / b:>6.2f}   {age:>9.2f}   {memory:.0f} and "
-            f"{other_memory:.0f} MiB",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "reward.py").write_text(SLEEPING_REWARD)
+        words = ["init", "base", "--hidden-size", 128, "--layers", 3, "--heads", 4, "--kv-heads", 2]
+        run_bough(args.bough, [*words, "--vocab-size", 1024], folder)
+        for pair in args.pairs or PAIRS:
+            compare(args, folder, pair)
 
 
 if __name__ == "__main__":

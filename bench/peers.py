@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+from command_line import add_bough, check_program  # noqa: E402
 from host_env import host_environment  # noqa: E402
 
 BENCH = ROOT / "bench"
@@ -24,19 +25,15 @@ BOUGH_SHAPES = {
 
 
 def add_program_options(parser):
-    """Adds --bough, --python and --threads. The variable BOUGH overrides the default program."""
-    bough = Path(os.environ.get("BOUGH") or ROOT / "build/bin/bough")
-    parser.add_argument(
-        "--bough", type=Path, default=bough, help="the program ($BOUGH, else build/bin/bough)"
-    )
+    """Adds --bough, --python and --threads."""
+    add_bough(parser)
     peers = ROOT / ".venv-peers/bin/python"
     parser.add_argument("--python", type=Path, default=peers, help="Python that has the peers (.venv-peers)")
     parser.add_argument("--threads", type=int, default=2, help="threads of Bough and of the peers (2)")
 
 
 def check_programs(args):
-    if not os.access(args.bough, os.X_OK):
-        raise SystemExit(f"{PROGRAM}: no program at {args.bough}: run `make build`, or set BOUGH")
+    check_program(args.bough)
     if not os.access(args.python, os.X_OK):
         raise SystemExit(f"{PROGRAM}: no Python at {args.python}: `make bench-peers` creates .venv-peers")
 

@@ -13,7 +13,6 @@ update and phi's step (phi: the sparse policy, theta: the policy). It also print
 The times are time/* of the run's metrics (docs/formats.md).
 """
 
-import json
 import shutil
 import statistics
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from command_line import add_bough, parser_of, run_bough  # noqa: E402
+from run_results import read_metrics  # noqa: E402
 
 TIMES = ["step", "rollout", "recompute", "update", "sparse_train"]
 
@@ -100,14 +100,12 @@ def run(args, mode, length, number):
     bough(args, "train", ROOT / "configs/trace.yaml", *lines, *args.settings)
     if not (args.out / "calibration.json").exists():
         (args.out / "calibration.json").write_text((folder / "calibration.json").read_text())
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["step"] > 0]
+    return [record for record in read_metrics(folder) if record["step"] > 0]
 
 
 def main():
     args = parse_arguments()
     args.out = args.out.resolve()
-    args.bough = args.bough.resolve()
     prepare(args)
     for length in args.lengths:
         records = {"dense": [], "distill": []}

@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests" / "serve")]
+from command_line import add_bough  # noqa: E402
 from host_env import host_environment  # noqa: E402
 
 os.environ.update(host_environment())
@@ -28,7 +29,7 @@ os.environ.update({"TINKER_API_KEY": "tml-dummy", "TINKER_TELEMETRY": "0", "HF_H
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add_bough(parser)
     parser.add_argument("--model", type=Path, help="a Hugging Face directory; default: a random one")
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of the prompt")
     parser.add_argument("--responses", type=int, default=16)

@@ -33,17 +33,17 @@ def add_bough(parser):
     )
 
 
-def check_program(words):
-    """Ends the script if the first word names a file that does not exist."""
-    if os.sep in words[0] and not os.access(words[0], os.X_OK):
-        raise SystemExit(f"no program at {words[0]}: `make build` makes build/bin/bough; or set BOUGH")
+def check_program(program):
+    """Ends the script if `program` is a path and no executable file is there."""
+    if os.sep in str(program) and not os.access(program, os.X_OK):
+        raise SystemExit(f"no program at {program}: `make build` makes build/bin/bough; or set BOUGH")
 
 
 def run_bough(program, words, folder, **variables):
     """Runs `program WORDS` in a folder, with further environment variables. Returns its stdout. Ends the
     script with the command and its messages if it fails."""
     command = [str(program), *map(str, words)]
-    check_program(command)
+    check_program(program)
     environment = {**os.environ, **host_environment(), **variables}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
@@ -56,7 +56,7 @@ def run_part(words, log=None, watch=None, folder=None, **variables):
     are appended to the file `log`. `watch` is called every second and last. SIGTERM and Ctrl-C end this
     script only after the command has ended by SIGTERM: `bough train` writes a checkpoint then."""
     words = [str(word) for word in words]
-    check_program(words)
+    check_program(words[0])
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive", **variables}
     former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -27,7 +27,6 @@ def script(body):
 def test_sigterm_waits_for_the_checkpoint_of_the_command(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
     body = """
-        from pathlib import Path
         from command_line import run_part
         run_part([sys.executable, "child.py"])
     """
