@@ -158,13 +158,16 @@ def gradients(engine):
     return {name: full(p.grad).clone() for name, p in engine.module.named_parameters() if p.requires_grad}
 
 
-def assert_same_gradients(engine, reference, tolerance=1e-5):
-    got, expected = gradients(engine), gradients(reference)
+def assert_same_gradients(got, expected, tolerance=1e-5):
+    """A difference counts in relation to the parameter's largest gradient, or to 10% of the model's largest: a
+    much smaller gradient is a sum of terms that cancel, and has their rounding errors."""
     assert got.keys() == expected.keys()
+    floor = max(value.abs().max() for value in expected.values()) / 10
     for name, value in expected.items():
         scale = value.abs().max()
         assert scale > 0, name
-        torch.testing.assert_close(got[name] / scale, value / scale, rtol=0, atol=tolerance, msg=name)
+        error = ((got[name] - value).abs().max() / max(scale, floor)).item()
+        assert error <= tolerance, (name, error)
 
 
 LORA = {"lora_rank": 4, "lora_alpha": 8}
