@@ -141,6 +141,30 @@ BOUGH_INLINE auto sum_of(const Vector& v) {
     return sum_of(low);
   }
 }
+// sums = {sum_of(a), sum_of(b), sum_of(c), sum_of(d)}, with the same bits.
+template <class Sums, class Vector>
+BOUGH_INLINE void sums_of(Sums& sums, const Vector& a, const Vector& b, const Vector& c, const Vector& d) {
+  using A = ElementOf<Vector>;
+  constexpr int64_t kHalf = sizeof(Vector) / sizeof(A) / 2;
+  if constexpr (kHalf == 2) {
+    using Indices = typename Like<Vector>::Integers;
+    const Vector ab = __builtin_shuffle(a, b, Indices{0, 4, 1, 5}),
+                 cd = __builtin_shuffle(c, d, Indices{0, 4, 1, 5}),
+                 high_ab = __builtin_shuffle(a, b, Indices{2, 6, 3, 7}),
+                 high_cd = __builtin_shuffle(c, d, Indices{2, 6, 3, 7});
+    const Vector even = ab + high_ab, other = cd + high_cd;
+    sums = __builtin_shuffle(even, other, Indices{0, 1, 4, 5}) +
+           __builtin_shuffle(even, other, Indices{2, 3, 6, 7});
+  } else {
+    typename VectorOf<A, kHalf>::Vector low[4], high[4];
+    halve(low[0], high[0], a);
+    halve(low[1], high[1], b);
+    halve(low[2], high[2], c);
+    halve(low[3], high[3], d);
+    for (int i = 0; i < 4; ++i) low[i] += high[i];
+    sums_of(sums, low[0], low[1], low[2], low[3]);
+  }
+}
 template <class Vector>
 BOUGH_INLINE auto max_of(const Vector& v) {
   using A = ElementOf<Vector>;

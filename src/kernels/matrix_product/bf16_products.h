@@ -12,10 +12,10 @@ namespace amx {
 void begin_tiles();
 void end_tiles();
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& written,
-                    const Upcoming& read);
+                    bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
+                    const Upcoming& written, const Upcoming& read);
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
-                  int64_t count);
+                  int64_t count, int64_t rows);
 }  // namespace amx
 
 namespace dots {
@@ -23,7 +23,7 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
                     bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
                     const Upcoming& written, const Upcoming& read);
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
-                  int64_t count);
+                  int64_t count, int64_t rows);
 
 // y[r][n] = x[r]·weight[n] (+ bias[n]) (+ residual[r][n]), rounded once, for 1 to kMostRows rows of x and any
 // inner dimension. The order of the sums is not that of multiply_block, so batch_invariant_product must not

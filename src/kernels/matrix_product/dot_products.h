@@ -74,21 +74,29 @@ inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&&
   }
 }
 
-// Computes 32 rows of sums by three calls of dot_rows(). `step` is as for dot_rows().
+// Computes rows kFirst to kFirst + kRows - 1 of sums. `step` is as for dot_rows().
+template <int kFirst, int kRows, int kVectors, class Step>
+inline void dot_rows_from(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
+  dot_rows<kRows, kVectors>({to.c + kFirst * to.stride, to.stride, to.high, to.accumulate}, layout, steps,
+                            [&](int64_t s, const char*& a, const char*& b) {
+                              step(s, a, b);
+                              a += kFirst * layout.a_row;
+                            });
+}
+
+// Computes 32 rows of sums.
 template <int kVectors = 2, class Step>
 inline void dot_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
-  const auto rows_from = [&](int64_t row) {
-    return [&, row](int64_t s, const char*& a, const char*& b) {
-      step(s, a, b);
-      a += row * layout.a_row;
-    };
-  };
-  const auto sums_from = [&](int64_t row) {
-    return Sums{to.c + row * to.stride, to.stride, to.high, to.accumulate};
-  };
-  dot_rows<11, kVectors>(sums_from(0), layout, steps, rows_from(0));
-  dot_rows<11, kVectors>(sums_from(11), layout, steps, rows_from(11));
-  dot_rows<10, kVectors>(sums_from(22), layout, steps, rows_from(22));
+  dot_rows_from<0, 11, kVectors>(to, layout, steps, step);
+  dot_rows_from<11, 11, kVectors>(to, layout, steps, step);
+  dot_rows_from<22, 10, kVectors>(to, layout, steps, step);
+}
+
+// Computes 16 rows of sums.
+template <class Step>
+inline void dot_half_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
+  dot_rows_from<0, 8, 2>(to, layout, steps, step);
+  dot_rows_from<8, 8, 2>(to, layout, steps, step);
 }
 
 }  // namespace

@@ -298,14 +298,12 @@ void end_tiles() {
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
                     bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
                     const Upcoming& written, const Upcoming& read) {
-  if (has_amx())
-    amx::multiply_block(c, c_stride, accumulate, a, a_stride, packed, panel, depth, written, read);
-  else
-    dots::multiply_block(c, c_stride, accumulate, a, a_stride, packed, panel, columns, depth, written, read);
+  (has_amx() ? amx::multiply_block : dots::multiply_block)(c, c_stride, accumulate, a, a_stride, packed,
+                                                           panel, columns, depth, written, read);
 }
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
-                  int64_t count) {
-  (has_amx() ? amx::add_products : dots::add_products)(c, c_stride, a, b, count);
+                  int64_t count, int64_t rows) {
+  (has_amx() ? amx::add_products : dots::add_products)(c, c_stride, a, b, count, rows);
 }
 }  // namespace bf16
 

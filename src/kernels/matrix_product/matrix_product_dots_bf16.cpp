@@ -27,11 +27,13 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
 }
 
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
-                  int64_t count) {
-  dot_block({c, c_stride, 16, true}, {}, count, [&](int64_t i, const char*& a_i, const char*& b_i) {
+                  int64_t count, int64_t rows) {
+  const auto step = [&](int64_t i, const char*& a_i, const char*& b_i) {
     a_i = reinterpret_cast<const char*>(a[i]);
     b_i = reinterpret_cast<const char*>(b[i]);
-  });
+  };
+  const Sums sums{c, c_stride, 16, true};
+  rows > 16 ? dot_block(sums, {}, count, step) : dot_half_block(sums, {}, count, step);
 }
 
 }  // namespace bough::dots

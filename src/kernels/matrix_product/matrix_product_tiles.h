@@ -69,13 +69,15 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
 void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride,
                int64_t rows, int64_t width, int64_t rows_padded);
 // c[32][32] = or += a·b. a is a packed block if `packed`, else 32 rows a_stride apart. If not packed, the
-// depth must be a multiple of 32. Columns of c from `columns` on are unspecified.
+// depth must be a multiple of 32. Columns of c from `columns` on are unspecified; if columns <= 16, columns
+// from 16 on are neither read nor written.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
                     bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
                     const Upcoming& written = {}, const Upcoming& read = {});
-// c[32][32] += sum_i a[i]·b[i], for `count` packed blocks of rows and packed panels, each of depth 32.
+// c[rows][32] += sum_i a[i]·b[i], for `count` packed blocks of rows and packed panels, each of depth 32. rows
+// is 32 or 16. For 16 rows, only the first half of a packed block is read.
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
-                  int64_t count);
+                  int64_t count, int64_t rows = kBlockRows);
 // c[rows][columns] = block (+ residual, with c's stride, unless nullptr), rounded to nearest even.
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
                  const BFloat16Bits* residual = nullptr);

@@ -62,68 +62,145 @@ void summarise_head(const T* keys, int64_t page_stride, std::span<const int32_t>
   }
 }
 
-// One query, averaged over the query heads of one key/value head, and the summaries of the blocks to score.
+// One or two queries, averaged over the query heads of one key/value head, and the summaries of the blocks to
+// score.
 template <class T>
 struct Scoring {
-  const AccOf<T>* q;   // [padded H], zeros from H on
+  const AccOf<T>* q;   // [queries][padded H], zeros from H on
   const T* summaries;  // of part 0 of the head
   int64_t part_stride;
   const int32_t* parts;  // the last part of each block
   int64_t count, padded_H;
   bool has_extremes;
-  AccOf<T>* scores;  // [count]
+  AccOf<T>* scores;  // [queries][count]
+  int64_t num_queries;
 };
 
-// Scores `kCount` blocks from block i on: for each, the product of the query with the block's summary.
-template <int kCount, class T>
+// NaN has no order, so it becomes -infinity.
+template <class A>
+BOUGH_INLINE A ordered(A score) {
+  return score == score ? score : -std::numeric_limits<A>::infinity();
+}
+
+// Scores kCount blocks from block i on: for each query, the products with the blocks' summaries. kExtremes is
+// a template parameter, so that the compiler fuses the same products and additions for any kQueries.
+template <int kQueries, int kCount, bool kExtremes, class T>
 BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   using Vector = typename simd::Types<T>::Vector;
   const T* summaries[kCount];
-  Vector even[kCount] = {}, odd[kCount] = {};  // two chains hide the latency of the additions
+  Vector even[kQueries][kCount] = {}, odd[kQueries][kCount] = {};  // two chains hide the latency of additions
 #pragma GCC unroll 4
   for (int p = 0; p < kCount; ++p) summaries[p] = s.summaries + s.parts[i + p] * s.part_stride;
   for (int64_t h = 0; h < s.padded_H; h += 2 * kLanes) {
-    Vector q0, q1;
-    simd::load(q0, s.q + h);
-    simd::load(q1, s.q + h + kLanes);
+    Vector q0[kQueries], q1[kQueries];
+#pragma GCC unroll 2
+    for (int n = 0; n < kQueries; ++n) {
+      simd::load(q0[n], s.q + n * s.padded_H + h);
+      simd::load(q1[n], s.q + n * s.padded_H + h + kLanes);
+    }
 #pragma GCC unroll 4
     for (int p = 0; p < kCount; ++p) {
       const T* summary = summaries[p];
       Vector k0, k1;
       simd::load(k0, summary + h);
       simd::load(k1, summary + h + kLanes);
-      Vector product0 = q0 * k0, product1 = q1 * k1;
-      if (s.has_extremes) {
+      Vector product0[kQueries], product1[kQueries];
+#pragma GCC unroll 2
+      for (int n = 0; n < kQueries; ++n) {
+        product0[n] = q0[n] * k0;
+        product1[n] = q1[n] * k1;
+      }
+      if constexpr (kExtremes) {
         simd::load(k0, summary + s.padded_H + h);
         simd::load(k1, summary + s.padded_H + h + kLanes);
-        simd::raise_to<typename simd::Types<T>::Integers>(product0, q0 * k0);
-        simd::raise_to<typename simd::Types<T>::Integers>(product1, q1 * k1);
+#pragma GCC unroll 2
+        for (int n = 0; n < kQueries; ++n) {
+          simd::raise_to<typename simd::Types<T>::Integers>(product0[n], q0[n] * k0);
+          simd::raise_to<typename simd::Types<T>::Integers>(product1[n], q1[n] * k1);
+        }
       }
-      even[p] += product0;
-      odd[p] += product1;
+#pragma GCC unroll 2
+      for (int n = 0; n < kQueries; ++n) {
+        even[n][p] += product0[n];
+        odd[n][p] += product1[n];
+      }
     }
   }
+#pragma GCC unroll 2
+  for (int n = 0; n < kQueries; ++n) {
+    AccOf<T>* scores = s.scores + n * s.count + i;
 #pragma GCC unroll 4
-  for (int p = 0; p < kCount; ++p) {
-    even[p] += odd[p];
-    const AccOf<T> score = simd::sum_of(even[p]);
-    // NaN has no order, so it becomes -infinity.
-    s.scores[i + p] = score == score ? score : -std::numeric_limits<AccOf<T>>::infinity();
+    for (int p = 0; p < kCount; ++p) even[n][p] += odd[n][p];
+    if constexpr (kCount == 4) {
+      typename simd::VectorOf<AccOf<T>, 4>::Vector sums;
+      simd::sums_of(sums, even[n][0], even[n][1], even[n][2], even[n][3]);
+      simd::store(scores, sums);
+#pragma GCC unroll 4
+      for (int p = 0; p < kCount; ++p) scores[p] = ordered(scores[p]);
+    } else {
+#pragma GCC unroll 4
+      for (int p = 0; p < kCount; ++p) scores[p] = ordered(simd::sum_of(even[n][p]));
+    }
   }
 }
 
-template <class T>
-BOUGH_INLINE void score_blocks(const Scoring<T>* scoring) {
-  const Scoring<T>& s = *scoring;
+template <int kQueries, bool kExtremes, class T>
+BOUGH_INLINE void score_all(const Scoring<T>& s) {
   int64_t i = 0;
-  for (; i + 4 <= s.count; i += 4) score_some<4>(s, i);
-  for (; i < s.count; ++i) score_some<1>(s, i);
+  for (; i + 4 <= s.count; i += 4) score_some<kQueries, 4, kExtremes>(s, i);
+  for (; i < s.count; ++i) score_some<kQueries, 1, kExtremes>(s, i);
 }
 
-#define BOUGH_SCORE_BLOCKS(T) BOUGH_ON_BEST_ISA(score, (const Scoring<T>* s), (s), score_blocks<T>)
+// One query after the other if the registers do not suffice for the sums of two.
+template <int64_t kVectorBytes, bool kExtremes, class T>
+BOUGH_INLINE void score_queries(Scoring<T> s) {
+  if (kVectorBytes == 64 && s.num_queries == 2) return score_all<2, kExtremes>(s);
+  for (int64_t n = 0; n < s.num_queries; ++n) {
+    score_all<1, kExtremes>(s);
+    s.q += s.padded_H;
+    s.scores += s.count;
+  }
+}
+template <int64_t kVectorBytes, class T>
+BOUGH_INLINE void score_blocks(const Scoring<T>* s) {
+  s->has_extremes ? score_queries<kVectorBytes, true>(*s) : score_queries<kVectorBytes, false>(*s);
+}
+
+#define BOUGH_SCORE_BLOCKS(T) \
+  BOUGH_ON_BEST_ISA(score, (const Scoring<T>* s), (s), (score_blocks<kVectorBytes, T>))
 BOUGH_SCORE_BLOCKS(float)
 BOUGH_SCORE_BLOCKS(double)
 BOUGH_SCORE_BLOCKS(BFloat16Bits)
+
+// Raises to[j] to the largest of from[j], from[j + count], from[j + 2 count] and so on, of `total` scores.
+template <class A>
+struct Maxima {
+  const A* from;
+  int64_t total;
+  A* to;
+  int64_t count;
+};
+
+template <class A>
+BOUGH_INLINE void raise_maxima_of(const Maxima<A>* of) {
+  using Vector = typename simd::Types<A>::Vector;
+  for (int64_t begin = 0; begin < of->total; begin += of->count) {
+    const int64_t columns = std::min(of->count, of->total - begin);
+    int64_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) {
+      Vector highest, x;
+      simd::load(highest, of->to + j);
+      simd::load(x, of->from + begin + j);
+      simd::raise_to<typename simd::Types<A>::Integers>(highest, x);
+      simd::store(of->to + j, highest);
+    }
+    for (; j < columns; ++j) of->to[j] = std::max(of->to[j], of->from[begin + j]);
+  }
+}
+
+#define BOUGH_RAISE_MAXIMA(A) BOUGH_ON_BEST_ISA(raise_maxima, (const Maxima<A>* of), (of), raise_maxima_of<A>)
+BOUGH_RAISE_MAXIMA(float)
+BOUGH_RAISE_MAXIMA(double)
 
 // The scratch of one thread.
 template <class T>
@@ -133,29 +210,29 @@ struct Room {
 };
 
 // Writes the indices of the `count` highest scores, ascending, to the beginning of room.order. Finds a lower
-// bound of these scores first: the scores are divided into runs, and the bound is the `count`-th largest of
-// the runs' maxima. Only the scores that reach the bound are then ordered, which are few more than `count`.
+// bound of these scores first: the scores are divided into sets, and the bound is the `count`-th largest of
+// the sets' maxima. Only the scores that reach the bound are then ordered, which are few more than `count`.
 template <class T>
-void find_highest(Room<T>& room, size_t count) {
-  const auto& scores = room.scores;
-  // With at least 4 · `count` runs, few more scores than `count` reach the bound.
-  const size_t run = std::min<size_t>(scores.size() / (4 * count), 16);
+void find_highest(Room<T>& room, std::span<const AccOf<T>> scores, size_t count) {
+  // With at least 4 · `count` sets, few more scores than `count` reach the bound.
+  const size_t members = std::min<size_t>(scores.size() / (4 * count), 16);
   auto bound = -std::numeric_limits<AccOf<T>>::infinity();
-  if (run > 1) {
-    room.highest.clear();
-    for (size_t begin = 0; begin < scores.size(); begin += run) {
-      AccOf<T> highest = scores[begin];
-      for (size_t i = begin + 1; i < std::min(begin + run, scores.size()); ++i)
-        highest = std::max(highest, scores[i]);
-      room.highest.push_back(highest);
-    }
+  if (members > 1) {
+    room.highest.assign((scores.size() + members - 1) / members, bound);
+    const Maxima<AccOf<T>> maxima{scores.data(), std::ssize(scores), room.highest.data(),
+                                  std::ssize(room.highest)};
+    raise_maxima(&maxima);
     const auto last = room.highest.begin() + static_cast<int64_t>(count) - 1;
     std::nth_element(room.highest.begin(), last, room.highest.end(), std::greater<>());
     bound = *last;
   }
-  room.order.clear();
-  for (size_t i = 0; i < scores.size(); ++i)
-    if (scores[i] >= bound) room.order.push_back(static_cast<int32_t>(i));
+  room.order.resize(scores.size());
+  size_t reached = 0;
+  for (size_t i = 0; i < scores.size(); ++i) {  // without a branch, which would be mispredicted often
+    room.order[reached] = static_cast<int32_t>(i);
+    reached += scores[i] >= bound ? 1 : 0;
+  }
+  room.order.resize(reached);
   const auto is_before = [&](int32_t a, int32_t b) {
     const auto score_a = scores[static_cast<size_t>(a)], score_b = scores[static_cast<size_t>(b)];
     return score_a > score_b || (score_a == score_b && a < b);
@@ -176,23 +253,37 @@ const int32_t* parts_of(const ChoosingQuery& query, const SparsePolicy& policy, 
   return room.parts.data();
 }
 
+// Whether two queries score the same blocks. Queries of one sequence have pages that begin at one address.
+bool score_the_same(const ChoosingQuery& a, const ChoosingQuery& b, const SparsePolicy& policy) {
+  return a.pages.data() == b.pages.data() &&
+         policy.blocks_for(a.position + 1) == policy.blocks_for(b.position + 1) && a.budget == b.budget;
+}
+
+// Writes the lists of one query, or of two that score the same blocks, for key/value head g.
 template <class T>
 void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePolicy& policy,
-            const ChoosingQuery& query, int64_t g, Room<T>& room, std::vector<int32_t>& list) {
+            std::span<const ChoosingQuery> queries, int64_t g, Room<T>& room,
+            std::span<std::vector<int32_t>* const> lists) {
+  const ChoosingQuery& query = queries.front();
   const int64_t visible = policy.blocks_for(query.position + 1), budget = query.budget;
-  list.resize(static_cast<size_t>(std::min(visible, budget)));
-  std::iota(list.begin(), list.end(), 0);
+  for (std::vector<int32_t>* list : lists) {
+    list->resize(static_cast<size_t>(std::min(visible, budget)));
+    std::iota(list->begin(), list->end(), 0);
+  }
   if (visible <= budget) return;
   const int64_t G = summaries.size(1), padded_H = summaries.size(3), H = q_TNH.size(2);
   const int64_t heads = q_TNH.size(1) / G;
-  room.q.assign(static_cast<size_t>(padded_H), 0);
-  for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
-    const T* q = data<T>(q_TNH) + query.token * q_TNH.stride(0) + n * q_TNH.stride(1);
-    for (int64_t h = 0; h < H; ++h) room.q[static_cast<size_t>(h)] += simd::widen(q[h]);
+  room.q.assign(queries.size() * static_cast<size_t>(padded_H), 0);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    AccOf<T>* const mean = room.q.data() + static_cast<int64_t>(i) * padded_H;
+    for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
+      const T* q = data<T>(q_TNH) + queries[i].token * q_TNH.stride(0) + n * q_TNH.stride(1);
+      for (int64_t h = 0; h < H; ++h) mean[h] += simd::widen(q[h]);
+    }
   }
   for (AccOf<T>& x : room.q) x /= static_cast<AccOf<T>>(heads);
   const int64_t first = policy.first_blocks, candidates = visible - first - policy.last_blocks;
-  room.scores.resize(static_cast<size_t>(candidates));
+  room.scores.resize(queries.size() * static_cast<size_t>(candidates));
   const Scoring<T> scoring{.q = room.q.data(),
                            .summaries = data<T>(summaries) + g * summaries.stride(1),
                            .part_stride = summaries.stride(0),
@@ -200,13 +291,20 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePo
                            .count = candidates,
                            .padded_H = padded_H,
                            .has_extremes = policy.summary == BlockSummary::kMinMax,
-                           .scores = room.scores.data()};
+                           .scores = room.scores.data(),
+                           .num_queries = std::ssize(queries)};
   score(&scoring);
   const int64_t kept = policy.chosen_of(budget);
-  find_highest(room, static_cast<size_t>(kept));
-  std::transform(room.order.begin(), room.order.begin() + kept, list.begin() + first,
-                 [first](int32_t i) { return static_cast<int32_t>(i + first); });
-  std::iota(list.end() - policy.last_blocks, list.end(), static_cast<int32_t>(visible - policy.last_blocks));
+  for (size_t i = 0; i < queries.size(); ++i) {
+    std::vector<int32_t>& list = *lists[i];
+    const std::span<const AccOf<T>> scores =
+        std::span(room.scores).subspan(i * static_cast<size_t>(candidates), static_cast<size_t>(candidates));
+    find_highest(room, scores, static_cast<size_t>(kept));
+    std::transform(room.order.begin(), room.order.begin() + kept, list.begin() + first,
+                   [first](int32_t block) { return static_cast<int32_t>(block + first); });
+    std::iota(list.end() - policy.last_blocks, list.end(),
+              static_cast<int32_t>(visible - policy.last_blocks));
+  }
 }
 
 // Queries that see no more pages than their budget keep all pages, so they are not sent to the device.
@@ -304,13 +402,23 @@ void choose_blocks(const at::Tensor& q_TNH, const at::Tensor& summaries, const S
   }
   if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, policy, queries, lists);
   dispatch_float_types(q_TNH.scalar_type(), "block choice", [&]<class T>() {
-    const auto items = static_cast<int64_t>(lists.size());
-    at::parallel_for(0, items, grain(most * summaries.size(3) / 4), [&](int64_t begin, int64_t end) {
-      Room<T> room;
-      for (int64_t i = begin; i < end; ++i)
-        choose<T>(q_TNH, summaries, policy, queries[static_cast<size_t>(i / G)], i % G, room,
-                  lists[static_cast<size_t>(i)]);
-    });
+    at::parallel_for(0, G * std::ssize(queries), grain(most * summaries.size(3) / 4),
+                     [&](int64_t begin, int64_t end) {
+                       Room<T> room;
+                       int64_t count = 1;
+                       for (int64_t item = begin; item < end; item += count) {  // by head, then by query
+                         const int64_t g = item / std::ssize(queries);
+                         const auto i = static_cast<size_t>(item % std::ssize(queries));
+                         const bool both = item + 1 < end && i + 1 < queries.size() &&
+                                           score_the_same(queries[i], queries[i + 1], policy);
+                         count = both ? 2 : 1;
+                         const size_t at = i * static_cast<size_t>(G) + static_cast<size_t>(g);
+                         std::vector<int32_t>* const to[] = {
+                             &lists[at], both ? &lists[at + static_cast<size_t>(G)] : nullptr};
+                         choose<T>(q_TNH, summaries, policy, queries.subspan(i, static_cast<size_t>(count)),
+                                   g, room, std::span(to).first(static_cast<size_t>(count)));
+                       }
+                     });
   });
 }
 

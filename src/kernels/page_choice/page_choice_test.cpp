@@ -145,6 +145,41 @@ TEST(PageChoice, EqualsAStableSortByScore) {
       }
 }
 
+// Neighbours of one sequence are scored together, with the bits of a query alone. All elements of a query are
+// equal, and all summaries have the same elements in other orders, so scores differ by rounding only.
+TEST(PageChoice, AQueryChoosesTheSameBlocksBesideOthers) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble})
+    for (const int64_t block_tokens : {4, 16, 64})
+      for (const auto summary : {BlockSummary::kMean, BlockSummary::kMinMax}) {
+        at::manual_seed(block_tokens);
+        const Case c{6, 2, 40, dtype, summary};
+        const int64_t num_pages = 150;
+        const SparsePolicy policy{.summary = summary, .block_tokens = block_tokens};
+        Layer layer(c, num_pages);
+        std::vector<int32_t> all(static_cast<size_t>(num_pages));
+        std::iota(all.rbegin(), all.rend(), 0);
+        const at::Tensor summaries = at::zeros(summary_sizes(policy, num_pages, c.G, c.H), dtype);
+        const at::Tensor base = at::randn({c.H}, dtype);
+        for (int64_t part = 0; part < summaries.size(0); ++part)
+          summaries.select(0, part).slice(-1, 0, c.H).copy_(base.index_select(0, at::randperm(c.H)));
+        std::vector<ChoosingQuery> queries;
+        for (int64_t position = 1800; position < 1879; ++position)
+          queries.push_back({.token = position - 1800,
+                             .pages = std::span(all).first(static_cast<size_t>(position / kPageTokens) + 1),
+                             .budget = position < 1850 ? 9 : 11,
+                             .position = position});
+        const at::Tensor q_TNH =
+            at::randn({std::ssize(queries), 1, 1}, dtype).expand({-1, c.N, c.H}).contiguous();
+        std::vector<std::vector<int32_t>> together(queries.size() * 2), alone(2);
+        choose_blocks(q_TNH, summaries, policy, queries, together);
+        for (size_t i = 0; i < queries.size(); ++i) {
+          choose_blocks(q_TNH, summaries, policy, std::span(queries).subspan(i, 1), alone);
+          EXPECT_EQ(alone[0], together[2 * i]) << dtype << ", block " << block_tokens << ", query " << i;
+          EXPECT_EQ(alone[1], together[2 * i + 1]) << dtype << ", block " << block_tokens << ", query " << i;
+        }
+      }
+}
+
 using CudaPageChoice = OnCuda;
 
 // The inputs are small integers, and the heads of a group a power of two: sums are exact in any order, and

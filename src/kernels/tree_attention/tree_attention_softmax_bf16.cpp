@@ -173,18 +173,47 @@ void store_turned(const float* sums, const float* factors, int64_t num_rows, BFl
     }
 }
 
-void add_turned(const float* sums, float* const* rows, int64_t num_rows, int64_t width) {
-  for (int64_t d = 0; d < width; d += kLanes)
-    for (int64_t begin = 0; begin < num_rows; begin += kLanes) {
-      __m512i r[16];
-      for (int64_t i = 0; i < kLanes; ++i)
-        r[i] = _mm512_castps_si512(_mm512_load_ps(sums + (d + i) * kUnit + begin));
-      transpose_16x16(r);
-      for (int64_t i = 0; i < kLanes && begin + i < num_rows; ++i) {
-        float* const to = rows[begin + i] + d;
-        _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_castsi512_ps(r[i])));
-      }
+void softmax_backward_page(const float* scores, const float* d_p, const uint16_t* visible, float scale,
+                           const float* lse, const float* dots, BFloat16Bits* d_s, BFloat16Bits* p_turned,
+                           BFloat16Bits* d_s_turned) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512i p_pairs[16], d_pairs[16];  // a pair of queries in each dword
+  for (int64_t pair = 0; pair < kLanes; ++pair) {
+    __m512 p[2], d[2];
+    for (int64_t k = 0; k < 2; ++k) {
+      const int64_t i = 2 * pair + k;
+      const __mmask16 seen = visible[i];
+      p[k] = _mm512_maskz_mov_ps(seen, exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(scores + i * kLanes), factor,
+                                                                  _mm512_set1_ps(lse[i]))));
+      d[k] = _mm512_maskz_mul_ps(seen, p[k],
+                                 _mm512_sub_ps(_mm512_load_ps(d_p + i * kLanes), _mm512_set1_ps(dots[i])));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(d_s + i * kUnit),
+                         reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(d[k])));
     }
+    p_pairs[pair] = round_to_pairs(p[0], p[1]);
+    d_pairs[pair] = round_to_pairs(d[0], d[1]);
+  }
+  transpose_16x16(p_pairs);
+  transpose_16x16(d_pairs);
+  for (int64_t j = 0; j < kLanes; ++j) {
+    _mm512_store_si512(p_turned + j * kUnit, p_pairs[j]);
+    _mm512_store_si512(d_s_turned + j * kUnit, d_pairs[j]);
+  }
+}
+
+void add_rows(const float* sums, float* const* rows, int64_t num_rows, int64_t width) {
+  for (int64_t i = 0; i < num_rows; ++i, sums += width)
+    for (int64_t h = 0; h < width; h += kLanes)
+      _mm512_store_ps(rows[i] + h, _mm512_add_ps(_mm512_load_ps(rows[i] + h), _mm512_load_ps(sums + h)));
+}
+
+void store_row(const float* sums, float factor, BFloat16Bits* out, int64_t head_dim) {
+  for (int64_t h = 0; h < head_dim; h += kLanes) {
+    const int64_t left = head_dim - h;
+    const __mmask16 columns = left >= kLanes ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
+    const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(sums + h), _mm512_set1_ps(factor));
+    _mm256_mask_storeu_epi16(out + h, columns, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(scaled)));
+  }
 }
 
 }  // namespace bough::bf16

@@ -55,8 +55,16 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
 // queries to rows of `out` with head_dim elements.
 void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
                   int64_t out_stride, int64_t head_dim);
-// Adds the transpose of sums [width][32 queries] to num_rows separate vectors: rows[i][h] += sums[h][i].
-// width: a multiple of 16.
-void add_turned(const float* sums, float* const* rows, int64_t num_rows, int64_t width);
+// Backward of 32 queries and the 16 keys of a page, as softmax_backward_unit() with other layouts. scores and
+// d_p: [32 queries][16 keys]. Query i sees key j if bit j of visible[i] is set.
+// d_s: output, the first 16 columns of a left factor [32 queries][32]; the caller sets the others to 0.
+// p_turned, d_s_turned: outputs, left factors [16 keys][32 queries].
+void softmax_backward_page(const float* scores, const float* d_p, const uint16_t* visible, float scale,
+                           const float* lse, const float* dots, BFloat16Bits* d_s, BFloat16Bits* p_turned,
+                           BFloat16Bits* d_s_turned);
+// Adds matrix rows of width elements to separate vectors: rows[i][h] += sums[i][h]. width: a multiple of 16.
+void add_rows(const float* sums, float* const* rows, int64_t num_rows, int64_t width);
+// out[h] = factor · sums[h] for h < head_dim, rounded to nearest even. Reads sums up to a multiple of 16.
+void store_row(const float* sums, float factor, BFloat16Bits* out, int64_t head_dim);
 
 }  // namespace bough::bf16

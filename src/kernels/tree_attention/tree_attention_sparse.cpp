@@ -100,6 +100,54 @@ BOUGH_INLINE void visit_pages(Head<Acc>* head, const Query<Acc>* query) {
 BOUGH_VISIT_PAGES(float)
 BOUGH_VISIT_PAGES(double)
 
+// The arguments of add_page_rows(). to: row of token 0, rows to_stride apart.
+template <class Acc>
+struct PageRows {
+  const Acc* pages;
+  int64_t stride;
+  Acc factor;
+  const TokenSlot* slots;
+  int64_t num_slots;
+  Acc* to;
+  int64_t to_stride, H;
+};
+
+template <class Acc>
+BOUGH_INLINE void add_rows_of(const PageRows<Acc>* of) {
+  for (int64_t s = 0; s < of->num_slots; ++s) {
+    Acc* const to = of->to + of->slots[s].token * of->to_stride;
+    const Acc* const from = of->pages + of->slots[s].slot * of->stride;
+    int64_t h = 0;
+    for (; h + kLanes <= of->H; h += kLanes) {
+      typename simd::Types<Acc>::Vector sum, x;
+      simd::load(sum, to + h);
+      simd::load(x, from + h);
+      sum += of->factor * x;
+      simd::store(to + h, sum);
+    }
+    for (; h < of->H; ++h) to[h] += of->factor * from[h];
+  }
+}
+
+#define BOUGH_ADD_ROWS(Acc) BOUGH_ON_BEST_ISA(add_rows, (const PageRows<Acc>* of), (of), add_rows_of<Acc>)
+BOUGH_ADD_ROWS(float)
+BOUGH_ADD_ROWS(double)
+
+template <class Acc>
+void add_rows_of_pages(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots,
+                       int64_t g, const at::Tensor& d_TGH) {
+  const int64_t H = d_TGH.size(2);
+  const PageRows<Acc> of{.pages = pages,
+                         .stride = stride,
+                         .factor = factor,
+                         .slots = slots.data(),
+                         .num_slots = std::ssize(slots),
+                         .to = mutable_data<Acc>(d_TGH) + g * H,
+                         .to_stride = d_TGH.size(1) * H,
+                         .H = H};
+  add_rows(&of);
+}
+
 // Copies the keys and values of one key/value head to their slots in the pages.
 template <class T, class Acc>
 void load_rows(const at::Tensor& k_TGH, const at::Tensor& v_TGH, std::span<const TokenSlot> slots, int64_t g,
@@ -198,6 +246,15 @@ TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const T
 }
 
 }  // namespace
+
+void add_page_rows(const float* pages, int64_t stride, float factor, std::span<const TokenSlot> slots,
+                   int64_t g, const at::Tensor& d_TGH) {
+  add_rows_of_pages(pages, stride, factor, slots, g, d_TGH);
+}
+void add_page_rows(const double* pages, int64_t stride, double factor, std::span<const TokenSlot> slots,
+                   int64_t g, const at::Tensor& d_TGH) {
+  add_rows_of_pages(pages, stride, factor, slots, g, d_TGH);
+}
 
 BlockChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                    const SparseTreePass& pass) {

@@ -1,12 +1,11 @@
 // Backward over chosen blocks by bf16 tiles, for one key/value head. The queries that attend to a page need
 // not be consecutive, so they are gathered. A query row is one query of one query head of the key/value head;
-// the heads of a query are adjacent. For each page and 32 query rows:
-//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ, added to the rows of d_q
-// A page has 16 keys, a tile 32. The other 16 are computed and masked. The precision equals that of
-// tree_attention_bf16_backward.cpp.
+// the heads of a query are adjacent. For each page of 16 keys and 32 query rows:
+//   S = Q·Kᵀ, dP = dO·Vᵀ, P and dS; dQ = dS·K, added to the rows of d_q; dV += Pᵀ·dO, dK += dSᵀ·Q
+// Q and dO are left factors as they lie in memory, K and V are packed once a page. The precision equals that
+// of tree_attention_bf16_backward.cpp.
 #include <array>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -18,58 +17,39 @@ namespace bough {
 
 namespace bf16 {
 namespace {
-static_assert(kUnit == 2 * kPageTokens);
+static_assert(kUnit == 2 * kPageTokens && kLanes == kPageTokens);
 constexpr int64_t kBlocks = 8;  // blocks of 32 query rows between two updates of a page's sums
-constexpr int32_t kEver = std::numeric_limits<int32_t>::max();
+constexpr int64_t kPageUnit = kPageTokens * kUnit;  // elements of a left factor [16 keys][32 queries]
 
-// The ends (UnitMask) of a tile's 32 keys: `count` keys of the page from `first` on are visible.
-constexpr std::array<int32_t, kUnit> ends_of(int64_t first, int64_t count) {
-  std::array<int32_t, kUnit> ends{};
-  for (int64_t j = first; j < first + count; ++j) ends[static_cast<size_t>(j)] = kEver;
-  return ends;
-}
-
-// Up to 32 query rows. The number of a query row is token · heads + head; -1 marks an unused element.
-using QueryRows = std::array<int64_t, kUnit>;
-
-// `rows` and `begin` list for each part of a page (SparsePolicy) the query rows that see all its keys. `own`
-// lists for each page the queries whose own key is in the page.
+// A query that attends to a page, and which of the page's keys it sees: bit j for key j.
+struct Visit {
+  int64_t token;
+  uint16_t visible;
+};
+// The visits of page p are visits[begin[p]] to visits[begin[p + 1] - 1], in the order of the queries.
 struct Visits {
-  std::vector<int64_t> begin;  // [parts + 1], into rows
-  std::vector<int64_t> rows;   // by part, ascending
-  std::vector<int64_t> own;    // [pages][16]: the query token of the pass at this place, or -1
+  std::vector<size_t> begin;
+  std::vector<Visit> visits;
 };
 
-Visits visits_of(const SparseBackward& of, int64_t g, int64_t heads) {
-  const auto num_pages = static_cast<size_t>(of.pass.pages.num_pages());
-  const SparsePolicy& policy = of.pass.chooser.policy();
-  const int64_t parts_per_page = policy.parts_per_page(), part_tokens = policy.part_tokens();
+Visits visits_of(const SparseBackward& of, int64_t g) {
   Visits visits;
-  visits.begin.assign(num_pages * static_cast<size_t>(parts_per_page) + 1, 0);
-  visits.own.assign(num_pages * kPageTokens, -1);
-  const auto for_each_visit = [&](auto&& visit) {
-    for_each_query(of, g,
-                   [&](int64_t token, int64_t position, std::span<const int32_t> pages,
-                       std::span<const uint16_t> masks) {
-                     const int64_t place = position % kPageTokens;
-                     for (size_t i = 0; i < pages.size(); ++i) {
-                       // The query sees the part that has its own key only up to this key.
-                       const int64_t end = i + 1 < pages.size() ? parts_per_page : place / part_tokens;
-                       for (int64_t part = 0; part < end; ++part)
-                         if (masks.empty() || (masks[i] >> part * part_tokens & 1) != 0)
-                           visit(token, static_cast<size_t>(pages[i] * parts_per_page + part));
-                     }
-                     visits.own[static_cast<size_t>(pages.back() * kPageTokens + place)] = token;
-                   });
-  };
-  for_each_visit([&](int64_t, size_t part) { visits.begin[part + 1] += heads; });
-  std::partial_sum(visits.begin.begin(), visits.begin.end(), visits.begin.begin());
-  visits.rows.resize(static_cast<size_t>(visits.begin.back()));
-  std::vector<int64_t> next(visits.begin.begin(), visits.begin.end() - 1);
-  for_each_visit([&](int64_t token, size_t part) {
-    for (int64_t head = 0; head < heads; ++head)
-      visits.rows[static_cast<size_t>(next[part]++)] = token * heads + head;
+  visits.begin.assign(static_cast<size_t>(of.pass.pages.num_pages()) + 1, 0);
+  for_each_query(of, g, [&](int64_t, int64_t, std::span<const int32_t> pages, std::span<const uint16_t>) {
+    for (const int32_t page : pages) ++visits.begin[static_cast<size_t>(page) + 1];
   });
+  std::partial_sum(visits.begin.begin(), visits.begin.end(), visits.begin.begin());
+  visits.visits.resize(visits.begin.back());
+  std::vector<size_t> next(visits.begin.begin(), visits.begin.end() - 1);
+  for_each_query(
+      of, g,
+      [&](int64_t token, int64_t position, std::span<const int32_t> pages, std::span<const uint16_t> masks) {
+        for (size_t i = 0; i < pages.size(); ++i) {
+          uint32_t visible = masks.empty() ? kAllKeys : masks[i];
+          if (i + 1 == pages.size()) visible &= (2u << position % kPageTokens) - 1;
+          visits.visits[next[static_cast<size_t>(pages[i])]++] = {token, static_cast<uint16_t>(visible)};
+        }
+      });
   return visits;
 }
 
@@ -82,8 +62,6 @@ class HeadBackward {
         head_dim_(of.in.q_TNH.size(2)),
         width_(rounded_up(head_dim_, kUnit)),
         elements_(kUnit * width_),
-        parts_per_page_(of.pass.chooser.policy().parts_per_page()),
-        part_tokens_(of.pass.chooser.policy().part_tokens()),
         num_rows_(of.in.q_TNH.size(0) * heads_),
         num_keys_(of.pass.pages.num_pages() * kPageTokens),
         scale_(static_cast<float>(of.in.scale)),
@@ -98,41 +76,47 @@ class HeadBackward {
         of_rows_(2 * num_rows_),
         lse_(of_rows_.get()),
         dots_(lse_ + num_rows_),
-        sums_(3 * elements_ + 2 * kUnitElements + 2 * kUnit),
-        factors_((7 + 2 * kBlocks) * elements_ + (2 * kBlocks + 1) * kUnitElements) {}
+        sums_(elements_ + 2 * kPageUnit),
+        factors_((5 + 2 * kBlocks) * elements_ + 2 * kBlocks * kPageUnit + kUnitElements) {}
 
   void run() {
     std::fill_n(d_q_.get(), num_rows_ * width_, 0.0f);
-    std::fill_n(k_, 2 * num_keys_ * width_, Element{});
+    std::fill_n(key_sums_.get(), 2 * num_keys_ * width_, 0.0f);
+    std::fill_n(keys_.get(), 2 * num_keys_ * width_, Element{});
+    std::fill_n(d_s(), kUnitElements, Element{});
     load_keys(of_.in.k_stack_PGH, of_.in.v_stack_PGH, of_.pass.pages.stack_slots());
     load_keys(of_.in.k_TGH, of_.in.v_TGH, of_.pass.pages.own_slots());
     load_queries();
-    const Visits visits = visits_of(of_, g_, heads_);
-    for (int64_t page = 0; page < of_.pass.pages.num_pages(); ++page) visit(visits, page);
+    const Visits visits = visits_of(of_, g_);
+    for (int64_t page = 0; page < of_.pass.pages.num_pages(); ++page) {
+      const auto p = static_cast<size_t>(page);
+      visit(page, std::span(visits.visits).subspan(visits.begin[p], visits.begin[p + 1] - visits.begin[p]));
+    }
     store();
   }
 
  private:
-  // Scratch buffers: the float buffers follow each other in `sums_`, the Element buffers in `factors_`.
-  float* d_k_unit() const { return sums_.get(); }              // [32][width]
-  float* d_v_unit() const { return d_k_unit() + elements_; }   // [32][width]
-  float* scores() const { return d_v_unit() + elements_; }     // [32 keys][32 queries]
-  float* d_p() const { return scores() + kUnitElements; }      // same shape
-  float* d_q_turned() const { return d_p() + kUnitElements; }  // [width][32 queries]
-  float* lse_block() const { return d_q_turned() + elements_; }
-  float* dots_block() const { return lse_block() + kUnit; }
+  // Up to 32 query rows. The number of a query row is token · heads + head.
+  struct Block {
+    int64_t count = 0;
+    std::array<int64_t, kUnit> rows;
+    std::array<uint16_t, kUnit> visible;
+  };
 
-  Element* k_unit() const { return factors_.get(); }  // left factors [32, width]
-  Element* v_unit() const { return k_unit() + elements_; }
-  Element* k_turned() const { return v_unit() + elements_; }    // left factors [width/32][32 of width, 32]
-  Element* q_turned() const { return k_turned() + elements_; }  // right factors [width, 32]
-  Element* d_o_turned() const { return q_turned() + elements_; }
-  Element* q_rows() const { return d_o_turned() + elements_; }  // right factors [blocks][32, width]
+  // Scratch buffers: the float buffers follow each other in `sums_`, the Element buffers in `factors_`.
+  float* d_q_block() const { return sums_.get(); }           // [32 queries][width]
+  float* scores() const { return d_q_block() + elements_; }  // [32 queries][16 keys]
+  float* d_p() const { return scores() + kPageUnit; }        // same shape
+
+  Element* k_columns() const { return factors_.get(); }  // right factors [width, 16 keys]
+  Element* v_columns() const { return k_columns() + elements_; }
+  Element* k_rows() const { return v_columns() + elements_; }     // right factors [16 keys, width]
+  Element* gathered() const { return k_rows() + elements_; }      // [32][q, d_o][width]
+  Element* q_rows() const { return gathered() + 2 * elements_; }  // right factors [blocks][32, width]
   Element* d_o_rows() const { return q_rows() + kBlocks * elements_; }
-  Element* p() const { return d_o_rows() + kBlocks * elements_; }  // left factors [blocks][32, 32]
-  Element* d_s() const { return p() + kBlocks * kUnitElements; }
-  Element* d_s_right() const { return d_s() + kBlocks * kUnitElements; }  // a right factor [32, 32]
-  Element* gathered() const { return d_s_right() + kUnitElements; }       // [32][q, d_o][width]
+  Element* p_turned() const { return d_o_rows() + kBlocks * elements_; }  // left factors [blocks][16, 32]
+  Element* d_s_turned() const { return p_turned() + kBlocks * kPageUnit; }
+  Element* d_s() const { return d_s_turned() + kBlocks * kPageUnit; }  // left factor [32, 32]
 
   int64_t offset_of(int64_t row) const {  // in elements of q, o and d_o
     return ((row / heads_) * of_.in.q_TNH.size(1) + g_ * heads_ + row % heads_) * head_dim_;
@@ -161,111 +145,86 @@ class HeadBackward {
     }
   }
 
-  void visit(const Visits& visits, int64_t page) const {
-    const int64_t *begin = visits.begin.data() + page * parts_per_page_,
-                  *own = visits.own.data() + page * kPageTokens;
-    const bool is_own = std::any_of(own, own + kPageTokens, [](int64_t token) { return token >= 0; });
-    if (begin[0] == begin[parts_per_page_] && !is_own) {
-      for (float* sums : {d_k_, d_v_})
-        std::fill_n(sums + page * kPageTokens * width_, kPageTokens * width_, 0.0f);
-      return;
-    }
+  void visit(int64_t page, std::span<const Visit> visits) const {
+    if (visits.empty()) return;
     const Element *k = k_ + page * kPageTokens * width_, *v = v_ + page * kPageTokens * width_;
-    pack_block(k_unit(), k, width_, false, kPageTokens, width_);
-    pack_block(v_unit(), v, width_, false, kPageTokens, width_);
+    pack_panel(k_columns(), k, width_, true, width_, kPageTokens);
+    pack_panel(v_columns(), v, width_, true, width_, kPageTokens);
     for (int64_t column = 0; column < width_; column += kUnit)
-      pack_block(k_turned() + column * kUnit, k + column, width_, true, kUnit, kPageTokens);
-    std::fill_n(d_k_unit(), 2 * elements_, 0.0f);
+      pack_panel(k_rows() + column * kUnit, k + column, width_, false, kPageTokens, kUnit);
+    Block block;
     int64_t num_blocks = 0;
-    const auto add = [&](const QueryRows& rows, const UnitMask& mask) {
-      block(rows, mask, num_blocks++);
+    const auto flush = [&] {
+      compute(block, num_blocks++);
+      block.count = 0;
       if (num_blocks < kBlocks) return;
-      add_to_keys(num_blocks);
+      add_to_keys(page, num_blocks);
       num_blocks = 0;
     };
-    for (int64_t part = 0; part < parts_per_page_; ++part) {
-      const int64_t first = part * part_tokens_;
-      alignas(64) const std::array<int32_t, kUnit> ends = ends_of(first, part_tokens_);
-      for (int64_t row = begin[part]; row < begin[part + 1]; row += kUnit) {
-        QueryRows rows;
-        rows.fill(-1);
-        std::copy_n(visits.rows.begin() + row, std::min(kUnit, begin[part + 1] - row), rows.begin());
-        add(rows, {ends.data(), kUnit, 0});
+    for (const Visit& visit : visits)
+      for (int64_t head = 0; head < heads_; ++head) {
+        const auto i = static_cast<size_t>(block.count++);
+        block.rows[i] = visit.token * heads_ + head;
+        block.visible[i] = visit.visible;
+        if (block.count == kUnit) flush();
       }
-      for (int64_t head = 0; is_own && head < heads_; ++head) {
-        QueryRows rows;
-        rows.fill(-1);
-        for (int64_t place = first; place < first + part_tokens_; ++place)
-          if (own[place] >= 0) rows[static_cast<size_t>(place)] = own[place] * heads_ + head;
-        if (std::any_of(rows.begin(), rows.end(), [](int64_t row) { return row >= 0; }))
-          add(rows, {ends.data(), 0, 0});
-      }
-    }
-    if (num_blocks > 0) add_to_keys(num_blocks);
-    std::copy_n(d_k_unit(), kPageTokens * width_, d_k_ + page * kPageTokens * width_);
-    std::copy_n(d_v_unit(), kPageTokens * width_, d_v_ + page * kPageTokens * width_);
+    if (block.count > 0) flush();
+    if (num_blocks > 0) add_to_keys(page, num_blocks);
   }
 
-  // Computes Pᵀ and dSᵀ of 32 query rows and the current page, and adds the products Kᵀ·dSᵀ to d_q. slot:
-  // which of the kBlocks buffers keeps Pᵀ and dSᵀ until add_to_keys().
-  void block(const QueryRows& rows, const UnitMask& mask, int64_t slot) const {
+  // Computes Pᵀ and dSᵀ of the rows of a block and the current page, and adds the products dS·K to d_q. slot:
+  // which of the kBlocks buffers keeps Pᵀ, dSᵀ, Q and dO until add_to_keys().
+  void compute(const Block& block, int64_t slot) const {
     Element *const q = gathered(), *const d_o = q + width_;
     const int64_t stride = 2 * width_;
-    std::array<float*, kUnit> d_q{};
-    int64_t num_rows = 0;
-    for (size_t i = 0; i < kUnit; ++i) {
-      const int64_t row = rows[i];
-      Element* const to = q + static_cast<int64_t>(i) * stride;
-      if (row < 0) {
-        std::fill_n(to, stride, Element{});
-        lse_block()[i] = std::numeric_limits<float>::max();  // probabilities of 0
-        dots_block()[i] = 0;
-        d_q[i] = unused_.get();
-        continue;
-      }
-      std::memcpy(to, queries_.get() + row * stride, static_cast<size_t>(stride) * sizeof(Element));
-      lse_block()[i] = lse_[row];
-      dots_block()[i] = dots_[row];
+    alignas(64) std::array<uint16_t, kUnit> visible{};
+    std::array<float, kUnit> lse{}, dots{};
+    std::array<float*, kUnit> d_q;
+    for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {
+      const int64_t row = block.rows[i];
+      std::memcpy(q + static_cast<int64_t>(i) * stride, queries_.get() + row * stride,
+                  static_cast<size_t>(stride) * sizeof(Element));
+      visible[i] = block.visible[i];
+      lse[i] = lse_[row];
+      dots[i] = dots_[row];
       d_q[i] = d_q_.get() + row * width_;
-      num_rows = static_cast<int64_t>(i) + 1;
     }
-    pack_panel(q_turned(), q, stride, true, head_dim_, kUnit);
-    pack_panel(d_o_turned(), d_o, stride, true, head_dim_, kUnit);
+    std::fill_n(q + block.count * stride, (kUnit - block.count) * stride, Element{});
     for (int64_t column = 0; column < width_; column += kUnit) {
       const int64_t columns = std::min(kUnit, head_dim_ - column);
       pack_panel(q_rows() + slot * elements_ + column * kUnit, q + column, stride, false, kUnit, columns);
       pack_panel(d_o_rows() + slot * elements_ + column * kUnit, d_o + column, stride, false, kUnit, columns);
     }
-    multiply_block(scores(), kUnit, false, k_unit(), 0, true, q_turned(), kUnit, width_);
-    multiply_block(d_p(), kUnit, false, v_unit(), 0, true, d_o_turned(), kUnit, width_);
-    softmax_backward_unit(scores(), d_p(), mask, scale_ * kLog2E, lse_block(), dots_block(),
-                          p() + slot * kUnitElements, d_s() + slot * kUnitElements, d_s_right());
+    multiply_block(scores(), kPageTokens, false, q, stride, false, k_columns(), kPageTokens, width_);
+    multiply_block(d_p(), kPageTokens, false, d_o, stride, false, v_columns(), kPageTokens, width_);
+    softmax_backward_page(scores(), d_p(), visible.data(), scale_ * kLog2E, lse.data(), dots.data(), d_s(),
+                          p_turned() + slot * kPageUnit, d_s_turned() + slot * kPageUnit);
     for (int64_t column = 0; column < width_; column += kUnit)
-      multiply_block(d_q_turned() + column * kUnit, kUnit, false, k_turned() + column * kUnit, 0, true,
-                     d_s_right(), kUnit, kUnit);
-    add_turned(d_q_turned(), d_q.data(), num_rows, width_);
+      multiply_block(d_q_block() + column, width_, false, d_s(), 0, true, k_rows() + column * kUnit, kUnit,
+                     kUnit);
+    add_rows(d_q_block(), d_q.data(), block.count, width_);
   }
 
-  void add_to_keys(int64_t num_blocks) const {
+  void add_to_keys(int64_t page, int64_t num_blocks) const {
     std::array<const Element*, kBlocks> left{}, right{};
     const auto add = [&](float* sums, const Element* factor, const Element* rows) {
       for (int64_t column = 0; column < width_; column += kUnit) {
         for (int64_t b = 0; b < num_blocks; ++b) {
-          left[static_cast<size_t>(b)] = factor + b * kUnitElements;
+          left[static_cast<size_t>(b)] = factor + b * kPageUnit;
           right[static_cast<size_t>(b)] = rows + b * elements_ + column * kUnit;
         }
-        add_products(sums + column, width_, left.data(), right.data(), num_blocks);
+        add_products(sums + page * kPageTokens * width_ + column, width_, left.data(), right.data(),
+                     num_blocks, kPageTokens);
       }
     };
-    add(d_v_unit(), p(), d_o_rows());
-    add(d_k_unit(), d_s(), q_rows());
+    add(d_v_, p_turned(), d_o_rows());
+    add(d_k_, d_s_turned(), q_rows());
   }
 
   void store() const {
     for (int64_t row = 0; row < num_rows_; ++row)
-      for (int64_t h = 0; h < head_dim_; ++h)
-        simd::narrow(mutable_data<Element>(of_.d.d_q_TNH)[offset_of(row) + h],
-                     scale_ * d_q_.get()[row * width_ + h]);
+      store_row(d_q_.get() + row * width_, scale_, mutable_data<Element>(of_.d.d_q_TNH) + offset_of(row),
+                head_dim_);
     const TreePages& pages = of_.pass.pages;
     add_page_rows(d_k_, width_, scale_, pages.stack_slots(), g_, of_.d_k_stack_PGH);
     add_page_rows(d_k_, width_, scale_, pages.own_slots(), g_, of_.d.d_k_TGH);
@@ -276,7 +235,6 @@ class HeadBackward {
   const SparseBackward& of_;
   const int64_t g_, heads_, head_dim_, width_;  // width_: head_dim_, padded
   const int64_t elements_;                      // elements of a factor of 32 rows
-  const int64_t parts_per_page_, part_tokens_;  // SparsePolicy
   const int64_t num_rows_, num_keys_;
   const float scale_;
   const AlignedBuffer<Element> keys_;
@@ -289,7 +247,6 @@ class HeadBackward {
   float *const lse_, *const dots_;  // [rows]; lse to base 2
   const AlignedBuffer<float> sums_;
   const AlignedBuffer<Element> factors_;
-  const AlignedBuffer<float> unused_{width_};  // receives the gradients of padding rows
 };
 
 }  // namespace
