@@ -76,12 +76,6 @@ struct Scoring {
   int64_t num_queries;
 };
 
-// NaN has no order, so it becomes -infinity.
-template <class A>
-BOUGH_INLINE A ordered(A score) {
-  return score == score ? score : -std::numeric_limits<A>::infinity();
-}
-
 // Scores kCount blocks from block i on: for each query, the products with the blocks' summaries. kExtremes is
 // a template parameter, so that the compiler fuses the same products and additions for any kQueries.
 template <int kQueries, int kCount, bool kExtremes, class T>
@@ -135,12 +129,13 @@ BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
       typename simd::VectorOf<AccOf<T>, 4>::Vector sums;
       simd::sums_of(sums, even[n][0], even[n][1], even[n][2], even[n][3]);
       simd::store(scores, sums);
-#pragma GCC unroll 4
-      for (int p = 0; p < kCount; ++p) scores[p] = ordered(scores[p]);
     } else {
 #pragma GCC unroll 4
-      for (int p = 0; p < kCount; ++p) scores[p] = ordered(simd::sum_of(even[n][p]));
+      for (int p = 0; p < kCount; ++p) scores[p] = simd::sum_of(even[n][p]);
     }
+#pragma GCC unroll 4
+    for (int p = 0; p < kCount; ++p)  // NaN has no order
+      if (scores[p] != scores[p]) scores[p] = -std::numeric_limits<AccOf<T>>::infinity();
   }
 }
 
@@ -206,7 +201,7 @@ BOUGH_RAISE_MAXIMA(double)
 template <class T>
 struct Room {
   std::vector<AccOf<T>> q, scores, highest;
-  std::vector<int32_t> order, parts;
+  std::vector<int32_t> order, parts;  // order only grows
 };
 
 // Writes the indices of the `count` highest scores, ascending, to the beginning of room.order. Finds a lower
@@ -226,19 +221,18 @@ void find_highest(Room<T>& room, std::span<const AccOf<T>> scores, size_t count)
     std::nth_element(room.highest.begin(), last, room.highest.end(), std::greater<>());
     bound = *last;
   }
-  room.order.resize(scores.size());
-  size_t reached = 0;
+  if (room.order.size() < scores.size()) room.order.resize(scores.size());
+  auto end = room.order.begin();
   for (size_t i = 0; i < scores.size(); ++i) {  // without a branch, which would be mispredicted often
-    room.order[reached] = static_cast<int32_t>(i);
-    reached += scores[i] >= bound ? 1 : 0;
+    *end = static_cast<int32_t>(i);
+    end += scores[i] >= bound ? 1 : 0;
   }
-  room.order.resize(reached);
   const auto is_before = [&](int32_t a, int32_t b) {
     const auto score_a = scores[static_cast<size_t>(a)], score_b = scores[static_cast<size_t>(b)];
     return score_a > score_b || (score_a == score_b && a < b);
   };
   const auto kept = room.order.begin() + static_cast<int64_t>(count);
-  std::nth_element(room.order.begin(), kept - 1, room.order.end(), is_before);
+  std::nth_element(room.order.begin(), kept - 1, end, is_before);
   std::sort(room.order.begin(), kept);
 }
 
@@ -259,19 +253,23 @@ bool score_the_same(const ChoosingQuery& a, const ChoosingQuery& b, const Sparse
          policy.blocks_for(a.position + 1) == policy.blocks_for(b.position + 1) && a.budget == b.budget;
 }
 
-// Writes the lists of one query, or of two that score the same blocks, for key/value head g.
+// Writes the lists of one query, or of two that score the same blocks, for key/value head g. lists: the first
+// query's lists of all heads, then the second's.
 template <class T>
 void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePolicy& policy,
             std::span<const ChoosingQuery> queries, int64_t g, Room<T>& room,
-            std::span<std::vector<int32_t>* const> lists) {
+            std::span<std::vector<int32_t>> lists) {
   const ChoosingQuery& query = queries.front();
+  const int64_t G = summaries.size(1), padded_H = summaries.size(3), H = q_TNH.size(2);
+  const auto list_of = [&](size_t i) -> std::vector<int32_t>& {
+    return lists[i * static_cast<size_t>(G) + static_cast<size_t>(g)];
+  };
   const int64_t visible = policy.blocks_for(query.position + 1), budget = query.budget;
-  for (std::vector<int32_t>* list : lists) {
-    list->resize(static_cast<size_t>(std::min(visible, budget)));
-    std::iota(list->begin(), list->end(), 0);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    list_of(i).resize(static_cast<size_t>(std::min(visible, budget)));
+    std::iota(list_of(i).begin(), list_of(i).end(), 0);
   }
   if (visible <= budget) return;
-  const int64_t G = summaries.size(1), padded_H = summaries.size(3), H = q_TNH.size(2);
   const int64_t heads = q_TNH.size(1) / G;
   room.q.assign(queries.size() * static_cast<size_t>(padded_H), 0);
   for (size_t i = 0; i < queries.size(); ++i) {
@@ -296,7 +294,7 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, const SparsePo
   score(&scoring);
   const int64_t kept = policy.chosen_of(budget);
   for (size_t i = 0; i < queries.size(); ++i) {
-    std::vector<int32_t>& list = *lists[i];
+    std::vector<int32_t>& list = list_of(i);
     const std::span<const AccOf<T>> scores =
         std::span(room.scores).subspan(i * static_cast<size_t>(candidates), static_cast<size_t>(candidates));
     find_highest(room, scores, static_cast<size_t>(kept));
@@ -402,21 +400,19 @@ void choose_blocks(const at::Tensor& q_TNH, const at::Tensor& summaries, const S
   }
   if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, policy, queries, lists);
   dispatch_float_types(q_TNH.scalar_type(), "block choice", [&]<class T>() {
-    at::parallel_for(0, G * std::ssize(queries), grain(most * summaries.size(3) / 4),
+    at::parallel_for(0, std::ssize(lists), grain(most * summaries.size(3) / 4),
                      [&](int64_t begin, int64_t end) {
                        Room<T> room;
-                       int64_t count = 1;
-                       for (int64_t item = begin; item < end; item += count) {  // by head, then by query
+                       size_t count = 1;
+                       for (int64_t item = begin; item < end; item += static_cast<int64_t>(count)) {
+                         // By head, then by query: the summaries of a head stay in the cache.
                          const int64_t g = item / std::ssize(queries);
                          const auto i = static_cast<size_t>(item % std::ssize(queries));
                          const bool both = item + 1 < end && i + 1 < queries.size() &&
                                            score_the_same(queries[i], queries[i + 1], policy);
                          count = both ? 2 : 1;
-                         const size_t at = i * static_cast<size_t>(G) + static_cast<size_t>(g);
-                         std::vector<int32_t>* const to[] = {
-                             &lists[at], both ? &lists[at + static_cast<size_t>(G)] : nullptr};
-                         choose<T>(q_TNH, summaries, policy, queries.subspan(i, static_cast<size_t>(count)),
-                                   g, room, std::span(to).first(static_cast<size_t>(count)));
+                         choose<T>(q_TNH, summaries, policy, queries.subspan(i, count), g, room,
+                                   lists.subspan(i * static_cast<size_t>(G)));
                        }
                      });
   });

@@ -21,6 +21,12 @@ inline __m512i round_to_pairs(__m512 low, __m512 high) {
   return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_add_epi32(_mm512_castps_si512(high), half));
 }
 
+// Rounds up to 16 elements to nearest even and stores the first `count`.
+inline void store_rounded(BFloat16Bits* out, __m512 x, int64_t count) {
+  const __mmask16 columns = count >= kLanes ? ~__mmask16{0} : static_cast<__mmask16>((1u << count) - 1);
+  _mm256_mask_storeu_epi16(out, columns, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+
 constexpr int64_t kHalf = kUnit * kLanes;  // scores of half of the queries
 
 // Sets invisible scores of [32 keys][16 queries] to -infinity.
@@ -164,12 +170,8 @@ void store_turned(const float* sums, const float* factors, int64_t num_rows, BFl
         r[i] = _mm512_castps_si512(
             _mm512_mul_ps(_mm512_load_ps(sums + (d + i) * kUnit + half * kLanes), factor));
       transpose_16x16(r);
-      const int64_t left = head_dim - d;
-      const __mmask16 columns = left >= kLanes ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
-      for (int64_t i = 0; i < kLanes && half * kLanes + i < num_rows; ++i) {
-        const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_castsi512_ps(r[i])));
-        _mm256_mask_storeu_epi16(out + (half * kLanes + i) * out_stride + d, columns, rounded);
-      }
+      for (int64_t i = 0; i < kLanes && half * kLanes + i < num_rows; ++i)
+        store_rounded(out + (half * kLanes + i) * out_stride + d, _mm512_castsi512_ps(r[i]), head_dim - d);
     }
 }
 
@@ -208,12 +210,8 @@ void add_rows(const float* sums, float* const* rows, int64_t num_rows, int64_t w
 }
 
 void store_row(const float* sums, float factor, BFloat16Bits* out, int64_t head_dim) {
-  for (int64_t h = 0; h < head_dim; h += kLanes) {
-    const int64_t left = head_dim - h;
-    const __mmask16 columns = left >= kLanes ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
-    const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(sums + h), _mm512_set1_ps(factor));
-    _mm256_mask_storeu_epi16(out + h, columns, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(scaled)));
-  }
+  for (int64_t h = 0; h < head_dim; h += kLanes)
+    store_rounded(out + h, _mm512_mul_ps(_mm512_load_ps(sums + h), _mm512_set1_ps(factor)), head_dim - h);
 }
 
 }  // namespace bough::bf16

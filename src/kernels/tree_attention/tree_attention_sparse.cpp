@@ -133,21 +133,6 @@ BOUGH_INLINE void add_rows_of(const PageRows<Acc>* of) {
 BOUGH_ADD_ROWS(float)
 BOUGH_ADD_ROWS(double)
 
-template <class Acc>
-void add_rows_of_pages(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots,
-                       int64_t g, const at::Tensor& d_TGH) {
-  const int64_t H = d_TGH.size(2);
-  const PageRows<Acc> of{.pages = pages,
-                         .stride = stride,
-                         .factor = factor,
-                         .slots = slots.data(),
-                         .num_slots = std::ssize(slots),
-                         .to = mutable_data<Acc>(d_TGH) + g * H,
-                         .to_stride = d_TGH.size(1) * H,
-                         .H = H};
-  add_rows(&of);
-}
-
 // Copies the keys and values of one key/value head to their slots in the pages.
 template <class T, class Acc>
 void load_rows(const at::Tensor& k_TGH, const at::Tensor& v_TGH, std::span<const TokenSlot> slots, int64_t g,
@@ -247,14 +232,22 @@ TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const T
 
 }  // namespace
 
-void add_page_rows(const float* pages, int64_t stride, float factor, std::span<const TokenSlot> slots,
-                   int64_t g, const at::Tensor& d_TGH) {
-  add_rows_of_pages(pages, stride, factor, slots, g, d_TGH);
+template <class Acc>
+void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots, int64_t g,
+                   const at::Tensor& d_TGH) {
+  const int64_t H = d_TGH.size(2);
+  const PageRows<Acc> of{.pages = pages,
+                         .stride = stride,
+                         .factor = factor,
+                         .slots = slots.data(),
+                         .num_slots = std::ssize(slots),
+                         .to = mutable_data<Acc>(d_TGH) + g * H,
+                         .to_stride = d_TGH.size(1) * H,
+                         .H = H};
+  add_rows(&of);
 }
-void add_page_rows(const double* pages, int64_t stride, double factor, std::span<const TokenSlot> slots,
-                   int64_t g, const at::Tensor& d_TGH) {
-  add_rows_of_pages(pages, stride, factor, slots, g, d_TGH);
-}
+template void add_page_rows(const float*, int64_t, float, std::span<const TokenSlot>, int64_t,
+                            const at::Tensor&);
 
 BlockChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                    const SparseTreePass& pass) {

@@ -177,7 +177,7 @@ class HeadBackward {
   void compute(const Block& block, int64_t slot) const {
     Element *const q = gathered(), *const d_o = q + width_;
     const int64_t stride = 2 * width_;
-    alignas(64) std::array<uint16_t, kUnit> visible{};
+    std::array<uint16_t, kUnit> visible{};
     std::array<float, kUnit> lse{}, dots{};
     std::array<float*, kUnit> d_q;
     for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {

@@ -53,10 +53,9 @@ void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
 
 // Adds the gradients of one head's pages, [pages][16][stride], times `factor`, to the rows (tokens) of d_TGH.
 // A token that lies in several pages, because paths branch there, gets the sum.
-void add_page_rows(const float* pages, int64_t stride, float factor, std::span<const TokenSlot> slots,
-                   int64_t g, const at::Tensor& d_TGH);
-void add_page_rows(const double* pages, int64_t stride, double factor, std::span<const TokenSlot> slots,
-                   int64_t g, const at::Tensor& d_TGH);
+template <class Acc>  // float or double
+void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots, int64_t g,
+                   const at::Tensor& d_TGH);
 
 // Backward of key/value head g by bf16 tiles (matrix_product_tiles.h). has_tiles(at::kBFloat16) must be true.
 // Visits page by page and gathers the queries that attend to the page.
