@@ -159,8 +159,8 @@ def gradients(engine):
 
 
 def assert_same_gradients(got, expected, tolerance=1e-5):
-    """A difference counts in relation to the parameter's largest gradient, or to 10% of the model's largest: a
-    much smaller gradient is a sum of terms that cancel, and has their rounding errors."""
+    """A difference counts in relation to the parameter's largest gradient, or to 10% of the model's largest:
+    a much smaller gradient is a sum of terms that cancel, and has their rounding errors."""
     assert got.keys() == expected.keys()
     floor = max(value.abs().max() for value in expected.values()) / 10
     for name, value in expected.items():

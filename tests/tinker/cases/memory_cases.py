@@ -1,5 +1,6 @@
 """The memory of models: planned when a model is created, and shared by more models than fit."""
 
+import contextlib
 import os
 import threading
 import time
@@ -27,8 +28,11 @@ def small(program, models, tmp_path_factory):
 
 def num_parked(service) -> int:
     """Models in files without a name."""
-    files = Path(f"/proc/{service.process.pid}/fd").iterdir()
-    return sum(".scratch-" in os.readlink(file) for file in files)
+    parked = 0
+    for file in Path(f"/proc/{service.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the service has closed it since
+            parked += ".scratch-" in os.readlink(file)
+    return parked
 
 
 def train(client, number, rounds):
