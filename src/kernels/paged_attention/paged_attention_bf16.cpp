@@ -26,32 +26,9 @@ constexpr int64_t kRows = kEntriesTogether;
 constexpr int64_t kPage = kPageTokens;
 constexpr int64_t kBatch = kMostPages;  // pages; their scores stay in the cache
 constexpr int64_t kAhead = 8;           // pages between the page being computed and the page being prefetched
-constexpr float kSlack = 8;             // exponent of 2
+using Ahead = UpcomingPages<Element, float>;
+constexpr float kSlack = 8;  // exponent of 2
 constexpr double kLog2E = 1.4426950408889634;
-
-// Iterates over the pages of a task in order, kAhead pages ahead of the computation, to prefetch them. The
-// pages are scattered over memory far larger than the caches.
-class Ahead {
- public:
-  Ahead(const Layer& layer, const TaskView<float>& task) : layer_(layer), task_(task) {
-    if (task.num_runs > 0) page_ = task.runs[0].page_begin;
-    for (int64_t i = 0; i < kAhead; ++i) next();
-  }
-  // Returns the offset of the next page's keys and values. At the end of the task, repeats that of the last
-  // page.
-  int64_t next() {
-    if (run_ == task_.num_runs) return offset_;
-    const AttentionRun& run = task_.runs[run_];
-    offset_ = layer_.offset(task_.page(run, page_), task_.g);
-    if (++page_ == run.page_end && ++run_ < task_.num_runs) page_ = task_.runs[run_].page_begin;
-    return offset_;
-  }
-
- private:
-  const Layer& layer_;
-  const TaskView<float>& task_;
-  int64_t run_ = 0, page_ = 0, offset_ = 0;
-};
 
 // Entries [first, first + count) of a task during one run.
 struct Block {
@@ -77,7 +54,7 @@ void find_pages(const Block& block, int64_t page, int64_t count, Ahead* ahead, B
   batch.count = count;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t offset = layer.offset(block.task.page(block.run, page + i), block.task.g);
-    const int64_t offset_ahead = ahead ? ahead->next() : offset;
+    const int64_t offset_ahead = ahead ? ahead->next().offset : offset;
     batch.keys[i] = layer.keys + offset;
     batch.values[i] = layer.values + offset;
     batch.keys_ahead[i] = layer.keys + offset_ahead;
@@ -186,7 +163,7 @@ void run_attention_task(const Layer& layer, const TaskView<float>& task) {
   const auto scale = static_cast<float>(layer.scale * kLog2E);
   auto* q = reinterpret_cast<Element*>(task.q);
   for (int64_t entry = 0; entry < entries; ++entry) begin_entry(layer, task, entry, q);
-  Ahead ahead(layer, task);
+  Ahead ahead(layer, task, kAhead);
   int64_t configured = 0;
   for (int64_t r = 0; r < task.num_runs; ++r) {
     const AttentionRun& run = task.runs[r];

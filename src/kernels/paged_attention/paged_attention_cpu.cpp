@@ -57,11 +57,26 @@ BOUGH_INLINE void multiply(A* values, const Vector& factor) {
   simd::store(values, v);
 }
 
+constexpr int64_t kPagesAhead = 4;  // between the page being computed and the page being prefetched
+BOUGH_INLINE void prefetch(const void* line) {
+  __builtin_prefetch(line, 0, 2);
+}
+
+// A page of one head, and a later page that is prefetched meanwhile.
+template <class T>
+struct PageView {
+  const T* keys;
+  const T* values;
+  const T* keys_ahead;
+  const T* values_ahead;
+  unsigned ahead;  // keys of the later page that are read; 0: nothing is prefetched
+};
+
 // Computes one page for B entries: scores, running maximum and sum, weighted sum of values. The page's 16
 // lanes are computed in parts that fit into a register of `vector_bytes`.
 template <int64_t vector_bytes, int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
-                             const uint16_t* visible, const T* keys, const T* values) {
+                             const uint16_t* visible, const PageView<T>& page) {
   using Acc = typename simd::Types<T>::Acc;
   constexpr int64_t kWidth = std::min<int64_t>(kLanes, vector_bytes / sizeof(Acc)), kParts = kLanes / kWidth;
   using Vector = typename simd::VectorOf<Acc, kWidth>::Vector;
@@ -70,12 +85,17 @@ BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& ta
   const Acc* q = task.q + entry * padded_H;
   alignas(64) Acc weights[B][kLanes];
   for (int64_t part = 0; part < kLanes; part += kWidth) {
-    const T* own = keys + part * kPairSize<T>;
+    const T* own = page.keys + part * kPairSize<T>;
+    const T* later = page.keys_ahead + part * kPairSize<T>;
     Vector even[B] = {}, odd[B] = {};  // two chains per entry hide the latency of the additions
     int64_t h = 0;
     for (; h + 1 < H; h += 2) {
       Vector k0, k1;
       load_two(k0, k1, own + h * kLanes, kLanes);
+      if (page.ahead != 0) {
+        prefetch(later + h * kLanes);
+        if (kPairSize<T> == 1) prefetch(later + (h + 1) * kLanes);
+      }
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         even[b] += q[b * padded_H + h] * k0;
@@ -139,12 +159,17 @@ BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& ta
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
         std::memcpy(&o[i][b], task.output + (entry + b) * padded_H + c + i * kWidth, sizeof o[i][b]);
-    for (int64_t j = 0; seen >> j != 0; j += 2) {
+    for (int64_t j = 0; (seen | page.ahead) >> j != 0; j += 2) {
+      if ((page.ahead >> j & 3) != 0) {
+        const T* later = page.values_ahead + j * padded_H + c * kPairSize<T>;
+        prefetch(later);
+        if (kPairSize<T> == 1) prefetch(later + padded_H);
+      }
       if ((seen >> j & 3) == 0) continue;
 #pragma GCC unroll 2
       for (int64_t i = 0; i < kTogether; ++i) {
         Vector v0, v1;
-        load_two(v0, v1, values + j * padded_H + (c + i * kWidth) * kPairSize<T>, padded_H);
+        load_two(v0, v1, page.values + j * padded_H + (c + i * kWidth) * kPairSize<T>, padded_H);
 #pragma GCC unroll 4
         for (int b = 0; b < B; ++b) o[i][b] += weights[b][j] * v0;
         if ((seen >> j & 2) == 0) continue;
@@ -175,22 +200,26 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
     for (int64_t j = 0; j < kLanes; ++j) task.sum[e * kLanes + j] = 0;
     task.maximum[e] = -std::numeric_limits<Acc>::infinity();
   }
+  UpcomingPages<T, Acc> upcoming(layer, task, kPagesAhead);
   for (int64_t r = 0; r < task.num_runs; ++r) {
     const AttentionRun& run = task.runs[r];
     const int64_t entry_end = run.row_end * heads;
     for (int64_t p = run.page_begin; p < run.page_end; ++p) {
-      const T* keys = layer.keys + layer.offset(task.page(run, p), task.g);
-      const T* values = layer.values + layer.offset(task.page(run, p), task.g);
+      const int64_t offset = layer.offset(task.page(run, p), task.g);
+      const auto ahead = upcoming.next();
+      PageView<T> page{layer.keys + offset, layer.values + offset, layer.keys + ahead.offset,
+                       layer.values + ahead.offset, ahead.visible};
       for (int64_t e = run.row_begin * heads; e < entry_end;) {
         const int64_t block = entry_end - e < 4 ? entry_end - e : 4;
         uint16_t visible[4];
         for (int64_t b = 0; b < block; ++b) visible[b] = task.visible(task.rows[(e + b) / heads], p);
         switch (block) {
-          case 4: visit_page<vector_bytes, 4>(layer, task, e, visible, keys, values); break;
-          case 3: visit_page<vector_bytes, 3>(layer, task, e, visible, keys, values); break;
-          case 2: visit_page<vector_bytes, 2>(layer, task, e, visible, keys, values); break;
-          default: visit_page<vector_bytes, 1>(layer, task, e, visible, keys, values);
+          case 4: visit_page<vector_bytes, 4>(layer, task, e, visible, page); break;
+          case 3: visit_page<vector_bytes, 3>(layer, task, e, visible, page); break;
+          case 2: visit_page<vector_bytes, 2>(layer, task, e, visible, page); break;
+          default: visit_page<vector_bytes, 1>(layer, task, e, visible, page);
         }
+        page.ahead = 0;
         e += block;
       }
     }

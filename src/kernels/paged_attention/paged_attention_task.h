@@ -72,6 +72,41 @@ struct TaskView {
   }
 };
 
+// Iterates over the pages of a task in order, some pages ahead of the computation, to prefetch them, because
+// they are scattered over memory far larger than the caches. Always inlined: the linker must not keep the
+// AVX-512 copy of a function for CPUs without it.
+template <class T, class Acc>
+class UpcomingPages {
+ public:
+  struct Page {
+    int64_t offset;    // of its keys and values (LayerView)
+    uint16_t visible;  // keys that the run's only row sees; all keys if the run has several rows
+  };
+  // num_ahead: pages between the first page of the computation and the first one that next() returns.
+  [[gnu::always_inline]] UpcomingPages(const LayerView<T, Acc>& layer, const TaskView<Acc>& task,
+                                       int64_t num_ahead)
+      : layer_(layer), task_(task) {
+    if (task.num_runs > 0) number_ = task.runs[0].page_begin;
+    for (int64_t i = 0; i < num_ahead; ++i) next();
+  }
+  // Returns the next page. At the end of the task, repeats the last page.
+  [[gnu::always_inline]] Page next() {
+    if (run_ == task_.num_runs) return page_;
+    const AttentionRun& run = task_.runs[run_];
+    const bool has_one_row = run.row_end - run.row_begin == 1;
+    page_ = {layer_.offset(task_.page(run, number_), task_.g),
+             has_one_row ? task_.visible(task_.rows[run.row_begin], number_) : kAllKeys};
+    if (++number_ == run.page_end && ++run_ < task_.num_runs) number_ = task_.runs[run_].page_begin;
+    return page_;
+  }
+
+ private:
+  const LayerView<T, Acc>& layer_;
+  const TaskView<Acc>& task_;
+  int64_t run_ = 0, number_ = 0;
+  Page page_ = {0, 0};
+};
+
 namespace bf16 {
 // Computes a task in bf16, with sums in fp32. Configures the AMX tiles, but does not release them: the caller
 // must call end_tiles() (matrix_product_tiles.h) after its last task.
