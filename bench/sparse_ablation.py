@@ -121,6 +121,7 @@ LEVERS = {
     "dense": {
         "half": "actor.optimizer.lr=2.5e-5",
         "double": "actor.optimizer.lr=1e-4",
+        "clip_higher": "actor.eps_clip_higher=0.28",
         "signal": "actor.dynamic_sampling=true",
         "token": "actor.loss_aggregation=token_mean",
         "beta": "actor.optimizer.beta2=0.95",
@@ -129,6 +130,9 @@ LEVERS = {
     "distill": {
         "warmed": {"warms_phi": True},
         "lambda": "sparse_training.kl_loss_coef=0.1",
+        # KL's gradient of a token is lambda · |log(sparse / dense)|, PPO's is |advantage|. With lambda 100 the
+        # KL weighs more, because that log-ratio is about 0.05 on `trace`.
+        "lambda_100": "sparse_training.kl_loss_coef=100",
         "signal": "actor.dynamic_sampling=true",
         "fast": "sparse_training.lr_ratio=20",
         "tis": "actor.correction=tis",

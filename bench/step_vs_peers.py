@@ -4,6 +4,7 @@
 Runs `bough step` and bench/peer_step.py, interleaved, on the same generated rollout sets (bench/workload.py)
 and the same weights. Prints medians over the rounds with their spread. A ratio above 1 means that Bough is
 faster: `auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against `dense`.
+With --memory, `auto_memory` is measured too: `auto` with this budget instead of the activations of one pass.
 Every measurement is a separate process with one uncounted warm-up. If a contender's loss differs from
 Bough's, the contender computed something else, and the benchmark fails.
 
@@ -53,7 +54,13 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 SHAPES = [*BOUGH_SHAPES, "0.6b"]
 CONTENDERS = ["auto", "path", "dta", "dense", "transformers"]
 # Pairs (Bough's contender, its baseline).
-PAIRS = [("auto", "dta"), ("path", "dta"), ("dense", "transformers"), ("auto", "dense")]
+PAIRS = [
+    ("auto", "dta"),
+    ("auto_memory", "dta"),
+    ("path", "dta"),
+    ("dense", "transformers"),
+    ("auto", "dense"),
+]
 
 
 @dataclasses.dataclass
@@ -86,10 +93,12 @@ class Bench:
 
     def measure(self, contender, model, rollouts, dtype):
         """Returns seconds, loss and peak resident bytes of one run."""
-        if contender in ("auto", "path", "dense"):
+        if contender in ("auto", "auto_memory", "path", "dense"):
+            mode, _, budget = contender.partition("_")
             report = self.run(
-                [self.args.bough, "step", "--model", model, "--rollouts", rollouts, "--mode", contender]
+                [self.args.bough, "step", "--model", model, "--rollouts", rollouts, "--mode", mode]
                 + ["--dtype", dtype, "--threads", self.args.threads, "--repeat", 1, "--json"]
+                + (["--memory", self.args.memory] if budget else [])
             )
             return report["seconds_per_step"], report["loss"], report["peak_rss_bytes"]
         peer = {"transformers": "dense", "dta": "dta"}[contender]
@@ -106,6 +115,7 @@ def parse_arguments():
     parser.add_argument("--sets", nargs="+", choices=[*SETS, *TAU2_SETS], default=[*SETS, *TAU2_SETS])
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--memory", metavar="BYTES", help="measure `auto` with this budget too, such as 1GiB")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
     parser.add_argument("--shape", choices=SHAPES, default="small", help="shape of the model (small)")
     parser.add_argument("--quick", action="store_true", help="smoke test: tiny sets and model, one round")
@@ -114,6 +124,10 @@ def parse_arguments():
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error(f"--rounds: got {args.rounds}, expected at least 1")
+    if args.memory:
+        args.contenders.insert(
+            args.contenders.index("auto") + 1 if "auto" in args.contenders else 0, "auto_memory"
+        )
     if args.quick:
         args.shape, args.rounds = "tiny", 1
     args.sets = available_sets(args.sets, args.quick)
