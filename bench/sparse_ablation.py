@@ -130,8 +130,8 @@ LEVERS = {
     "distill": {
         "warmed": {"warms_phi": True},
         "lambda": "sparse_training.kl_loss_coef=0.1",
-        # KL's gradient of a token is lambda · |log(sparse / dense)|, PPO's is |advantage|. With lambda 100 the
-        # KL weighs more, because that log-ratio is about 0.05 on `trace`.
+        # The gradient of a token's KL is weighted by lambda · |log(sparse / dense)|, that of PPO by |advantage|.
+        # On `trace` this log-ratio is about 0.05, so with 100 the KL outweighs PPO.
         "lambda_100": "sparse_training.kl_loss_coef=100",
         "signal": "actor.dynamic_sampling=true",
         "fast": "sparse_training.lr_ratio=20",
