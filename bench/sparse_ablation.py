@@ -130,7 +130,7 @@ LEVERS = {
     "distill": {
         "warmed": {"warms_phi": True},
         "lambda": "sparse_training.kl_loss_coef=0.1",
-        # The gradient of a token's KL is weighted by lambda · |log(sparse / dense)|, that of PPO by |advantage|.
+        # A token's KL gradient is weighted by lambda · |log(sparse / dense)|, that of PPO by |advantage|.
         # On `trace` this log-ratio is about 0.05, so with 100 the KL outweighs PPO.
         "lambda_100": "sparse_training.kl_loss_coef=100",
         "signal": "actor.dynamic_sampling=true",
