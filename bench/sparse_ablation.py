@@ -125,6 +125,7 @@ LEVERS = {
         "signal": "actor.dynamic_sampling=true",
         "token": "actor.loss_aggregation=token_mean",
         "beta": "actor.optimizer.beta2=0.95",
+        "epochs": "actor.ppo_n_minibatches=2",
         "clip": "actor.optimizer.gradient_clipping=0.5",
     },
     "distill": {
@@ -136,6 +137,9 @@ LEVERS = {
         "signal": "actor.dynamic_sampling=true",
         "fast": "sparse_training.lr_ratio=20",
         "tis": "actor.correction=tis",
+        # A wrong token of the sparse policy decides the reward of its sample. obrs leaves this token out, and
+        # the other tokens get the blame. A weight of the whole sample leaves out the sample.
+        "sequence": {"extra": ("actor.correction=tis", "actor.correction_level=sequence")},
         "replay": "rollout.sparse.replay=true",
     },
 }
