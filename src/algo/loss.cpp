@@ -68,9 +68,10 @@ void check_settings(const LossSettings& settings) {
     throw UserError(str("setting prox_logp_method: got ", method,
                         ", which only the decoupled loss uses, but use_decoupled_loss is false; set it to "
                         "true, or leave prox_logp_method out"));
-  if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3" && settings.kl_loss_type != "unbiased")
-    throw UserError(str("setting kl_loss_type: got ", quoted(settings.kl_loss_type),
-                        ", expected k2, k3 or unbiased (k1 has no expected gradient in the loss)"));
+  const std::string& kl = settings.kl_loss_type;
+  if (kl != "k2" && kl != "k3" && kl != "unbiased" && kl != "topk")
+    throw UserError(str("setting kl_loss_type: got ", quoted(kl),
+                        ", expected k2, k3, unbiased or topk (k1 has no expected gradient in the loss)"));
   expect(settings.kl_ctl >= 0.0, "kl_ctl", settings.kl_ctl, "at least 0");
   expect(settings.obrs_lambda > 0.0, "obrs_lambda", settings.obrs_lambda, "above 0");
   if (settings.obrs_normalizer != "rest" && settings.obrs_normalizer != "scaled")
@@ -135,8 +136,12 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_rows_tensor(rows, rows.teacher_log_probs_R, "teacher_log_probs_R", loss.needs_teacher(), acc);
   const TopKTokens top_k = loss.top_k_tokens();
   const bool by_engine = top_k == TopKTokens::kEngineTop;
-  check_top_k(rows, rows.top_k_log_probs_RK, "top_k_log_probs_RK",
-              top_k == TopKTokens::kPolicyTop || (by_engine && rows.proximal_is_current), acc);
+  const bool needs_reference_top_k = loss.needs_reference_top_k();
+  check_top_k(
+      rows, rows.top_k_log_probs_RK, "top_k_log_probs_RK",
+      top_k == TopKTokens::kPolicyTop || needs_reference_top_k || (by_engine && rows.proximal_is_current),
+      acc);
+  check_top_k(rows, rows.reference_top_k_RK, "reference_top_k_RK", needs_reference_top_k, acc);
   check_top_k(rows, rows.teacher_top_k_RK, "teacher_top_k_RK", top_k == TopKTokens::kPolicyTop, acc);
   check_top_k(rows, rows.behaviour_top_k_RK, "behaviour_top_k_RK", by_engine, acc);
   check_top_k(rows, rows.proximal_top_k_RK, "proximal_top_k_RK", by_engine && !rows.proximal_is_current, acc);

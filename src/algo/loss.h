@@ -46,11 +46,12 @@ struct LossRows {
   at::Tensor rows_R;                 // int64: index of each row in the batch; read only by losses in Python
 
   // [R, K]: log-probabilities of K top-k tokens at each row's position. Loss::top_k_tokens() says which
-  // tokens. The four tensors list the same tokens. If a row has fewer than K tokens, behaviour_top_k_RK has
+  // tokens. The tensors list the same tokens. If a row has fewer than K tokens, behaviour_top_k_RK has
   // -infinity in its remaining entries.
   at::Tensor top_k_log_probs_RK;  // log pi; a leaf that requires grad
   at::Tensor behaviour_top_k_RK;  // log mu
   at::Tensor proximal_top_k_RK;   // log pi_old; undefined with proximal_is_current
+  at::Tensor reference_top_k_RK;  // log pi_ref
   at::Tensor teacher_top_k_RK;    // log q
 
   // The current coefficient of the entropy bonus. nullopt: LossSettings::entropy_coef.
@@ -71,8 +72,8 @@ struct LossRows {
     for (const auto field :
          {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R, &LossRows::proximal_log_probs_R,
           &LossRows::reference_log_probs_R, &LossRows::teacher_log_probs_R, &LossRows::behaviour_top_k_RK,
-          &LossRows::proximal_top_k_RK, &LossRows::teacher_top_k_RK, &LossRows::weights_R,
-          &LossRows::versions_R, &LossRows::sequences_R, &LossRows::rows_R})
+          &LossRows::proximal_top_k_RK, &LossRows::reference_top_k_RK, &LossRows::teacher_top_k_RK,
+          &LossRows::weights_R, &LossRows::versions_R, &LossRows::sequences_R, &LossRows::rows_R})
       if ((this->*field).defined()) picked.*field = pick(this->*field);
     picked.entropy_coef = entropy_coef;
     picked.proximal_is_current = proximal_is_current;
@@ -123,6 +124,7 @@ class Loss {
   virtual bool needs_behaviour() const = 0;
   virtual bool needs_proximal() const = 0;  // proximal_log_probs_R, or proximal_is_current
   virtual bool needs_reference() const = 0;
+  virtual bool needs_reference_top_k() const { return false; }  // of the tokens of top_k_tokens()
   virtual bool needs_entropy() const = 0;
   virtual bool needs_teacher() const { return false; }  // teacher_log_probs_R
   virtual TopKTokens top_k_tokens() const { return TopKTokens::kNone; }

@@ -205,8 +205,10 @@ struct LossSettings {
     v("entropy_coef_delta", entropy_coef_delta, "target_entropy: change of the coefficient per step",
       at_least(0.0));
     v("kl_loss_coef", kl_loss_coef, "weight of the KL to the reference model in the loss", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "estimator of the KL in the loss; unbiased: k3 times pi / pi_old",
-      one_of({"k2", "k3", "unbiased"}));
+    v("kl_loss_type", kl_loss_type,
+      "the KL in the loss at a position: k2, k3 or unbiased (k3 times pi / pi_old) estimate it from the "
+      "sampled token; topk computes it over the gconfig.top_logprobs most likely tokens and the rest",
+      one_of({"k2", "k3", "unbiased", "topk"}));
     v("kl_ctl", kl_ctl, "weight of the KL to the reference model in the reward of each token", at_least(0.0));
     v("kl_estimator", kl_estimator, "estimator of the KL in the reward", one_of({"k1", "k2", "k3"}));
     v("kl_ctrl", kl_ctrl, "control of kl_ctl over the steps");

@@ -96,6 +96,8 @@ std::vector<Case> all_cases() {
   for (const char* mode : {"k1", "k2", "k3", "topk"})
     out.push_back({std::string("teacher ") + mode,
                    settings_of([&](LossSettings& s) { s.teacher.path = "t", s.teacher.loss_mode = mode; })});
+  out.push_back(
+      {"KL topk", settings_of([](LossSettings& s) { s.kl_loss_coef = 0.2, s.kl_loss_type = "topk"; })});
   out.push_back({"unbiased", settings_of([](LossSettings& s) {
                    s.kl_loss_coef = 0.2, s.kl_loss_type = "unbiased", s.target_entropy = 0.1;
                  })});
@@ -148,7 +150,7 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   out.top_k_log_probs_RK = top_k(out.log_probs_R).requires_grad_(true);
   out.behaviour_top_k_RK = top_k(out.behaviour_log_probs_R);
   if (rows.has_old) out.proximal_top_k_RK = top_k(out.proximal_log_probs_R);
-  out.teacher_top_k_RK = top_k(out.teacher_log_probs_R);
+  out.reference_top_k_RK = out.teacher_top_k_RK = top_k(out.teacher_log_probs_R);
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "algo/metrics_by_age.h"
@@ -47,6 +48,14 @@ at::Tensor log_rest(const at::Tensor& log_p_RK) {
   return sum_R.neg().add(1.0).clamp_min(std::exp(-kLogRestFloor)).log();
 }
 
+// KL(p, q) per loss row of two distributions over the K tokens and one more token that stands for all other
+// tokens. Tokens with log_p of -infinity count as absent. Differentiable in log_p.
+at::Tensor kl_of_top_k(const at::Tensor& log_p_RK, const at::Tensor& log_q_RK) {
+  const at::Tensor p_RK = log_p_RK.clamp_min(-kLogRestFloor), q_RK = log_q_RK.clamp_min(-kLogRestFloor);
+  const at::Tensor rest_R = log_rest(p_RK), rest_of_q_R = log_rest(q_RK);
+  return p_RK.exp().mul(p_RK.sub(q_RK)).sum(1).add(rest_R.exp().mul(rest_R.sub(rest_of_q_R)));
+}
+
 CouplingScope most_coupled(const PolicyTermKind& kind, const std::vector<CorrectionKind>& corrections) {
   CouplingScope coupling = kind.coupling;
   for (const CorrectionKind& correction : corrections) coupling = std::max(coupling, correction.coupling);
@@ -82,6 +91,10 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
     throw UserError(str(
         "setting teacher.loss_mode: got topk, which needs the policy's most likely tokens, with correction ",
         settings.correction, ", which needs the engine's; expected k1, k2 or k3, or another correction"));
+  if (needs_reference_top_k() && settings_.teacher.by_top_tokens())
+    throw UserError(
+        "setting teacher.loss_mode: got topk, which needs the policy's most likely tokens, with kl_loss_type "
+        "topk, which needs the engine's; expected k1, k2 or k3");
   if (reads_top_k && interpolates())
     throw UserError(str("setting prox_logp_method: correction ", settings.correction,
                         " needs pi_old of tokens that were not sampled; expected recompute"));
@@ -89,7 +102,8 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
 
 TopKTokens PolicyLoss::top_k_tokens() const {
   if (settings_.teacher.by_top_tokens()) return TopKTokens::kPolicyTop;
-  const bool reads = std::ranges::any_of(corrections_, &CorrectionKind::reads_top_k);
+  const bool reads =
+      needs_reference_top_k() || std::ranges::any_of(corrections_, &CorrectionKind::reads_top_k);
   return reads ? TopKTokens::kEngineTop : TopKTokens::kNone;
 }
 
@@ -156,6 +170,13 @@ at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor&
 
 at::Tensor PolicyLoss::kl(const LossRows& rows) const {
   const std::string& type = settings_.kl_loss_type;
+  if (type == "topk") {
+    // A row with fewer than K tokens lists one token again, with mu of 0.
+    const at::Tensor absent_RK = rows.behaviour_top_k_RK.isneginf();
+    const double floor = -std::numeric_limits<double>::infinity();
+    return kl_of_top_k(rows.top_k_log_probs_RK.masked_fill(absent_RK, floor),
+                       rows.reference_top_k_RK.masked_fill(absent_RK, floor));
+  }
   const at::Tensor kl_R =
       kl_estimate(type == "unbiased" ? "k3" : type, rows.log_probs_R, rows.reference_log_probs_R);
   if (type != "unbiased") return kl_R;
@@ -180,14 +201,10 @@ at::Tensor PolicyLoss::distillation(const LossRows& rows, MetricReader& metrics)
   metrics.add_mean("teacher/kl_k3", kl_estimate("k3", current_R, rows.teacher_log_probs_R));
   if (mode == "k1") return {};
   if (mode != "topk") return kl_estimate(mode, rows.log_probs_R, rows.teacher_log_probs_R);
-  const at::Tensor log_p_RK = rows.top_k_log_probs_RK.clamp_min(-kLogRestFloor);
-  const at::Tensor log_q_RK = rows.teacher_top_k_RK.clamp_min(-kLogRestFloor);
-  const at::Tensor rest_R = log_rest(log_p_RK), teacher_rest_R = log_rest(log_q_RK);
-  const at::Tensor kl_R =
-      log_p_RK.exp().mul(log_p_RK.sub(log_q_RK)).sum(1).add(rest_R.exp().mul(rest_R.sub(teacher_rest_R)));
+  const at::Tensor kl_R = kl_of_top_k(rows.top_k_log_probs_RK, rows.teacher_top_k_RK);
   metrics.add_mean("teacher/kl_topk", kl_R.detach());
-  metrics.add_mean("teacher/topk_mass", log_p_RK.detach().exp().sum(1));
-  metrics.add_mean("teacher/topk_teacher_mass", log_q_RK.exp().sum(1));
+  metrics.add_mean("teacher/topk_mass", rows.top_k_log_probs_RK.detach().exp().sum(1));
+  metrics.add_mean("teacher/topk_teacher_mass", rows.teacher_top_k_RK.exp().sum(1));
   return kl_R;
 }
 
@@ -209,7 +226,7 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
   if (reports_interpolation()) add_interpolation_error(metrics, rows, old_log_probs(rows));
   metrics.add_sum("loss/policy", rows.weights_R.mul(term.per_token_R.detach()));
   at::Tensor per_token_R = term.per_token_R;
-  if (rows.reference_log_probs_R.defined()) {
+  if (needs_reference() || (rows.reference_log_probs_R.defined() && settings_.kl_loss_type != "topk")) {
     const at::Tensor kl_R = kl(rows);
     if (needs_reference()) per_token_R = per_token_R.add(kl_R, settings_.kl_loss_coef);
     metrics.add_sum("loss/kl", rows.weights_R.mul(kl_R.detach()));

@@ -13,6 +13,7 @@
 //   k2, k3  the estimator at the sampled token, with its gradient
 //   topk    sum of pi log(pi / q) over the policy's top-k tokens and one more token that stands for all other
 //           tokens: the KL of two coarser distributions, so at most the full KL and never negative
+// kl_loss_type topk is this KL to the reference, over the tokens that the engine returned.
 // On samples of pi, the gradient of k2 is the gradient of the KL, and the gradient of k3 is not. The
 // gradient of k1 has mean 0, therefore k1 is part of the advantage.
 //
@@ -53,6 +54,9 @@ class PolicyLoss final : public Loss {
   bool needs_behaviour() const override;
   bool needs_proximal() const override { return !interpolates() && recomputes_old(); }
   bool needs_reference() const override { return settings_.kl_loss_coef != 0.0; }
+  bool needs_reference_top_k() const override {
+    return needs_reference() && settings_.kl_loss_type == "topk";
+  }
   bool needs_entropy() const override { return settings_.entropy_coef != 0.0 || settings_.target_entropy; }
   bool needs_teacher() const override { return settings_.teacher.is_used(); }
   TopKTokens top_k_tokens() const override;

@@ -10,6 +10,26 @@ namespace bough {
 
 template SettingField describe_settings(RunSettings& settings);
 
+namespace {
+// Throws UserError if a KL over the engine's top-k tokens is set, but samples will have none.
+void check_top_k_kl(const RunSettings& s) {
+  const bool of_actor = s.actor.loss.kl_loss_coef != 0 && s.actor.loss.kl_loss_type == "topk";
+  const bool of_sparse_policy = s.sparse_training.has_sparse_policy() &&
+                                s.sparse_training.kl_loss_coef != 0 &&
+                                s.sparse_training.kl_loss_type == "topk";
+  if (!of_actor && !of_sparse_policy) return;
+  const std::string key = of_actor ? "actor.kl_loss_type" : "sparse_training.kl_loss_type";
+  if (s.serve.port)
+    throw UserError(key +
+                    ": topk needs the engine's top-k tokens, which conversations of external agents do not "
+                    "keep; expected k2 or k3");
+  if (s.gconfig.top_logprobs == 0)
+    throw UserError(key +
+                    ": topk needs the engine's top-k tokens, but gconfig.top_logprobs is 0; expected 1 or "
+                    "more, for example 20");
+}
+}  // namespace
+
 void EvaluatorSettings::check() const {
   if (n_samples > 1 && temperature == 0.0) {
     throw UserError(str("evaluator.temperature is 0 with evaluator.n_samples ", n_samples,
@@ -55,6 +75,7 @@ void RunSettings::check() const {
     throw UserError(
         "actor.correction: obrs needs the engine's top-k tokens, which conversations of external agents do "
         "not keep; expected another correction");
+  check_top_k_kl(*this);
   for (const auto& [key, name] :
        {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
     if (name->find('/') != std::string::npos || *name == "." || *name == "..") {

@@ -34,6 +34,7 @@ std::vector<Trajectory> sparse_samples(const Model& model, const SparseSettings&
     GenerationRequest request =
         request_of(i, random_tokens(i, 40 + 23 * static_cast<int64_t>(i), 97), 3, 100);
     request.sampling.ignore_eos = true;
+    request.sampling.top_logprobs = 4 + static_cast<int64_t>(i);
     request.sampling.temperature = i == 0 ? 0.3 : 1.0;
     request.seed = 4;
     requests.push_back(std::move(request));
@@ -355,11 +356,29 @@ at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples)
   return Executor(model).execute_forward(make_plan("blocks", plan_request(batch, 96)), batch).log_probs_R;
 }
 
+// Log-probabilities of the engine's top-k tokens under the dense policy.
+at::Tensor dense_top_k(Model& model, const std::vector<Trajectory>& samples) {
+  GradientStep step(model, {}, ActorSettings(), nullptr);
+  step.ask_for_engine_top();
+  const TrainBatch batch = step.prepare_batch(pointers(samples), true, "blocks");
+  return Executor(model)
+      .execute_forward(make_plan("blocks", plan_request(batch, 96)), batch)
+      .top_k_log_probs_RK;
+}
+
+// KL(p, q) of each loss row over its listed tokens, those that mu has, and one token for all others.
+at::Tensor kl_of_listed(const at::Tensor& log_p_RK, const at::Tensor& log_q_RK, const at::Tensor& log_mu_RK) {
+  const at::Tensor listed_RK = log_mu_RK.gt(-1e30);
+  const at::Tensor p_RK = log_p_RK.exp() * listed_RK, q_RK = log_q_RK.exp() * listed_RK;
+  const at::Tensor rest_R = 1 - p_RK.sum(1), rest_of_q_R = 1 - q_RK.sum(1);
+  return (p_RK * (log_p_RK - log_q_RK)).sum(1) + rest_R * (rest_R / rest_of_q_R).log();
+}
+
 // The training step of the sparse policy: its gradient is the derivative of surrogate and KL with respect to
 // the adapters. The model without adapters gets no gradient and does not change.
 // with_lora: the trained policy is a low-rank adapter, which is frozen below the sparse policy's adapters.
 void expect_gradient_of_surrogate_and_kl(bool with_lora) {
-  for (const std::string kl : {"k2", "k3"}) {
+  for (const std::string kl : {"k2", "k3", "topk"}) {
     const auto trained_model = small_rollout_model(at::kDouble, 5, deep_config());
     if (with_lora) {
       add_adapter(*trained_model, {.rank = 3, .targets = {{"q_proj"}, {"down_proj"}}}, 8);
@@ -381,15 +400,21 @@ void expect_gradient_of_surrogate_and_kl(bool with_lora) {
     for (Parameter* parameter : sparse_trainer.model().trained_parameters())
       parameter->value.copy_(at::randn_like(parameter->value) * 0.05);
 
-    TrainBatch batch = make_batch(samples, {}, at::kDouble);
-    mark_tokens(batch, pointers(samples), {.sampled = true});
+    GradientStep gradient(sparse_trainer.model(), FrozenModels(&sparse_trainer.model()),
+                          sparse_trainer.actor(), nullptr, nullptr, kPolicy);
+    RowValues dense{.log_probs_R = dense_R};
+    if (kl == "topk") dense.top_k_log_probs_RK = dense_top_k(*trained_model, samples);
+    TrainBatch batch = gradient.prepare_batch(pointers(samples), true, "path", dense);
     const auto plan = make_plan("blocks", plan_request(batch, 96));
     Executor executor(sparse_trainer.model(), {.sparse = kPolicy});
     const at::Tensor at_R = executor.execute_forward(plan, batch).log_probs_R.clone();
     const auto surrogate = [&] {
-      const at::Tensor log_probs_R = executor.execute_forward(plan, batch).log_probs_R;
-      const at::Tensor distance_R = log_probs_R - dense_R;
-      const at::Tensor kl_R = kl == "k2" ? distance_R.square() / 2 : (-distance_R).exp() - 1 + distance_R;
+      const RowValues values = executor.execute_forward(plan, batch);
+      const at::Tensor log_probs_R = values.log_probs_R, distance_R = log_probs_R - dense_R;
+      const at::Tensor kl_R = kl == "topk" ? kl_of_listed(values.top_k_log_probs_RK, dense.top_k_log_probs_RK,
+                                                          batch.fields.behaviour_top_k_RK)
+                              : kl == "k2" ? distance_R.square() / 2
+                                           : (-distance_R).exp() - 1 + distance_R;
       const at::Tensor policy_R = -(log_probs_R - at_R).exp() * batch.fields.advantages_R;
       return ((policy_R + weight * kl_R) * batch.fields.weights_R).sum().item<double>();
     };
@@ -398,13 +423,8 @@ void expect_gradient_of_surrogate_and_kl(bool with_lora) {
     if (with_lora)
       for (Parameter* parameter : trained_model->trained_parameters()) of_policy.push_back(parameter);
     for (Parameter* parameter : of_policy) before.push_back(parameter->value.clone());
-    GradientStep gradient(sparse_trainer.model(), FrozenModels(&sparse_trainer.model()),
-                          sparse_trainer.actor(), nullptr, nullptr, kPolicy);
-    TrainBatch own = gradient.rows_of(pointers(samples));
-    own.fields.proximal_is_current = true;
-    own.fields.reference_log_probs_R = dense_R;
     sparse_trainer.model().zero_gradients();
-    gradient.add_gradient(gradient.plan(own, "path"), own);
+    gradient.add_gradient(gradient.plan(batch, "path"), batch);
     double slope = 0;
     for (Parameter* parameter : sparse_trainer.model().trained_parameters()) {
       direction.push_back(at::randn_like(parameter->value));
@@ -424,7 +444,7 @@ void expect_gradient_of_surrogate_and_kl(bool with_lora) {
     move(distance);
     EXPECT_NEAR((above - below) / (2 * distance), slope, 1e-5 * std::max(1.0, std::abs(slope))) << kl;
 
-    sparse_trainer.update_weights(pointers(samples), dense_R, "blocks");
+    sparse_trainer.update_weights(pointers(samples), dense, "blocks");
     size_t i = 0;
     for (Parameter* parameter : of_policy) {
       EXPECT_FALSE(parameter->main_grad.defined());
@@ -491,10 +511,12 @@ TEST(SparsePolicyTrainer, ReducesTheKl) {
   SparsePolicyTrainer sparse_trainer(
       *trained_model, 3,
       {.settings = settings, .actor = sparse_policy_actor(), .policy = kPolicy, .total_steps = 60});
-  const double first = sparse_trainer.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl");
+  const double first =
+      sparse_trainer.update_weights(pointers(samples), {.log_probs_R = dense_R}, "blocks").at("sparse/kl");
   double last = first;
   for (int step = 0; step < 15; ++step)
-    last = sparse_trainer.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl");
+    last =
+        sparse_trainer.update_weights(pointers(samples), {.log_probs_R = dense_R}, "blocks").at("sparse/kl");
   EXPECT_LT(last, 0.7 * first);
 }
 
@@ -515,7 +537,7 @@ TEST(SparsePolicyTrainer, ADraftPolicyReducesItsKlAndResumes) {
   SparsePolicyTrainer sparse_trainer = make();
   EXPECT_EQ(sparse_trainer.actor().optimizer.lr, sparse_policy_actor().optimizer.lr);
   const auto step = [&](SparsePolicyTrainer& of) {
-    return of.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl");
+    return of.update_weights(pointers(samples), {.log_probs_R = dense_R}, "blocks").at("sparse/kl");
   };
   const double first = step(sparse_trainer);
   double last = first;
@@ -548,7 +570,9 @@ TEST(SparsePolicyTrainer, WithABudgetAboveEveryContextTheTwoPoliciesAreEqual) {
   SparsePolicyTrainer sparse_trainer(
       *trained_model, 3,
       {.settings = settings, .actor = sparse_policy_actor(), .policy = wide, .total_steps = 10});
-  EXPECT_NEAR(sparse_trainer.update_weights(pointers(samples), dense_R, "blocks").at("sparse/kl"), 0, 1e-20);
+  EXPECT_NEAR(
+      sparse_trainer.update_weights(pointers(samples), {.log_probs_R = dense_R}, "blocks").at("sparse/kl"), 0,
+      1e-20);
   const MetricValues metrics =
       acceptance_metrics(pointers(samples), make_batch(samples, {}, at::kDouble), {dense_R});
   EXPECT_NEAR(metrics.at("sparse/acceptance"), 1, 1e-6);

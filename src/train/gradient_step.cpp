@@ -135,7 +135,7 @@ void GradientStep::replay_own_experts(const std::vector<const Trajectory*>& traj
 }
 
 TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
-                                       const std::string& strategy, const at::Tensor& reference_log_probs_R) {
+                                       const std::string& strategy, const RowValues& reference) {
   TrainBatch batch = rows_of(trajectories);
   LossRows& fields = batch.fields;
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
@@ -159,14 +159,17 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   const LossSettings& settings = settings_.loss;
   const bool is_policy_loss = settings.loss != "sft";
   const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0 && !settings_.has_kl_rewards();
-  fields.reference_log_probs_R = reference_log_probs_R;
-  if (is_policy_loss && (settings.kl_loss_coef != 0.0 || in_reward) && !reference_log_probs_R.defined())
-    fields.reference_log_probs_R =
-        executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch).log_probs_R;
+  fields.reference_log_probs_R = reference.log_probs_R;
+  fields.reference_top_k_RK = reference.top_k_log_probs_RK;
   const TopKTokens given = loss_->top_k_tokens();
   const bool is_asked =
       asks_for_engine_top_ && given != TopKTokens::kPolicyTop && has_engine_top(trajectories);
   if (given == TopKTokens::kEngineTop || is_asked) set_top_k_tokens(trajectories, batch);
+  if (is_policy_loss && (settings.kl_loss_coef != 0.0 || in_reward) && !reference.log_probs_R.defined()) {
+    const RowValues own = executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch);
+    fields.reference_log_probs_R = own.log_probs_R;
+    fields.reference_top_k_RK = own.top_k_log_probs_RK;
+  }
 
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
   const bool records_own = settings_.routing_replay == "R2" && !is_one_update;
@@ -208,7 +211,9 @@ void GradientStep::set_top_k_tokens(const std::vector<const Trajectory*>& trajec
   each([&](const Trajectory& row, size_t i) {
     if (row.top_ids.size() <= i || row.top_ids[i].empty())
       throw UserError(
-          str("setting correction: ", settings_.loss.correction,
+          str("setting ",
+              loss_->needs_reference_top_k() ? std::string("kl_loss_type: topk")
+                                             : "correction: " + settings_.loss.correction,
               " needs the engine's most likely tokens at each trained token, but some have none "
               "(`top_ids` of a rollout file); expected gconfig.top_logprobs above 0, for example 20"));
     width = std::max(width, row.top_ids[i].size());

@@ -188,8 +188,8 @@ SparsePolicyStep step_of_sparse_policy(bool is_draft, Model& trained_model, uint
   for (const Trajectory& row : rows) pointers.push_back(&row);
   const int64_t num_rows = make_batch(rows, {}, at::kDouble).num_rows();
   SparsePolicyStep step;
-  step.metrics =
-      sparse_trainer->update_weights(pointers, -4 + 0.3 * noise(num_rows, seed), actor.tree.strategy());
+  step.metrics = sparse_trainer->update_weights(pointers, {.log_probs_R = -4 + 0.3 * noise(num_rows, seed)},
+                                                actor.tree.strategy());
   step.moments = moments_of(sparse_trainer->snapshot(/*copies=*/true).optimizer);
   return step;
 }

@@ -328,7 +328,10 @@ struct SparseTrainingSettings {
       "draft: the model that generates; it needs the tokenizer of the trained model");
     v("kl_loss_coef", kl_loss_coef,
       "distill, draft: weight of the KL from the generating policy to the trained one", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "distill, draft: estimator of the KL", one_of({"k2", "k3"}));
+    v("kl_loss_type", kl_loss_type,
+      "distill, draft: the KL at a position: k2 and k3 estimate it from the sampled token; topk computes it "
+      "over the gconfig.top_logprobs most likely tokens and the rest",
+      one_of({"k2", "k3", "topk"}));
     v("lr_ratio", lr_ratio,
       "learning rate of the generating policy divided by actor.optimizer.lr; null: 5 for adapters, 1 for a "
       "draft model",

@@ -246,7 +246,7 @@ class CorrectedLoss : public Loss {
 // The gradient of phi's step, from the optimizer's first moments after one step without clipping.
 NamedTensors gradient_of_step(SparsePolicyTrainer& trainer, const std::vector<const Trajectory*>& rows,
                               const at::Tensor& dense_R) {
-  trainer.update_weights(rows, dense_R, "path");
+  trainer.update_weights(rows, {.log_probs_R = dense_R}, "path");
   NamedTensors gradients;
   for (const auto& [name, tensor] : trainer.snapshot(/*copies=*/true).optimizer.tensors)
     if (name.ends_with(".exp_avg"))
@@ -295,7 +295,7 @@ TEST(SparseGradient, AStepOnStaleSamplesHasTheRunsCorrection) {
       }
       GradientStep step(trainer.model(), FrozenModels(&trainer.model()), trainer.actor(), nullptr, nullptr,
                         policy);
-      const TrainBatch batch = step.prepare_batch(pointers(*r), true, "path", dense_R);
+      const TrainBatch batch = step.prepare_batch(pointers(*r), true, "path", {.log_probs_R = dense_R});
       const CorrectedLoss loss(0.2, is_stale ? 1.2 : 1e30, masks);
       TrainBatch compared = batch;
       if (!is_stale) compared.fields.behaviour_log_probs_R = log_probs_R;  // factor 1

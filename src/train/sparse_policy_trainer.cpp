@@ -41,7 +41,7 @@ ActorSettings sparse_policy_settings(bool is_adapter, const SparsePolicyOptions&
   loss.kl_ctl = 0;
   loss.ref_model_sync_steps = 0;
   loss.kl_loss_coef = settings.kl_loss_coef;
-  loss.kl_loss_type = settings.kl_loss_type;
+  if (settings.kl_loss_coef != 0.0) loss.kl_loss_type = settings.kl_loss_type;
   actor.lora = is_adapter ? settings.lora : LoraSettings();
   actor.optimizer.lr *= settings.lr_ratio.value_or(is_adapter ? 5 : 1);
   actor.ppo_n_minibatches = actor.ppo_epochs = 1;
@@ -52,6 +52,7 @@ ActorSettings sparse_policy_settings(bool is_adapter, const SparsePolicyOptions&
 constexpr std::pair<const char*, const char*> kReported[] = {
     {"sparse/replayed", "sparse/replayed"},
     {"sparse/choices_differ", "sparse/choices_differ"},
+    {"loss/kl", "sparse/kl_loss"},
     {"mismatch/factor_mean", "sparse/factor_mean"},
     {"mismatch/masked_fraction", "sparse/masked_fraction"}};
 
@@ -94,12 +95,10 @@ SparsePolicyTrainer::SparsePolicyTrainer(std::unique_ptr<Model> draft, const Spa
     : SparsePolicyTrainer(false, std::move(draft), options) {}
 
 MetricValues SparsePolicyTrainer::update_weights(const std::vector<const Trajectory*>& rows,
-                                                 const at::Tensor& dense_log_probs_R,
-                                                 const std::string& strategy) {
-  const TrainBatch batch =
-      gradient_->prepare_batch(rows, /*is_one_update=*/true, strategy, dense_log_probs_R);
-  BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "got dense log-probabilities of ",
-              dense_log_probs_R.numel(), " tokens for a batch of ", batch.num_rows());
+                                                 const RowValues& dense, const std::string& strategy) {
+  const TrainBatch batch = gradient_->prepare_batch(rows, /*is_one_update=*/true, strategy, dense);
+  BOUGH_CHECK(dense.log_probs_R.numel() == batch.num_rows(), "got dense log-probabilities of ",
+              dense.log_probs_R.numel(), " tokens for a batch of ", batch.num_rows());
   MetricValues metrics;
   const ExecutionResult result = gradient_->add_gradient(gradient_->plan(batch, strategy), batch);
   const Optimizer::Report report = optimizer_->step();
@@ -113,7 +112,7 @@ MetricValues SparsePolicyTrainer::update_weights(const std::vector<const Traject
   // dense policy's update.
   if (batch.num_rows() > 0)
     metrics["sparse/kl"] =
-        result.values.log_probs_R.sub(dense_log_probs_R).square().mul(0.5).mean().item<double>();
+        result.values.log_probs_R.sub(dense.log_probs_R).square().mul(0.5).mean().item<double>();
   return metrics;
 }
 

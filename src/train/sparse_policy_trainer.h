@@ -10,8 +10,9 @@
 // current sparse policy, detached, because there is one update per batch. In synchronous runs this policy
 // also sampled the batch. In asynchronous runs older weights sampled some tokens. Then L_PPO has the run's
 // decoupled loss and corrections, with mu the recorded log-probabilities of generation: the factor corrects
-// from mu to the current sparse policy. The KL is estimated on the sampled tokens. Its target is the dense
-// log-probabilities from before theta's update (default k2, whose gradient is the reverse KL's).
+// from mu to the current sparse policy. The target of the KL is the dense log-probabilities from before
+// theta's update. It is estimated on the sampled tokens (default k2, whose gradient is the reverse KL's), or
+// computed over the engine's top-k tokens and the rest (topk).
 //
 // A draft policy (`draft`, section 4.3) may take phi's place: a smaller model with the same tokenizer. All
 // weights of the draft policy are trained. It samples, densely or sparsely, and takes the same optimizer
@@ -76,9 +77,10 @@ class SparsePolicyTrainer {
   // As Trainer::set_version().
   void set_version(int64_t version) { gradient_->set_version(version); }
 
-  // Takes phi's optimizer step. dense_log_probs_R: theta's log-probabilities before theta's update, one per
-  // loss row, in make_batch's order. Returns the metrics sparse/* (docs/formats.md).
-  MetricValues update_weights(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
+  // Takes phi's optimizer step. dense: theta's log-probabilities before theta's update, one per loss row, in
+  // make_batch's order; with kl_loss_type topk also those of the engine's top-k tokens, [R, K]. Returns the
+  // metrics sparse/* (docs/formats.md).
+  MetricValues update_weights(const std::vector<const Trajectory*>& rows, const RowValues& dense,
                               const std::string& strategy);
 
   // copies: if true, copies the tensors, so that training may continue while they are written. With several

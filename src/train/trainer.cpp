@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "algo/minibatches.h"
@@ -18,6 +19,16 @@
 namespace bough {
 
 namespace {
+
+// Joins matrices [rows, K] of different K. Missing columns become -infinity, as for a token of probability 0.
+at::Tensor padded_and_joined(std::vector<at::Tensor> matrices) {
+  int64_t width = 0;
+  for (const at::Tensor& matrix : matrices) width = std::max(width, matrix.size(1));
+  for (at::Tensor& matrix : matrices)
+    matrix =
+        at::constant_pad_nd(matrix, {0, width - matrix.size(1)}, -std::numeric_limits<double>::infinity());
+  return at::cat(matrices);
+}
 
 std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& rows) {
   std::vector<const Trajectory*> pointers;
@@ -420,7 +431,7 @@ void Trainer::add_speed_metrics(const StepState& step, const PrefixTree& tree, d
 MetricValues Trainer::follow_up(const StepState& step) {
   const Clock::Time start = clock_.now();
   const std::vector<const Trajectory*>& rows = step.kept;
-  std::vector<at::Tensor> by_row(rows.size()), overlap_by_row(rows.size());
+  std::vector<at::Tensor> by_row(rows.size()), top_k_by_row(rows.size()), overlap_by_row(rows.size());
   for (const MiniBatch& mini : step.minis) {
     const RowValues& before = mini.before;
     at::Tensor overlap_R;
@@ -431,17 +442,23 @@ MetricValues Trainer::follow_up(const StepState& step) {
       const auto row = static_cast<size_t>(mini.members[i]);
       const int64_t count = offset[i + 1] - offset[i];
       by_row[row] = before.log_probs_R.narrow(0, offset[i], count);
+      if (before.top_k_log_probs_RK.defined())
+        top_k_by_row[row] = before.top_k_log_probs_RK.narrow(0, offset[i], count);
       if (overlap_R.defined()) overlap_by_row[row] = overlap_R.narrow(0, offset[i], count);
     }
   }
-  const bool has_overlap =
-      std::ranges::all_of(overlap_by_row, [](const at::Tensor& x) { return x.defined(); });
+  const auto all_defined = [](const std::vector<at::Tensor>& of_rows) {
+    return std::ranges::all_of(of_rows, [](const at::Tensor& x) { return x.defined(); });
+  };
+  const bool has_overlap = all_defined(overlap_by_row);
   const at::Tensor log_probs_R = at::cat(by_row);
   MetricValues values = acceptance_metrics(
       rows, gradient_.rows_of(rows),
       {log_probs_R, has_overlap ? at::cat(overlap_by_row) : at::Tensor(), num_batches_ - 1});
   if (!sparse_trainer_) return values;
-  values.merge(sparse_trainer_->update_weights(rows, log_probs_R, settings_.tree.strategy()));
+  RowValues dense{.log_probs_R = log_probs_R};
+  if (all_defined(top_k_by_row)) dense.top_k_log_probs_RK = padded_and_joined(top_k_by_row);
+  values.merge(sparse_trainer_->update_weights(rows, dense, settings_.tree.strategy()));
   values["time/sparse_train"] = seconds_between(start, clock_.now());
   return values;
 }

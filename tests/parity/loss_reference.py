@@ -49,6 +49,7 @@ def random_rows(seed):
                 logits = [draw.gauss(0, 1.5) for _ in range(7)]
                 total = math.log(sum(map(math.exp, logits)))
                 rows[name].append([x - total for x in logits[:4]])
+    rows["reference_given"] = rows["teacher_given"][1:] + rows["teacher_given"][:1]
     return rows
 
 
@@ -349,7 +350,10 @@ def reference(settings, rows, live, frozen, is_current, given=None, kept=None):
         value = factors[i] * terms[i]
         if settings.get("kl_loss_coef"):
             kind = settings.get("kl_loss_type", "k3")
-            kl = kl_estimate("k3" if kind == "unbiased" else kind, live[i], rows["reference"][i])
+            if kind == "topk":
+                kl = top_kl(given[i], rows["reference_given"][i])
+            else:
+                kl = kl_estimate("k3" if kind == "unbiased" else kind, live[i], rows["reference"][i])
             if kind == "unbiased":
                 kl = kl * torch.exp(live[i] - old[i])
             value = value + settings["kl_loss_coef"] * kl

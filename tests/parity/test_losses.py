@@ -44,6 +44,13 @@ LOSSES = {
     "kl_cov": COVARIANCE,
     "ppo, unbiased KL": {"loss": "ppo", "kl_loss_coef": 0.3, "kl_loss_type": "unbiased"},
     "pg, unbiased KL": {"loss": "pg", "kl_loss_coef": 0.3, "kl_loss_type": "unbiased"},
+    "ppo, KL top-k": {"loss": "ppo", "kl_loss_coef": 0.3, "kl_loss_type": "topk"},
+    "ppo, KL top-k and obrs": {
+        "loss": "ppo",
+        "correction": "obrs",
+        "kl_loss_coef": 2.0,
+        "kl_loss_type": "topk",
+    },
     "pg, teacher alone": {"loss": "pg", "teacher": {"path": "t", "rl_loss_weight": 0.0}},
     "ppo, teacher": {"loss": "ppo", "teacher": {"path": "t", "distill_loss_weight": 0.3}},
     "gspo, teacher": {"loss": "gspo", "teacher": {"path": "t", "distill_loss_weight": 0.3}},
@@ -122,6 +129,11 @@ def name_of(settings):
     return json.dumps(settings)[1:-1].replace('"', "") if isinstance(settings, dict) else ""
 
 
+def reads_top_k(settings):
+    """Whether the loss has a gradient in the log-probabilities of the top-k tokens."""
+    return "topk" in (settings.get("teacher", {}).get("loss_mode"), settings.get("kl_loss_type"))
+
+
 @pytest.mark.parametrize(("number", "settings"), list(enumerate(CASES)), ids=name_of)
 def test_value_and_gradient_are_those_of_the_equation(answers, number, settings):
     seen = set()
@@ -132,7 +144,7 @@ def test_value_and_gradient_are_those_of_the_equation(answers, number, settings)
         loss, d_log_probs, factors, d_given = gradient(settings, rows, is_current, kept)
         assert answer["loss"] == pytest.approx(loss, abs=1e-10, rel=1e-10)
         assert answer["d_log_probs"] == pytest.approx(d_log_probs, abs=1e-10, rel=1e-10)
-        if settings.get("teacher", {}).get("loss_mode") == "topk":
+        if reads_top_k(settings):
             assert answer["d_given"] == pytest.approx(d_given, abs=1e-10, rel=1e-10)
             assert max(map(abs, d_given)) > 1e-3
         else:
@@ -173,12 +185,12 @@ def test_gradients_are_central_differences(settings):
             for step in (h, -h)
         ]
         assert ((at[0] - at[1]) / (2 * h)).item() == pytest.approx(d_log_probs[i], abs=1e-7), i
-    for i in range(len(given)) if settings.get("teacher", {}).get("loss_mode") == "topk" else ():
+    for i in range(len(given)) if reads_top_k(settings) else ():
         at = []
         for step in (h, -h):
             moved = [list(own) for own in given]
             moved[i][1] = moved[i][1] + step
-            at.append(reference(settings, rows, frozen, frozen, False, moved)[0])
+            at.append(reference(settings, rows, frozen, frozen, False, moved, kept)[0])
         assert ((at[0] - at[1]) / (2 * h)).item() == pytest.approx(d_given[4 * i + 1], abs=1e-7), i
 
 
@@ -199,6 +211,7 @@ def test_extreme_ratios_are_finite(build_dir):
     rows["teacher"] = rows["behaviour"]
     for shift, name in enumerate(GIVEN):  # null: a token of probability 0
         rows[name] = [[(-1.0, -300.0, None)[(i + shift) % 3], -0.7, None] for i in range(count)]
+    rows["reference_given"] = rows["teacher_given"][1:] + rows["teacher_given"][:1]
     rows |= {"entropies": [0.0] * count, "reference": [-1.0] * count, "weights": [1.0] * count}
     rows |= {
         "sequences": [i // 4 for i in range(count)],
@@ -331,6 +344,11 @@ def test_kl_to_go_and_controllers(build_dir):
                 {"correction": "obrs", "obrs_normalizer": "all"},
                 {"correction": "obrs", "prox_logp_method": "loglinear"},
                 {"correction": "obrs", "teacher": {"path": "t", "loss_mode": "topk"}},
+                {
+                    "kl_loss_coef": 0.1,
+                    "kl_loss_type": "topk",
+                    "teacher": {"path": "t", "loss_mode": "topk"},
+                },
             )
         ],
     )
@@ -342,6 +360,7 @@ def test_kl_to_go_and_controllers(build_dir):
         "correction_upper",
         "obrs_normalizer",
         "prox_logp_method",
+        "teacher.loss_mode",
         "teacher.loss_mode",
     ]
     assert all(name in e["error"] for name, e in zip(wanted, errors, strict=True)), errors

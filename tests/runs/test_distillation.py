@@ -44,6 +44,23 @@ def test_obrs_takes_the_engines_most_likely_tokens(bough):
     assert refused.returncode != 0 and "top_p" in refused.stderr
 
 
+def test_the_kl_to_the_reference_over_the_top_tokens_is_near_its_estimate(bough):
+    """With as many top tokens as the vocabulary has, the KL is that of the whole distributions."""
+    reward = "def score(completion, **fields):\n    return sum(map(ord, completion)) % 1000 / 1000\n"
+    (bough.cwd / "reward.py").write_text(reward)
+    settings = {"actor.kl_loss_coef": 0.1, "gconfig.top_logprobs": 400, "gconfig.n_samples": 16}
+    config = experiment(bough, reward="reward.py:score", **settings)
+    kl = {}
+    for kind in ("k2", "topk"):
+        words = (f"actor.kl_loss_type={kind}", f"trial_name={kind}", "total_train_steps=2")
+        bough("train", config, *words, ok=True, env=ENVIRONMENT)
+        # At the first step the policy is its reference, so both runs have the same policy at the second one.
+        first, second = read_metrics(bough.cwd / f"runs/tiny/{kind}")
+        assert first["loss/kl"] == pytest.approx(0, abs=1e-6)
+        kl[kind] = second["loss/kl"]
+    assert kl["topk"] == pytest.approx(kl["k2"], rel=0.5) and kl["topk"] > 1e-6
+
+
 def test_a_resumed_run_has_the_same_reference_and_coefficients(bough):
     settings = {
         "actor.kl_ctl": 0.05,

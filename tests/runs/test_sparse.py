@@ -73,6 +73,32 @@ def test_each_mode_trains_the_expected_policy(bough):
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
 
+def test_kl_over_the_top_tokens_is_near_its_estimate(bough):
+    """The KL over all tokens of the vocabulary, and k2 on the sampled tokens, of the same policies."""
+    config = write_experiment(bough, **SPARSE, total_train_steps=1)
+    options = ("sparse_training.mode=distill", "sparse_training.kl_loss_coef=1", "gconfig.n_samples=8")
+    # phi's step sees theta after theta's step, which moves the sampled tokens more than others. So lr is small.
+    options += ("gconfig.top_logprobs=400", "actor.optimizer.lr=1e-9")
+    seen = {}
+    for kind in ("k2", "topk"):
+        for batches in (1, 2):
+            words = (f"sparse_training.kl_loss_type={kind}", f"actor.ppo_n_minibatches={batches}")
+            bough("train", config, *options, *words, f"trial_name={kind}{batches}", ok=True, env=ENVIRONMENT)
+            (seen[kind, batches],) = read_metrics(bough.cwd / f"runs/tiny/{kind}{batches}")
+    assert seen["topk", 1]["sparse/kl"] == pytest.approx(seen["k2", 1]["sparse/kl"], rel=1e-4)
+    for batches in (1, 2):
+        assert seen["topk", batches]["sparse/kl_loss"] == pytest.approx(
+            seen["k2", batches]["sparse/kl_loss"], rel=0.2
+        )
+    topk = ("sparse_training.kl_loss_type=topk", "actor.kl_loss_type=topk", "trial_name=refused")
+    for refused, key in (
+        (("gconfig.top_logprobs=0", "actor.correction=tis"), "gconfig.top_logprobs"),
+        (("gconfig.top_logprobs=0", "actor.correction=tis", "actor.kl_loss_coef=0.1"), "actor.kl_loss_type"),
+    ):
+        done = bough("train", config, *options, *topk, *refused, env=ENVIRONMENT)
+        assert done.returncode == 2 and key in done.stderr, done.stderr
+
+
 # Evaluations whose rewards depend on every token.
 EVALUATED = {"evaluator.at_start": True, "evaluator.at_end": True, "evaluator.n_samples": 2}
 EVALUATED |= {"evaluator.temperature": 1.0, "reward": "reward.py:score"}

@@ -115,6 +115,7 @@ Json evaluate(const Json& request) {
   if (rows.top_k_log_probs_RK.defined()) rows.top_k_log_probs_RK.requires_grad_(true);
   rows.behaviour_top_k_RK = matrix(given, "behaviour_given");
   rows.proximal_top_k_RK = matrix(given, "proximal_given");
+  rows.reference_top_k_RK = matrix(given, "reference_given");
   rows.teacher_top_k_RK = matrix(given, "teacher_given");
   if (request.contains("entropy_coef")) rows.entropy_coef = request.at("entropy_coef").get<double>();
   rows.weights_R = column(given, "weights");
