@@ -77,7 +77,7 @@ def test_kl_over_the_top_tokens_is_near_its_estimate(bough):
     """The KL over all tokens of the vocabulary, and k2 on the sampled tokens, of the same policies."""
     config = write_experiment(bough, **SPARSE, total_train_steps=1)
     options = ("sparse_training.mode=distill", "sparse_training.kl_loss_coef=1", "gconfig.n_samples=8")
-    # phi's step sees theta after theta's step, which moves the sampled tokens more than others. So lr is small.
+    # phi's step sees theta after theta's step, which moves the sampled tokens more than others: a small rate.
     options += ("gconfig.top_logprobs=400", "actor.optimizer.lr=1e-9")
     seen = {}
     for kind in ("k2", "topk"):
