@@ -140,6 +140,13 @@ LEVERS = {
         # A wrong token of the sparse policy decides the reward of its sample. obrs leaves this token out, and
         # the other tokens get the blame. A weight of the whole sample leaves out the sample.
         "sequence": {"extra": ("actor.correction=tis", "actor.correction_level=sequence")},
+        "sequence_lambda": {
+            "extra": (
+                "actor.correction=tis",
+                "actor.correction_level=sequence",
+                "sparse_training.kl_loss_coef=100",
+            )
+        },
         "replay": "rollout.sparse.replay=true",
     },
 }
