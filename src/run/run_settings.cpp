@@ -11,7 +11,7 @@ namespace bough {
 template SettingField describe_settings(RunSettings& settings);
 
 namespace {
-// Throws UserError if a KL over the engine's top-k tokens is set, but samples will have none.
+// Throws UserError if a KL over the engine's top-k tokens is set, but the samples or the pass have none.
 void check_top_k_kl(const RunSettings& s) {
   const bool of_actor = s.actor.loss.kl_loss_coef != 0 && s.actor.loss.kl_loss_type == "topk";
   const bool of_sparse_policy = s.sparse_training.has_sparse_policy() &&
@@ -19,6 +19,11 @@ void check_top_k_kl(const RunSettings& s) {
                                 s.sparse_training.kl_loss_type == "topk";
   if (!of_actor && !of_sparse_policy) return;
   const std::string key = of_actor ? "actor.kl_loss_type" : "sparse_training.kl_loss_type";
+  if (s.actor.loss.teacher.by_top_tokens())
+    throw UserError(
+        key +
+        ": topk needs the engine's top-k tokens, and teacher.loss_mode topk needs the policy's; a "
+        "pass returns one list; expected k2 or k3, or teacher.loss_mode k1, k2 or k3");
   if (s.serve.port)
     throw UserError(key +
                     ": topk needs the engine's top-k tokens, which conversations of external agents do not "

@@ -33,6 +33,7 @@ DRAFT = {
     "sparse_training.mode": "draft",
     "sparse_training.draft_path": "weak",
     "sparse_training.kl_loss_coef": 0.1,
+    "sparse_training.kl_loss_type": "topk",
     "gconfig.max_new_tokens": 24,
     "gconfig.top_logprobs": 20,
     "actor.correction": "obrs",
@@ -94,6 +95,7 @@ def test_kl_over_the_top_tokens_is_near_its_estimate(bough):
     for refused, key in (
         (("gconfig.top_logprobs=0", "actor.correction=tis"), "gconfig.top_logprobs"),
         (("gconfig.top_logprobs=0", "actor.correction=tis", "actor.kl_loss_coef=0.1"), "actor.kl_loss_type"),
+        (("teacher.path=base", "teacher.loss_mode=topk", "actor.correction=tis"), "teacher.loss_mode"),
     ):
         done = bough("train", config, *options, *topk, *refused, env=ENVIRONMENT)
         assert done.returncode == 2 and key in done.stderr, done.stderr
