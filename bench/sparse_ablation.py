@@ -126,6 +126,7 @@ LEVERS = {
         "token": "actor.loss_aggregation=token_mean",
         "beta": "actor.optimizer.beta2=0.95",
         "epochs": "actor.ppo_n_minibatches=2",
+        "gspo": "actor.loss=gspo",
         "clip": "actor.optimizer.gradient_clipping=0.5",
     },
     "distill": {

@@ -197,9 +197,15 @@ const std::vector<IdleRow>& table() {
        "actor.correction obrs",
        [](Settings s) { return !has_correction(s, {"obrs"}); }},
       // The reference and the teacher.
-      {{"actor.kl_loss_type", "ref"},
+      {{"ref"},
        "actor.kl_loss_coef or actor.kl_ctl above 0",
        [](Settings s) { return !s.actor.loss.uses_reference(); }},
+      {{"actor.kl_loss_type"},
+       "actor.kl_loss_coef above 0, or actor.kl_ctl above 0 for the metric of a type other than topk",
+       [](Settings s) {
+         const LossSettings& loss = s.actor.loss;
+         return loss.kl_loss_type == "topk" ? loss.kl_loss_coef == 0.0 : !loss.uses_reference();
+       }},
       {{"actor.kl_estimator", "actor.kl_ctrl"},
        "actor.kl_ctl above 0",
        [](Settings s) { return s.actor.loss.kl_ctl == 0; }},

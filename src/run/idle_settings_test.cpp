@@ -114,6 +114,10 @@ TEST(IdleSettings, SettingsThatAnotherOneSwitchesOffAreNamed) {
   EXPECT_EQ(keys_in("actor: {eps_clip: 0.1, prox_logp_method: loglinear}"), Keys{});
   EXPECT_EQ(keys_in("actor: {correction: tis, correction_lower: 0.1, behave_imp_weight_cap: 3}"),
             (Keys{"actor.correction_lower", "actor.behave_imp_weight_cap"}));
+  EXPECT_EQ(keys_in("actor: {kl_loss_type: k2}"), Keys{"actor.kl_loss_type"});
+  EXPECT_EQ(keys_in("actor: {kl_loss_type: k2, kl_ctl: 0.1}"), Keys{});
+  EXPECT_EQ(keys_in("actor: {kl_loss_type: topk, kl_ctl: 0.1}"), Keys{"actor.kl_loss_type"});
+  EXPECT_EQ(keys_in("gconfig: {top_logprobs: 5}\nactor: {kl_loss_type: topk, kl_loss_coef: 0.1}"), Keys{});
   EXPECT_EQ(keys_in("evaluator: {n_samples: 1}\nvalid_dataset: {shuffle: true}"),
             (Keys{"evaluator.n_samples", "valid_dataset.shuffle"}));
   const std::string sparse = "valid_dataset: {path: v}\nevaluator: {sparse: false}\n";
