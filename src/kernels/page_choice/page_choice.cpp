@@ -139,10 +139,25 @@ BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   }
 }
 
+// Blocks lie anywhere in memory. Without these prefetches the loop would wait for each summary.
+constexpr int64_t kBlocksAhead = 16;
+
+template <bool kExtremes, class T>
+BOUGH_INLINE void prefetch_summaries(const Scoring<T>& s, int64_t i) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t p = i; p < std::min(i + 4, s.count); ++p)
+    for (int64_t h = 0; h < (kExtremes ? 2 : 1) * s.padded_H; h += kLine)
+      __builtin_prefetch(s.summaries + s.parts[p] * s.part_stride + h);
+}
+
 template <int kQueries, bool kExtremes, class T>
 BOUGH_INLINE void score_all(const Scoring<T>& s) {
+  for (int64_t i = 0; i < kBlocksAhead; i += 4) prefetch_summaries<kExtremes>(s, i);
   int64_t i = 0;
-  for (; i + 4 <= s.count; i += 4) score_some<kQueries, 4, kExtremes>(s, i);
+  for (; i + 4 <= s.count; i += 4) {
+    prefetch_summaries<kExtremes>(s, i + kBlocksAhead);
+    score_some<kQueries, 4, kExtremes>(s, i);
+  }
   for (; i < s.count; ++i) score_some<kQueries, 1, kExtremes>(s, i);
 }
 
