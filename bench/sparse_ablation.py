@@ -114,6 +114,7 @@ ARMS = {
     "distill_long": Arm("distill", 1, task="long", block=8, budget=288),
     "draft": Arm("draft"),
 }
+BY_SAMPLE = ("actor.correction=tis", "actor.correction_level=sequence")
 # The search for a cause if distill falls behind (--explore): one change at a time, and as many for dense. A
 # text is a setting, fields replace those of the arm. Its seeds and programs are not those of the experiment.
 # A stronger warm model is a search of its own, with --warm-slips 0.009, --out and --results.
@@ -140,14 +141,8 @@ LEVERS = {
         "tis": "actor.correction=tis",
         # A wrong token of the sparse policy decides the reward of its sample. obrs leaves this token out, and
         # the other tokens get the blame. A weight of the whole sample leaves out the sample.
-        "sequence": {"extra": ("actor.correction=tis", "actor.correction_level=sequence")},
-        "sequence_lambda": {
-            "extra": (
-                "actor.correction=tis",
-                "actor.correction_level=sequence",
-                "sparse_training.kl_loss_coef=100",
-            )
-        },
+        "sequence": {"extra": BY_SAMPLE},
+        "sequence_lambda": {"extra": (*BY_SAMPLE, "sparse_training.kl_loss_coef=100")},
         "replay": "rollout.sparse.replay=true",
     },
 }

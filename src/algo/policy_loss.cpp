@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "algo/metrics_by_age.h"
@@ -49,7 +48,7 @@ at::Tensor log_rest(const at::Tensor& log_p_RK) {
 }
 
 // KL(p, q) per loss row of two distributions over the K tokens and one more token that stands for all other
-// tokens. Tokens with log_p of -infinity count as absent. Differentiable in log_p.
+// tokens. Tokens whose logarithms are at most -kLogRestFloor count as absent. Differentiable in log_p.
 at::Tensor kl_of_top_k(const at::Tensor& log_p_RK, const at::Tensor& log_q_RK) {
   const at::Tensor p_RK = log_p_RK.clamp_min(-kLogRestFloor), q_RK = log_q_RK.clamp_min(-kLogRestFloor);
   const at::Tensor rest_R = log_rest(p_RK), rest_of_q_R = log_rest(q_RK);
@@ -87,14 +86,12 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
     throw UserError(str("setting prox_logp_method: got ", settings.prox_logp_method, ", but loss ",
                         settings.loss, " does not use pi_old; leave it out"));
   const bool reads_top_k = std::ranges::any_of(corrections_, &CorrectionKind::reads_top_k);
-  if (reads_top_k && settings.teacher.by_top_tokens())
-    throw UserError(str(
-        "setting teacher.loss_mode: got topk, which needs the policy's most likely tokens, with correction ",
-        settings.correction, ", which needs the engine's; expected k1, k2 or k3, or another correction"));
-  if (needs_reference_top_k() && settings_.teacher.by_top_tokens())
+  if (settings.teacher.by_top_tokens() && (reads_top_k || needs_reference_top_k()))
     throw UserError(
-        "setting teacher.loss_mode: got topk, which needs the policy's most likely tokens, with kl_loss_type "
-        "topk, which needs the engine's; expected k1, k2 or k3");
+        str("setting teacher.loss_mode: got topk, which needs the policy's most likely tokens, with ",
+            reads_top_k ? "correction " + settings.correction : "kl_loss_type topk",
+            ", which needs the engine's; expected k1, k2 or k3, or another ",
+            reads_top_k ? "correction" : "kl_loss_type"));
   if (reads_top_k && interpolates())
     throw UserError(str("setting prox_logp_method: correction ", settings.correction,
                         " needs pi_old of tokens that were not sampled; expected recompute"));
@@ -173,9 +170,8 @@ at::Tensor PolicyLoss::kl(const LossRows& rows) const {
   if (type == "topk") {
     // A row with fewer than K tokens lists one token again, with mu of 0.
     const at::Tensor absent_RK = rows.behaviour_top_k_RK.isneginf();
-    const double floor = -std::numeric_limits<double>::infinity();
-    return kl_of_top_k(rows.top_k_log_probs_RK.masked_fill(absent_RK, floor),
-                       rows.reference_top_k_RK.masked_fill(absent_RK, floor));
+    return kl_of_top_k(rows.top_k_log_probs_RK.masked_fill(absent_RK, -kLogRestFloor),
+                       rows.reference_top_k_RK.masked_fill(absent_RK, -kLogRestFloor));
   }
   const at::Tensor kl_R =
       kl_estimate(type == "unbiased" ? "k3" : type, rows.log_probs_R, rows.reference_log_probs_R);

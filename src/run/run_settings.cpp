@@ -11,27 +11,33 @@ namespace bough {
 template SettingField describe_settings(RunSettings& settings);
 
 namespace {
-// Throws UserError if a KL over the engine's top-k tokens is set, but the samples or the pass have none.
-void check_top_k_kl(const RunSettings& s) {
-  const bool of_actor = s.actor.loss.kl_loss_coef != 0 && s.actor.loss.kl_loss_type == "topk";
-  const bool of_sparse_policy = s.sparse_training.has_sparse_policy() &&
-                                s.sparse_training.kl_loss_coef != 0 &&
-                                s.sparse_training.kl_loss_type == "topk";
-  if (!of_actor && !of_sparse_policy) return;
-  const std::string key = of_actor ? "actor.kl_loss_type" : "sparse_training.kl_loss_type";
-  if (s.actor.loss.teacher.by_top_tokens())
-    throw UserError(
-        key +
-        ": topk needs the engine's top-k tokens, and teacher.loss_mode topk needs the policy's; a "
-        "pass returns one list; expected k2 or k3, or teacher.loss_mode k1, k2 or k3");
+// Throws UserError if `setting` needs the engine's top-k tokens, but samples will have none.
+void check_has_engine_top(const RunSettings& s, const std::string& setting, const std::string& instead) {
   if (s.serve.port)
-    throw UserError(key +
-                    ": topk needs the engine's top-k tokens, which conversations of external agents do not "
-                    "keep; expected k2 or k3");
+    throw UserError(str(setting,
+                        " needs the engine's top-k tokens, which conversations of external agents do not "
+                        "keep; expected ",
+                        instead));
   if (s.gconfig.top_logprobs == 0)
-    throw UserError(key +
-                    ": topk needs the engine's top-k tokens, but gconfig.top_logprobs is 0; expected 1 or "
-                    "more, for example 20");
+    throw UserError(
+        str(setting,
+            " needs the engine's top-k tokens, but gconfig.top_logprobs is 0; expected 1 or more, "
+            "for example 20"));
+}
+
+void check_readers_of_engine_top(const RunSettings& s) {
+  const LossSettings& loss = s.actor.loss;
+  const SparseTrainingSettings& sparse = s.sparse_training;
+  if (loss.correction == "obrs") check_has_engine_top(s, "actor.correction: obrs", "another correction");
+  if (loss.kl_loss_coef != 0 && loss.kl_loss_type == "topk")
+    check_has_engine_top(s, "actor.kl_loss_type: topk", "k2, k3 or unbiased");
+  if (!sparse.has_sparse_policy() || sparse.kl_loss_coef == 0 || sparse.kl_loss_type != "topk") return;
+  check_has_engine_top(s, "sparse_training.kl_loss_type: topk", "k2 or k3");
+  if (loss.teacher.by_top_tokens())
+    throw UserError(
+        "sparse_training.kl_loss_type: topk needs the engine's top-k tokens, and teacher.loss_mode topk "
+        "needs "
+        "the policy's; a pass returns one list; expected k2 or k3, or teacher.loss_mode k1, k2 or k3");
 }
 }  // namespace
 
@@ -76,11 +82,7 @@ void RunSettings::check() const {
     throw UserError(
         "total_train_steps: without train_dataset.path, agents bring their own problems and there are no "
         "epochs; got 0, expected the number of steps");
-  if (serve.port && actor.loss.correction == "obrs")
-    throw UserError(
-        "actor.correction: obrs needs the engine's top-k tokens, which conversations of external agents do "
-        "not keep; expected another correction");
-  check_top_k_kl(*this);
+  check_readers_of_engine_top(*this);
   for (const auto& [key, name] :
        {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
     if (name->find('/') != std::string::npos || *name == "." || *name == "..") {
@@ -161,12 +163,10 @@ void RunSettings::check() const {
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;
-  if (actor.loss.correction == "obrs" && (gconfig.top_logprobs == 0 || cuts)) {
-    throw UserError(str("actor.correction: obrs needs the engine's top-k tokens (gconfig.top_logprobs, got ",
-                        gconfig.top_logprobs,
-                        ", expected 1 or more, for example 20), and samples from the full "
-                        "distribution (gconfig without top_p, top_k, min_p and penalties)"));
-  }
+  if (actor.loss.correction == "obrs" && cuts)
+    throw UserError(
+        "actor.correction: obrs needs samples from the full distribution; expected gconfig without top_p, "
+        "top_k, min_p and penalties");
   if (actor.loss.loss == "sft") {
     throw UserError(
         "actor.loss: sft is no loss of reinforcement learning; expected ppo or pg (for sft: `bough sft`)");

@@ -164,12 +164,16 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   const TopKTokens given = loss_->top_k_tokens();
   const bool is_asked =
       asks_for_engine_top_ && given != TopKTokens::kPolicyTop && has_engine_top(trajectories);
-  if (given == TopKTokens::kEngineTop || is_asked) set_top_k_tokens(trajectories, batch);
+  const bool lists_engine_top = given == TopKTokens::kEngineTop || is_asked;
+  // A forward execution computes the log-probabilities of the listed tokens. The reference does so on demand.
+  const bool reference_reads_them = loss_->needs_reference_top_k();
+  if (lists_engine_top && reference_reads_them) set_top_k_tokens(trajectories, batch);
   if (is_policy_loss && (settings.kl_loss_coef != 0.0 || in_reward) && !reference.log_probs_R.defined()) {
     const RowValues own = executor_of(*frozen_.reference).execute_forward(plan(batch, strategy), batch);
     fields.reference_log_probs_R = own.log_probs_R;
     fields.reference_top_k_RK = own.top_k_log_probs_RK;
   }
+  if (lists_engine_top && !reference_reads_them) set_top_k_tokens(trajectories, batch);
 
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
   const bool records_own = settings_.routing_replay == "R2" && !is_one_update;

@@ -52,7 +52,7 @@ class GradientStep {
   // for the plans of forward executions. Throws UserError if the loss needs versions or engine top-k tokens
   // that the trajectories lack, or if prox_logp_method is reuse_train_logp and the batch has several updates.
   // reference: log-probabilities of the reference model at the sampled and the engine's top-k tokens, if the
-  // caller has them. If undefined, the reference model is executed when the loss needs it.
+  // caller has them. Without them the reference model is executed when the loss needs it.
   TrainBatch prepare_batch(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                            const std::string& strategy, const RowValues& reference = {});
   // Plans this rank's shard. If there are costs, on a GPU and without a configured memory bound, the plan
