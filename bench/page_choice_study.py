@@ -32,8 +32,8 @@ and the ten largest modules of the standard library (source code). Their queries
 each text.
 """
 
-import argparse
 import json
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -42,17 +42,16 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+from command_line import parser_of
+
 BLOCKS = (4, 8, 16, 32, 64)
 SUMMARIES = ("mean", "minmax", "deviation", "gaussian", "oracle")
 QUERIES = ("group", "head")
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--model", required=True, help="Hugging Face directory")
     add("--rollouts", type=Path, help="rollout file with the texts (default: 20 texts of Python)")

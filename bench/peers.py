@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from command_line import add_bough, check_program  # noqa: E402
+from command_line import add_bough, check_program, parser_of  # noqa: E402, F401
 from host_env import host_environment  # noqa: E402
 
 BENCH = ROOT / "bench"

@@ -28,6 +28,7 @@ from peers import (
     aligned,
     check_programs,
     init_model,
+    parser_of,
     peers_environment,
     run_json,
     say,
@@ -46,11 +47,7 @@ saver: { rollouts: false }
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--generate", nargs="*", default=["32/64", "32/256", "1024/64"], help="prompt/new tokens"
     )

@@ -6,26 +6,25 @@ Generates 1 to 56 groups (8 samples of 128 tokens after a prompt of 128: 1,152 t
 the smallest set. If no model is given, the model has shape `small` and random weights.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from peers import ROOT, init_model, run_json
+from peers import add_bough, init_model, parser_of, run_json
 from workload import Workload, write_set
 
 GROUP = Workload("group", n=8, plen=128, rlen=128)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="Hugging Face directory, vocabulary 4,096 or more")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 56])
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
-    parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
+    add_bough(parser)
     args = parser.parse_args()
 
     seconds = {(dtype, groups): [] for dtype in args.dtypes for groups in args.groups}

@@ -39,6 +39,7 @@ from peers import (
     add_program_options,
     aligned,
     check_programs,
+    parser_of,
     peers_environment,
     run_json,
     say,
@@ -107,11 +108,7 @@ class Bench:
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="\n".join(__doc__.splitlines()[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--sets", nargs="+", choices=[*SETS, *TAU2_SETS], default=[*SETS, *TAU2_SETS])
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))

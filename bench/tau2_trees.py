@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from peers import ROOT, VOCAB, aligned, run_json, say
+from peers import ROOT, VOCAB, add_bough, aligned, run_json, say
 from tau2_sets import SETS, TABLE, Batch
 from workload import SAMPLING_LOG_PROB
 
@@ -257,7 +257,7 @@ def parse_arguments():
     table.add_argument("--tasks", type=int, default=30, help="the first N by hash (30)")
     table.add_argument("--most-by-turn", type=int, default=240, metavar="N", help="conversations")
     table.add_argument("--shape", default="qwen3-8b", help="the model of W (qwen3-8b)")
-    table.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
+    add_bough(table)
     sets = commands.add_parser("sets", parents=[shared])
     sets.add_argument("names", nargs="*", default=list(SETS), metavar="SET", help=f"({' '.join(SETS)})")
     sets.add_argument("--out", type=Path, default=KEPT)
