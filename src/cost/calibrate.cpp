@@ -167,7 +167,7 @@ DeviceKernels kernels_of(at::Device device, at::ScalarType dtype) {
             .packs_factors = false,
             .widens_factors = !has_cuda_kernel("bough::add_matrix_product_"),
             .threads = 1};
-  const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
+  const bool bf16_tiles = dtype == at::kBFloat16 && !copies_to_fp32(dtype);
   const bool tiles = dtype != at::kDouble && has_avx();
   return {.attention = bf16_tiles ? Attention::kBf16Tiles
                        : tiles    ? Attention::kTiles

@@ -21,7 +21,8 @@ struct DeviceKernels {
   // products: with kBf16Tiles the bf16 products, with other attention kernels the products in the accumulator
   // type. libtorch computes all other products.
   bool packs_factors = false;
-  // Whether bf16 factors of a product are copied to fp32, a block at a time (CPUs without AVX-512).
+  // Whether bf16 factors of a product are copied to fp32, a block at a time (CPUs without has_fast_bf16(),
+  // isa.h).
   bool copies_factors = false;
   // On a GPU, if the self-test left out add_matrix_product_: gradients of bf16 weights are products of fp32
   // copies of the factors.

@@ -61,6 +61,12 @@ bool has_amx() {
   return has;
 }
 
+bool has_fast_bf16() {
+  static const bool has =
+      has_amx() || (has_avx512_bf16() && (limit() == kAvx512Bf16 || !cpu_features().intel));
+  return has;
+}
+
 namespace {
 // The workarounds (base/cpu.h) are applied when this library is loaded by the bough program, a test or
 // Python. They must take effect before libtorch multiplies its first bf16 matrices.

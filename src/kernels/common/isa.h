@@ -19,8 +19,12 @@ Isa best_isa();
 
 // has_avx512_bf16(): whether the CPU has AVX512-BF16 (dot products of bf16) and BOUGH_MAX_ISA allows it.
 // has_amx(): whether this also holds for AMX tiles of bf16.
+// has_fast_bf16(): whether products of bf16 are faster than products of fp32 copies: with AMX, or with
+// AVX512-BF16 on a CPU that is not Intel's. On Intel's CPUs, dot products of bf16 have about half of fp32's
+// FLOPs per second. BOUGH_MAX_ISA=avx512_bf16 makes it true there nevertheless, for tests.
 bool has_avx512_bf16();
 bool has_amx();
+bool has_fast_bf16();
 
 }  // namespace bough
 

@@ -9,8 +9,9 @@
 // added before this rounding, an fp32 residual after it. Rows or columns of a and b must be contiguous, so a
 // transposed view of a weight is not copied. Implementations:
 //   bf16  on a GPU: cuBLAS with fp32 sums (matrix_product_cuda_ops.cpp)
-//   bf16  on a CPU with AMX tiles or AVX512-BF16: our kernels
-//   bf16  on a CPU without AVX-512: blocks are copied to fp32, which is multiplied as below
+//   bf16  on a CPU with AMX tiles, or with AVX512-BF16 and not Intel's (has_fast_bf16(), isa.h): our kernels
+//   bf16  on other CPUs: blocks are copied to fp32, which is multiplied as below. Few rows are multiplied by
+//         our kernels if the CPU has AVX512-BF16: reading the weight takes longer than the product
 //   fp32  on a CPU with AVX2 or AVX-512 that is not Intel's: our kernels (MKL is at half rate in AVX-512)
 //   all others: libtorch
 #pragma once
@@ -41,7 +42,7 @@ void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const a
 
 // Whether our kernels, not libtorch's, compute products of this type on this CPU.
 bool products_are_ours(at::ScalarType type);
-// Whether products of this type multiply fp32 copies of their factors on this CPU.
+// Whether products and attention of this type multiply fp32 copies of their factors on this CPU.
 bool copies_to_fp32(at::ScalarType type);
 
 // Tests and benchmarks call our CPU kernels directly, also if products_are_ours() is false. has_tiles() is

@@ -59,8 +59,8 @@ struct Bf16Blocking {
   static constexpr int64_t kMostBlocks = 8;
 };
 
-// bf16 products on a CPU without AVX-512: each block of columns of B is copied to fp32 and stays in the L2
-// cache, and so many rows of A are copied at a time.
+// bf16 products on a CPU without has_fast_bf16() (isa.h): each block of columns of B is copied to fp32 and
+// stays in the L2 cache, and so many rows of A are copied at a time.
 struct Fp32Copies {
   static constexpr int64_t kRows = 1024;
   static int64_t columns(int64_t depth) {

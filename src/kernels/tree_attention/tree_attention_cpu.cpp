@@ -12,7 +12,7 @@ namespace {
 enum class Way { kBf16, kFp32, kReference };
 
 Way way(at::ScalarType type) {
-  if (type == at::kBFloat16 && has_tiles(type)) return Way::kBf16;
+  if (type == at::kBFloat16 && !copies_to_fp32(type)) return Way::kBf16;
   return (type == at::kFloat || type == at::kBFloat16) && has_avx() ? Way::kFp32 : Way::kReference;
 }
 
