@@ -4,11 +4,11 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "base/cpu.h"
 #include "cost/calibrate.h"
 #include "cost/cost_model.h"
 #include "cost/run_costs.h"
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "models/lora.h"
 #include "train/critic.h"
 
@@ -116,11 +116,11 @@ class Steps {
 };
 
 // The requirement is that prediction and measurement differ by at most a factor of 1.1. The tests are
-// stricter, which leaves a margin for other numbers of threads. Without AVX-512, passes of 40 tokens take up
-// to an eighth less memory than predicted.
+// stricter, which leaves a margin for other numbers of threads. If bf16 factors are copied to fp32, passes of
+// 40 tokens take up to an eighth less memory than predicted.
 void expect_near(double ratio) {
   EXPECT_GT(ratio, 0.98);
-  EXPECT_LT(ratio, cpu_features().avx512 ? 1.09 : 1.13);
+  EXPECT_LT(ratio, copies_to_fp32(at::kBFloat16) ? 1.15 : 1.09);
 }
 
 TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
@@ -172,8 +172,8 @@ TEST(PeakMemory, StaysWithinABudgetThatPassesKeepLessFor) {
       int64_t num_by_layer = 0;
       const Sequences sequences(100, 12, 150, true, 500);
       EXPECT_LT(steps.measured_over_budget(sequences, strategy, 0.35, num_by_layer), 1.02);
-      // Without AVX-512, smaller passes that keep all activations fit the budget.
-      if (cpu_features().avx512) {
+      // With fp32 copies, smaller passes that keep all activations fit the budget.
+      if (!copies_to_fp32(at::kBFloat16)) {
         EXPECT_GT(num_by_layer, 0);
       }
     }
