@@ -74,9 +74,10 @@ void check_settings(const LossSettings& settings) {
                         ", expected k2, k3, unbiased or topk (k1 has no expected gradient in the loss)"));
   expect(settings.kl_ctl >= 0.0, "kl_ctl", settings.kl_ctl, "at least 0");
   expect(settings.obrs_lambda > 0.0, "obrs_lambda", settings.obrs_lambda, "above 0");
-  if (settings.obrs_normalizer != "rest" && settings.obrs_normalizer != "scaled")
+  const std::string& normalizer = settings.obrs_normalizer;
+  if (normalizer != "rest" && normalizer != "scaled" && normalizer != "none")
     throw UserError(
-        str("setting obrs_normalizer: got ", quoted(settings.obrs_normalizer), ", expected rest or scaled"));
+        str("setting obrs_normalizer: got ", quoted(normalizer), ", expected rest, scaled or none"));
   if (settings.kl_ctrl.type == "adaptive" && settings.kl_ctl == 0.0)
     throw UserError(
         "setting kl_ctrl.type: got adaptive, but kl_ctl is 0; expected kl_ctl above 0 as the first value");
@@ -147,6 +148,7 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_top_k(rows, rows.proximal_top_k_RK, "proximal_top_k_RK", by_engine && !rows.proximal_is_current, acc);
   check_rows_tensor(rows, rows.versions_R, "versions_R", loss.needs_versions(), at::kInt);
   check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
+  check_rows_tensor(rows, rows.rows_R, "rows_R", loss.needs_rows(), at::kLong);
 }
 
 }  // namespace bough

@@ -43,7 +43,7 @@ struct LossRows {
   at::Tensor weights_R;              // 1 / denominator of the row: aggregation.h
   at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
-  at::Tensor rows_R;                 // int64: index of each row in the batch; read only by losses in Python
+  at::Tensor rows_R;                 // int64: index of each row in the batch
 
   // [R, K]: log-probabilities of K top-k tokens at each row's position. Loss::top_k_tokens() says which
   // tokens. The tensors list the same tokens. If a row has fewer than K tokens, behaviour_top_k_RK has
@@ -127,6 +127,7 @@ class Loss {
   virtual bool needs_reference_top_k() const { return false; }  // of the tokens of top_k_tokens()
   virtual bool needs_entropy() const = 0;
   virtual bool needs_teacher() const { return false; }  // teacher_log_probs_R
+  virtual bool needs_rows() const { return false; }     // rows_R
   virtual TopKTokens top_k_tokens() const { return TopKTokens::kNone; }
   virtual bool needs_versions() const { return false; }  // versions_R and version
 

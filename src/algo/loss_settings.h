@@ -192,10 +192,9 @@ struct LossSettings {
       above(0.0));
     v("obrs_normalizer", obrs_normalizer,
       "obrs, the fraction Z of a context's samples that is kept: rest (the engine's top-k tokens, and a term "
-      "for all others), or scaled (the top-k tokens times one factor; the bound of the weight is then Z "
-      "times "
-      "correction_upper)",
-      one_of({"rest", "scaled"}));
+      "for all others), scaled (the top-k tokens times one factor; the bound of the weight is then Z times "
+      "correction_upper), or none (weights without Z: no top-k tokens, and no forward pass of its own)",
+      one_of({"rest", "scaled", "none"}));
     v("entropy_coef", entropy_coef, "weight of the entropy bonus: the loss gets -entropy_coef * H",
       at_least(0.0));
     v("target_entropy", target_entropy,

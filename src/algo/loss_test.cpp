@@ -98,6 +98,9 @@ std::vector<Case> all_cases() {
                    settings_of([&](LossSettings& s) { s.teacher.path = "t", s.teacher.loss_mode = mode; })});
   out.push_back(
       {"KL topk", settings_of([](LossSettings& s) { s.kl_loss_coef = 0.2, s.kl_loss_type = "topk"; })});
+  out.push_back({"obrs without Z", settings_of([](LossSettings& s) {
+                   s.correction = "obrs", s.obrs_normalizer = "none", s.correction_upper = 1.3;
+                 })});
   out.push_back({"unbiased", settings_of([](LossSettings& s) {
                    s.kl_loss_coef = 0.2, s.kl_loss_type = "unbiased", s.target_entropy = 0.1;
                  })});
@@ -138,6 +141,7 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   std::vector<int64_t> sequences;  // three rows each, except the last
   for (size_t r = 0; r < rows.log_pi.size(); ++r) sequences.push_back(static_cast<int64_t>(r / 3));
   out.sequences_R = at::tensor(at::ArrayRef<int64_t>(sequences), at::kLong);
+  out.rows_R = at::arange(out.log_probs_R.numel(), at::kLong);
   out.proximal_is_current = rows.old_is_current;
   // Three top-k tokens per loss row: one whose log-probability depends on the argument `own_R`, one with the
   // same probability in all policies, one of probability 0.
@@ -334,6 +338,11 @@ TEST(Loss, IsSeparableOnlyIfNoTermCouplesTokens) {
   EXPECT_TRUE(make_loss(settings_of([](LossSettings& s) {
                 s.correction = "rejection", s.correction_veto = 0;
               }))->token_separable());
+  for (const char* normalizer : {"rest", "scaled", "none"})
+    EXPECT_EQ(make_loss(settings_of([&](LossSettings& s) {
+                s.correction = "obrs", s.obrs_normalizer = normalizer;
+              }))->token_separable(),
+              std::string(normalizer) == "none");
 }
 
 TEST(Loss, ClipCovSamplesItsFractionOfTokensAndRepeatsItForTheSameVersion) {

@@ -104,6 +104,10 @@ TopKTokens PolicyLoss::top_k_tokens() const {
   return reads ? TopKTokens::kEngineTop : TopKTokens::kNone;
 }
 
+bool PolicyLoss::needs_rows() const {
+  return std::ranges::any_of(corrections_, &CorrectionKind::draws_by_row);
+}
+
 bool PolicyLoss::needs_behaviour() const {
   return kind_.against == Against::kBehaviour || !corrections_.empty() || decoupled() ||
          (takes_old_ && !settings_.recompute_logprob);
@@ -143,7 +147,8 @@ at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor&
                                  {},
                                  {},
                                  rows.behaviour_top_k_RK,
-                                 rows.version};
+                                 rows.version,
+                                 rows.rows_R};
   if (top_k_tokens() == TopKTokens::kEngineTop)
     correction_rows.old_top_k_RK =
         rows.proximal_is_current ? rows.top_k_log_probs_RK.detach() : rows.proximal_top_k_RK;

@@ -52,6 +52,7 @@ class PolicyLoss final : public Loss {
   std::string aggregation() const override { return kind_.aggregation; }
   bool needs_advantages() const override { return true; }
   bool needs_behaviour() const override;
+  bool needs_rows() const override;
   bool needs_proximal() const override { return !interpolates() && recomputes_old(); }
   bool needs_reference() const override { return settings_.kl_loss_coef != 0.0; }
   bool needs_reference_top_k() const override {

@@ -68,6 +68,7 @@ struct CorrectionRows {
   WeightBounds bounds;                          // CorrectionKind::bounds
   at::Tensor old_top_k_RK, behaviour_top_k_RK;  // log pi_old and log mu of the engine's top-k tokens
   int64_t version = 0;                          // the trainer's weight version
+  at::Tensor rows_R = {};                       // index of each row in the batch; undefined: 0 to R - 1
 };
 
 // Returns an estimate of KL(p, q) for each loss row, from samples of p. With d = log q - log p, clamped:

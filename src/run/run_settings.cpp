@@ -22,13 +22,15 @@ void check_has_engine_top(const RunSettings& s, const std::string& setting, cons
     throw UserError(
         str(setting,
             " needs the engine's top-k tokens, but gconfig.top_logprobs is 0; expected 1 or more, "
-            "for example 20"));
+            "for example 20, or ",
+            instead));
 }
 
 void check_readers_of_engine_top(const RunSettings& s) {
   const LossSettings& loss = s.actor.loss;
   const SparseTrainingSettings& sparse = s.sparse_training;
-  if (loss.correction == "obrs") check_has_engine_top(s, "actor.correction: obrs", "another correction");
+  if (loss.correction == "obrs" && loss.obrs_normalizer != "none")
+    check_has_engine_top(s, "actor.correction: obrs", "actor.obrs_normalizer: none, or another correction");
   if (loss.kl_loss_coef != 0 && loss.kl_loss_type == "topk")
     check_has_engine_top(s, "actor.kl_loss_type: topk", "k2, k3 or unbiased");
   if (!sparse.has_sparse_policy() || sparse.kl_loss_coef == 0 || sparse.kl_loss_type != "topk") return;

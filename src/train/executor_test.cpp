@@ -321,6 +321,9 @@ std::vector<LossSettings> every_loss() {
       all.back().teacher.loss_mode = mode;
     }
   all.emplace_back();
+  all.back().correction = "obrs";
+  all.back().obrs_normalizer = "none";
+  all.emplace_back();
   all.back().kl_loss_coef = 0.3;
   all.back().kl_loss_type = "unbiased";
   return all;

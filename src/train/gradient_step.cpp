@@ -1,6 +1,7 @@
 #include "train/gradient_step.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -156,6 +157,7 @@ TrainBatch GradientStep::prepare_batch(const std::vector<const Trajectory*>& tra
   const bool old_is_behaviour = loss_->needs_behaviour() && !loss_->needs_proximal();
   fields.proximal_is_current = is_one_update && !old_is_behaviour;
   fields.entropy_coef = entropy_controller_.coefficient();
+  if (loss_->needs_rows()) fields.rows_R = at::arange(batch.num_rows(), at::kLong);
   const LossSettings& settings = settings_.loss;
   const bool is_policy_loss = settings.loss != "sft";
   const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0 && !settings_.has_kl_rewards();

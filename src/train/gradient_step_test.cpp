@@ -210,6 +210,12 @@ TEST(GradientStep, ObrsNeedsTheEnginesMostLikelyTokens) {
   settings.loss.correction = "obrs";
   GradientStep step(*model, {}, settings, nullptr);
   EXPECT_THROW(step.prepare_batch(pointers_to(batch), true, "path"), UserError);
+  ActorSettings without_z = settings;
+  without_z.loss.obrs_normalizer = "none";
+  const TrainBatch plain =
+      GradientStep(*model, {}, without_z, nullptr).prepare_batch(pointers_to(batch), true, "path");
+  EXPECT_EQ(plain.fields.rows_R.numel(), plain.num_rows());
+  EXPECT_FALSE(plain.top_k_ids_RK.defined());
   for (Trajectory& row : batch) {
     row.top_ids.resize(row.input_ids.size());
     row.top_logprobs.resize(row.input_ids.size());

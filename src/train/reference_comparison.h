@@ -143,6 +143,7 @@ inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_toke
   r->batch.fields.reference_log_probs_R = -4 + 0.3 * normal();
   r->batch.fields.weights_R = at::full({rows}, 1.0 / std::max<int64_t>(1, rows), at::kDouble);
   r->batch.fields.versions_R = at::zeros({rows}, at::kInt);
+  r->batch.fields.rows_R = at::arange(rows, at::kLong);
   return r;
 }
 

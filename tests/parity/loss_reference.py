@@ -285,12 +285,14 @@ def philox(counter, key):
 
 
 def obrs(settings, rows, log_w, is_current, kept):
-    """Equation 2 of distillsparse, with Z from the top-k tokens (four) and the rest. `kept`: the accepted
-    rows."""
+    """Equation 2 of distillsparse, with Z from the top-k tokens (four) and the rest, or without Z. `kept`:
+    the accepted rows."""
     lam, cap = settings.get("obrs_lambda", 1.0), settings.get("correction_upper", 3.0)
     count = len(log_w)
     old = rows["given"] if is_current else rows["proximal_given"]
     acceptance = [min(1.0, math.exp(x) / lam) for x in log_w]
+    if settings.get("obrs_normalizer") == "none":
+        return [k * min(max(lam, math.exp(x)), cap) for k, x in zip(kept, log_w, strict=True)]
     known, rest = [], []
     for own_mu, own_pi in zip(rows["behaviour_given"], old, strict=True):
         pairs = [(math.exp(mu), math.exp(pi) / lam) for mu, pi in zip(own_mu, own_pi, strict=True)]

@@ -99,6 +99,7 @@ OBRS = [
     {"correction": "obrs", "correction_upper": 1.2},
     {"correction": "obrs", "obrs_lambda": 0.8},
     {"correction": "obrs", "obrs_normalizer": "scaled", "correction_upper": 1.2},
+    {"correction": "obrs", "obrs_normalizer": "none", "obrs_lambda": 0.8, "correction_upper": 1.2},
     {"loss": "gspo", "correction": "obrs", "obrs_lambda": 1.3},
 ]
 CASES = [({"loss": name} | settings) for name, settings in LOSSES.items()]
@@ -341,6 +342,7 @@ def test_kl_to_go_and_controllers(build_dir):
                 {"correction": "obrs", "correction_lower": 0.5},
                 {"correction": "obrs", "correction_upper": 0.9},
                 {"correction": "obrs", "obrs_lambda": 4.0, "obrs_normalizer": "scaled"},
+                {"correction": "obrs", "obrs_lambda": 4.0, "obrs_normalizer": "none"},
                 {"correction": "obrs", "obrs_normalizer": "all"},
                 {"correction": "obrs", "prox_logp_method": "loglinear"},
                 {"correction": "obrs", "teacher": {"path": "t", "loss_mode": "topk"}},
@@ -356,6 +358,7 @@ def test_kl_to_go_and_controllers(build_dir):
         "kl_ctrl.type",
         "ref_model_sync_steps",
         "correction_lower",
+        "correction_upper",
         "correction_upper",
         "correction_upper",
         "obrs_normalizer",

@@ -118,3 +118,23 @@ def test_obrs_samples_are_those_of_the_trainer(build_dir):
     assert answer["loss"] == pytest.approx(expected, abs=0.05)
     biased = -sum(m * v for m, v in zip(MU, value, strict=True))
     assert abs(biased - expected) > 0.2, "without the correction the mean would be another"
+
+
+@pytest.mark.parametrize("lam", [0.3, 1.0, 1.7])
+def test_obrs_without_z_has_the_mean_of_the_trainer_in_each_context(build_dir, lam):
+    """mu · a · factor = pi for each token: the factors' mean over the acceptance is w. Nothing is divided by
+    the share of kept rows, and no top-k tokens are listed."""
+    ids = [i for i in range(len(MU)) for _ in range(100)]
+    rows = rows_of_ids(ids, [1.0] * len(MU))
+    del rows["given"], rows["behaviour_given"]
+    settings = {"loss": "ppo", "correction": "obrs", "obrs_normalizer": "none", "obrs_lambda": lam}
+    [answer] = run_tool(build_dir, [request_of(settings | {"correction_upper": 100.0}, rows, True)])
+    assert answer["separable"]
+    factors = [-d * len(ids) for d in answer["d_log_probs"]]
+    for token, (mu, pi) in enumerate(zip(MU, PI, strict=True)):
+        kept = {f for f, i in zip(factors, ids, strict=True) if i == token and f > 0}
+        accept = min(1.0, pi / (lam * mu))
+        assert mu * accept * max(kept) == pytest.approx(pi, rel=1e-10)
+        assert max(kept) == pytest.approx(min(kept), rel=1e-12)
+    assert "mismatch/obrs_z" not in answer["metrics"]
+    assert answer["metrics"]["mismatch/factor_mean"] == pytest.approx(sum(factors) / len(factors))

@@ -21,6 +21,7 @@
 //   {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...],
 //    "baselines": [...] if there are any}
 //   The answer is {"advantages": [[...], ...]}.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -121,6 +122,7 @@ Json evaluate(const Json& request) {
   rows.weights_R = column(given, "weights");
   if (given.contains("versions")) rows.versions_R = column(given, "versions").to(at::kInt);
   rows.sequences_R = column(given, "sequences").to(at::kLong);
+  rows.rows_R = at::arange(rows.log_probs_R.numel(), at::kLong);
   rows.proximal_is_current = request.value("proximal_is_current", false);
   rows.version = request.value("version", int64_t{0});
   const LossOutput out = (*loss)(rows);

@@ -32,6 +32,7 @@ struct CorrectionKind {
       CouplingScope::kNothing;  // with kSequence or kBatch, CorrectionRows::sequences is set
   WeightBounds bounds = {};     // unused if the correction has no bounds
   bool reads_top_k = false;     // needs the engine's top-k tokens
+  bool draws_by_row = false;    // needs CorrectionRows::rows_R: draws a random number for each row
   Corrected (*apply)(const CorrectionRows& rows) = nullptr;
 };
 

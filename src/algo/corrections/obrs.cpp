@@ -20,9 +20,15 @@
 //           exceed 1, and has the noise of the mean of a even if the list has the whole vocabulary. F cuts
 //           max(lambda, w), before the product with Z, so the bound of the weight is Z correction_upper.
 //           This differs from equation 2.
+//   none    factor = kept * F(max(lambda, w)), and the denominator remains all loss rows. a max(lambda, w) =
+//           w, so the mean of factor * f over samples of mu is that of f under pi_old in each context, if F
+//           cuts nothing. Contexts with a smaller Z do not count less. No value of another row is read, so
+//           that no forward execution has to precede the one with gradients, and the engine need not return
+//           top-k tokens.
 // Jackpot's list also has pi_old's most likely tokens, but the engine does not return mu of those.
 //
 // The random numbers depend only on the trainer's version and the index of the loss row in the batch.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/ones_like.h>
@@ -40,11 +46,14 @@ namespace bough {
 namespace {
 
 // Per loss row: 1 if its uniform random number is below `probabilities_R`, otherwise 0.
-at::Tensor sampled(const at::Tensor& probabilities_R, int64_t version) {
+at::Tensor sampled(const at::Tensor& probabilities_R, const CorrectionRows& rows) {
   const CounterRandom random(0, Purpose::acceptance);
+  const at::Tensor index_R =
+      rows.rows_R.defined() ? rows.rows_R.cpu().contiguous() : at::arange(probabilities_R.numel(), at::kLong);
+  const int64_t* const index = index_R.const_data_ptr<int64_t>();
   std::vector<double> uniforms;
-  for (int64_t row = 0; row < probabilities_R.numel(); ++row)
-    uniforms.push_back(random.uniform(static_cast<uint64_t>(version), static_cast<uint64_t>(row)));
+  for (int64_t i = 0; i < probabilities_R.numel(); ++i)
+    uniforms.push_back(random.uniform(static_cast<uint64_t>(rows.version), static_cast<uint64_t>(index[i])));
   const at::Tensor uniforms_R =
       at::tensor(at::ArrayRef<double>(uniforms), at::kDouble).to(probabilities_R.device());
   return uniforms_R.lt(probabilities_R).to(probabilities_R.scalar_type());
@@ -78,9 +87,13 @@ Corrected accept_by_budget(const CorrectionRows& rows) {
   const at::Tensor w_R = rows.log_w_R.exp();
   if (w_R.numel() == 0) return {w_R, {}};
   const at::Tensor acceptance_R = w_R.div(lambda).clamp_max(1.0);
-  const at::Tensor kept_R = sampled(acceptance_R, rows.version);
-  const auto [known_R, z_R] = normalizer(rows, acceptance_R);
+  const at::Tensor kept_R = sampled(acceptance_R, rows);
   const at::Tensor larger_R = w_R.clamp_min(lambda);
+  if (rows.settings.obrs_normalizer == "none")
+    return {kept_R.mul(larger_R.clamp_max(upper)),
+            kept_R.gt(0.0).logical_and(larger_R.gt(upper)),
+            {{"mismatch/obrs_acceptance", acceptance_R}, {"mismatch/obrs_accepted", kept_R}}};
+  const auto [known_R, z_R] = normalizer(rows, acceptance_R);
   const at::Tensor bound_R =
       rows.settings.obrs_normalizer == "scaled" ? z_R.mul(upper) : at::full_like(z_R, upper);
   const at::Tensor weight_R = z_R.mul(larger_R);
@@ -100,15 +113,19 @@ CorrectionKind obrs_correction(const LossSettings& settings) {
   if (settings.correction_lower)
     throw UserError(
         "setting correction_lower: obrs drops tokens at random and has no lower bound; leave it out");
-  if (settings.obrs_normalizer == "scaled" && bounds.upper < settings.obrs_lambda)
+  if (settings.obrs_normalizer != "rest" && bounds.upper < settings.obrs_lambda)
     throw UserError(str("setting correction_upper: got ", bounds.upper, ", expected at least obrs_lambda, ",
-                        settings.obrs_lambda,
-                        ", the least weight of a token that obrs_normalizer scaled keeps"));
+                        settings.obrs_lambda, ", the least weight of a token that obrs_normalizer ",
+                        settings.obrs_normalizer, " keeps"));
   if (bounds.upper < 1.0)
     throw UserError(str("setting correction_upper: got ", bounds.upper,
                         ", expected at least 1 with correction obrs, the weight where mu and pi_old agree"));
-  return {
-      .coupling = CouplingScope::kBatch, .bounds = bounds, .reads_top_k = true, .apply = accept_by_budget};
+  const bool has_z = settings.obrs_normalizer != "none";
+  return {.coupling = has_z ? CouplingScope::kBatch : CouplingScope::kNothing,
+          .bounds = bounds,
+          .reads_top_k = has_z,
+          .draws_by_row = !has_z,
+          .apply = accept_by_budget};
 }
 
 }  // namespace bough
