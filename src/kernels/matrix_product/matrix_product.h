@@ -42,7 +42,7 @@ void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const a
 
 // Whether our kernels, not libtorch's, compute products of this type on this CPU.
 bool products_are_ours(at::ScalarType type);
-// Whether products and attention of this type multiply fp32 copies of their factors on this CPU.
+// Whether products of this type, and training's dense attention, multiply fp32 copies on this CPU.
 bool copies_to_fp32(at::ScalarType type);
 
 // Tests and benchmarks call our CPU kernels directly, also if products_are_ours() is false. has_tiles() is
