@@ -37,6 +37,7 @@ def parse_arguments():
     add("--steps", type=int, default=1, help="steps per run, all of them counted")
     add("--rounds", type=int, default=1, help="runs of each mode")
     add("--settings", nargs="*", default=[], help="further key=value settings of every run")
+    add("--distill-settings", nargs="*", default=[], help="further settings of the runs with distill")
     add("--hidden-size", type=int, default=768)
     add("--layers", type=int, default=12)
     add("--heads", type=int, default=12)
@@ -97,7 +98,8 @@ def run(args, mode, length, number):
         settings["gconfig.top_logprobs"] = 20
     folder = args.out / "steps" / name
     lines = [f"{key}={value}" for key, value in settings.items()]
-    bough(args, "train", ROOT / "configs/trace.yaml", *lines, *args.settings)
+    more = args.settings + (args.distill_settings if mode == "distill" else [])
+    bough(args, "train", ROOT / "configs/trace.yaml", *lines, *more)
     if not (args.out / "calibration.json").exists():
         (args.out / "calibration.json").write_text((folder / "calibration.json").read_text())
     return [record for record in read_metrics(folder) if record["step"] > 0]

@@ -1,5 +1,7 @@
 #include "kernels/linear/linear.h"
 
+#include "kernels/matrix_product/matrix_product.h"
+
 #include "kernels/common/kernel_test.h"
 #include "kernels/rms_norm/rms_norm.h"
 
@@ -102,6 +104,36 @@ TEST(Linear, Bf16GradientsAccumulateInFp32) {
 }
 
 constexpr double kEps = 1e-6;
+
+// Few rows are added by add_low_rank_product_(), more by one product after the other.
+TEST(Linear, AnAdaptersTermHasTheBitsOfItsProducts) {
+  for (const auto& [outputs, inputs, rank] : {std::tuple{70, 40, 2}, {200, 96, 32}, {33, 1100, 8}}) {
+    Parameter weight = random_parameter({outputs, inputs}, at::kBFloat16, 1);
+    Parameter a = random_parameter({2 * rank, inputs}, at::kBFloat16, 2);
+    Parameter b = random_parameter({outputs - 1, rank}, at::kBFloat16, 3);
+    a.parts = {{"a0", 0, rank}, {"a1", rank, 2 * rank}};
+    b.parts = {{"b0", 0, 13}, {"b1", 13, outputs - 1}};
+    weight.adapter = {a, b};
+    weight.adapter_slices = {{0, 13}, {14, outputs}};
+    weight.adapter_scale = 0.75;
+    for (const int64_t rows : {1, 3, 5, 8, 33, 70, 300})
+      for (const bool batch_invariant : {false, true}) {
+        if (batch_invariant && !has_tiles(at::kBFloat16)) continue;
+        SCOPED_TRACE(testing::Message() << rows << " rows of " << inputs << ", " << batch_invariant);
+        const auto x = random_tensor({rows, inputs}, at::kBFloat16, 4);
+        const auto product = batch_invariant ? batch_invariant_product : matrix_product;
+        const auto expected = product(x, weight.value.t(), std::nullopt, std::nullopt);
+        const auto u = product(x, a.value.t(), std::nullopt, std::nullopt).mul_(weight.adapter_scale);
+        for (size_t i = 0; i < 2; ++i) {
+          const auto [begin, end] = weight.adapter_slices[i];
+          const auto from = static_cast<int64_t>(i) * rank;
+          add_matrix_product_(expected.narrow(1, begin, end - begin), u.narrow(1, from, rank),
+                              b.part_value(b.parts[i]).t(), batch_invariant);
+        }
+        EXPECT_TRUE(at::equal(linear_forward(x, weight, nullptr, batch_invariant), expected));
+      }
+  }
+}
 
 struct Parts {
   Parameter norm, weight, bias;

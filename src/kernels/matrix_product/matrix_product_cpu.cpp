@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "kernels/common/op.h"
 #include "kernels/common/scratch.h"
+#include "kernels/common/simd.h"
 #include "kernels/matrix_product/bf16_products.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_blocks.h"
@@ -285,6 +286,75 @@ void add_matrix_product_cpu_(const at::Tensor& c_RO, const at::Tensor& a_RK, con
 
 bool has_tiles(at::ScalarType type) {
   return type == at::kFloat ? has_avx() : type == at::kBFloat16 && has_avx512_bf16();
+}
+
+bool add_low_rank_product_(const at::Tensor& y_RO, const at::Tensor& x_RK, const LowRankFactors& factors,
+                           bool batch_invariant) {
+  const int64_t rows = x_RK.size(0), depth = x_RK.size(1), rank = factors.b_SJ.size(1);
+  const auto is_ours = batch_invariant ? has_tiles : products_are_ours;
+  if (!x_RK.is_cpu() || x_RK.scalar_type() != at::kBFloat16 || y_RO.scalar_type() != at::kBFloat16 ||
+      rows == 0 || rows > Bf16Tiles::kFewRows || x_RK.stride(1) != 1 || !is_ours(at::kBFloat16))
+    return false;
+  const int64_t inner = factors.a_UK.size(0), outputs = factors.b_SJ.size(0), block = Bf16Tiles::kRows;
+  const bool by_dots = !batch_invariant && rows <= dots::FewRows::kMostRows;
+  const Workspace<BFloat16Bits> space(rows * inner);
+  BFloat16Bits* const u = space.get();
+  // c = (or += if `adds`) left · weight[begin, end)ᵀ, in columns [begin, end) of c.
+  struct Term {
+    const BFloat16Bits* left;
+    int64_t left_stride;
+    const BFloat16Bits* weight;
+    int64_t k;
+    BFloat16Bits* c;
+    int64_t c_stride;
+    bool adds;
+  };
+  const auto run = [&](const Term& t, int64_t begin, int64_t end) {
+    if (by_dots)
+      return dots::multiply_few_rows(
+          {rows, t.k, t.left, t.weight, t.left_stride, t.k, t.c, t.c_stride, nullptr, t.adds ? t.c : nullptr},
+          begin, end);
+    Product<BFloat16Bits> product{end - begin,
+                                  rows,
+                                  t.k,
+                                  {t.weight + begin * t.k, t.k, false},
+                                  {t.left, t.left_stride, true},
+                                  t.c + begin,
+                                  t.c_stride,
+                                  /*c_transposed=*/true};
+    if (t.adds) product.residual = t.c + begin;
+    multiply<Bf16Tiles>(product);
+  };
+  const auto grain = [&](int64_t k) {  // in blocks; each multiplies at least 16 columns of xᵀ
+    return ceil_div(static_cast<int64_t>(kMultipliesPerThread), std::max<int64_t>(rows, 16) * k * block);
+  };
+  const Term down{
+      data<BFloat16Bits>(x_RK), x_RK.stride(0), data<BFloat16Bits>(factors.a_UK), depth, u, inner, false};
+  at::parallel_for(0, ceil_div(inner, block), grain(depth), [&](int64_t begin, int64_t end) {
+    begin *= block;
+    end = std::min(inner, end * block);
+    run(down, begin, end);
+    for (int64_t r = 0; r < rows && factors.scale != 1; ++r)
+      for (int64_t j = r * inner + begin; j < r * inner + end; ++j)
+        simd::narrow(u[j], simd::widen(u[j]) * static_cast<float>(factors.scale));
+  });
+  at::parallel_for(0, ceil_div(outputs, block), grain(rank), [&](int64_t begin, int64_t end) {
+    begin *= block;
+    end = std::min(outputs, end * block);
+    int64_t first = 0;  // row of b of the slice
+    for (size_t s = 0; s < factors.slices.size(); ++s) {
+      const auto [column, last] = factors.slices[s];
+      const int64_t count = last - column;
+      const int64_t from = std::clamp<int64_t>(begin - first, 0, count),
+                    to = std::clamp<int64_t>(end - first, 0, count);
+      if (from < to)
+        run({u + static_cast<int64_t>(s) * rank, inner, data<BFloat16Bits>(factors.b_SJ) + first * rank, rank,
+             mutable_data<BFloat16Bits>(y_RO) + column, y_RO.stride(0), true},
+            from, to);
+      first += count;
+    }
+  });
+  return true;
 }
 
 // The bf16 functions choose between AMX and dot products at each call, once per block.
