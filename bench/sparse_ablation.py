@@ -12,8 +12,9 @@ tables.
 Pairs. A warm model depends on the machine's rounding. So each run is stored under the hash of its warm
 model, with the score of this model. An arm is compared only with dense runs of the same warm model and the
 same seed, hence the same prompts in the same order. If a new machine makes another warm model, the script
-begins with dense again for each seed that it continues. All 5 seeds of `dense`, `sparse` and `distill` have
-priority. A run of another arm starts only if the time that is left suffices for it and for them.
+repeats the runs that a missing run is compared with: dense and the arms of its claims, unless --arms leaves
+them out. All 5 seeds of `dense`, `sparse` and `distill` have priority. A run of another arm starts only if
+the time that is left suffices for it and for them.
 
 Criteria, fixed before any run. The score of a run is the share of right final numbers at temperature 1,
 with dense attention. Its gain is its score minus the score of its warm model.
@@ -245,19 +246,18 @@ class Experiment:
     def has_seed(self, arm, seed):
         return seed - (11 if self.args.explore else 1) < self.arms[arm].seeds
 
-    def baseline(self, arm):
-        return sparse_report.baseline_of(arm, self.all_arms)
-
     def is_needed(self, case, results):
-        """Whether a run is missing. A baseline run also has to be of the warm model if a pair needs it."""
+        """Whether a run is missing. One of another warm model is missing if a pair needs it from this one."""
         arm, seed = case
-        if arm != self.baseline(arm):
-            return all(run["seed"] != seed for run, _ in results.pairs(arm, self.baseline(arm)))
         warm = self.warms.get(self.arms[arm].task)
-        if warm and any(run["seed"] == seed and run["warm"] == warm.results.name for run in results.of(arm)):
-            return False
-        others = [name for name, at in self.cases() if at == seed and self.baseline(name) == arm != name]
-        return not results.of_seed(arm, seed) or any(self.is_needed((name, seed), results) for name in others)
+        runs = results.of_seed(arm, seed)
+        if not runs or (warm and any(run["warm"] == warm.results.name for run in runs)):
+            return not runs
+        partners = sparse_report.partners_of(arm, self.all_arms) & set(self.arms)
+        return any(
+            self.has_seed(other, seed) and all(run["seed"] != seed for run, _ in results.pairs(arm, other))
+            for other in partners
+        )
 
     def print_forecast(self, record, name, results):
         seconds = record["time/step"]
@@ -288,7 +288,7 @@ class Experiment:
                 continue
             arm, seed = case
             self.warm(self.arms[arm].task)
-            if not self.is_needed(case, results):  # this warm model has the baseline already
+            if not self.is_needed(case, results):  # this warm model has the run already
                 continue
             left = 3600 * self.args.hours - results.seconds() if self.args.hours > 0 else float("inf")
             reserved = [] if self.arms[arm].seeds == MAIN_SEEDS else self.missing_main(results)

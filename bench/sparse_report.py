@@ -63,6 +63,13 @@ def baseline_of(arm, arms):
     return "dense_long" if arms[arm].task == "long" else "dense"
 
 
+def partners_of(arm, arms):
+    """The arms that the tables compare with `arm`."""
+    pairs = [{first[0], second[0]} for _, first, second, _ in CLAIMS]
+    pairs += [{name, baseline_of(name, arms)} for name in arms]
+    return set().union(*(pair for pair in pairs if arm in pair)) - {arm}
+
+
 def summary(records, num_groups):
     """The parts of a run's metrics that a result has."""
 
@@ -164,8 +171,15 @@ def main_table(results):
             f"| warm model {name} | | {dense['score']:.3f} | {sparse} | {dense['until_error']:.3f} "
             f"({dense['lines']:.3f}) | {dense['length']:.0f} | | | | | | |"
         )
+        lines += arm_rows(results, name)
+    return lines
+
+
+def arm_rows(results, warm):
+    """The rows of the arms that started from one warm model."""
+    lines = []
     for arm in results.arms:
-        runs = results.of(arm)
+        runs = [run for run in results.of(arm) if run["warm"] == warm]
         if not runs:
             continue
         scores = [run["dense"] for run in runs]
@@ -173,6 +187,7 @@ def main_table(results):
         shares = [
             results.gain(run) - SHARE * results.gain(dense)
             for run, dense in results.pairs(arm, baseline_of(arm, results.arms))
+            if run["warm"] == warm
         ]
         is_baseline = arm == baseline_of(arm, results.arms)
         verdict = "" if is_baseline or not shares else judge(shares, ("equal", "worse"))
@@ -230,10 +245,12 @@ def tables(results):
 
 
 def curves_of(results, key):
-    """Per arm: [(step, mean, smallest, largest)] over its runs."""
+    """Per arm: [(step, mean, smallest, largest)] over its runs from the warm model with the most runs."""
+    warms = [run["warm"] for run in results.runs]
+    warm = max(sorted(set(warms)), key=warms.count, default=None)
     curves = {}
     for arm in FIGURE:
-        runs = [run["curves"][key] for run in results.of(arm) if run["curves"][key]]
+        runs = [run["curves"][key] for run in results.of(arm) if run["warm"] == warm and run["curves"][key]]
         if runs:
             steps = enumerate(zip(*runs, strict=True), start=1)
             curves[arm] = [(step, statistics.mean(v), min(v), max(v)) for step, v in steps]

@@ -82,14 +82,37 @@ def experiment_of(ablation, folder, words, warm=None):
 def test_another_warm_model_begins_a_seed_with_dense(ablation, tmp_path):
     finished = {("trace-a", arm, 1): 0.5 for arm in ("dense", "sparse", "distill")}
     results = write_results(ablation, tmp_path / "results", finished | {("trace-a", "dense", 2): 0.5})
-    words = "--arms dense sparse distill --seeds 1 2"
 
-    def needed(warm):
+    def needed(words, warm):
         experiment = experiment_of(ablation, tmp_path, words, warm)
         return [case for case in experiment.cases() if experiment.is_needed(case, results)]
 
-    assert needed("trace-a") == [("sparse", 2), ("distill", 2)]
-    assert needed("trace-b") == [("dense", 2), ("sparse", 2), ("distill", 2)]
+    main_arms = "--arms dense sparse distill --seeds 1 2"
+    assert needed(main_arms, "trace-a") == [("sparse", 2), ("distill", 2)]
+    assert needed(main_arms, "trace-b") == [("dense", 2), ("sparse", 2), ("distill", 2)]
+    # Without dense, only the arms that a claim compares with each other.
+    two = "--arms distill sparse_to_sparse --seeds 1"
+    assert needed(two, "trace-a") == [("sparse_to_sparse", 1)]
+    assert needed(two, "trace-b") == [("distill", 1), ("sparse_to_sparse", 1)]
+    assert needed("--arms sparse distill_12 --seeds 1", "trace-b") == [("distill_12", 1)]
+
+
+def test_the_table_has_the_runs_of_each_warm_model_apart(ablation, report, tmp_path):
+    scores = {("trace-a", "dense", 1): 0.5, ("trace-b", "dense", 1): 0.7, ("trace-a", "dense", 2): 0.6}
+    results = write_results(ablation, tmp_path, scores)
+    shares = {"until_error": 0.5, "lines": 0.5, "length": 9}
+    for record in results.runs:
+        record["dense"] |= shares
+        record |= {"acceptance": None, "signal": 3.0, "step_seconds": 1.0, "rollout_seconds": 0.5}
+    for warm in results.warms.values():
+        warm["dense"] |= shares
+    rows = [line.split("|")[1:4] for line in report.main_table(results)[2:]]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["warm model trace-a", "", "0.300"],
+        ["dense", "2", "0.550 (0.500 to 0.600)"],
+        ["warm model trace-b", "", "0.300"],
+        ["dense", "1", "0.700"],
+    ]
 
 
 def test_an_arm_without_priority_runs_only_if_the_others_keep_their_time(
