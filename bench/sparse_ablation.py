@@ -251,8 +251,10 @@ class Experiment:
         arm, seed = case
         warm = self.warms.get(self.arms[arm].task)
         runs = results.of_seed(arm, seed)
-        if not runs or (warm and any(run["warm"] == warm.results.name for run in runs)):
-            return not runs
+        if not runs:
+            return True
+        if warm and any(run["warm"] == warm.results.name for run in runs):
+            return False
         partners = sparse_report.partners_of(arm, self.all_arms) & set(self.arms)
         return any(
             self.has_seed(other, seed) and all(run["seed"] != seed for run, _ in results.pairs(arm, other))

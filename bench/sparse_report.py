@@ -112,8 +112,9 @@ class Results:
         records = [*self.runs, *self.warms.values()]
         return sum(sum(record["seconds"].values()) / record.get("share", 1) for record in records)
 
-    def of(self, arm):
-        return [run for run in self.runs if run["arm"] == arm]
+    def of(self, arm, warm=None):
+        """The runs of an arm, from one warm model or from all."""
+        return [run for run in self.runs if run["arm"] == arm and warm in (None, run["warm"])]
 
     def of_seed(self, arm, seed):
         return [run for run in self.of(arm) if run["seed"] == seed]
@@ -179,7 +180,7 @@ def arm_rows(results, warm):
     """The rows of the arms that started from one warm model."""
     lines = []
     for arm in results.arms:
-        runs = [run for run in results.of(arm) if run["warm"] == warm]
+        runs = results.of(arm, warm)
         if not runs:
             continue
         scores = [run["dense"] for run in runs]
@@ -250,7 +251,7 @@ def curves_of(results, key):
     warm = max(sorted(set(warms)), key=warms.count, default=None)
     curves = {}
     for arm in FIGURE:
-        runs = [run["curves"][key] for run in results.of(arm) if run["warm"] == warm and run["curves"][key]]
+        runs = [run["curves"][key] for run in results.of(arm, warm) if run["curves"][key]]
         if runs:
             steps = enumerate(zip(*runs, strict=True), start=1)
             curves[arm] = [(step, statistics.mean(v), min(v), max(v)) for step, v in steps]

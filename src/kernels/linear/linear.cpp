@@ -32,11 +32,9 @@ at::Tensor inner_columns(const at::Tensor& u, const Parameter& weight, size_t sl
 
 void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Parameter& weight,
                   bool batch_invariant) {
-  const Parameter &down = weight.adapter[0], &up = weight.adapter[1];
-  LowRankFactors factors{.a_UK = down.value, .b_SJ = up.value, .slices = {}, .scale = weight.adapter_scale};
-  for (const auto& slice : weight.adapter_slices) factors.slices.push_back({slice.begin, slice.end});
-  if (add_low_rank_product_(y_RO, x_RK, factors, batch_invariant)) return;
+  if (add_adapter_product_(y_RO, x_RK, weight, batch_invariant)) return;
   const auto u = adapter_inner(x_RK, weight, batch_invariant);
+  const Parameter& up = weight.adapter[1];
   for (size_t i = 0; i < weight.adapter_slices.size(); ++i)
     add_matrix_product_(slice_columns(y_RO, weight.adapter_slices[i]), inner_columns(u, weight, i),
                         up.part_value(up.parts[i]).t(), batch_invariant);

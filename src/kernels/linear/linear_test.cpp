@@ -1,8 +1,7 @@
 #include "kernels/linear/linear.h"
 
-#include "kernels/matrix_product/matrix_product.h"
-
 #include "kernels/common/kernel_test.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace bough {
@@ -105,7 +104,7 @@ TEST(Linear, Bf16GradientsAccumulateInFp32) {
 
 constexpr double kEps = 1e-6;
 
-// Few rows are added by add_low_rank_product_(), more by one product after the other.
+// Few rows are added by add_adapter_product_(), more by one product after the other.
 TEST(Linear, AnAdaptersTermHasTheBitsOfItsProducts) {
   for (const auto& [outputs, inputs, rank] : {std::tuple{70, 40, 2}, {200, 96, 32}, {33, 1100, 8}}) {
     Parameter weight = random_parameter({outputs, inputs}, at::kBFloat16, 1);

@@ -19,7 +19,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <vector>
+
+#include "kernels/parameter.h"
 
 namespace bough {
 
@@ -41,24 +42,13 @@ at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_K
 void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
                          bool batch_invariant = false);
 
-// The factors of an adapter (kernels/parameter.h). Slice s has rank columns of u = scale · x · aᵀ, from
-// s · rank on, and as many rows of b as it has columns of y. These rows come in the order of the slices.
-struct LowRankFactors {
-  at::Tensor a_UK;  // [slices · rank, K]
-  at::Tensor b_SJ;  // [columns of all slices, rank]
-  struct Columns {
-    int64_t begin, end;
-  };
-  std::vector<Columns> slices;  // columns of y
-  double scale = 1;
-};
-
-// y[:, s] += u[:, s] · b_sᵀ for all slices s, for a decoding step: two parallel loops, where products one by
-// one would be a loop and several small tensors for each slice. Rounds as they do: u to bf16, times scale, to
+// Adds the term of weight.adapter (kernels/parameter.h) to y, [R, O]. With u = scale · x · Aᵀ and slice s of
+// the adapter: y[:, s] += u[:, s] · B_sᵀ. For a decoding step: two parallel loops, where products one by one
+// would be a loop and several small tensors for each slice. Rounds as they do: u to bf16, times scale, to
 // bf16 again, and each y once. Returns false and does nothing unless x and y are bf16 on a CPU whose bf16
 // products are ours (or has_tiles(), if batch_invariant), with at most 256 rows.
-bool add_low_rank_product_(const at::Tensor& y_RO, const at::Tensor& x_RK, const LowRankFactors& factors,
-                           bool batch_invariant);
+bool add_adapter_product_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Parameter& weight,
+                          bool batch_invariant);
 
 // Whether our kernels, not libtorch's, compute products of this type on this CPU.
 bool products_are_ours(at::ScalarType type);

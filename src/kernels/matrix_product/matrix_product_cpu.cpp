@@ -288,15 +288,17 @@ bool has_tiles(at::ScalarType type) {
   return type == at::kFloat ? has_avx() : type == at::kBFloat16 && has_avx512_bf16();
 }
 
-bool add_low_rank_product_(const at::Tensor& y_RO, const at::Tensor& x_RK, const LowRankFactors& factors,
-                           bool batch_invariant) {
-  const int64_t rows = x_RK.size(0), depth = x_RK.size(1), rank = factors.b_SJ.size(1);
+bool add_adapter_product_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Parameter& weight,
+                          bool batch_invariant) {
+  const at::Tensor &a_UK = weight.adapter[0].value, &b_SJ = weight.adapter[1].value;  // U: slices · rank
+  const int64_t rows = x_RK.size(0), depth = x_RK.size(1), rank = b_SJ.size(1);
   const auto is_ours = batch_invariant ? has_tiles : products_are_ours;
   if (!x_RK.is_cpu() || x_RK.scalar_type() != at::kBFloat16 || y_RO.scalar_type() != at::kBFloat16 ||
       rows == 0 || rows > Bf16Tiles::kFewRows || x_RK.stride(1) != 1 || !is_ours(at::kBFloat16))
     return false;
-  const int64_t inner = factors.a_UK.size(0), outputs = factors.b_SJ.size(0), block = Bf16Tiles::kRows;
+  const int64_t inner = a_UK.size(0), outputs = b_SJ.size(0), block = Bf16Tiles::kRows;
   const bool by_dots = !batch_invariant && rows <= dots::FewRows::kMostRows;
+  const auto scale = static_cast<float>(weight.adapter_scale);
   const Workspace<BFloat16Bits> space(rows * inner);
   BFloat16Bits* const u = space.get();
   // c = (or += if `adds`) left · weight[begin, end)ᵀ, in columns [begin, end) of c.
@@ -328,27 +330,26 @@ bool add_low_rank_product_(const at::Tensor& y_RO, const at::Tensor& x_RK, const
   const auto grain = [&](int64_t k) {  // in blocks; each multiplies at least 16 columns of xᵀ
     return ceil_div(static_cast<int64_t>(kMultipliesPerThread), std::max<int64_t>(rows, 16) * k * block);
   };
-  const Term down{
-      data<BFloat16Bits>(x_RK), x_RK.stride(0), data<BFloat16Bits>(factors.a_UK), depth, u, inner, false};
+  const Term down{data<BFloat16Bits>(x_RK), x_RK.stride(0), data<BFloat16Bits>(a_UK), depth, u, inner, false};
   at::parallel_for(0, ceil_div(inner, block), grain(depth), [&](int64_t begin, int64_t end) {
     begin *= block;
     end = std::min(inner, end * block);
     run(down, begin, end);
-    for (int64_t r = 0; r < rows && factors.scale != 1; ++r)
+    for (int64_t r = 0; r < rows && scale != 1; ++r)
       for (int64_t j = r * inner + begin; j < r * inner + end; ++j)
-        simd::narrow(u[j], simd::widen(u[j]) * static_cast<float>(factors.scale));
+        simd::narrow(u[j], simd::widen(u[j]) * scale);
   });
   at::parallel_for(0, ceil_div(outputs, block), grain(rank), [&](int64_t begin, int64_t end) {
     begin *= block;
     end = std::min(outputs, end * block);
     int64_t first = 0;  // row of b of the slice
-    for (size_t s = 0; s < factors.slices.size(); ++s) {
-      const auto [column, last] = factors.slices[s];
+    for (size_t s = 0; s < weight.adapter_slices.size(); ++s) {
+      const auto [column, last] = weight.adapter_slices[s];
       const int64_t count = last - column;
       const int64_t from = std::clamp<int64_t>(begin - first, 0, count),
                     to = std::clamp<int64_t>(end - first, 0, count);
       if (from < to)
-        run({u + static_cast<int64_t>(s) * rank, inner, data<BFloat16Bits>(factors.b_SJ) + first * rank, rank,
+        run({u + static_cast<int64_t>(s) * rank, inner, data<BFloat16Bits>(b_SJ) + first * rank, rank,
              mutable_data<BFloat16Bits>(y_RO) + column, y_RO.stride(0), true},
             from, to);
       first += count;
