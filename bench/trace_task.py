@@ -95,7 +95,8 @@ class WarmModel:
             effort += ["--epochs", 1000, "--dtype", self.args.warm_dtype]
             begin = time.monotonic()
             self.experiment.bough("sft", *where, *effort, log=f"{self.name}-{name}.log")
-            write_aside(self.folder / name / "seconds.txt", f"{time.monotonic() - begin:.1f}")
+            made = {"seconds": round(time.monotonic() - begin, 1), **source()}
+            write_aside(self.folder / name / "made.json", json.dumps(made))
 
     def data(self, name):
         return self.folder / f"{name}.jsonl"
@@ -115,12 +116,16 @@ class WarmModel:
         if sparse_settings:
             scores["sparse"] = self.evaluate(self.folder / "warm", sparse_settings)
         seconds = {"evaluation": round(time.monotonic() - begin, 1)}
-        seconds |= {
-            part.parent.name: float(part.read_text()) for part in sorted(self.folder.glob("*/seconds.txt"))
+        files = sorted(self.folder.glob("*/made.json"))
+        made = {file.parent.name: json.loads(file.read_text()) for file in files}
+        seconds |= {model: record.pop("seconds") for model, record in made.items()}
+        record = {
+            "task": self.name,
+            "settings": self.settings(),
+            "made": made.get("warm"),
+            "scored": source(),
         }
-        write_record(
-            path, {"task": self.name, "settings": self.settings(), **source(), "seconds": seconds, **scores}
-        )
+        write_record(path, record | {"seconds": seconds, **scores})
 
     def evaluate(self, model, engine_settings):
         """Scores of samples for the test programs."""

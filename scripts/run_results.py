@@ -3,12 +3,19 @@
 import hashlib
 import json
 import statistics
+import subprocess
 
 
 def read_metrics(folder):
     """The records of metrics.jsonl, one per step; none if the run has not begun."""
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_rollouts(file):
+    """The samples that a step was trained on. file: rollouts/step_N.jsonl.zst of a run."""
+    lines = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]  # bytes, because text may hold other line ends
 
 
 def mean_and_range(values, digits=3):

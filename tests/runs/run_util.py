@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metric_table import name_pattern
+from run_results import read_rollouts as read_rollouts
 
 # Passes are short here, so one thread is faster. With one thread the results do not depend on the machine.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -67,12 +68,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     unknown = sorted(name for name in names if not name_pattern().match(name))
     assert unknown == [], "not in docs/metrics.md"
     return records
-
-
-def read_rollouts(file: Path) -> list[dict[str, Any]]:
-    """Returns the samples that a step was trained on: rollouts/step_N.jsonl.zst of a run."""
-    lines = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True).stdout.splitlines()
-    return [json.loads(line) for line in lines]  # bytes, because text may hold other line ends
 
 
 def comparable_metrics(run: Path) -> list[dict[str, Any]]:

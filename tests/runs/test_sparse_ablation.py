@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -159,6 +160,25 @@ def test_scores_count_numbers_and_lines(ablation):
     assert scores["lines"] == pytest.approx((1 + 3 / 4 + 1 / 4) / 3, abs=1e-4)
 
 
+def test_the_first_error_has_a_kind_and_a_place(ablation):
+    from trace_errors import Errors, first_error
+
+    answer = "Ab+d 4+2=6 a9b6\nBc+5 1+5=6 a9b7\n#### 97"
+    assert first_error(answer, " " + answer) is None
+    assert first_error(answer, " Ab+c 4+2=6 a9b6") == ("step", 4)
+    assert first_error(answer, " Ab+d 4+2=7 a9b6") == ("computation", 10)
+    assert first_error(answer, answer.replace("a9b7", "a8b7")) == ("registers", 28)
+    assert first_error(answer, answer.replace("97", "96")) == ("end", len(answer) - 1)
+    assert first_error(answer, answer[:20]) == ("end", 20)
+    assert first_error(answer, answer + "\n") is None
+    errors = Errors()
+    errors.add(
+        {"answer": "a b\nc", "completion": "a d\nc", "token_mismatch": [0.5, 0, math.log(0.25), 0, 0, 0]}
+    )
+    errors.add({"answer": "a b\nc", "completion": "a b\nc", "token_mismatch": [-1.0] * 6})
+    assert errors.row("7") == "| 7 | 2 | 1 | 0 | 1 | 0 | 0 | 0.7500 | 0.1250 |"
+
+
 def prompts_of_first_step(run):
     records = read_rollouts(run / "rollouts/step_1.jsonl.zst")
     return {bytes(record["input_ids"][: record["loss_mask"].index(1)]) for record in records}
@@ -195,12 +215,23 @@ def test_a_small_experiment_runs_to_the_tables_and_skips_finished_runs(bough):
     assert {path.name for path in folder.iterdir()} == {
         "warm.json", "dense-seed1.json", "distill_warmed-seed1.json",
     }  # fmt: skip
+    warm = json.loads((folder / "warm.json").read_text())
+    assert set(warm["seconds"]) == {"evaluation", "lesson1", "lesson2", "warm"}
+    assert warm["made"] == warm["scored"] and warm["made"]["commit"]
     record = json.loads((folder / "distill_warmed-seed1.json").read_text())
     assert set(record["seconds"]) == {"phi", "train", "evaluation"}
     assert 0 < record["acceptance"] < 1.0001
     assert len(record["sparse"]["right"]) == 3
     prompts = [prompts_of_first_step(run) for run in sorted((out / "runs").glob("*-seed1"))]
     assert len(prompts) == 2 and prompts[0] == prompts[1]
+    errors = [
+        sys.executable,
+        str(BENCH / "trace_errors.py"),
+        str(out / "runs" / f"{folder.name}-dense-seed1"),
+    ]
+    rows = run_experiment(errors, bough.cwd, out).splitlines()
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["1", "2", "all"]
+    assert [row.split("|")[2].strip() for row in rows[2:]] == ["16", "16", "32"]
     # Equal rewards leave theta as it was, and phi learns.
     (phase,) = read_metrics(out / "runs" / f"{folder.name}-distill_warmed-seed1-phi")
     assert phase["optim/grad_norm"] == 0 < phase["sparse/grad_norm"]
