@@ -20,6 +20,7 @@ over the first wrong tokens of the failing samples, and over all their tokens.
 import argparse
 import collections
 import math
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -36,40 +37,31 @@ def first_error(answer, completion):
     right, given = answer.strip(), completion.strip()
     if right == given:
         return None
-    same = 0
-    while same < min(len(right), len(given)) and right[same] == given[same]:
-        same += 1
-    *_, line = right[:same].split("\n")
+    same = len(os.path.commonprefix([right, given]))
     is_in_a_line = right.find("\n", same) >= 0 and same < len(given)
-    kind = KINDS[line.count(" ")] if is_in_a_line else "end"
+    kind = KINDS[right[:same].rpartition("\n")[2].count(" ")] if is_in_a_line else "end"
     return kind, same + len(completion) - len(completion.lstrip())
 
 
-class Errors:
-    """Counts over samples."""
+def examine(sample):
+    """None if the sample is right, else (kind of its first error, probability that the correction leaves out
+    the first wrong token [at most one value], the same of all tokens)."""
+    error = first_error(sample["answer"], sample["completion"])
+    if error is None:
+        return None
+    kind, place = error
+    left_out = [1 - min(1.0, math.exp(mismatch)) for mismatch in sample.get("token_mismatch", [])]
+    return kind, left_out[place : place + 1], left_out
 
-    def __init__(self):
-        self.samples = 0
-        self.kinds = collections.Counter()
-        self.first_left_out = []
-        self.left_out = []
 
-    def add(self, row):
-        self.samples += 1
-        error = first_error(row["answer"], row["completion"])
-        if error is None:
-            return
-        kind, place = error
-        self.kinds[kind] += 1
-        left_out = [1 - min(1.0, math.exp(mismatch)) for mismatch in row.get("token_mismatch", [])]
-        self.left_out += left_out
-        self.first_left_out += left_out[place : place + 1]
-
-    def row(self, name):
-        left_out = (self.first_left_out, self.left_out)
-        means = [f"{statistics.mean(part):.4f}" if part else "–" for part in left_out]
-        counts = [self.samples, self.kinds.total(), *(self.kinds[kind] for kind in KINDS)]
-        return "| " + " | ".join(map(str, [name, *counts, *means])) + " |"
+def table_row(name, examined):
+    """examined: what `examine` returned for each sample."""
+    wrong = [found for found in examined if found is not None]
+    kinds = collections.Counter(kind for kind, _, _ in wrong)
+    counts = [len(examined), len(wrong), *(kinds[kind] for kind in KINDS)]
+    left_out = [[value for found in wrong for value in found[part]] for part in (1, 2)]
+    means = [f"{statistics.mean(values):.4f}" if values else "–" for values in left_out]
+    return "| " + " | ".join(map(str, [name, *counts, *means])) + " |"
 
 
 def main():
@@ -79,7 +71,10 @@ def main():
     parser.add_argument("run", type=Path)
     parser.add_argument("--steps", type=int, nargs="+", help="default: all steps")
     args = parser.parse_args()
-    files = {int(file.name.split(".")[0][5:]): file for file in args.run.glob("rollouts/step_*.jsonl.zst")}
+    files = {
+        int(file.name.split(".")[0].removeprefix("step_")): file
+        for file in args.run.glob("rollouts/step_*.jsonl.zst")
+    }
     missing = sorted(set(args.steps or []) - set(files))
     if missing or not files:
         step = missing[0] if missing else "1"
@@ -93,14 +88,12 @@ def main():
         "any token left out",
     ]
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
-    total = Errors()
+    total = []
     for step in args.steps or sorted(files):
-        errors = Errors()
-        for row in read_rollouts(files[step]):
-            errors.add(row)
-            total.add(row)
-        print(errors.row(step))
-    print(total.row("all"))
+        examined = [examine(sample) for sample in read_rollouts(files[step])]
+        print(table_row(step, examined))
+        total += examined
+    print(table_row("all", total))
 
 
 if __name__ == "__main__":

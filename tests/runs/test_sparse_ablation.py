@@ -161,7 +161,7 @@ def test_scores_count_numbers_and_lines(ablation):
 
 
 def test_the_first_error_has_a_kind_and_a_place(ablation):
-    from trace_errors import Errors, first_error
+    from trace_errors import examine, first_error, table_row
 
     answer = "Ab+d 4+2=6 a9b6\nBc+5 1+5=6 a9b7\n#### 97"
     assert first_error(answer, " " + answer) is None
@@ -171,12 +171,10 @@ def test_the_first_error_has_a_kind_and_a_place(ablation):
     assert first_error(answer, answer.replace("97", "96")) == ("end", len(answer) - 1)
     assert first_error(answer, answer[:20]) == ("end", 20)
     assert first_error(answer, answer + "\n") is None
-    errors = Errors()
-    errors.add(
-        {"answer": "a b\nc", "completion": "a d\nc", "token_mismatch": [0.5, 0, math.log(0.25), 0, 0, 0]}
-    )
-    errors.add({"answer": "a b\nc", "completion": "a b\nc", "token_mismatch": [-1.0] * 6})
-    assert errors.row("7") == "| 7 | 2 | 1 | 0 | 1 | 0 | 0 | 0.7500 | 0.1250 |"
+    wrong = {"answer": "a b\nc", "completion": "a d\nc", "token_mismatch": [0.5, 0, math.log(0.25), 0, 0, 0]}
+    right = {"answer": "a b\nc", "completion": "a b\nc", "token_mismatch": [-1.0] * 6}
+    row = table_row("7", [examine(wrong), examine(right)])
+    assert row == "| 7 | 2 | 1 | 0 | 1 | 0 | 0 | 0.7500 | 0.1250 |"
 
 
 def prompts_of_first_step(run):
